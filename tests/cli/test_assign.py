@@ -67,7 +67,7 @@ def test_set_null_removes_a_field() -> None:
         ("command[1]=x", "command has no entry [1]", "it has none"),
         ("image[0]=x", "spec.image is not a list", ""),
         ("args={", "not YAML", ""),
-        ("args=!!int x", "not YAML: invalid literal", ""),
+        ("args=!!int x", "not YAML: line 1, column 1: the value is not a valid int", ""),
         ("a b=3", "not part of a path", ""),
         ("args[x]=3", "not part of a path", ""),
     ],

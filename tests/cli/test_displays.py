@@ -275,3 +275,11 @@ def test_exit_code_depends_on_the_final_state(tmp_path: Path, state: str, stoppe
 def test_accuracy_that_is_not_finite_keeps_the_result_valid_json(tmp_path: Path) -> None:
     result = a_result(tmp_path, {"state": "Succeeded", "progress": {"accuracy": "nan", "loss": "nan"}})
     json.loads(json.dumps(result.wire()), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+
+
+def test_result_shows_where_the_time_went(tmp_path: Path) -> None:
+    spent = {"asOf": "2026-03-01T12:00:00Z", "queued": 1, "scheduling": 2, "training": 7, "starting": 1}
+    result = a_result(tmp_path, {"state": "Succeeded", "time": spent})
+    line = next(line for line in summary_lines(result, 80) if line.startswith("  time  "))
+    assert "training 7s" in line and "goodput 70 %" in line
+    assert result.wire()["timeSpent"] == spent

@@ -62,9 +62,10 @@ def test_get_has_the_columns_of_kubectl(failed: Program) -> None:
     header, row = failed("get").out.splitlines()
     assert header.split() == ["NAME", "STATE", "NODES", "PROGRESS", "LOSS", "RESTARTS", "AGE"]
     assert row.split()[:2] == ["bad", "Failed"]
-    header, row = failed("get", "bad", "-o", "wide").out.splitlines()
+    header, row, *time = failed("get", "bad", "-o", "wide").out.splitlines()
     assert header.split()[0] == "NAMESPACE"
     assert row.split()[-2:] == ["3", "MaxRestartsExceeded"]
+    assert len(time) == 2 and time[1].startswith("time: ") and time[1].endswith("= training / (all - queued - stopped)")
     assert yaml.safe_load(failed("get", "bad", "-o", "yaml").out)["metadata"]["name"] == "bad"
 
 

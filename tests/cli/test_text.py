@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.cli.text import one_line, sanitize, sanitize_line
+from ddpjob.api.status import TimeSpent
+from ddpjob.cli.text import one_line, sanitize, sanitize_line, time_text
 
 ATTACKS = {
     "a colour": ("\x1b[31mred\x1b[0m", "red"),
@@ -46,3 +47,10 @@ def test_a_progress_bar_shows_its_last_state() -> None:
 
 def test_one_line_has_no_line_breaks() -> None:
     assert one_line("error:\n  here\r\n\tthere\u2028x") == "error: here there x"
+
+
+def test_time_names_the_longest_part_first_and_the_goodput_with_its_formula() -> None:
+    spent = TimeSpent(as_of="2026-03-01T12:00:00Z", queued=3700, starting=30, training=60, lost=10)
+    formula = "goodput 60 % = training / (all - queued - stopped)"
+    assert time_text(spent) == f"queued 1h01m, training 1m00s, starting 30s, lost 10s; {formula}"
+    assert time_text(TimeSpent(as_of="2026-03-01T12:00:00Z", queued=5)) == "queued 5s"

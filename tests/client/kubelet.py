@@ -73,6 +73,13 @@ class Kubelet:
         self._set(pod, {"running": {"startedAt": TIME}})
         return pod
 
+    def serve(self, pod: str, lines: list[str]) -> None:
+        """Serve the whole log of a pod that another program created."""
+        self.logs[pod] = Log()
+        for line in lines:
+            self.print(pod, line)
+        self.logs[pod].has_ended = True
+
     def print(self, pod: str, text: str) -> None:
         """Print a line; ``PER_SECOND`` lines have the same second, and two of them the same time."""
         with self.changed:
@@ -110,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         options = dict(urllib.parse.parse_qsl(query))
-        assert options.get("timestamps") == "true"
+        with_time = options.get("timestamps") == "true"
         log, sent = self.kubelet.logs[path.split("/")[3]], 0
         since = datetime.fromisoformat(options.get("sinceTime", TIME))
         if "tailLines" in options:
@@ -126,7 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
                     continue
             for time, text in lines:
                 if time >= since:
-                    self._chunk(f"{time.isoformat(timespec='microseconds').replace('+00:00', 'Z')} {text}".encode())
+                    stamp = f"{time.isoformat(timespec='microseconds').replace('+00:00', 'Z')} " if with_time else ""
+                    self._chunk(f"{stamp}{text}".encode())
             sent += len(lines)
             if not lines:
                 self._chunk(b"")

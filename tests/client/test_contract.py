@@ -80,3 +80,26 @@ def test_a_refused_job_names_the_field(world: World) -> None:
     wrong = DDPJob.from_manifest(manifest | {"spec": manifest["spec"] | {"numNodes": 0}})
     with pytest.raises(InvalidJobError, match=r"spec\.numNodes"):
         world.client.submit(wrong)
+
+
+def test_a_job_is_explained_from_its_start_to_its_failure(world: World) -> None:
+    client, job = world.client, world.job("mnist")
+    with pytest.raises(JobNotFoundError):
+        client.explain("mnist")
+    client.submit(job)
+    world.run(job)
+    found = client.explain("mnist")
+    assert (found.job, found.stage, found.state, found.is_abnormal) == ("mnist", "FirstStep", "Running", False)
+    client.suspend("mnist")
+    world.stop(job)
+    found = client.explain("mnist")
+    assert (found.stage, found.is_abnormal, found.evidence[0].field) == ("Suspended", False, "spec.suspend")
+    client.resume("mnist")
+    world.run(job)
+    world.fail(job)
+    failed = client.wait("mnist", timeout=60)
+    found = client.explain(failed)
+    assert (found.stage, found.reason, found.attempt, found.node_rank) == ("Crash", "Error", 2, 0)
+    assert (found.exit_code, found.confidence, found.is_abnormal) == (3, "Medium", True)
+    assert found.evidence[0].field == "status.failures[0].message"
+    assert found.next

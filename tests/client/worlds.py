@@ -17,6 +17,7 @@ SCRIPT = """
 trap 'echo saved; exit 75' TERM
 echo "attempt $DDPJOB_ATTEMPT"
 until [ -e "$PLACE/go" ]; do sleep 0.02; done
+[ ! -e "$PLACE/fail" ] || exit 3
 """
 
 
@@ -41,6 +42,9 @@ class World(Protocol):
     def finish(self, job: DDPJob) -> None:
         """Let a running job succeed."""
 
+    def fail(self, job: DDPJob) -> None:
+        """Let a running job fail: its only node ends with 3."""
+
 
 class LocalWorld:
     """Jobs of this machine."""
@@ -61,6 +65,10 @@ class LocalWorld:
 
     def finish(self, job: DDPJob) -> None:
         (self.folder / "go").touch()
+
+    def fail(self, job: DDPJob) -> None:
+        (self.folder / "fail").touch()
+        self.finish(job)
 
 
 class ClusterWorld:
@@ -86,6 +94,11 @@ class ClusterWorld:
 
     def finish(self, job: DDPJob) -> None:
         self.patch(job, state="Succeeded", conditions=[condition("Succeeded"), condition("Finished")])
+
+    def fail(self, job: DDPJob) -> None:
+        failure = {"attempt": self.attempt, "nodeRank": 0, "exitCode": 3, "reason": "Error", "message": "it ended"}
+        failure |= {"next": "kubectl logs", "action": "Fail", "counted": False, "time": TIME}
+        self.patch(job, state="Failed", conditions=[condition("Failed"), condition("Finished")], failures=[failure])
 
     def patch(self, job: DDPJob, **status: object) -> None:
         """Write the status as the operator does."""

@@ -2,6 +2,7 @@
 
 import re
 
+from ddpjob.api.times import timestamp
 from ddpjob.controller.metrics import Metrics
 from tests.builders import World, a_job, a_running_world, ended, failed
 
@@ -83,3 +84,38 @@ def test_a_reason_that_a_tenant_makes_up_adds_no_label() -> None:
     settle(world, metrics)
     assert world.status["failures"][-1]["reason"] == "MyOwnError"
     assert samples(metrics) == {'ddpjob_failures_total{reason="Other"}': 1}
+
+
+def test_time_is_counted_by_category_once_and_never_goes_down() -> None:
+    metrics, world = Metrics(), World(a_job())
+    world.job["metadata"]["creationTimestamp"] = timestamp(world.now)
+    pod = ""
+    for seconds, more in ((5, {}), (10, {"step": 0}), (20, {"step": 1}), (60, {"step": 9}), (1, {"savingSeconds": 21})):
+        world.forward(seconds)
+        if more:
+            pod = world.pod(0)["metadata"]["name"]
+            world.run_all()
+            world.progress = {"totalSteps": 99, "step": 9} | more, pod
+        settle(world, metrics)
+    # The last save took 20 s that were counted as training already.
+    assert time_spent(metrics) == {"queued": 5, "scheduling": 10, "starting": 20, "training": 60, "saving": 21}
+    world.forward(100)
+    world.progress = {"totalSteps": 99, "step": 50, "savingSeconds": 21}, pod
+    settle(world, metrics)
+    assert time_spent(metrics)["training"] == 140 and sum(time_spent(metrics).values()) == 196
+
+
+def test_time_before_the_first_ledger_of_a_running_job_is_not_counted() -> None:
+    metrics, world = Metrics(), a_running_world(a_job())
+    world.job["status"] = {key: value for key, value in world.status.items() if key != "time"}
+    world.forward(100_000)
+    world.set_pod(1, ended(137, reason="OOMKilled"))
+    settle(world, metrics)
+    assert sum(time_spent(metrics).values()) == 0
+
+
+def time_spent(metrics: Metrics) -> dict[str, float]:
+    """Return the seconds of the categories that have some."""
+    family = next(family for family in metrics.time_spent.collect())
+    counted = ((sample.labels["category"], sample.value) for sample in family.samples if sample.name.endswith("_total"))
+    return {category: seconds for category, seconds in counted if seconds}

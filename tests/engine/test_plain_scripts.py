@@ -64,7 +64,7 @@ def test_exception_is_the_message_and_not_torchruns_frame() -> None:
     found = failure(log(1, PEER_LOST), log(2, VALUE_ERROR))
     assert (found["reason"], found["exception"], found["nodeRank"], found["rank"]) == ("ValueError", "ValueError", 1, 2)
     where = "node_rank 1 (mnist-0a1b2-1-1), rank 2, where /work/train.py:25"
-    assert found["message"] == f"{where}: {VALUE_ERROR}"
+    assert (found["message"], found["where"]) == (f"{where}: {VALUE_ERROR}", "/work/train.py:25")
     assert found["next"] == "kubectl logs mnist-0a1b2-1-1 -n default"
 
 

@@ -87,8 +87,10 @@ def test_kind_hint_and_next_that_are_not_text_are_ignored(wrong: object) -> None
 
 
 def test_kind_hint_and_next_that_are_too_long_are_shortened() -> None:
-    world = failure_of(SCHEMA_2 | {"kind": "K" * 3000, "hint": "h" * 3000 + "end", "next": "n" * 3000 + "end"})
+    long = {"hint": "h" * 3000 + "end", "next": "n" * 3000 + "end", "where": "w" * 3000 + ".py:7"}
+    world = failure_of(SCHEMA_2 | {"kind": "K" * 3000} | long)
     failure = world.status["failures"][0]
+    assert len(failure["where"]) == 1024 and failure["where"].endswith("w.py:7")
     assert failure["reason"] == "K" * 128
     assert len(failure["hint"]) == len(failure["next"]) == 1024
     assert failure["hint"].endswith("end") and failure["next"].endswith("end")

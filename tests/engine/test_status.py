@@ -149,10 +149,12 @@ def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
     world.settle()
     assert world.condition("Running")["reason"] == "AllNodesRunning"
     world.progress = (
-        report | {"stall": {"rank": 5, "message": "stalled: rank 5 (node 1) is in phase train"}},
+        report
+        | {"stall": {"rank": 5, "step": 30, "where": 7, "message": "stalled: rank 5 (node 1) is in phase train"}},
         "mnist-0a1b2-1-0",
     )
     made = world.reconcile()
+    assert world.status["stall"] == {"rank": 5, "step": 30}
     running = world.condition("Running")
     assert (running["status"], running["reason"]) == ("True", "TrainingStalled")
     assert "2 of 2 nodes run, but stalled: rank 5 (node 1)" in running["message"]
@@ -160,6 +162,7 @@ def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
     assert is_idle(world.reconcile())
     world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
     world.settle()
+    assert "stall" not in world.status
     assert world.condition("Running")["reason"] == "AllNodesRunning"
     assert not world.status.get("failures")
 

@@ -1,18 +1,22 @@
 """Write every generated file: ``make generate``.
 
-models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; table of failures → docs/failures.md;
-flow.py → docs/flow.svg; lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed;
-manifests/examples/train.py → ddprun-script.yaml beside it;
+models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas; table of failures →
+docs/failures.md; options of `ddpjob` → docs/commands.md; flow.py → docs/flow.svg; lessons → manifests/examples/lessons,
+diffs and pictures of docs/torch-distributed; manifests/examples/train.py → ddprun-script.yaml beside it;
 chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
 """
 
+import json
 import sys
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from ddpjob.api.crd import as_yaml
-from tests.install import failures, guide, lessons, scripts
+from ddpjob.client.validation import Validation
+from ddpjob.client.verdict import explanation as explanations
+from tests.install import commands, failures, guide, lessons, scripts
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -22,6 +26,9 @@ CRD = ROOT / "manifests" / "crd.yaml"
 CHART_CRD = ROOT / "charts" / "ddpjob" / "files" / "crd.yaml"
 FIELDS = ROOT / "docs" / "fields.md"
 FAILURES = ROOT / "docs" / "failures.md"
+COMMANDS = ROOT / "docs" / "commands.md"
+EXPLANATION = ROOT / "docs" / "schemas" / "explanation.json"
+VALIDATION = ROOT / "docs" / "schemas" / "validate.json"
 FLOW = ROOT / "docs" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
@@ -72,9 +79,21 @@ def _text(objects: list[Object]) -> str:
     return _HEAD + "---\n" + yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
 
 
+def explanation() -> str:
+    """Return the JSON schema of ``ddpjob why -o json``."""
+    return json.dumps(explanations.json_schema(), indent=2) + "\n"
+
+
+def json_schema(model: type[BaseModel]) -> str:
+    """Return the JSON Schema of what a command prints with ``-o json``."""
+    return json.dumps(model.model_json_schema(by_alias=True), indent=2) + "\n"
+
+
 def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
+    texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation(), VALIDATION: json_schema(Validation)}
+    VALIDATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)
     for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():
         path.write_text(text, encoding="utf-8")

@@ -7,11 +7,26 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import as_yaml, custom_resource_definition
-from tests.install import failures
+from ddpjob.client.validation import Validation
+from tests.install import commands, failures
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import reference
 from tests.install.flow import draw
-from tests.install.generate import CHART_CRD, CRD, FAILURES, FIELDS, FLOW, OPERATOR, RBAC, plain_manifests
+from tests.install.generate import (
+    CHART_CRD,
+    COMMANDS,
+    CRD,
+    EXPLANATION,
+    FAILURES,
+    FIELDS,
+    FLOW,
+    OPERATOR,
+    RBAC,
+    VALIDATION,
+    explanation,
+    json_schema,
+    plain_manifests,
+)
 from tests.prepared import program
 
 AGAIN = "is out of date: run `make generate` and commit the result"
@@ -28,7 +43,16 @@ def test_every_copy_of_the_crd_is_current(path: Path) -> None:
 
 def test_field_reference_is_current() -> None:
     assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/fields.md {AGAIN}"
+    assert EXPLANATION.read_text(encoding="utf-8") == explanation(), f"docs/schemas/explanation.json {AGAIN}"
     assert FAILURES.read_text(encoding="utf-8") == failures.reference(), f"docs/failures.md {AGAIN}"
+
+
+def test_reference_of_the_commands_is_current() -> None:
+    assert COMMANDS.read_text(encoding="utf-8") == commands.reference(), f"docs/commands.md {AGAIN}"
+
+
+def test_schemas_of_the_output_of_commands_are_current() -> None:
+    assert VALIDATION.read_text(encoding="utf-8") == json_schema(Validation), f"docs/schemas {AGAIN}"
 
 
 def test_the_flow_diagram_is_current() -> None:

@@ -83,7 +83,8 @@ async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Pla
     record = first.folder.path / "cluster.json"
     dumped = record.read_text()
     before = record.stat().st_mtime - 3600
-    for text in {c["lastTransitionTime"] for c in first.status["conditions"]} | {first.status["startTime"]}:
+    times = {first.status["startTime"], first.status["time"]["asOf"]}
+    for text in times | {c["lastTransitionTime"] for c in first.status["conditions"]}:
         dumped = dumped.replace(text, timestamp(datetime.fromisoformat(text) - timedelta(hours=1)))
     record.write_text(dumped)
     os.utime(record, (before, before))
@@ -92,6 +93,8 @@ async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Pla
     second = await place.finish(job)
     assert (second.status["state"], second.status["attempt"]) == ("Succeeded", 2)
     assert second.status["activeSeconds"] < 600
+    spent = second.status["time"]
+    assert 3590 < spent["stopped"] < 4200 and spent["training"] < 600
 
 
 async def test_second_run_of_a_job_is_refused_with_the_pid_of_the_first(place: Place) -> None:

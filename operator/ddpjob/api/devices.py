@@ -16,7 +16,12 @@ def count_devices(limits: Mapping[str, int | str], requests: Mapping[str, int | 
         ValueError: a quantity is not a whole number of devices.
     """
     given = {**requests, **limits}.items()
-    return sum(_whole(name, n) for name, n in given if name.endswith("/gpu") or name.startswith("nvidia.com/mig-"))
+    return sum(_whole(name, n) for name, n in given if is_device(name))
+
+
+def is_device(resource: str) -> bool:
+    """Return whether a resource is a kind of GPU or MIG device."""
+    return resource.endswith("/gpu") or resource.startswith("nvidia.com/mig-")
 
 
 def _whole(name: str, value: int | str) -> int:

@@ -30,6 +30,11 @@ def owner_uid(obj: Mapping[str, Any]) -> str | None:
     return next((str(owner.get("uid")) for owner in owners if owner.get("controller")), None)
 
 
+def event_time(event: Mapping[str, Any]) -> str:
+    """Return when an Event was last seen."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
+
+
 def levels(value: object) -> Iterator[list[object]]:
     """Yield the values of each level of a JSON value, from the value itself to the deepest; it does not recurse."""
     level = [value]

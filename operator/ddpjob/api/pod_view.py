@@ -55,7 +55,7 @@ class PodView:
         that is the cause (``_disruption``), or "".
     node_unready: the control plane set the pod to not ready although its containers are: its node does not respond.
     start_time: when the kubelet accepted the pod.
-    started_at, finished_at: when the trainer's container started and ended; None until it has ended.
+    started_at, finished_at: when the trainer's container started and ended, by the clock of its Kubernetes node.
     prepared: the kubelet has set up the volumes and network of a pod whose phase is Pending; None if it does not say.
     """
 
@@ -163,7 +163,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         log="" if report else text,
         report=report,
         logged=log_failure(text) if text and not report and ended.get("exitCode") else None,
-        started_at=ended.get("startedAt"),
+        started_at=(ended or (container.get("state") or {}).get("running") or {}).get("startedAt"),
         finished_at=ended.get("finishedAt"),
         waiting=waiting,
         waiting_init=waiting_init,

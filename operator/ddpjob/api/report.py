@@ -82,9 +82,13 @@ class Stall:
     """A pause that the launcher takes for a stall; it may end.
 
     message: names the rank that the others wait for, and what it does.
+    rank, step, where: of that rank, with the place in its code.
     """
 
     message: _Advice = None
+    rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
+    step: _Count = None
+    where: _Advice = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
@@ -123,6 +127,7 @@ class TrainingReport:
     age_seconds: since the trainer finished the work in this report.
     percent: of the training, if the trainer does not compute it from step and total_steps.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
+    saving_seconds: for which saves have blocked the training in this attempt.
     stall: the ranks make no steps at the moment.
     life: how often the processes of the attempt were started. lives: the last that have ended.
     """
@@ -139,6 +144,7 @@ class TrainingReport:
     steps_per_second: _Number = None
     eta_seconds: _Count = None
     age_seconds: _Number = None
+    saving_seconds: _Number = None
     checkpoint: Annotated[Place | None, _OrNone] = None
     resumed_from: Annotated[Place | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None

@@ -579,10 +579,14 @@ def parse_spec(job: dict[str, Any], *, ignore_unknown: bool = False) -> DDPJobSp
         if not (ignore_unknown and unknown):
             raise
     # The rules of an object that has an unknown field have not been checked yet.
-    return DDPJobSpec.model_validate(_without(spec, unknown), by_alias=True, by_name=False)
+    return DDPJobSpec.model_validate(without(spec, unknown), by_alias=True, by_name=False)
 
 
-def _without(value: Any, locations: Iterable[tuple[int | str, ...]]) -> Any:
+Location = tuple[int | str, ...]
+"""The names of fields and the indices of lists that lead to a value."""
+
+
+def without(value: Any, locations: Iterable[Location]) -> Any:
     """Return a copy of a JSON value without the fields at these locations."""
     copied = copy.deepcopy(value)
     for *path, field in locations:

@@ -8,7 +8,7 @@ Metrics of the training (loss, accuracy) are strings, because JSON has no NaN an
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self
 
@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from ddpjob.api import limits
 from ddpjob.api.limits import MAX_ADVICE, MAX_AVOIDED, MAX_LOG_TAIL, MAX_MESSAGE, MAX_REASON
 from ddpjob.api.model import WireModel, unique_keys
+from ddpjob.api.times import parse_time, seconds_between, timestamp
 
 _MAX_TIME = 64
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -58,6 +59,7 @@ Count = Annotated[int, AfterValidator(_not_negative)]
 """A number that decisions read. The CRD accepts any, so that a release with other limits can be mixed with this one."""
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 """Phases of an attempt."""
+TIME_CATEGORIES = ("queued", "scheduling", "starting", "training", "saving", "lost", "recovering", "stopped")
 CONDITIONS = (
     "Scheduled",
     "Running",
@@ -155,8 +157,21 @@ class Progress(StatusPart):
     """Optimizer steps per second."""
     eta_seconds: int | None = None
     """Estimated seconds until the training ends."""
+    saving_seconds: Count | None = None
+    """Seconds for which saves of checkpoints have blocked the training in the current attempt."""
     last_heartbeat_time: Time | None = None
     """When the trainer finished the work in this report."""
+
+
+class StallStatus(StatusPart):
+    """The rank that the others wait for, or that is the furthest behind, while the ranks make no steps."""
+
+    rank: Count | None = None
+    """Global rank."""
+    step: Count | None = None
+    """Its last optimizer step."""
+    where: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
+    """File and line in the user's code."""
 
 
 class Furthest(StatusPart):
@@ -204,6 +219,8 @@ class Failure(StatusPart):
     """Optimizer step at which it failed, from the trainer's report; of a script under ddprun the last completed."""
     exception: Annotated[str, Field(max_length=MAX_REASON)] | None = None
     """Type of the exception, from the trainer's report or a traceback in the log."""
+    where: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
+    """File and line in the user's code, from the same source."""
     reason: str
     """Why, in one CamelCase word (docs/failures.md)."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
@@ -261,6 +278,57 @@ class Timings(StatusPart):
     """From the start of the current attempt until the operator saw its first step reported."""
     last_recovery_seconds: Count | None = None
     """From the last failure until the next attempt reported a step, or if it reports none, until all its pods ran."""
+
+
+class TimeSpent(StatusPart):
+    """Where the time of the job went, in whole seconds: each second from its creation to `asOf` is in one category."""
+
+    as_of: Time
+    """Up to when the time is counted. It is not written for the time alone, so it may be long ago."""
+    current: str | None = None
+    """Category of the time since `asOf`; absent after the end of the job."""
+    queued: Count = 0
+    """Before the first attempt, and between attempts whose pods could not be created."""
+    scheduling: Count = 0
+    """From the start of the first attempt, or of the first after a suspension, until all its pods ran."""
+    starting: Count = 0
+    """From then until its first step. Without reports of steps, the training begins when all pods run."""
+    training: Count = 0
+    """Training of steps for the first time."""
+    saving: Count = 0
+    """Saves of checkpoints that blocked the training, as rank 0 reports them."""
+    lost: Count = 0
+    """Training of steps again that an attempt or a life before had trained."""
+    recovering: Count = 0
+    """From a failure, a lost node or a requested restart until the next step."""
+    stopped: Count = 0
+    """Suspended."""
+    furthest_step: Count | None = None
+    """The furthest step that was reported. Training of earlier steps is lost time."""
+
+    @property
+    def total(self) -> int:
+        """Seconds in all categories."""
+        return sum(self.by_category.values())
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """Seconds by category, in the order of ``TIME_CATEGORIES``."""
+        return {name: getattr(self, name) for name in TIME_CATEGORIES}
+
+    @property
+    def goodput(self) -> float | None:
+        """training / (total - queued - stopped): the share of the time with pods that was progress; None before."""
+        used = self.total - self.queued - self.stopped
+        return self.training / used if used else None
+
+    def at(self, now: datetime) -> Self:
+        """Return the ledger as it is now; an earlier time than ``as_of`` changes nothing."""
+        seconds = int(seconds_between(self.as_of, now))
+        if self.current not in TIME_CATEGORIES or not seconds:
+            return self
+        as_of = timestamp(parse_time(self.as_of) + timedelta(seconds=seconds))
+        return self.changed(as_of=as_of, **{self.current: getattr(self, self.current) + seconds})
 
 
 class RefusedStart(StatusPart):
@@ -396,6 +464,8 @@ class DDPJobStatus(StatusPart):
     """Rank 0's last report."""
     checkpoint: CheckpointStatus | None = None
     """The last checkpoint that the trainer reported."""
+    stall: StallStatus | None = None
+    """Present while the condition Running has the reason TrainingStalled."""
     furthest: Furthest | None = None
     """How far the job has got, and the restarts since."""
     failures: Annotated[list[Failure], Field(max_length=5)] | None = None
@@ -404,6 +474,8 @@ class DDPJobStatus(StatusPart):
     """Kubernetes nodes on which new attempts do not run, because two failures point to them."""
     timings: Timings | None = None
     """How long the parts of the job took."""
+    time: TimeSpent | None = None
+    """Where the time of the job went."""
     restarted_at: Time | None = None
     """The last spec.restartedAt that was carried out."""
 

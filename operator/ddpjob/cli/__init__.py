@@ -3,7 +3,8 @@
     main ─▶ run ─▶ prepare (client.jobfile) ─▶ local.session
          │         snapshot ─▶ output, live           while the job runs
          │         summary (curve) ─▶ output, live    when it has ended
-         └▶ get, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
+         ├▶ get, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
+         └▶ init, validate, render, convert          files alone: client.validation, client.starter, convert
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text
 from a job, a log or a status passes through ``text.sanitize`` before it is printed.

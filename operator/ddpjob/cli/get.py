@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -11,7 +12,7 @@ from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, element
 from ddpjob.cli.options import Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find, on_cluster, on_this_machine
-from ddpjob.cli.text import age, one_line, show_error
+from ddpjob.cli.text import age, one_line, show_error, time_text
 from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def _list_local(client: "LocalClient", output: str, all_namespaces: bool) -> int
 def _print(jobs: "Jobs", output: str, *, single: bool) -> None:
     if output not in ("json", "yaml"):
         _print_table(jobs, is_wide=output == "wide")
+        if single:
+            _print_time(jobs[0])
         return
     items = [job.manifest for job in jobs]
     from ddpjob.client.jobfile import dump_yaml
@@ -89,6 +92,17 @@ def _print_table(jobs: "Jobs", *, is_wide: bool) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_time(job: "DDPJob") -> None:
+    """Print where the time of the job went until now; of an interrupted run, until its last sign of life."""
+    from ddpjob.client.local import INTERRUPTED
+
+    spent = job.status.time
+    if spent is not None and job.state != INTERRUPTED:
+        spent = spent.at(datetime.now(UTC))
+    if spent is not None and spent.total:
+        print(f"\ntime: {time_text(spent)}")
 
 
 def _cell(job: "DDPJob", column: Json) -> str:

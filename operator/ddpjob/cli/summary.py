@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ddpjob.api import exit_codes
 from ddpjob.api.objects import Json, condition
+from ddpjob.api.status import recorded_status
 from ddpjob.cli.curve import drawing, losses, metrics_of
-from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, sanitize_line
+from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, sanitize_line, time_text
 from ddpjob.client.local_logs import last_lines
 from ddpjob.local import LocalError
 from ddpjob.local.state import HostPaths
@@ -95,6 +96,7 @@ class RunResult:
             "restarts": self.status.get("restarts", 0),
             "restartsInPlace": self.status.get("restartsInPlace"),
             "failures": self.status.get("failures"),
+            "timeSpent": self.status.get("time"),
             "checkpoint": str(self.checkpoint) if self.checkpoint else None,
             "metrics": str(self.metrics) if self.metrics else None,
             "logs": str(self.logs),
@@ -141,6 +143,8 @@ def _locations(result: RunResult) -> list[str]:
     if result.metrics:
         found.append(("metrics", result.metrics))
     found.append(("logs", f"ddpjob logs {result.name} --all   ({result.logs})"))
+    if (spent := recorded_status(result.status).time) is not None and spent.total:
+        found.append(("time", time_text(spent)))
     if restarts := result.status.get("restarts"):
         in_place_now = (result.status.get("currentAttempt") or {}).get("inPlace") or {}
         lives = [f for f in in_place_now.get("failures") or () if f["life"] < in_place_now.get("life", 1)]

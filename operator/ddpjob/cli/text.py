@@ -3,8 +3,12 @@
 import re
 import sys
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from ddpjob.errors import DDPJobError
+
+if TYPE_CHECKING:
+    from ddpjob.api.status import TimeSpent
 
 # Escape sequences in a log can set window titles, overwrite lines or paste into the shell; characters that change the
 # direction of writing make one text look like another.
@@ -69,6 +73,15 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def time_text(spent: "TimeSpent") -> str:
+    """Return where the time of a job went, the longest first, and the goodput with its formula."""
+    longest = sorted(spent.by_category.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{category} {duration(seconds)}" for category, seconds in longest if seconds)
+    if spent.goodput is not None:
+        text += f"; goodput {100 * spent.goodput:.0f} % = training / (all - queued - stopped)"
+    return text
 
 
 def age(timestamp: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self, cast
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
+from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, WaitTimeoutError
 
 _LAUNCHER_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")  # before each line of a rank of ddprun
@@ -147,6 +148,16 @@ class Client(Protocol):
             attempt: default: the newest, and with ``follow`` those that begin later.
             follow: go on until the job is finished, on this machine until no process runs it.
             tail: only so many last lines of each node; does not limit what is printed later.
+        """
+        ...
+
+    def explain(self, job: str | DDPJob) -> Explanation:
+        """Return why the job is in its state, with the evidence, also after its pods are gone.
+
+        What the user may not read is named in ``unread``; only the job itself must be readable.
+
+        Raises:
+            JobNotFoundError: there is no such job.
         """
         ...
 

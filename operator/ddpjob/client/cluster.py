@@ -1,5 +1,6 @@
 """``Client.cluster``: the jobs of a cluster, through the official ``kubernetes`` package."""
 
+import json
 import math
 import time
 from collections.abc import Collection, Iterator
@@ -15,9 +16,10 @@ from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
 from ddpjob.client.cluster_logs import JobLogs
-from ddpjob.client.connection import TROUBLES, Connection, Patience, RequestError, request_error
+from ddpjob.client.connection import TROUBLES, Connection, Patience, RequestError, read_response, request_error
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import SCRIPT_IMAGE
+from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 
 _KIND = (names.GROUP, names.VERSION)
@@ -106,6 +108,14 @@ class ClusterClient(Client):
         found = self.get(job)
         logs = JobLogs(self._core, self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail)
         return logs.follow(self._watched(found, None), attempt) if follow else logs.read(attempt)
+
+    def explain(self, job: str | DDPJob) -> Explanation:
+        from ddpjob.client.cluster_facts import read_facts, server_time
+        from ddpjob.client.verdict.explain import explain
+
+        read = self._jobs.get_namespaced_custom_object
+        response = self._connection.request(read_response, read, *self._place(job))
+        return explain(read_facts(self._connection, json.loads(response.data), server_time(response)))
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})

@@ -84,6 +84,7 @@ class Response(Protocol):
     status: int
     reason: str | None
     data: bytes
+    headers: Mapping[str, str]
 
     def stream(self, amt: int | None, decode_content: bool | None = None) -> Any: ...
     def shutdown(self) -> None: ...
@@ -220,8 +221,13 @@ class Patience:
         return delay * random.uniform(0.5, 1.5)  # noqa: S311
 
 
+def read_response(call: Callable[..., Any], *arguments: Any, **options: Any) -> Response:
+    """Call a method of the official package, and return its whole response. Raises ``ApiException``."""
+    return require_success(call(*arguments, _preload_content=False, **options))
+
+
 def _read_json(call: Callable[..., Any], *arguments: Any, **options: Any) -> Json:
-    return cast(Json, json.loads(require_success(call(*arguments, _preload_content=False, **options)).data))
+    return cast(Json, json.loads(read_response(call, *arguments, **options).data))
 
 
 def _namespace_of(path: str, context: str | None) -> str:

@@ -3,10 +3,9 @@
 Holds the YAML reader and writer, and the schema of the fields that a user may write.
 """
 
-import json
 import re
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,8 @@ import yaml
 from ddpjob.api import limits, names
 from ddpjob.api.crd import Dumper, openapi
 from ddpjob.api.objects import SET_BY_SERVER, Json
+from ddpjob.api.spec import Location, field_path
+from ddpjob.convert import KINDS
 from ddpjob.errors import DDPJobError, InvalidJobError, did_you_mean
 
 _REFERENCED = ("Secret", "ConfigMap")  # kinds that the job's pods may refer to
@@ -28,6 +29,20 @@ _METADATA = {"name": _STRING, "namespace": _STRING, "labels": _TEXTS, "annotatio
 # The other metadata fields that Kubernetes allows; local mode does not use them.
 _OTHER_METADATA = ("finalizers", "generateName", "ownerReferences")
 _OPEN = "x-kubernetes-preserve-unknown-fields"
+_MAX_VALUES = 1_000_000  # of one file; a DDPJob may have far fewer, an API server takes 3 MB
+_MAX_MERGED = 100_000  # keys that merges (<<) copy
+_MAX_BITS = 1024  # of a number; the largest that JSON has in common use is a float64
+
+_KINDS_OF_VALUES: Mapping[type, str] = {
+    list: "a list",
+    str: "text",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+}
+
+Mistake = tuple[Location, InvalidJobError]
+"""Where a DDPJob is wrong, and how."""
 
 
 @dataclass
@@ -60,16 +75,19 @@ def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
                 "only a SCRIPT.py takes arguments; the arguments of a job are spec.args",
                 "--set 'args=[train, --epochs, \"3\"]' sets them",
             )
-        if source == "-":
-            return from_text(sys.stdin.read(), Path.cwd())
-        path = _existing(source)
-        return from_text(path.read_text(encoding="utf-8"), path.parent)
+        return from_text(read_text(source), Path.cwd() if source == "-" else _existing(source).parent)
     except DDPJobError as error:
         raise InvalidJobError(f"{label}: {error.error}", error.hint, error.next_step) from error
+
+
+def read_text(source: str) -> str:
+    """Return the text of a file, or of standard input for ``-``. Raises ``InvalidJobError``."""
+    try:
+        return sys.stdin.read() if source == "-" else _existing(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
         raise InvalidJobError(
-            f"{label} cannot be read: {reason}", "a job is a YAML file", "check its path and mode"
+            f"it cannot be read: {reason}", "a job is a YAML file", "check its path and mode"
         ) from error
 
 
@@ -90,7 +108,7 @@ def _existing(source: str) -> Path:
 def from_text(text: str, directory: Path) -> JobFile:
     """Return the one job of a YAML text. Raises ``InvalidJobError``."""
     jobs, others, ignored = [], [], []
-    for document in _documents(text):
+    for document in documents_of(text):
         kind = document.get("kind")
         if kind == names.DDPJOBS.kind:
             jobs.append(document)
@@ -103,36 +121,73 @@ def from_text(text: str, directory: Path) -> JobFile:
         raise InvalidJobError(
             f"it must hold exactly one DDPJob, and it holds {len(jobs)}",
             f"it contains {', '.join(job_names or ignored) or 'nothing'}",
-            "put each job into its own file" if jobs else "manifests/examples holds example jobs",
+            "put each job into its own file" if jobs else beginning(ignored),
         )
     return JobFile(_as_written(jobs[0]), directory, others, [" ".join(entry.split()) for entry in ignored])
 
 
-def _documents(text: str) -> list[Json]:
+def beginning(ignored: Sequence[str]) -> str:
+    """Return where a DDPJob can come from, for a file with these other objects."""
+    if any(entry.startswith(KINDS) for entry in ignored):
+        return "ddpjob convert FILE makes a DDPJob of it"
+    return "ddpjob init prints a job to begin with"
+
+
+def documents_of(text: str) -> list[Json]:
+    """Return the objects of a YAML text, with the items of its Lists. Raises ``InvalidJobError``."""
     try:
         loaded = [document for document in yaml.load_all(text, Loader) if document is not None]
-        json.dumps(loaded, default=str, skipkeys=True)  # fails for an anchor that contains itself
-    except (RecursionError, ValueError) as error:
-        raise InvalidJobError(
-            f"a value cannot be read: {error}",
-            "an anchor (&) must not contain its own alias (*), and numbers and nesting are limited",
-            "write the value in full, text in quotes",
-        ) from error
-    except yaml.YAMLError as error:
-        hint = "indentation, quotes and tabs are frequent causes"
-        raise InvalidJobError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line") from error
+        require_json(loaded)
+    except (RecursionError, ValueError, yaml.YAMLError) as error:
+        raise unreadable(error) from error
     found: list[Json] = []
     for document in loaded:
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
-        found += [_object(item) for item in (items if isinstance(items, list) else [document])]
+        found += [require_object(item) for item in (items if isinstance(items, list) else [document])]
     return found
 
 
-def _object(document: Any) -> Json:
+def require_json(value: Any) -> None:
+    """Raise ``ValueError`` for a value that has no end, or is far too large, because of anchors (&) and aliases (*).
+
+    It takes time for each value as it is written, not for each of its copies.
+    """
+    sizes: dict[int, int] = {}  # 0: of a value that is being counted
+
+    def size(one: Any) -> int:
+        if not isinstance(one, dict | list):
+            return 1
+        if (known := sizes.get(id(one))) is not None:
+            if known == 0:
+                raise ValueError("Circular reference detected")
+            return known
+        sizes[id(one)] = 0
+        count = 1 + sum(map(size, one.values() if isinstance(one, dict) else one))
+        if count > _MAX_VALUES:
+            raise ValueError(f"it has more than {_MAX_VALUES:,} values")
+        sizes[id(one)] = count
+        return count
+
+    size(value)
+
+
+def unreadable(error: Exception) -> InvalidJobError:
+    """Return the error of a YAML text that cannot be read."""
+    if isinstance(error, yaml.YAMLError):
+        hint = "indentation, quotes and tabs are frequent causes"
+        return InvalidJobError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line")
+    return InvalidJobError(
+        f"a value cannot be read: {error}",
+        "an anchor (&) must not contain its own alias (*), and numbers and nesting are limited",
+        "write the value in full, text in quotes",
+    )
+
+
+def require_object(document: Any) -> Json:
     """Return the document if it is a Kubernetes object. Raises ``InvalidJobError``."""
     if not isinstance(document, dict):
         raise InvalidJobError(
-            f"it contains a {type(document).__name__} where an object is expected",
+            f"it contains {_KINDS_OF_VALUES.get(type(document), 'a value')} where an object is expected",
             "every document begins with apiVersion and kind",
             "manifests/examples holds example jobs",
         )
@@ -147,19 +202,33 @@ def _object(document: Any) -> Json:
 
 def _as_written(job: Json) -> Json:
     """Return the job without what a server sets. Raises ``InvalidJobError`` for an unknown field or version."""
-    version, known = job.get("apiVersion"), names.API_VERSION
-    if version != known:
-        raise InvalidJobError(
-            f"this ddpjob does not know apiVersion {version} of DDPJob", f"it knows {known}", f"apiVersion: {known}"
-        )
-    metadata = job.get("metadata")
-    for name, value in (("metadata", metadata), ("spec", job.get("spec"))):
-        if not isinstance(value, dict):
-            raise InvalidJobError(f"{name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
-    job = {key: value for key, value in job.items() if key != "status"}
-    job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in SET_BY_SERVER}
+    for _, mistake in head_mistakes(job):
+        raise mistake
+    job = without_server_fields(job)
     require_known_fields(job)
     return job
+
+
+def head_mistakes(job: Json) -> Iterator[Mistake]:
+    """Yield what is wrong with the version of a DDPJob and its two parts."""
+    version, known = job.get("apiVersion"), names.API_VERSION
+    if version != known:
+        yield (
+            ("apiVersion",),
+            InvalidJobError(
+                f"this ddpjob does not know apiVersion {version} of DDPJob", f"it knows {known}", f"apiVersion: {known}"
+            ),
+        )
+    for name in ("metadata", "spec"):
+        if not isinstance(job.get(name), dict):
+            missing = InvalidJobError(f"{name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
+            yield (name,), missing
+
+
+def without_server_fields(job: Json) -> Json:
+    """Return the job without what a server sets: its status and parts of its metadata."""
+    metadata = {key: value for key, value in (job.get("metadata") or {}).items() if key not in SET_BY_SERVER}
+    return {key: value for key, value in job.items() if key != "status"} | {"metadata": metadata}
 
 
 def _for_script(path: Path, script_args: Sequence[str]) -> JobFile:
@@ -180,6 +249,12 @@ def job_name(stem: str) -> str:
     return name[: limits.MAX_JOB_NAME].rstrip("-")
 
 
+def _not_valid(node: yaml.Node) -> yaml.MarkedYAMLError:
+    kind = node.tag.rpartition(":")[2]
+    limit = ", or it is too large" if kind == "int" else ""
+    return yaml.MarkedYAMLError(problem=f"the value is not a valid {kind}{limit}", problem_mark=node.start_mark)
+
+
 class Loader(yaml.SafeLoader):
     """PyYAML's safe loader, reading as Kubernetes does: no dates, text keys, and no duplicate keys."""
 
@@ -188,8 +263,45 @@ class Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def __init__(self, stream: str) -> None:
+        """Read a text. Raises ``yaml.YAMLError`` for characters that YAML does not allow."""
+        super().__init__(stream)
+        self._flattened: dict[int, yaml.MappingNode] = {}
+        self._merged = 0
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Raise ``MarkedYAMLError`` for a scalar that its tag (``!!bool``) does not allow, or that is far too large."""
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+                raise ValueError
+        except (AttributeError, IndexError, KeyError, ValueError) as error:
+            if isinstance(node, yaml.ScalarNode):
+                raise _not_valid(node) from error
+            raise
+        return value
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse duplicate keys: YAML would silently drop one of the values."""
+        """Return the mapping with text keys."""
+        mapping = super().construct_mapping(node, deep)
+        return {_key(key): value for key, value in mapping.items()}
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace merges (<<) by what they stand for; each node is replaced once.
+
+        Refuse duplicate keys, of which YAML would silently drop one; afterwards a key may override a merged one.
+        """
+        if id(node) in self._flattened:
+            return
+        self._flattened[id(node)] = node
+        self._refuse_duplicates(node)
+        before = len(node.value)
+        super().flatten_mapping(node)
+        self._merged += max(0, len(node.value) - before)
+        if self._merged > _MAX_MERGED:
+            raise ValueError(f"merges (<<) copy more than {_MAX_MERGED:,} keys")
+
+    def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -198,13 +310,22 @@ class Loader(yaml.SafeLoader):
             if key in seen:
                 raise yaml.MarkedYAMLError(problem=f'duplicate key "{key}"', problem_mark=key_node.start_mark)
             seen.add(key)
-        mapping = super().construct_mapping(node, deep)
-        return {_key(key): value for key, value in mapping.items()}
+
+
+class _BlockDumper(Dumper):
+    """Writes text of several lines as it is, below ``|``."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_BlockDumper.add_representer(str, _text)
 
 
 def dump_yaml(*objects: Any) -> str:
     """Return the documents as one YAML stream; everything that is not ASCII is escaped."""
-    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=120)
+    return yaml.dump_all(objects, Dumper=_BlockDumper, sort_keys=False, width=120)
 
 
 def yaml_problem(error: Exception) -> str:
@@ -216,8 +337,10 @@ def yaml_problem(error: Exception) -> str:
     return place + (error.problem or error.context or "")
 
 
-def _key(key: Hashable) -> Hashable:
-    return str(key).lower() if isinstance(key, bool) else str(key) if isinstance(key, int | float) else key
+def _key(key: Hashable) -> str:
+    if key is None:
+        return "null"
+    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 @cache
@@ -243,19 +366,27 @@ def child(node: Json, name: str) -> Json | None:
 
 def require_known_fields(job: Json) -> None:
     """Raise ``InvalidJobError`` for the first unknown field: an API server would drop it without an error."""
-    _require_known(job, schema(), "")
+    for _, mistake in unknown_fields(job):
+        raise mistake
 
 
-def _require_known(value: Any, node: Json, path: str) -> None:
+def unknown_fields(job: Json) -> Iterator[Mistake]:
+    """Yield the fields of a DDPJob that its schema does not have."""
+    return _unknown(job, schema(), ())
+
+
+def _unknown(value: Any, node: Json, location: Location) -> Iterator[Mistake]:
     if isinstance(value, dict):
         for name, inner in value.items():
             below = child(node, name)
             if below is None:
-                raise _no_such_field(path, name, list(node.get("properties", {})))
-            _require_known(inner, below, f"{path}.{name}" if path else name)
+                path = field_path("", location).removeprefix(".")
+                yield (*location, name), _no_such_field(path, name, list(node.get("properties", {})))
+            else:
+                yield from _unknown(inner, below, (*location, name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _require_known(inner, node.get("items", {}), f"{path}[{index}]")
+            yield from _unknown(inner, node.get("items", {}), (*location, index))
 
 
 def _no_such_field(parent: str, name: str, known: Sequence[str]) -> InvalidJobError:

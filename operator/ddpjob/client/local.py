@@ -5,6 +5,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,13 +13,15 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
 from ddpjob.client.job import DDPJob
-from ddpjob.client.local_logs import LogReader, attempts
+from ddpjob.client.local_logs import LogReader, attempts, last_lines
+from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder, StateFolder, remove_tree
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
+_LOG_LINES = 500  # of a failed node that are searched
 _STOP_SECONDS = 120.0  # longer than a pod's grace period
 _ACTIVE = ("Pending", "Running", "Ending", "Restarting")
 INTERRUPTED = "Interrupted"
@@ -90,6 +93,23 @@ class LocalClient(Client):
         yield from reader.read(to_the_end=True)
         if not reader.found:
             raise _no_logs(record, nodes, attempt)
+
+    def explain(self, job: str | DDPJob) -> Explanation:
+        from ddpjob.client.verdict.explain import explain, needed
+        from ddpjob.client.verdict.facts import Facts
+        from ddpjob.local.admission import SETTINGS
+
+        record = self.record(job)
+        found = _seen(record)
+        facts = Facts(
+            job=found.manifest,
+            now=datetime.now(UTC),
+            settings=SETTINGS,
+            pods=record.pods(),
+            is_run=found.state not in (INTERRUPTED, "Suspended"),
+        )
+        ends = {pod: "\n".join(last_lines(record.log(pod), _LOG_LINES)) for pod in needed(facts).logs}
+        return explain(replace(facts, logs=ends))
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         record, found = self._unfinished(job)

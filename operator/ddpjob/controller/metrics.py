@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.api.objects import Json
-from ddpjob.api.status import CREATING
+from ddpjob.api.status import CREATING, TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.engine.failures import TABLE
 from ddpjob.version import __version__
@@ -90,6 +90,13 @@ class Metrics:
             buckets=_SLOW,
             registry=self.registry,
         )
+        self.time_spent = Counter(
+            "ddpjob_time_spent_seconds",
+            "Seconds of all jobs by category (status.time), added when the operator writes a job's status.",
+            ["category"],
+            registry=self.registry,
+        )
+        self._taken_back: dict[str, int] = {}
         Gauge(
             "ddpjob_build_info",
             "Version of the operator, as a label; the value is 1.",
@@ -122,6 +129,19 @@ class Metrics:
         for life, milliseconds in _recovered(new):
             if (life, milliseconds) not in known_lives or new.get("number") != old.get("number"):
                 self.recovery_seconds.labels("in_place").observe(milliseconds / 1000)
+        self._observe_time(before, after.get("time") or {})
+
+    def _observe_time(self, before: Json, new: Json) -> None:
+        """Count the seconds that a ledger adds. Seconds that move to another category are first taken off later ones.
+
+        The time before the first ledger of a job is not counted if another release wrote the status: it is long ago.
+        """
+        old = before.get("time")
+        for category in TIME_CATEGORIES if new and (old or not before) else ():
+            added = new.get(category, 0) - (old or {}).get(category, 0) - self._taken_back.pop(category, 0)
+            if added < 0:
+                self._taken_back[category] = -added
+            self.time_spent.labels(category).inc(max(added, 0))
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge; ``read`` returns its value at each scrape."""

@@ -217,7 +217,10 @@ class Reconciler:
         meta = job["metadata"]
         uid, namespace = meta["uid"], meta["namespace"]
         mine = (namespace, uid)
-        listing = Listing(self.cache, names.PODS, lambda entry: (entry.namespace, entry.value.job_uid) == mine)
+        # After a restore of etcd a version may stand for another state than the cached one.
+        listing = Listing(
+            self.cache, names.PODS, lambda entry: (entry.namespace, entry.value.job_uid) == mine, same_version=True
+        )
         async for page in self.cluster.pages(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}"):
             listing.take(page)
         listing.finish()

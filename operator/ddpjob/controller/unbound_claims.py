@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
-from ddpjob.api.text import shorten
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
+from ddpjob.engine.claims import unbound_claim
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 15.0
 MAX_READERS = 2
 """Jobs whose claims are read at a time. For each LIST of events the API server reads all events of the namespace."""
-_MAX_TEXT = 500
 
 
 @dataclass
@@ -89,15 +88,9 @@ class UnboundClaims:
         try:
             claim = await self._cluster.get(names.CLAIMS, namespace, name)
         except NotFound:
-            return f"claim {name} does not exist"
-        phase = (claim.get("status") or {}).get("phase", "Pending")
-        if phase == "Bound":
-            return ""
-        events = await self._events(namespace, claim["metadata"]["uid"])
-        if not events:
-            return f"claim {name} is {phase}"
-        last = max(events, key=_time)
-        return shorten(f"claim {name} is {phase}: {last.get('reason')}: {last.get('message')}", _MAX_TEXT)
+            return unbound_claim(name, None, ())
+        events = await self._events(namespace, claim["metadata"]["uid"]) if unbound_claim(name, claim, ()) else ()
+        return unbound_claim(name, claim, events)
 
     async def _events(self, namespace: str, uid: str) -> Sequence[Json]:
         """Return the events of an object; none without the right to list events, which is a new one."""
@@ -107,7 +100,3 @@ class UnboundClaims:
         except Forbidden as error:
             logger.debug("cannot read the events of a claim: %s", error)
         return ()
-
-
-def _time(event: Json) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")

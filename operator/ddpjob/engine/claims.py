@@ -4,15 +4,36 @@ The claim outlives the job, so a job that is created again with the same name fi
 another program or user made may be too small, or mountable on one node only: it is used only if it fits the template.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, event_time
 from ddpjob.api.quantities import amount
+from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
 
 ADOPTED = "ClaimAdopted"
+_MAX_TEXT = 500
+
+
+def unbound_claim(name: str, claim: Json | None, events: Sequence[Json]) -> str:
+    """Return why a claim is not bound; empty if it is.
+
+    Args:
+        claim: None if it does not exist.
+        events: of the claim. The newest says why, for example that its storage class does not exist, that nothing
+            provisions it, or that it waits for its first pod.
+    """
+    if claim is None:
+        return f"claim {name} does not exist"
+    phase = (claim.get("status") or {}).get("phase", "Pending")
+    if phase == "Bound":
+        return ""
+    if not events:
+        return f"claim {name} is {phase}"
+    last = max(events, key=event_time)
+    return shorten(f"claim {name} is {phase}: {last.get('reason')}: {last.get('message')}", _MAX_TEXT)
 
 
 def claim_conflict(found: Json, wanted: Json, job: str) -> str | None:

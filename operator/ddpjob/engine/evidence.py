@@ -99,6 +99,11 @@ class Evidence:
         return self.logged.exception if self.logged is not None else self.report.exception
 
     @property
+    def place(self) -> str:
+        """File and line in the user's code; empty if not known."""
+        return (self.logged.where if self.logged is not None else self.report.where) or ""
+
+    @property
     def where(self) -> str:
         return self.pod.where if self.pod else f"node_rank {self.node_rank}"
 

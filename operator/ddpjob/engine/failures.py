@@ -9,7 +9,7 @@ from signal import SIGKILL
 from typing import Literal
 
 from ddpjob.api import exit_codes, names
-from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
+from ddpjob.api.limits import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.status import Failure
 from ddpjob.api.text import shorten
@@ -400,6 +400,7 @@ def failure_record(
         signal=evidence.signal if evidence else None,
         step=report.step if report else None,
         exception=evidence.exception if evidence else None,
+        where=shorten(evidence.place, MAX_ADVICE) or None if evidence else None,
         reason=judgement.reason,
         message=shorten(_with_log_text(judgement) if with_log else judgement.message, _MAX_MESSAGE),
         hint=judgement.hint or None,

@@ -94,6 +94,16 @@ def new_lives(s: JobState) -> int:
     return spent(folded(s)) - spent(s.attempt.in_place)
 
 
+def newly_recovered(s: JobState) -> list[LifeFailure]:
+    """Return the failures after which the next life has made its first step, as far as the status does not have it."""
+    now = folded(s)
+    if now is None or now is s.attempt.in_place:
+        return []
+    before = s.attempt.in_place.failures if s.attempt.in_place else None
+    known = {failure.life for failure in before or () if failure.recovery_milliseconds is not None}
+    return [f for f in now.failures or () if f.recovery_milliseconds is not None and f.life not in known]
+
+
 def restarts(s: JobState) -> int:
     """Return the number of all restarts until now, also those in place."""
     return (s.before.restarts or 0) + new_lives(s)

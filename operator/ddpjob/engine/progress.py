@@ -31,6 +31,7 @@ def progress_status(report: TrainingReport, before: Progress | None, now: dateti
         samples_per_second=_number_text(report.samples_per_second, ".0f"),
         steps_per_second=_number_text(report.steps_per_second, ".3g"),
         eta_seconds=report.eta_seconds,
+        saving_seconds=_most_saved(report, before),
     )
     given = {name: value for name, value in progress.__dict__.items() if value is not None}
     if before is not None and before.last_heartbeat_time and given.items() <= before.__dict__.items():
@@ -38,6 +39,18 @@ def progress_status(report: TrainingReport, before: Progress | None, now: dateti
     age = min(max(report.age_seconds or 0.0, 0.0), _MAX_AGE)
     heartbeat = timestamp(now - timedelta(seconds=0.0 if math.isnan(age) else age))
     return progress.changed(last_heartbeat_time=heartbeat)
+
+
+def saved_for(report: TrainingReport) -> int | None:
+    """Return the whole seconds for which saves have blocked the training in this attempt; None if not reported."""
+    seconds = report.saving_seconds
+    return int(seconds) if seconds is not None and 0 <= seconds <= _MAX_AGE else None
+
+
+def _most_saved(report: TrainingReport, before: Progress | None) -> int | None:
+    """Return the most that was reported in this attempt: after an older report, no second is new again."""
+    known = before.saving_seconds if before is not None else None
+    return max((seconds for seconds in (saved_for(report), known) if seconds is not None), default=None)
 
 
 def checkpoint_status(
@@ -63,14 +76,15 @@ def furthest(report: TrainingReport | None, before: Furthest | None, restarts: i
     saved = report.checkpoint.step if report and report.checkpoint else None
     if saved is not None and saved > (-1 if known.checkpoint_step is None else known.checkpoint_step):
         return Furthest(checkpoint_step=saved)
-    if report and known.checkpoint_step is None and _reports_itself(report) and (report.step or 0) > (known.step or 0):
+    if report and known.checkpoint_step is None and reports_itself(report) and (report.step or 0) > (known.step or 0):
         return Furthest(step=report.step)
     if before is None or not restarts:
         return before
     return before.changed(restarts_since=(before.restarts_since or 0) + restarts)
 
 
-def _reports_itself(report: TrainingReport) -> bool:
+def reports_itself(report: TrainingReport) -> bool:
+    """Return whether the program reports its training, so that its steps are those of the training, not of a life."""
     return any(value is not None for value in (report.total_steps, report.percent, report.loss))
 
 

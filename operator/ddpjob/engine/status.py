@@ -21,6 +21,7 @@ from ddpjob.api.status import (
     InPlace,
     Nodes,
     Progress,
+    StallStatus,
     Timings,
     World,
 )
@@ -32,6 +33,8 @@ from ddpjob.engine.budget import counted_restarts, failures_in_row, refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
+from ddpjob.engine.ledger import time_spent
+from ddpjob.engine.obstacles import TRAINING_STALLED
 from ddpjob.engine.progress import checkpoint_status, furthest, progress_status
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after
@@ -55,7 +58,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     counted = before.restarts_counted_towards_limit or 0
     if restarted is not None:
         counted = counted_restarts(s) + restarted.counted
-    return before.changed(
+    after = before.changed(
         observed_generation=s.job.generation,
         spec_hash=_spec_hash(s),
         state=_state(built, is_settling=settles),
@@ -74,12 +77,15 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         nodes_ready=f"{nodes.running + nodes.succeeded}/{nodes.desired}",
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
+        stall=_stall(s, built),
         furthest=reached,
         failures=failures,
         avoid_nodes=_avoided_nodes(s, decision),
         timings=_timings(s, attempt, decision) if attempt else before.timings,
         restarted_at=_restarted_at(s, decision),
     )
+    # The time is written with other changes only: a job without events is not written for it.
+    return s.before if after == s.before else after.changed(time=time_spent(s, decision, after))
 
 
 def invalid_status(before: DDPJobStatus, generation: int, lines: list[str], now: datetime) -> DDPJobStatus:
@@ -232,7 +238,7 @@ def _progress(s: JobState, decision: Decision) -> Progress | None:
     """Return rank 0's last progress. After the end of its attempt it is shown until the next attempt reports."""
     progress = progress_status(s.report, s.before.progress, s.now) if s.report else s.before.progress
     if progress is not None and (decision.begins_attempt or decision.ends_attempt):
-        progress = progress.changed(eta_seconds=None)
+        progress = progress.changed(eta_seconds=None, saving_seconds=None)
         if decision.kind != "succeed":
             progress = progress.changed(samples_per_second=None, steps_per_second=None)
     return progress
@@ -243,6 +249,14 @@ def _checkpoint(s: JobState, decision: Decision) -> CheckpointStatus | None:
     if checkpoint is not None and decision.begins_attempt:
         checkpoint = checkpoint.changed(resumed_from_step=None)
     return checkpoint
+
+
+def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
+    """Return the rank of a stall that the conditions show."""
+    reported = s.answer.stall if s.answer is not None else None
+    if reported is None or not any(condition.reason == TRAINING_STALLED for condition in built):
+        return None
+    return StallStatus(rank=reported.rank, step=reported.step, where=reported.where)
 
 
 def _furthest(s: JobState, decision: Decision) -> Furthest | None:

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ddpjob.api import names
 from ddpjob.api.model import OpenModel
 from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.pods import DNS_LABEL
-from ddpjob.api.spec import NAME_RULE, DDPJobSpec, field_path, is_job_name, message_of
+from ddpjob.api.spec import NAME_RULE, DDPJobSpec, Location, field_path, is_job_name, message_of
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
@@ -93,12 +94,60 @@ class AdmittedJob:
         return admit(self.body | {"spec": self.body["spec"] | {"args": args}}, uid=self.job.uid)
 
     def manifests(self) -> list[Json]:
-        """Return what a cluster would hold: the DDPJob, its Service, policy and claim, and the pods of attempt 1."""
+        """Return what a cluster would hold: the DDPJob, and what the operator creates for it."""
         meta = {key: value for key, value in self.body["metadata"].items() if key not in SET_BY_SERVER}
+        return [self.body | {"metadata": meta}, *self.created()]
+
+    def created(self) -> list[Json]:
+        """Return what an operator with default settings creates: Service, policy, claim, and the pods of attempt 1."""
         settings = EngineSettings()
         parts = (desired_service(self.job), desired_policy(self.job, settings), desired_claim(self.job))
         creates = [*(create for create in parts if create is not None), *self._first_pods(settings)]
-        return [self.body | {"metadata": meta}, *(create.body for create in creates)]
+        return [dict(sorted(create.body.items())) for create in creates]  # apiVersion and kind first
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A value of a DDPJob that an API server refuses, or of which no pod can be made.
+
+    location: of the value, empty if the fault is not about a single value.
+    """
+
+    location: Location
+    message: str
+
+    def __str__(self) -> str:
+        path = field_path("", self.location).removeprefix(".")
+        return f"{path}: {self.message}" if path else self.message
+
+
+def faults(document: Json) -> list[Fault]:
+    """Return why a document is refused; none if it is a DDPJob that runs."""
+    return _checked(document)[1]
+
+
+def _checked(document: Json) -> tuple[_Document | None, list[Fault]]:
+    """Return the typed document, or None, and its faults."""
+    try:
+        document = json.loads(json.dumps(document, allow_nan=False))
+        given = _Document.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return None, [Fault(item["loc"], message_of(item)) for item in error.errors()]
+    except (TypeError, ValueError) as error:
+        return None, [Fault((), str(error))]
+    found = [_template_fault(line) for line in template_faults(given.spec.wire().get("template") or {})]
+    try:
+        _ = given.spec.devices_per_node  # a number that the scheduler can count
+    except ValueError as error:
+        found.append(Fault((), str(error)))
+    return given, found
+
+
+def _template_fault(line: str) -> Fault:
+    """Return the fault for ``spec.template.spec.volumes[0]: message``; such a path has fixed names only."""
+    path, _, message = line.partition(": ")
+    parts = re.findall(r"(\w+)|\[(\d+)\]", path)
+    return Fault(tuple(name or int(index) for name, index in parts), message)
 
 
 def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
@@ -107,20 +156,11 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
     Raises:
         InvalidJobError: the document is refused; the error names the field and the rule.
     """
-    faults: list[str] = []
-    try:
-        document = json.loads(json.dumps(document, allow_nan=False))
-        given = _Document.model_validate(document, by_alias=True, by_name=False)
-        faults = template_faults(given.spec.wire().get("template") or {})
-        _ = given.spec.devices_per_node  # a number that the scheduler can count
-    except ValidationError as error:
-        faults = [f"{field_path('', item['loc'])[1:]}: {message_of(item)}" for item in error.errors()]
-    except (TypeError, ValueError) as error:
-        faults = [str(error)]
-    if faults:
+    given, found = _checked(document)
+    if given is None or found:
         name = (document.get("metadata") or {}).get("name") or "(without a name)"
         raise InvalidJobError(
-            f"the DDPJob {name} is refused: {'; '.join(faults)}",
+            f"the DDPJob {name} is refused: {'; '.join(map(str, found))}",
             "an API server refuses it for the same reason, or no pod can be made from it",
             "correct the field; docs/fields.md lists what each field may hold",
         )

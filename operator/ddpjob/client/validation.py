@@ -1,0 +1,246 @@
+"""Checks YAML without a cluster: each problem of each DDPJob with line, field and hint.
+
+The rules are the models of the API and what rendering needs, as for the API server and the operator. This module has no
+rule of its own.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from ddpjob.api import names
+from ddpjob.api.model import WireModel
+from ddpjob.api.objects import Json
+from ddpjob.api.spec import Location, field_path, without
+from ddpjob.client.jobfile import (
+    Loader,
+    beginning,
+    head_mistakes,
+    require_json,
+    require_object,
+    unknown_fields,
+    unreadable,
+    without_server_fields,
+)
+from ddpjob.engine.launcher import injection_warning, launch_warning
+from ddpjob.errors import DDPJobError, InvalidJobError
+from ddpjob.local.admission import admit, faults
+
+Severity = Literal["error", "warning"]
+
+
+class Found(NamedTuple):
+    """A problem of an object, with its location in the object."""
+
+    severity: Severity
+    location: Location
+    message: str
+    hint: str = ""
+
+
+class Problem(WireModel):
+    """A problem. An API server or the operator refuses an error; a warning is a probable mistake that they accept."""
+
+    severity: Severity
+    line: int | None = None
+    """Line of the field, or of the nearest object around a field that is missing; counted from 1."""
+    column: int | None = None
+    """Column, counted from 1."""
+    job: str | None = None
+    """Name of the DDPJob."""
+    field: str | None = None
+    """Path of the field, for example `spec.env[0].name`; absent if the problem is not about a single field."""
+    message: str
+    hint: str | None = None
+
+
+class CheckedJob(WireModel):
+    """A DDPJob of a file."""
+
+    name: str | None = None
+    namespace: str | None = None
+    line: int
+
+
+class CheckedFile(WireModel):
+    """A file, and what is wrong with it."""
+
+    file: str
+    """The file as it was named; `-` is standard input."""
+    jobs: list[CheckedJob]
+    ignored: list[str]
+    """Objects of other kinds, as `Kind name`. They are not checked."""
+    problems: list[Problem]
+
+
+class Validation(WireModel):
+    """The output of `ddpjob validate -o json`."""
+
+    valid: bool
+    """Whether no file has an error; warnings do not matter."""
+    files: list[CheckedFile]
+
+
+def validate(file: str, text: str) -> CheckedFile:
+    """Return what is wrong with the DDPJobs of a YAML text; a text without a DDPJob is wrong, too."""
+    jobs: list[CheckedJob] = []
+    ignored: list[str] = []
+    problems: list[Problem] = []
+    for item in _objects(text):
+        if isinstance(item, Problem):
+            problems.append(item)
+            continue
+        node, document = item
+        metadata = document.get("metadata") or {}
+        if document.get("kind") == names.DDPJOBS.kind:
+            job = CheckedJob(
+                name=_text(metadata.get("name")), namespace=_text(metadata.get("namespace")), line=_line(node)
+            )
+            jobs.append(job)
+            problems += (_problem(node, job.name, found) for found in _of_job(document))
+        elif (wrong := _misnamed(document)) is not None:
+            problems.append(_problem(node, _text(metadata.get("name")), wrong))
+        else:
+            kind = document.get("kind") or "a document without kind"
+            ignored.append(" ".join(f"{kind} {metadata.get('name') or ''}".split()))
+    if not jobs and not problems:
+        hint = f"it contains {', '.join(ignored) or 'nothing'}; {beginning(ignored)}"
+        problems.append(Problem(severity="error", message="there is no DDPJob in it", hint=hint))
+    problems.sort(key=lambda problem: problem.line or 0)
+    return CheckedFile(file=file, jobs=jobs, ignored=ignored, problems=problems)
+
+
+def refused(file: str, error: DDPJobError) -> CheckedFile:
+    """Return the result for a file that cannot be read."""
+    problem = Problem(severity="error", message=error.error, hint=error.hint or None)
+    return CheckedFile(file=file, jobs=[], ignored=[], problems=[problem])
+
+
+def _of_job(document: Json) -> Iterator[Found]:
+    """Yield the problems of a DDPJob. Those of its known fields are found also if it has unknown ones."""
+    is_whole = True
+    for location, mistake in head_mistakes(document):
+        is_whole = is_whole and location == ("apiVersion",)
+        yield Found("error", location, mistake.error, mistake.hint)
+    if not is_whole:
+        return
+    written = without_server_fields(document)
+    unknown = list(unknown_fields(written))
+    for location, mistake in unknown:
+        yield Found("error", location, "there is no such field", mistake.hint)
+    known = without(written, [location for location, _ in unknown])
+    found = faults(known)
+    for fault in found:
+        yield Found("error", fault.location, fault.message)
+    if not found:
+        yield from _warnings(known)
+
+
+def _warnings(document: Json) -> Iterator[Found]:
+    """Yield probable mistakes that are allowed."""
+    try:
+        job = admit(document).job
+    except InvalidJobError as error:  # it has no faults: it is the job of another controller
+        yield Found("warning", ("spec", "managedBy"), error.error, error.hint)
+        return
+    for warning in (launch_warning(job), injection_warning(job)):
+        if warning is not None:
+            yield Found("warning", ("spec", "command"), warning)
+
+
+def _misnamed(document: Json) -> Found | None:
+    """Return the problem of an object that is meant to be a DDPJob."""
+    kind, version = str(document.get("kind") or ""), str(document.get("apiVersion") or "")
+    if version.partition("/")[0] != names.GROUP and kind.lower() != names.DDPJOBS.kind.lower():
+        return None
+    message = f"{names.GROUP} has no kind {kind}" if kind else "kind is missing"
+    return Found("error", ("kind",), message, f"kind: {names.DDPJOBS.kind}")
+
+
+def _objects(text: str) -> Iterator[tuple[yaml.Node, Json] | Problem]:
+    """Yield each object of a YAML text with its node, the items of a List too, or why it cannot be read."""
+    try:
+        loader = Loader(text)
+    except yaml.YAMLError as error:
+        yield _of_yaml(error)
+        return
+    try:
+        while loader.check_node():
+            node: yaml.Node = loader.get_node()  # type: ignore[assignment]
+            try:
+                document = loader.construct_document(node)
+                require_json(document)
+            except (RecursionError, ValueError, yaml.YAMLError) as error:
+                yield _of_yaml(error, node)
+                continue
+            yield from _items(node, document)
+    except (RecursionError, ValueError, yaml.YAMLError) as error:
+        yield _of_yaml(error)  # nothing behind it can be read
+    finally:
+        loader.dispose()
+
+
+def _items(node: yaml.Node, document: Any) -> Iterator[tuple[yaml.Node, Json] | Problem]:
+    if document is None:
+        return
+    items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
+    if not isinstance(items, list):
+        items = [document]
+    for index, item in enumerate(items):
+        own = node if item is document else _node_at(node, ("items", index))[0]
+        try:
+            yield own, require_object(item)
+        except InvalidJobError as error:
+            yield Problem(severity="error", line=_line(own), column=_column(own), message=error.error, hint=error.hint)
+
+
+def _of_yaml(error: Exception, node: yaml.Node | None = None) -> Problem:
+    """Return the problem of a text that is not YAML, or of a value that cannot be read."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    mark = mark or (node.start_mark if node else None)
+    wrong = unreadable(error)
+    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+    return Problem(severity="error", line=line, column=column, message=wrong.error, hint=wrong.hint)
+
+
+def _problem(root: yaml.Node, job: str | None, found: Found) -> Problem:
+    _, mark = _node_at(root, found.location)
+    return Problem(
+        severity=found.severity,
+        line=mark.line + 1,
+        column=mark.column + 1,
+        job=job,
+        field=field_path("", found.location).removeprefix(".") or None,
+        message=found.message,
+        hint=found.hint or None,
+    )
+
+
+def _node_at(root: yaml.Node, location: Location) -> tuple[yaml.Node, yaml.Mark]:
+    """Return the node at a location and where it begins, with its key; the nearest around it if there is none."""
+    node, mark = root, root.start_mark
+    for part in location:
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            mark = node.start_mark
+            continue
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        # The last one: keys of a merge (<<) come first, and own keys override them.
+        found = next(((key, value) for key, value in reversed(pairs) if key.value == str(part)), None)
+        if found is None:
+            break
+        mark, node = found[0].start_mark, found[1]
+    return node, mark
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _column(node: yaml.Node) -> int:
+    return int(node.start_mark.column) + 1
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

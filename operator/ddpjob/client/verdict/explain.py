@@ -1,0 +1,87 @@
+"""``explain``: the rules that explain a job, in their order, and what has to be read for them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddpjob.client.verdict.explanation import Explanation
+from ddpjob.client.verdict.facts import Case, Facts
+from ddpjob.client.verdict.failed import ending, finished, logs_to_read, unrecorded
+from ddpjob.client.verdict.operator import with_operator
+from ddpjob.client.verdict.running import foreign, resumed, running, suspended, unseen
+from ddpjob.client.verdict.waiting import refused, waiting
+
+_MOST = 8
+"""Claims, and pods with events, that are read."""
+
+_RULES: tuple[Callable[[Case], Explanation | None], ...] = (
+    foreign,
+    unseen,
+    refused,
+    suspended,
+    resumed,
+    ending,
+    unrecorded,
+    waiting,
+)
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What to read besides the job and its pods. about: (kind, name) of the objects whose events are needed."""
+
+    claims: tuple[str, ...] = ()
+    about: tuple[tuple[str, str], ...] = ()
+    logs: tuple[str, ...] = ()
+    quotas: bool = False
+
+
+def explain(facts: Facts) -> Explanation:
+    """Return why the job is in its state."""
+    case = Case(facts)
+    if (found := finished(case)) is not None:
+        return found
+    if facts.is_run is False:
+        found = suspended(case) or _interrupted(case)
+        return found.model_copy(update={"operator": "Down"})
+    return with_operator(
+        case, next((found for rule in _RULES if (found := rule(case)) is not None), None) or running(case)
+    )
+
+
+def needed(facts: Facts) -> Needed:
+    """Return what else has to be read, after the job and its pods."""
+    case = Case(facts)
+    waits = [p for p in case.current if p.state == "pending" and not p.waiting][:_MOST]
+    claims = dict.fromkeys(name for pod in waits for name in _claims(case, pod.name))
+    about = [("Pod", pod.name) for pod in waits if pod.unschedulable is None and pod.node_name]
+    about += [("PersistentVolumeClaim", name) for name in claims]
+    if case.attempt.refusals:
+        about.append(("DDPJob", case.name))
+    texts = [condition.message for condition in case.status.conditions or ()]
+    return Needed(
+        tuple(claims)[:_MOST],
+        tuple(about)[: 2 * _MOST],
+        tuple(logs_to_read(case)),
+        quotas=bool(case.attempt.refusals) or any("exceeded quota" in text for text in texts),
+    )
+
+
+def _claims(case: Case, pod: str) -> list[str]:
+    volumes = (case.raw[pod].get("spec") or {}).get("volumes") or ()
+    return [v["persistentVolumeClaim"]["claimName"] for v in volumes if v.get("persistentVolumeClaim")]
+
+
+def _interrupted(case: Case) -> Explanation:
+    """Explain a job of this machine that nothing runs."""
+    is_saved = case.status.checkpoint is not None
+    goes_on = "it continues from its last checkpoint" if is_saved else "no checkpoint is known, so it may begin again"
+    found = case.verdict(
+        "Interrupted",
+        "NoProcess",
+        f"no process of this machine runs {case.name}, which has not finished",
+        [case.of_job("status.state", case.status.state)],
+        hint=f"its process was killed, or the machine was restarted; {goes_on}",
+        attempt=case.attempt.number,
+        next=f"ddpjob resume {case.name}",
+    )
+    return found.model_copy(update={"state": "Interrupted"})

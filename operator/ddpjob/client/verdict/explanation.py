@@ -1,0 +1,108 @@
+"""``Explanation``: why a job is in its state, with the evidence. Its JSON is that of ``ddpjob why -o json``."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ddpjob.api.model import WireModel
+
+Stage = Literal[
+    "Refused",
+    "Quota",
+    "Starting",
+    "Placement",
+    "Volume",
+    "Image",
+    "Configuration",
+    "Rendezvous",
+    "FirstStep",
+    "Running",
+    "Slow",
+    "Hang",
+    "Crash",
+    "Disruption",
+    "Deadline",
+    "WaitingForRetry",
+    "Suspended",
+    "OperatorDown",
+    "Interrupted",
+    "Succeeded",
+]
+"""What docs/python.md describes for each word."""
+Confidence = Literal["High", "Medium", "Low"]
+NORMAL: frozenset[Stage] = frozenset({"Starting", "FirstStep", "Running", "Suspended", "Succeeded"})
+"""Stages that need no action, unless their reason says so."""
+
+
+class Evidence(WireModel):
+    """One value of one object that the verdict rests on."""
+
+    kind: str
+    """Kind of the object: DDPJob, Pod, PersistentVolumeClaim, ResourceQuota, Event, Deployment, Log, ..."""
+    name: str
+    """Name of the object; of another namespace than the job's, with the namespace: ddpjob-system/ddpjob-operator."""
+    field: str
+    """Path of the field in the object; empty for a log."""
+    value: str
+    """What stands there."""
+
+
+class Explanation(WireModel):
+    """Why a job is in its state."""
+
+    job: str
+    """Name of the job."""
+    namespace: str
+    """Namespace of the job."""
+    state: str
+    """State of the job, as in its status."""
+    stage: Stage
+    """What the job is at, or what it failed at."""
+    reason: str
+    """Why, in one CamelCase word: of a condition, of status.failures, or Taint, Resource, Affinity, ..."""
+    is_abnormal: bool
+    """Whether somebody has to do something."""
+    sentence: str
+    """The verdict in one sentence."""
+    confidence: Confidence
+    """How sure the verdict is."""
+    evidence: Annotated[list[Evidence], Field(min_length=1)]
+    """What it rests on, the most important first."""
+    operator: Literal["Alive", "Down", "Unknown"]
+    """Whether the operator works; on this machine, whether a process runs the job."""
+    unread: Annotated[list[str], Field(default_factory=list)]
+    """What would make the verdict more certain and could not be read, with the reason."""
+    hint: str | None = None
+    """The usual cause."""
+    next: str | None = None
+    """What to do: a command, or a field to change."""
+    attempt: int | None = None
+    """Number of the attempt that the verdict is about."""
+    node_rank: int | None = None
+    """Rank of the node."""
+    rank: int | None = None
+    """Global rank of the process."""
+    pod: str | None = None
+    """Name of the pod."""
+    node_name: str | None = None
+    """Kubernetes node of the pod."""
+    step: int | None = None
+    """Optimizer step."""
+    exception: str | None = None
+    """Type of the exception."""
+    where: str | None = None
+    """File and line in the user's code."""
+    exit_code: int | None = None
+    """Exit code of the trainer."""
+    signal: int | None = None
+    """Signal that ended the trainer or a rank."""
+    missing_nodes: list[int] | None = None
+    """Ranks of the nodes that do not run, while the others wait for them."""
+    until: str | None = None
+    """When the next attempt starts."""
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of an explanation (docs/schemas/explanation.json)."""
+    schema = Explanation.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"additionalProperties": False}

@@ -1,0 +1,200 @@
+"""What is known about a job when it is explained (``Facts``), and the same as the engine reads it (``Case``)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from ddpjob.api import names
+from ddpjob.api.log_failure import log_failure
+from ddpjob.api.objects import Json, event_time
+from ddpjob.api.pod_view import PodView, pod_view
+from ddpjob.api.status import Condition, CurrentAttempt, DDPJobStatus, Failure, recorded_status
+from ddpjob.api.times import seconds_between
+from ddpjob.client.verdict.explanation import NORMAL, Confidence, Evidence, Explanation, Stage
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.attempt import recorded_attempt
+from ddpjob.engine.claims import unbound_claim
+from ddpjob.engine.desired import Job
+from ddpjob.engine.observed import Observed, owned_pods
+from ddpjob.engine.state import JobState
+
+OVERDUE_SECONDS = 75.0
+"""For how long an operator that works may leave a change unseen: its listing finds what its watches lost after 60 s."""
+NO_HEARTBEAT = "NoHeartbeat"
+"""Reason of a hang that is only inferred from the age of the last report in the status."""
+_LOWER: Mapping[Confidence, Confidence] = {"High": "Medium", "Medium": "Low", "Low": "Low"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The objects as they were read. An object that could not be read is absent, and ``unread`` says why.
+
+    now: by the clock of the API server, if there is one.
+    pods: of the job, of all attempts; None if they could not be read.
+    claims: those that were read, by name; None for one that does not exist.
+    events: of the job, its pods and its claims, as far as they are needed.
+    operators: the Deployments of operators; None if they could not be read, or there is no cluster.
+    logs: the ends of logs, by the pod's name.
+    is_run: whether a process of this machine runs the job, which is not suspended; None on a cluster.
+    only_waiting: the pods that run are left out, because there are many.
+    unread: the reason, by the kind of what could not be read.
+    """
+
+    job: Json
+    now: datetime
+    settings: EngineSettings
+    pods: Sequence[Json] | None = None
+    claims: Mapping[str, Json | None] = field(default_factory=dict)
+    events: Sequence[Json] = ()
+    quotas: Sequence[Json] = ()
+    operators: Sequence[Json] | None = None
+    logs: Mapping[str, str] = field(default_factory=dict)
+    is_run: bool | None = None
+    only_waiting: bool = False
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+class Case:
+    """Facts, with the views of them that rules share."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.meta: Json = facts.job["metadata"]
+        self.name, self.namespace = str(self.meta["name"]), str(self.meta["namespace"])
+        self.spec: Json = facts.job["spec"]
+        self.status: DDPJobStatus = recorded_status(facts.job.get("status") or {})
+        self.attempt: CurrentAttempt = recorded_attempt(self.status, facts.now)
+        owned = owned_pods(facts.job, map(pod_view, facts.pods or ()))
+        self.pods = [replace(p, logged=_logged(facts, p) or p.logged) for p in owned]
+        self.raw = {pod["metadata"]["name"]: pod for pod in facts.pods or ()}
+
+    @cached_property
+    def state(self) -> JobState | None:
+        """The state as the engine decides on it; None if this release cannot read the spec."""
+        try:
+            job = Job.of(self.facts.job)
+        except ValidationError:
+            return None
+        observed = Observed(pods=self.pods, unbound=self.unbound)
+        return JobState(job, self.status, observed, self.facts.now, self.facts.settings)
+
+    @cached_property
+    def unbound(self) -> str:
+        """Why claims are not bound; empty if all are, or nothing is known."""
+        texts = (
+            unbound_claim(name, claim, self.events_of("PersistentVolumeClaim", name)) for name, claim in self._claims
+        )
+        return "; ".join(filter(None, texts))
+
+    @property
+    def _claims(self) -> Iterable[tuple[str, Json | None]]:
+        return sorted(self.facts.claims.items())
+
+    @cached_property
+    def current(self) -> list[PodView]:
+        """The pods of the recorded attempt, by node_rank."""
+        return sorted((p for p in self.pods if p.attempt == self.attempt.number), key=lambda pod: pod.node_rank)
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.spec.get("numNodes") or 1)
+
+    @property
+    def last_failure(self) -> Failure | None:
+        return self.status.failures[-1] if self.status.failures else None
+
+    @property
+    def running_nodes(self) -> int:
+        """How many nodes run."""
+        if self.facts.only_waiting or self.facts.pods is None:
+            return self.status.nodes.running if self.status.nodes is not None else 0
+        return sum(pod.state == "running" for pod in self.current)
+
+    @property
+    def missing_nodes(self) -> list[int]:
+        """Ranks of the nodes that neither run nor have succeeded, as far as they are known."""
+        if self.facts.only_waiting:
+            return [pod.node_rank for pod in self.current if pod.state == "pending"]
+        present = {pod.node_rank for pod in self.current if pod.state in ("running", "succeeded")}
+        return sorted({*range(self.num_nodes)} - present - {*(self.status.succeeded_nodes or ())})
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((c for c in self.status.conditions or () if c.type == kind), None)
+
+    def events_of(self, kind: str, name: str) -> list[Json]:
+        """Return the events of an object, the newest last."""
+        found = [e for e in self.facts.events if _is_about(e, kind, name)]
+        return sorted(found, key=event_time)
+
+    def seconds_since(self, time: str | None) -> float:
+        return seconds_between(time, self.facts.now) if time else 0.0
+
+    def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
+        """Return the command that shows the log of a node."""
+        number = self.attempt.number if attempt is None else attempt
+        pod = names.pod_name(self.name, str(self.meta["uid"]), number, node_rank)
+        return self.facts.settings.logs_command.format(
+            namespace=self.namespace, job=self.name, attempt=number, node_rank=node_rank, pod=pod
+        )
+
+    def of_job(self, path: str, value: object) -> Evidence:
+        return Evidence(kind=names.DDPJOBS.kind, name=self.name, field=path, value=str(value))
+
+    def of_condition(self, condition: Condition) -> Evidence:
+        """Return what a condition of the job says, as evidence."""
+        text = f"{condition.status} {condition.reason}: {condition.message}".rstrip(": ")
+        return self.of_job(f"status.conditions[{condition.type}]", text)
+
+    def verdict(
+        self,
+        stage: Stage,
+        reason: str,
+        sentence: str,
+        evidence: Iterable[Evidence | None],
+        *,
+        confidence: Confidence = "High",
+        is_abnormal: bool | None = None,
+        needs: Iterable[str] = (),
+        **fields: Any,
+    ) -> Explanation:
+        """Return the explanation. Each kind of ``needs`` that could not be read lowers the confidence.
+
+        fields: optional fields of ``Explanation``.
+        """
+        unread = [self.facts.unread[kind] for kind in needs if kind in self.facts.unread]
+        quoted = [item for item in evidence if item is not None]
+        return Explanation(
+            job=self.name,
+            namespace=self.namespace,
+            state=self.status.state or "Pending",
+            stage=stage,
+            reason=reason,
+            is_abnormal=stage not in NORMAL if is_abnormal is None else is_abnormal,
+            sentence=" ".join(sentence.split()),
+            confidence=_LOWER[confidence] if unread else confidence,
+            evidence=quoted or [self.of_job("status.state", self.status.state or "")],
+            operator="Unknown",
+            unread=unread,
+            **{key: value for key, value in fields.items() if value not in (None, "")},
+        )
+
+
+def of_event(event: Json) -> Evidence:
+    """Return an event as evidence about its object."""
+    about = event["involvedObject"]
+    text = f"{event.get('reason')}: {event.get('message')}"
+    return Evidence(kind="Event", name=f"{about.get('kind')}/{about.get('name')}", field="message", value=text)
+
+
+def _is_about(event: Json, kind: str, name: str) -> bool:
+    about = event.get("involvedObject") or {}
+    return (about.get("kind"), about.get("name")) == (kind, name)
+
+
+def _logged(facts: Facts, pod: PodView) -> Any:
+    text = facts.logs.get(pod.name)
+    return log_failure(text) if text and pod.report is None and pod.exit_code else None

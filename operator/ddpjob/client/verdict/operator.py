@@ -1,0 +1,125 @@
+"""Whether the operator of a job works: its Deployment where the user may read it, else what is overdue in the job."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ddpjob.api.objects import Json
+from ddpjob.client.verdict.explanation import Evidence, Explanation
+from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
+from ddpjob.engine.attempt import SUSPENDED
+
+SELECTOR = "app.kubernetes.io/name=ddpjob,app.kubernetes.io/component=operator"
+"""Labels of the operator's Deployment."""
+_NAMESPACES = "DDPJOB_OPERATOR_NAMESPACES"
+_CONCLUDED = frozenset(
+    {"Crash", "Hang", "Disruption", "Image", "Volume", "Placement", "Quota", "Configuration", "Refused", "Suspended"}
+)
+"""Stages that the pods show by themselves; a start of the operator does not change them."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """state: of the operator that serves the job. evidence: its Deployment."""
+
+    state: Literal["Alive", "Down", "Unknown"]
+    evidence: Evidence | None = None
+
+
+def operator_of(case: Case) -> Operator:
+    """Return whether a process acts on the job."""
+    if case.facts.is_run is not None:
+        return Operator("Alive" if case.facts.is_run else "Down")
+    serving = [found for found in case.facts.operators or () if _serves(found, case.namespace)]
+    if ready := next((found for found in serving if (found.get("status") or {}).get("readyReplicas")), None):
+        return Operator("Alive", _deployment(ready))
+    return Operator("Down", _deployment(serving[0])) if serving else Operator("Unknown")
+
+
+def _serves(deployment: Json, namespace: str) -> bool:
+    containers = deployment["spec"]["template"]["spec"].get("containers") or ()
+    given = [env.get("value") or "" for c in containers for env in c.get("env") or () if env.get("name") == _NAMESPACES]
+    return not any(given) or any(namespace in value.split(",") for value in given)
+
+
+def _deployment(found: Json) -> Evidence:
+    meta = found["metadata"]
+    ready, wanted = (found.get("status") or {}).get("readyReplicas", 0), found["spec"].get("replicas", 1)
+    value = f"{ready} of {wanted} replicas"
+    return Evidence(
+        kind="Deployment", name=f"{meta['namespace']}/{meta['name']}", field="status.readyReplicas", value=value
+    )
+
+
+def with_operator(case: Case, found: Explanation) -> Explanation:
+    """Return the verdict on an unfinished job with the state of its operator.
+
+    An operator that is down stands in the sentence. It is the verdict itself, unless the pods show another one.
+    """
+    operator = operator_of(case)
+    overdue = list(_overdue(case)) if operator.state != "Down" else []
+    down = operator.state == "Down" or found.stage == "OperatorDown"
+    if not (down or overdue):
+        return found.model_copy(update={"operator": operator.state})
+    quoted = [*overdue, *([operator.evidence] if operator.evidence is not None else [])]
+    state: Any = "Alive" if operator.state == "Alive" else "Down"
+    known: dict[str, Any] = {"operator": state, "is_abnormal": True}
+    if found.stage == "OperatorDown" and operator.state != "Down":
+        return found.model_copy(update=known)
+    reason = "NotReady" if operator.state == "Down" else "NotReconciled"
+    what = "the operator is down" if state == "Down" else "the operator has not acted on the job for some time"
+    text = f"{what}, so nothing is started, stopped or restarted"
+    todo = _next(operator)
+    if found.stage in _CONCLUDED and found.reason != NO_HEARTBEAT:  # else the operator only has not asked
+        quotes = [*found.evidence, *quoted]
+        return found.model_copy(update=known | {"sentence": f"{found.sentence}; {text}", "evidence": quotes})
+    unread = [case.facts.unread["operator"]] if overdue and "operator" in case.facts.unread else []
+    known |= {
+        "stage": "OperatorDown",
+        "reason": reason,
+        "sentence": f"{text}; {found.sentence}",
+        "evidence": [*quoted, *found.evidence],
+        "confidence": "High" if operator.state == "Down" else "Low" if unread else "Medium",
+        "unread": [*found.unread, *unread],
+        "hint": "pods that run train on; the operator continues from the recorded status when it runs again",
+        "next": todo,
+    }
+    return found.model_copy(update=known)
+
+
+def _next(operator: Operator) -> str:
+    if operator.evidence is None:
+        return f"kubectl get deployments -A -l {SELECTOR}"
+    namespace, _, name = operator.evidence.name.partition("/")
+    return f"kubectl -n {namespace} describe deployment {name}; kubectl -n {namespace} logs deployment/{name}"
+
+
+def _overdue(case: Case) -> Iterator[Evidence]:
+    """Yield what an operator that works would have changed long ago."""
+    meta, status = case.meta, case.status
+    generation = int(meta.get("generation") or 0)
+    if status.observed_generation is not None and status.observed_generation < generation:
+        changed = _spec_changed(case)
+        if changed and case.seconds_since(changed) > OVERDUE_SECONDS:
+            text = f"{status.observed_generation}, but metadata.generation is {generation} since {changed}"
+            yield case.of_job("status.observedGeneration", text)
+    attempt = case.attempt
+    end = attempt.ending if not status.is_true("Stalled") else None  # then the job waits for its user
+    if end is not None and attempt.verdict != SUSPENDED and not case.spec.get("suspend"):
+        until = max(filter(None, (end.until, end.drain_until)), default=None)
+        if until is not None and case.seconds_since(until) > OVERDUE_SECONDS:
+            yield case.of_job("status.currentAttempt.ending.until", f"{until} has passed")
+    if attempt.ending is None and not attempt.is_closed:
+        for pod in case.current:
+            if pod.state == "failed" and pod.finished_at and case.seconds_since(pod.finished_at) > OVERDUE_SECONDS:
+                field = "status.containerStatuses[trainer].state.terminated.finishedAt"
+                text = f"{pod.finished_at}, and the job's status does not say so"
+                yield Evidence(kind="Pod", name=pod.name, field=field, value=text)
+                return
+
+
+def _spec_changed(case: Case) -> str | None:
+    """Return when the spec was last written, which the API server records by manager."""
+    fields = case.meta.get("managedFields") or ()
+    times = [str(f.get("time")) for f in fields if not f.get("subresource") and "f:spec" in (f.get("fieldsV1") or {})]
+    return max(times, default=None)

@@ -1,0 +1,204 @@
+"""The verdict on a job that starts, runs or is suspended: not seen yet, first step, slow, hanging, running."""
+
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.api.status import Progress
+from ddpjob.api.times import parse_time, seconds_between
+from ddpjob.client.verdict.explanation import Evidence, Explanation
+from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
+from ddpjob.client.verdict.failed import restart_of
+from ddpjob.engine.obstacles import NO_PROGRESS, PROGRESS_UNKNOWN, TRAINING_STALLED
+
+_QUIET_SECONDS = 120.0
+"""A trainer that makes steps reports one in this time; evaluations and saves take shorter, or have another phase."""
+_QUIET_STEPS = 20
+_SLOWER = 2.0
+"""By which factor the steps are slower than in the attempt so far."""
+_LONG_ENOUGH = 120.0  # seconds of steps before they can be compared
+
+
+def foreign(case: Case) -> Explanation | None:
+    """Explain a job that another controller manages."""
+    manager = case.spec.get("managedBy")
+    if manager in (None, names.CONTROLLER):
+        return None
+    sentence = f"{case.name} is managed by {manager}, so this operator leaves it alone"
+    return case.verdict("Suspended", "ManagedBy", sentence, [case.of_job("spec.managedBy", manager)])
+
+
+def unseen(case: Case) -> Explanation | None:
+    """Explain a job that no operator has looked at."""
+    if case.status.conditions:
+        return None
+    created = case.meta.get("creationTimestamp")
+    age = int(case.seconds_since(created))
+    quoted = [case.of_job("status.observedGeneration", "absent"), case.of_job("metadata.creationTimestamp", created)]
+    if age < OVERDUE_SECONDS:
+        sentence = f"{case.name} was created {age} s ago, and no operator has looked at it yet"
+        return case.verdict("Starting", "NotSeenYet", sentence, quoted)
+    return case.verdict(
+        "OperatorDown",
+        "NeverSeen",
+        f"no operator has looked at {case.name} since it was created {age} s ago",
+        quoted,
+        confidence="Medium",
+        needs=["operator"],
+        hint="the operator is not installed, is down, or serves other namespaces",
+        next="kubectl get deployments -A -l app.kubernetes.io/name=ddpjob; docs/install.md installs the operator",
+    )
+
+
+def suspended(case: Case) -> Explanation | None:
+    """Explain a job that is suspended, or is about to be."""
+    found = case.condition("Suspended")
+    is_suspended = found is not None and found.status == "True"
+    wanted = bool(case.spec.get("suspend"))
+    if not wanted:
+        return None
+    quoted = [case.of_job("spec.suspend", "true"), case.of_condition(found) if found is not None else None]
+    what = "is suspended" if is_suspended else "is being suspended: its pods save a checkpoint and end"
+    reason = "Suspended" if is_suspended else "Suspending"
+    resume = f"ddpjob resume {case.name}"
+    return case.verdict("Suspended", reason, f"{case.name} {what}", quoted, attempt=case.status.attempt, next=resume)
+
+
+def resumed(case: Case) -> Explanation | None:
+    """Explain a job whose resumption nobody has seen yet."""
+    if not case.status.is_true("Suspended"):
+        return None
+    quoted = [case.of_job("spec.suspend", "false"), case.of_job("status.state", case.status.state)]
+    return case.verdict("Starting", "Resuming", f"{case.name} was resumed and starts again", quoted)
+
+
+def running(case: Case) -> Explanation:
+    """Explain a job all of whose nodes run."""
+    found = case.condition("Running")
+    reason, message = (found.reason, found.message) if found is not None else ("Unknown", "")
+    quoted = case.of_condition(found) if found is not None else None
+    if reason == TRAINING_STALLED:
+        return _stalled(case, message, quoted)
+    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
+        return case.verdict(
+            "Running", reason, f"{case.name} runs: {message}", [quoted, restart_of(case)], is_abnormal=True,
+            attempt=case.attempt.number, next=case.logs_command(),
+        )  # fmt: skip
+    progress = _progress_of_attempt(case)
+    if case.attempt.first_step_time is None:
+        return _before_first_step(case, progress, quoted)
+    if progress is not None and (seen := _quiet(case, progress) or _slow(case, progress)) is not None:
+        return seen
+    done = f": {progress.display}" if progress is not None else ""
+    values = [case.of_job("status.progress.display", progress.display)] if progress is not None else []
+    sentence = f"{case.name} trains in attempt {case.attempt.number}{done}"
+    return case.verdict(
+        "Running", reason, sentence, [quoted, *values, restart_of(case)], attempt=case.attempt.number,
+        step=progress.step if progress is not None else None,
+    )  # fmt: skip
+
+
+def _stalled(case: Case, message: str, quoted: Evidence | None) -> Explanation:
+    stall = case.status.stall
+    place: dict[str, Any] = {} if stall is None else {"rank": stall.rank, "step": stall.step, "where": stall.where}
+    values = [case.of_job(f"status.stall.{name}", value) for name, value in place.items() if value is not None]
+    return case.verdict(
+        "Hang",
+        TRAINING_STALLED,
+        f"{case.name} hangs: {message}",
+        [quoted, *values],
+        hint="a lock, a file system or a peer does not answer, or the ranks call different collectives",
+        next=f"{case.logs_command()} shows the stacks of all ranks; ddpjob restart {case.name} starts it again",
+        attempt=case.attempt.number,
+        **place,
+    )
+
+
+def _progress_of_attempt(case: Case) -> Progress | None:
+    """Return the progress of the current attempt; the status keeps that of the one before until there is a report."""
+    progress, start = case.status.progress, case.attempt.start_time
+    if progress is None or progress.last_heartbeat_time is None:
+        return progress
+    return progress if parse_time(progress.last_heartbeat_time) >= parse_time(start) else None
+
+
+def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence | None) -> Explanation:
+    since = int(case.seconds_since(case.attempt.all_running_time))
+    number = case.attempt.number
+    if progress is None:
+        sentence = f"all nodes of {case.name} have run for {since} s, and this attempt has reported no progress"
+        return case.verdict(
+            "FirstStep", "NotReported", sentence, [quoted, restart_of(case)], confidence="Medium", attempt=number,
+            hint="a program that neither ddprun nor ddptrain runs reports nothing unless it serves GET /progress",
+            next=case.logs_command(),
+        )  # fmt: skip
+    values = [case.of_job("status.progress.phase", progress.phase or ""), quoted, restart_of(case)]
+    waits = progress.phase in ("rendezvous", "start")
+    what = "waits for its ranks to meet" if progress.phase == "rendezvous" else f"is in phase {progress.phase}"
+    return case.verdict(
+        "Rendezvous" if progress.phase == "rendezvous" else "FirstStep",
+        "NoStepYet",
+        f"{case.name} {what}, {since} s after all nodes ran, and has made no step yet",
+        values,
+        is_abnormal=False,
+        confidence="Medium" if waits else "High",
+        attempt=number,
+        next=case.logs_command(),
+    )
+
+
+def _quiet(case: Case, progress: Progress) -> Explanation | None:
+    """Explain a training whose last report is old."""
+    rate, beat = _number(progress.steps_per_second), progress.last_heartbeat_time
+    if beat is None or progress.phase not in (None, "train"):
+        return None
+    quiet = case.seconds_since(beat)
+    if quiet < max(_QUIET_SECONDS, _QUIET_STEPS / rate if rate else 0.0):
+        return None
+    return case.verdict(
+        "Hang",
+        NO_HEARTBEAT,
+        f"{case.name} has reported no work for {int(quiet)} s, since step {progress.step}",
+        [case.of_job("status.progress.lastHeartbeatTime", beat), case.of_job("status.progress.step", progress.step)],
+        confidence="Medium",
+        needs=["operator"],
+        hint="a rank, the data loader or the network stopped without an error, or the operator is down",
+        next=case.logs_command(),
+        attempt=case.attempt.number,
+        step=progress.step,
+    )
+
+
+def _slow(case: Case, progress: Progress) -> Explanation | None:
+    """Explain a training whose steps take much longer than before in the same attempt."""
+    rate, first, beat = _number(progress.steps_per_second), case.attempt.first_step_time, progress.last_heartbeat_time
+    if not rate or first is None or beat is None or progress.step is None or progress.phase not in (None, "train"):
+        return None
+    resumed = case.status.checkpoint.resumed_from_step if case.status.checkpoint else None
+    if resumed is None and case.attempt.number > 1:
+        return None  # a script does not report the step from which it goes on, so the usual speed is unknown
+    resumed = resumed or 0
+    seconds = seconds_between(first, parse_time(beat))
+    if seconds < _LONG_ENOUGH or (progress.step - resumed) / seconds < _SLOWER * rate:
+        return None
+    usual = (progress.step - resumed) / seconds
+    return case.verdict(
+        "Slow",
+        "StepsSlower",
+        f"{case.name} makes {rate:.3g} steps/s, {usual / rate:.1f} times slower than in this attempt so far",
+        [
+            case.of_job("status.progress.stepsPerSecond", progress.steps_per_second),
+            case.of_job("status.progress.step", f"{progress.step} in {int(seconds)} s since the first: {usual:.3g}/s"),
+        ],
+        confidence="Medium",
+        hint="another process uses the processors or GPUs of a node, the data come slower, or a node throttles",
+        next=case.logs_command(),
+        attempt=case.attempt.number,
+        step=progress.step,
+    )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,383 @@
+"""The verdict on a job whose pods do not all run: refused, quota, placement, volume, image, configuration."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddpjob.api.names import LAUNCHER
+from ddpjob.api.objects import Json, condition, element
+from ddpjob.api.pod_view import PodView
+from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
+from ddpjob.client.verdict.facts import Case, of_event
+from ddpjob.client.verdict.failed import restart_of
+from ddpjob.engine.evidence import REFUSALS
+from ddpjob.engine.obstacles import CONTAINER_CREATING, obstacles
+
+_OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating"})
+"""Reasons of what only the operator has seen: the responses to its creates."""
+_IMAGE = frozenset(
+    {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
+)
+_CONTAINER = REFUSALS | {"CreateContainerError", "RunContainerError", "PostStartHookError", "CrashLoopBackOff"}
+_NOT_PREPARED = frozenset({"PodNotPrepared", CONTAINER_CREATING})
+_OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeResizeFailed")
+_QUOTA = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
+_UNSEEN_SECONDS = 30.0
+"""A scheduler looks at a new pod within a second; a busy one takes longer."""
+
+# Clauses of the scheduler's message, in the order in which the most specific one decides.
+# https://github.com/kubernetes/kubernetes/tree/v1.34.0/pkg/scheduler/framework/plugins
+_CLAUSES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "Volume",
+        re.compile(r"unbound immediate PersistentVolumeClaim|persistentvolumeclaim \"|volume node affinity", re.I),
+    ),
+    ("Volume", re.compile(r"available persistent volumes to bind|max volume count|StorageClass", re.I)),
+    ("Resource", re.compile(r"Insufficient [\w./-]+|Too many pods")),
+    ("Affinity", re.compile(r"didn't match Pod's node affinity/selector|affinity rules|anti-affinity|topology spread")),
+    ("Taint", re.compile(r"untolerated taint|had taint")),
+    ("Cordoned", re.compile(r"were unschedulable")),
+    ("Ports", re.compile(r"didn't have free ports")),
+)
+_CONTROL_PLANE = re.compile(r"had untolerated taint \{node-role\.kubernetes\.io/(control-plane|master)[^}]*\}")
+_ADVICE: Mapping[str, tuple[str, str]] = {
+    "Resource": (
+        "no Kubernetes node has so much free: other pods use it, or no node is that large",
+        "kubectl describe nodes shows what is allocated; request less in spec.resources, or use fewer nodes",
+    ),
+    "Taint": (
+        "the nodes that would fit are reserved for pods that tolerate their taint",
+        "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints; tolerate it in spec.template",
+    ),
+    "Affinity": (
+        "no Kubernetes node has the labels that nodeSelector or affinity in spec.template require",
+        "kubectl get nodes --show-labels; correct nodeSelector or affinity in spec.template",
+    ),
+    "Cordoned": ("a person cordoned the nodes, or drains them", "kubectl get nodes; kubectl uncordon NODE"),
+    "Ports": ("pods with hostNetwork or hostPort use the port", "use other ports, or fewer nodes on one machine"),
+    "Volume": (
+        "no volume fits the claim, or nothing provisions its storage class",
+        "kubectl get pvc,storageclass -n {namespace}; correct checkpoint.claimTemplate or the claim",
+    ),
+    "NoScheduler": (
+        "no scheduler looks at the pod: its schedulerName does not run in this cluster",
+        "correct schedulerName in spec.template, or install that scheduler",
+    ),
+}
+_REFUSALS: Mapping[str, tuple[str, str]] = {
+    "CreateRefused": (
+        "a LimitRange, Pod Security or an admission webhook refuses it",
+        "kubectl describe limitrange,namespace/{namespace} -n {namespace}",
+    ),
+    "CreateFailed": ("the API server or an admission webhook does not answer", "nothing; the creates are sent again"),
+    "InvalidSpec": ("the CRD accepted what this operator refuses", "correct the field that the message names"),
+    "SpecChanged": ("", "undo the change, or delete the job and apply it again"),
+    "NameConflict": ("another program or user created an object of that name", "delete or rename the object"),
+    "NameTerminating": ("an object of a deleted job still ends", "nothing; the next attempt starts when it is gone"),
+    "DeleteRefused": (
+        "an admission webhook refuses it, or the operator lacks the right",
+        "kubectl describe ddp -n {namespace}",
+    ),
+}
+
+
+def refused(case: Case) -> Explanation | None:
+    """Explain a job that cannot go on without a change, or whose pods the API server refuses."""
+    stalled, running = case.condition("Stalled"), case.condition("Running")
+    found = stalled if stalled is not None and stalled.status == "True" else running
+    if found is None or (found is running and (running.status == "True" or running.reason not in _OF_OPERATOR)):
+        return _refused_before(case)
+    return _refusal(case, found.reason, found.message, case.of_condition(found))
+
+
+def _refused_before(case: Case) -> Explanation | None:
+    """Explain the refusal of the attempt before, while the next one tries again."""
+    if not case.attempt.refusals or case.attempt.is_closed or case.attempt.all_running_time is not None or case.pods:
+        return None
+    events = [e for e in case.events_of("DDPJob", case.name) if e.get("reason") in _OF_OPERATOR]
+    if not events:
+        return None
+    return _refusal(case, str(events[-1]["reason"]), str(events[-1].get("message")), of_event(events[-1]))
+
+
+def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explanation:
+    until = case.attempt.ending.until if case.attempt.ending else None
+    place: dict[str, Any] = {"attempt": case.attempt.number or None, "until": until}
+    if (quota := _QUOTA.search(message)) is not None:
+        return case.verdict(
+            "Quota",
+            "QuotaExceeded",
+            f"{case.name} waits for quota {quota[1]}: {message}",
+            [quoted, *_of_quota(case, quota[1])],
+            hint="other pods of the namespace use the quota, or the job needs more than the whole quota",
+            next=f"kubectl describe quota {quota[1]} -n {case.namespace}; use fewer nodes, or end other jobs",
+            needs=["quotas"],
+            **place,
+        )
+    hint, todo = _REFUSALS.get(reason, _REFUSALS["CreateRefused"])
+    stage: Stage = "Starting" if reason in ("NameTerminating", "CreateFailed") else "Refused"
+    sentence = f"{case.name} {'waits' if stage == 'Starting' else 'is refused'}: {message}"
+    todo = todo.format(namespace=case.namespace)
+    return case.verdict(stage, reason, sentence, [quoted], hint=hint, next=todo, **place)
+
+
+def _of_quota(case: Case, name: str) -> Iterator[Evidence]:
+    """Yield what of a quota is used up."""
+    status = next((q.get("status") or {} for q in case.facts.quotas if q["metadata"]["name"] == name), {})
+    used = status.get("used") or {}
+    for resource, hard in (status.get("hard") or {}).items():
+        text = f"{used.get(resource, '0')} of {hard}"
+        yield Evidence(kind="ResourceQuota", name=name, field=f"status.used[{resource}]", value=text)
+
+
+def waiting(case: Case) -> Explanation | None:
+    """Explain why not all nodes run; None if they do, or have ended."""
+    if case.attempt.is_closed or not _waits(case):
+        return None
+    pods = [pod for pod in case.current if pod.state == "pending"]
+    found = next(obstacles(case.state), None) if case.state is not None and case.facts.pods is not None else None
+    # In the order of the engine's obstacles, so that the condition and the verdict name the same pod.
+    for applies, explained in (
+        (lambda pod: pod.waiting is not None, _not_started),
+        (lambda pod: pod.unschedulable is not None, _unschedulable),
+        (lambda pod: bool(_gates(case, pod)), _gated),
+        (lambda pod: _is_unseen(case, pod), _no_scheduler),
+    ):
+        if (pod := next(filter(applies, pods), None)) is not None:
+            return explained(case, pod)
+    if found is not None and found[0] in _NOT_PREPARED:
+        return _not_prepared(case, pods, *found)
+    return _starting(case, found[1] if found else "")
+
+
+def _waits(case: Case) -> bool:
+    if any(pod.state == "pending" for pod in case.current):
+        return True
+    running = case.condition("Running")
+    return running is None or running.status != "True"
+
+
+def _place(case: Case, pod: PodView) -> dict[str, Any]:
+    return {
+        "attempt": pod.attempt,
+        "node_rank": pod.node_rank,
+        "pod": pod.name,
+        "node_name": pod.node_name,
+        "missing_nodes": case.missing_nodes if case.running_nodes else None,
+    }
+
+
+def _unschedulable(case: Case, pod: PodView) -> Explanation:
+    message = pod.unschedulable or ""
+    causes = _causes(message)
+    reason = causes[0] if causes else "Unschedulable"
+    hint, todo = _ADVICE.get(reason, ("", f"kubectl describe pod {pod.name} -n {case.namespace}"))
+    without = [p for p in case.current if p.unschedulable is not None]
+    why = f"; {case.unbound}" if reason == "Volume" and case.unbound else ""
+    quoted = Evidence(kind="Pod", name=pod.name, field="status.conditions[PodScheduled].message", value=message)
+    return case.verdict(
+        "Volume" if reason == "Volume" else "Placement",
+        reason,
+        f"no Kubernetes node fits {len(without)} of {case.num_nodes} pods of {case.name}: {message}{why}",
+        [quoted, *(_of_claims(case) if reason == "Volume" else _asked(case, pod, reason))],
+        hint=hint,
+        next=todo.format(namespace=case.namespace),
+        needs=["claims", "events"] if reason == "Volume" else (),
+        confidence="High" if len(causes) == 1 else "Medium",
+        **_place(case, pod),
+    )
+
+
+def _causes(message: str) -> list[str]:
+    """Return what the scheduler's message says of the nodes; of a control plane only if there is no other node."""
+    for text in (_CONTROL_PLANE.sub("", message), message):
+        if found := list(dict.fromkeys(reason for reason, pattern in _CLAUSES if pattern.search(text))):
+            return found
+    return []
+
+
+def _asked(case: Case, pod: PodView, reason: str) -> Iterator[Evidence]:
+    """Yield what the pod asks for that no Kubernetes node has."""
+    spec = case.raw[pod.name].get("spec") or {}
+    fields = {"Taint": ("tolerations",), "Affinity": ("nodeSelector", "affinity")}.get(reason, ())
+    for name in fields:
+        if name in spec or reason == "Taint":
+            given = [t for t in spec.get(name) or () if not str(t.get("key")).startswith("node.kubernetes.io/")]
+            value = given if reason == "Taint" else spec[name]
+            yield Evidence(kind="Pod", name=pod.name, field=f"spec.{name}", value=_text(value) or "none")
+    if reason == "Resource":
+        asked = element(spec.get("containers"), "name", "trainer").get("resources") or {}
+        value = _text(asked.get("requests") or asked.get("limits") or {}) or "none"
+        yield Evidence(kind="Pod", name=pod.name, field="spec.containers[trainer].resources.requests", value=value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
+    return "; ".join(map(_text, value)) if isinstance(value, list) else str(value)
+
+
+def _of_claims(case: Case) -> Iterator[Evidence]:
+    """Yield phase and newest event of each claim that is not bound."""
+    kind = "PersistentVolumeClaim"
+    for name, claim in sorted(case.facts.claims.items()):
+        if claim is None:
+            yield Evidence(kind=kind, name=name, field="metadata.name", value="does not exist")
+            continue
+        if (phase := (claim.get("status") or {}).get("phase", "Pending")) == "Bound":
+            continue
+        yield Evidence(kind=kind, name=name, field="status.phase", value=phase)
+        if (given := (claim.get("spec") or {}).get("storageClassName")) is not None:
+            yield Evidence(kind=kind, name=name, field="spec.storageClassName", value=given)
+        yield from map(of_event, case.events_of(kind, name)[-1:])
+
+
+def _gates(case: Case, pod: PodView) -> list[Json]:
+    return (case.raw[pod.name].get("spec") or {}).get("schedulingGates") or []
+
+
+def _gated(case: Case, pod: PodView) -> Explanation:
+    value = ", ".join(str(gate.get("name")) for gate in _gates(case, pod))
+    return case.verdict(
+        "Quota",
+        "SchedulingGated",
+        f"{case.name} waits in a queue: the pods may not be scheduled until {value} is removed",
+        [Evidence(kind="Pod", name=pod.name, field="spec.schedulingGates", value=value)],
+        hint="a queue such as Kueue removes the gate when there is quota for the whole job",
+        next=f"kubectl get workloads,localqueues -n {case.namespace}",
+        **_place(case, pod),
+    )
+
+
+def _is_unseen(case: Case, pod: PodView) -> bool:
+    raw = case.raw[pod.name]
+    is_seen = pod.node_name or condition(raw.get("status"), "PodScheduled")
+    return not is_seen and case.seconds_since(raw["metadata"].get("creationTimestamp")) > _UNSEEN_SECONDS
+
+
+def _no_scheduler(case: Case, pod: PodView) -> Explanation:
+    raw = case.raw[pod.name]
+    name = (raw.get("spec") or {}).get("schedulerName", "default-scheduler")
+    hint, todo = _ADVICE["NoScheduler"]
+    age = int(case.seconds_since(raw["metadata"].get("creationTimestamp")))
+    return case.verdict(
+        "Placement",
+        "NoScheduler",
+        f"{case.name} waits: no scheduler has looked at {pod.where} for {age} s",
+        [Evidence(kind="Pod", name=pod.name, field="spec.schedulerName", value=name)],
+        confidence="Medium",
+        hint=hint,
+        next=todo,
+        **_place(case, pod),
+    )
+
+
+def _not_started(case: Case, pod: PodView) -> Explanation:
+    """Explain a container that the kubelet does not start."""
+    reason, message = pod.waiting or ("", "")
+    container = pod.waiting_init or "trainer"
+    statuses = "initContainerStatuses" if pod.waiting_init else "containerStatuses"
+    field = f"status.{statuses}[{container}].state.waiting"
+    image = _image(case.raw[pod.name], container)
+    quoted = [Evidence(kind="Pod", name=pod.name, field=field, value=f"{reason}: {message}")]
+    stage: Stage = "Image" if reason in _IMAGE else "Configuration"
+    if stage == "Image":
+        quoted.append(Evidence(kind="Pod", name=pod.name, field=f"spec.containers[{container}].image", value=image))
+        hint = "the name or the tag is wrong, the registry needs a Secret, or the node cannot reach the registry"
+        todo = "correct spec.image, or name the Secret in spec.imagePullSecrets"
+        what = f"the image {image} of {pod.where} cannot be pulled"
+        if pod.waiting_init == LAUNCHER:
+            hint, todo = "this is the launcher image of the operator", "ask the administrator of the operator"
+    else:
+        hint = "the Secret, ConfigMap or key that the message names does not exist, or the command is wrong"
+        todo = "create it, or correct env, envFrom, command or template and create the job again"
+        what = f"the kubelet does not start {pod.where}"
+    return case.verdict(
+        stage,
+        reason,
+        f"{case.name} waits: {what}: {pod.waiting_text}",
+        quoted,
+        hint=hint,
+        next=f"{todo}; kubectl describe pod {pod.name} -n {case.namespace}",
+        confidence="High" if reason in _IMAGE | _CONTAINER else "Medium",
+        **_place(case, pod),
+    )
+
+
+def _image(pod: Json, container: str) -> str:
+    spec = pod.get("spec") or {}
+    found = element([*(spec.get("containers") or ()), *(spec.get("initContainers") or ())], "name", container)
+    return str(found.get("image") or "")
+
+
+def _not_prepared(case: Case, pods: list[PodView], reason: str, message: str) -> Explanation:
+    """Explain a pod whose volumes, network or image are not ready, from the events of its kubelet."""
+    with_node = [pod for pod in pods if pod.node_name]
+    pod = next((p for p in with_node if case.events_of("Pod", p.name)), with_node[0])
+    events = case.events_of("Pod", pod.name)
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    place = _place(case, pod) | {"next": f"kubectl describe pod {pod.name} -n {case.namespace}"}
+    if warnings:
+        last, why = warnings[-1], str(warnings[-1].get("reason"))
+        is_volume = _OF_VOLUMES.search(why) is not None
+        return case.verdict(
+            "Volume" if is_volume else "Configuration",
+            why,
+            f"{case.name} waits: {pod.where} does not start: {last.get('message')}",
+            [of_event(last), *(_of_claims(case) if is_volume else ())],
+            hint="the volume cannot be mounted on this Kubernetes node" if is_volume else "",
+            **place,
+        )
+    if events and events[-1].get("reason") == "Pulling":
+        sentence = f"{case.name} waits: {pod.where} pulls its image: {events[-1].get('message')}"
+        return case.verdict("Image", "Pulling", sentence, [of_event(events[-1])], is_abnormal=False, **place)
+    what = Evidence(kind="Pod", name=pod.name, field="status.phase", value="Pending")
+    return case.verdict(
+        "Starting", reason, f"{case.name} waits: {message}", [what], needs=["events"], confidence="Medium", **place
+    )
+
+
+def _starting(case: Case, message: str) -> Explanation:
+    """Explain pods that start without an obstacle, or of which nothing but the condition is known."""
+    running = case.condition("Running")
+    quoted = case.of_condition(running) if running is not None else None
+    if case.facts.pods is None and running is not None:
+        return _from_condition(case, running.reason, running.message)
+    if case.running_nodes and case.missing_nodes:
+        ranks = ", ".join(map(str, case.missing_nodes[:8]))
+        sentence = f"{case.running_nodes} of {case.num_nodes} nodes of {case.name} run and wait for node_rank {ranks}"
+        return case.verdict(
+            "Rendezvous", "NodesMissing", sentence, [quoted], is_abnormal=False,
+            attempt=case.attempt.number, missing_nodes=case.missing_nodes, confidence="Medium",
+            next=f"ddpjob why {case.name}, again in a minute",
+        )  # fmt: skip
+    reason = running.reason if running is not None and running.status != "True" else "Starting"
+    text = message or (running.message if running is not None else "") or "its pods are starting"
+    evidence = [quoted, restart_of(case)]
+    return case.verdict(
+        "Starting", reason, f"{case.name} starts: {text}", evidence, attempt=case.attempt.number or None
+    )
+
+
+def _from_condition(case: Case, reason: str, message: str) -> Explanation:
+    """Explain with the operator's own words, without the pods."""
+    stage: Stage = "Starting"
+    if reason == "Unschedulable":
+        causes = _causes(message)
+        stage, reason = ("Volume" if "Volume" in causes[:1] else "Placement"), (causes or [reason])[0]
+    elif reason in _IMAGE:
+        stage = "Image"
+    elif reason in _CONTAINER:
+        stage = "Configuration"
+    hint, todo = _ADVICE.get(reason, ("", ""))
+    running = case.condition("Running")
+    return case.verdict(
+        stage,
+        reason,
+        f"{case.name} waits: {message}",
+        [case.of_condition(running) if running is not None else None],
+        hint=hint,
+        next=todo.format(namespace=case.namespace),
+        needs=["pods"],
+        attempt=case.attempt.number,
+    )

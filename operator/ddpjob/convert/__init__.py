@@ -1,0 +1,9 @@
+"""Jobs of Kubeflow as DDPJobs: JSON in, JSON and notes out; pure.
+
+    conversion ─▶ pytorchjob, trainjob ─▶ pods ─▶ torchrun ─▶ notes, shape
+
+What a DDPJob cannot say is not lost in silence: each such field becomes a ``Note``.
+"""
+
+KINDS = ("PyTorchJob", "TrainJob")
+"""The kinds of which a DDPJob can be made."""

@@ -1,0 +1,214 @@
+"""A PyTorchJob of Kubeflow's training operator (kubeflow.org/v1) as a DDPJob.
+
+Its fields and what they do: https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/
+"""
+
+from typing import Any
+
+from ddpjob.api.objects import Json, element
+from ddpjob.convert.notes import Note, note_others
+from ddpjob.convert.pods import differences, has_devices, present, spec_of_pod
+from ddpjob.convert.shape import Shape, require_shape
+from ddpjob.convert.torchrun import Launch
+from ddpjob.errors import InvalidJobError
+
+VERSION = "kubeflow.org/v1"
+_POLICY: Shape = {
+    **dict.fromkeys(("backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"), int),
+    **{"suspend": bool, "cleanPodPolicy": str, "managedBy": str, "schedulingPolicy": dict},
+}
+_SHAPE: Shape = {
+    **_POLICY,
+    "nprocPerNode": str,
+    "pytorchReplicaSpecs": {"*": {"replicas": int, "restartPolicy": str, "template": dict}},
+    "elasticPolicy": {
+        **dict.fromkeys(("minReplicas", "maxReplicas", "nProcPerNode", "maxRestarts"), int),
+        "metrics": [dict],
+        "rdzvConf": [dict],
+    },
+    "runPolicy": _POLICY,
+}
+_CONTAINER = "pytorch"
+_RUN_POLICY = (
+    *("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy"),
+    *("suspend", "managedBy"),
+)
+_MAX_RESTARTS = 1000  # of a DDPJob
+_UNBUFFERED = {"name": "PYTHONUNBUFFERED", "value": "1"}
+"""Every container of a PyTorchJob has this variable."""
+_PERMANENT = list(range(1, 128))
+"""Exit codes after which restartPolicy ExitCode does not restart."""
+
+
+def spec_of_pytorchjob(job: Json, replica: str | None, notes: list[Note]) -> Json:
+    """Return the spec of the DDPJob.
+
+    Args:
+        replica: Master or Worker: the pods of all nodes are made from its template; None: both must be equal.
+
+    Raises:
+        InvalidJobError: it has no replicas, or Master and Worker differ.
+    """
+    given = job.get("spec") or {}
+    require_shape(given, _SHAPE, "spec")
+    replicas = _replicas(given)
+    note_others(
+        given, ("pytorchReplicaSpecs", "runPolicy", "elasticPolicy", "nprocPerNode", *_RUN_POLICY), "spec", notes
+    )
+    spec, started = _pods(replicas, replica, notes)
+    elastic = present(given.get("elasticPolicy") or {})
+    # A release before v1 had the fields of runPolicy in the spec.
+    policy = {key: given[key] for key in _RUN_POLICY if key in given} | (given.get("runPolicy") or {})
+    policy = present(policy)
+    if not element(spec.get("env"), "name", _UNBUFFERED["name"]):
+        spec["env"] = [*spec.get("env", []), dict(_UNBUFFERED)]
+    spec["numNodes"] = sum(_count(one) for one in replicas.values())
+    spec["nprocPerNode"] = _nproc(given, elastic, started, spec.get("resources") or {}, notes)
+    if "Master" in replicas and policy.get("cleanPodPolicy") in ("All", "Running"):
+        spec["successPolicy"] = "NodeZero"  # the success of the Master ends the Workers
+    _note_elastic(elastic, started, notes)
+    spec["restartPolicy"] = _restarts(
+        replicas, replica or next(iter(replicas)), _limit(policy, elastic, started), notes
+    )
+    return spec | _run_policy(policy, notes)
+
+
+def _replicas(spec: Json) -> dict[str, Json]:
+    """Return Master, if there is one, and Worker."""
+    given = {
+        str(kind).capitalize(): present(one or {}) for kind, one in (spec.get("pytorchReplicaSpecs") or {}).items()
+    }
+    replicas = {kind: given[kind] for kind in ("Master", "Worker") if kind in given}
+    if not any(_count(one) for one in replicas.values()):
+        raise InvalidJobError(
+            "spec.pytorchReplicaSpecs has no replicas", "a PyTorchJob has a Master, Workers, or both", "add replicas"
+        )
+    if unknown := sorted(set(given) - set(replicas)):
+        raise InvalidJobError(
+            f"spec.pytorchReplicaSpecs has {', '.join(unknown)}", "a PyTorchJob has Master and Worker", "remove it"
+        )
+    return {kind: one for kind, one in replicas.items() if _count(one)}
+
+
+def _count(replica: Json) -> int:
+    count = replica.get("replicas")
+    return count if isinstance(count, int) else 1
+
+
+def _pods(replicas: dict[str, Json], wanted: str | None, notes: list[Note]) -> tuple[Json, Launch]:
+    """Return the part of the spec that the pod templates give. Raises ``InvalidJobError`` if they differ."""
+    if wanted is not None and wanted not in replicas:
+        raise InvalidJobError(f"the PyTorchJob has no {wanted}", f"it has {', '.join(replicas)}", "leave out --replica")
+    made, heard = {}, {}
+    for kind, one in replicas.items():
+        path = f"spec.pytorchReplicaSpecs.{kind}"
+        heard[kind] = list[Note]()
+        note_others(one, ("replicas", "restartPolicy", "template"), path, heard[kind])
+        made[kind] = spec_of_pod(one.get("template") or {}, _CONTAINER, f"{path}.template", heard[kind])
+    chosen = wanted or next(iter(made))
+    notes += heard[chosen]
+    others = [kind for kind in made if kind != chosen]
+    for other in others:
+        found = list(differences(_what_matters(made[chosen][0]), _what_matters(made[other][0])))
+        if found and wanted is None:
+            raise InvalidJobError(
+                f"{chosen} and {other} differ in {', '.join(found)}",
+                "all pods of a DDPJob are made from one template; a script can tell node 0 by $NODE_RANK",
+                f"make both equal, or take the pods of one of them for all nodes: --replica {chosen} or {other}",
+            )
+        if found:
+            field = f"spec.pytorchReplicaSpecs.{other}.template"
+            notes.append(Note(field, f"all nodes are as {chosen}; differs in {', '.join(found)}"))
+        elif made[chosen][0] != made[other][0]:
+            field = f"spec.pytorchReplicaSpecs.{other}.template.metadata"
+            notes.append(Note(field, f"all pods have labels and annotations of {chosen}"))
+    return made[chosen]
+
+
+def _what_matters(spec: Json) -> Json:
+    """Return the spec without what makes no difference to a training: labels and annotations."""
+    template = {key: value for key, value in spec.get("template", {}).items() if key != "metadata"}
+    return spec | {"template": template}
+
+
+def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: list[Note]) -> int | str:
+    """Return ``nprocPerNode``. A flag is stronger than elasticPolicy, and that than the spec, as for torchrun."""
+    wanted: Any = started.flags.get("nproc-per-node")
+    field = "the flag --nproc_per_node"
+    if wanted is None:
+        field = "spec.elasticPolicy.nProcPerNode" if "nProcPerNode" in elastic else "spec.nprocPerNode"
+        wanted = elastic.get("nProcPerNode", given.get("nprocPerNode"))
+    if str(wanted).isdecimal():
+        return int(wanted)
+    if started.starts_processes is not True:
+        return 1  # one process, whose RANK is that of the node
+    if wanted == "cpu" or not has_devices(resources):
+        why = "torchrun started one process per GPU or CPU that it found; auto is one per GPU in resources, else one"
+        notes.append(Note(field, why, "set nprocPerNode to a number"))
+    return "auto"
+
+
+def _note_elastic(elastic: Json, started: Launch, notes: list[Note]) -> None:
+    """Note the fields of the elastic policy that have no equivalent."""
+    path = "spec.elasticPolicy"
+    sizes = {elastic.get("minReplicas"), elastic.get("maxReplicas")} - {None}
+    if len(sizes) > 1 or ":" in started.flags.get("nnodes", ""):
+        notes.append(
+            Note(
+                f"{path}.minReplicas, maxReplicas",
+                "the number of nodes of a running DDPJob is fixed",
+                "change numNodes while it is suspended",
+            )
+        )
+    if elastic.get("metrics"):
+        notes.append(Note(f"{path}.metrics", "there is no autoscaling"))
+    if elastic.get("rdzvConf"):
+        notes.append(Note(f"{path}.rdzvConf", "the rendezvous is static", "rendezvous.timeoutSeconds is its timeout"))
+    known = ("minReplicas", "maxReplicas", "metrics", "rdzvConf", "nProcPerNode", "maxRestarts", "standalone")
+    note_others(elastic, (*known, "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId"), path, notes)
+
+
+def _limit(policy: Json, elastic: Json, started: Launch) -> int | None:
+    """Return how often a PyTorchJob restarts; None: without end."""
+    flag = started.flags.get("max-restarts", "")
+    limit: int | None = policy.get("backoffLimit", elastic.get("maxRestarts", int(flag) if flag.isdecimal() else None))
+    return limit
+
+
+def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: list[Note]) -> Json:
+    """Return ``restartPolicy``: a DDPJob restarts all pods, a PyTorchJob those that failed."""
+    kinds = {name: one.get("restartPolicy") or "OnFailure" for name, one in replicas.items()}
+    kind, field = kinds[chosen], f"spec.pytorchReplicaSpecs.{chosen}.restartPolicy"
+    if len(set(kinds.values())) > 1:
+        notes.append(Note(field, f"all pods restart together, so all have the policy of {chosen}, {kind}"))
+    if kind == "Never":
+        return {"maxRestarts": 0}
+    restarts: Json = {}
+    if limit is None:
+        why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob three times by default"
+        notes.append(Note(field, why, "set restartPolicy.maxRestarts"))
+    else:
+        restarts["maxRestarts"] = min(limit, _MAX_RESTARTS)
+        if limit > _MAX_RESTARTS:
+            notes.append(Note("spec.runPolicy.backoffLimit", f"maxRestarts is {_MAX_RESTARTS} at most"))
+    if kind == "ExitCode":
+        restarts["rules"] = [{"onExitCodes": {"operator": "In", "values": _PERMANENT}, "action": "Fail"}]
+    return restarts
+
+
+def _run_policy(policy: Json, notes: list[Note]) -> Json:
+    """Return the fields that have the same name, and ``podRetention``."""
+    path = "spec.runPolicy"
+    spec: Json = {
+        key: policy[key] for key in ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "suspend") if key in policy
+    }
+    if policy.get("cleanPodPolicy") == "All":
+        spec["podRetention"] = "None"
+    for key in policy.get("schedulingPolicy") or {}:
+        why = "a DDPJob creates all its pods at once and leaves gangs and queues to the scheduler of the cluster"
+        action = "set template.spec.priorityClassName" if key == "priorityClass" else "set template.spec.schedulerName"
+        notes.append(Note(f"{path}.schedulingPolicy.{key}", why, action))
+    if str(policy.get("managedBy") or "kubeflow.org/training-operator") != "kubeflow.org/training-operator":
+        notes.append(Note(f"{path}.managedBy", f"{policy['managedBy']} does not know DDPJobs"))
+    note_others(policy, _RUN_POLICY, path, notes)
+    return {key: value for key, value in spec.items() if value is not False}

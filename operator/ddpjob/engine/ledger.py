@@ -1,0 +1,315 @@
+"""Where the time of a job went: ``status.time`` after a decision. Each second since the creation is in one category.
+
+The recorded ledger has the seconds of each category until ``asOf``, and the category of the time since then. What
+happened since divides this time. The total is the difference of two times of the operator's clock, so no second is
+counted twice: neither by two operators nor after a crash, a conflict or a repeated patch. Times of other clocks only
+divide a span that the operator did not see, and only within this span.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Literal
+
+from ddpjob.api.pod_view import PodView
+from ddpjob.api.report import TrainingReport
+from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, Progress, TimeSpent
+from ddpjob.api.times import parse_time, timestamp
+from ddpjob.engine import inplace
+from ddpjob.engine.attempt import SUSPENDED
+from ddpjob.engine.decision import Decision
+from ddpjob.engine.progress import reports_itself, saved_for
+from ddpjob.engine.state import JobState
+
+Happening = Literal["queued", "started", "ran", "stepped", "ended", "abandoned", "suspended", "succeeded"]
+"""What ends one category and begins the next; see ``_next``."""
+_TRAINS = ("training", "lost")
+_EMPTY = TimeSpent(as_of="1970-01-01T00:00:00Z")
+
+
+def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpent:
+    """Return the ledger after ``decision``.
+
+    Args:
+        after: the status after the decision, still with the ledger before.
+    """
+    before = s.before.time or _beginning(s)
+    if decision.kind == "created" and any(pod.ended for pod in s.current.values()):
+        return before  # the next plan judges these pods, and then it is known until when they trained
+    begin = _second(before.as_of)
+    end = max(begin, int(s.now.timestamp()))  # a clock that was set back adds nothing until it has caught up
+    current = _recorded_category(s, before)
+    happenings = _happenings(s, decision, after, begin, end)
+    spans, current = _divided(begin, end, current, happenings, reports=_has_steps(after.progress))
+    totals = before.by_category
+    _take_out(spans, totals, "saving", _newly_saved(s))
+    _take_out(spans, totals, "recovering", _newly_recovered(s))
+    _count_lost(spans, _share_lost(s, before.furthest_step))
+    for category, seconds in spans.items():
+        totals[category] += seconds
+    if (untrained := _seconds_before_first_report(s, after, end)) is not None:
+        moved = min(untrained, totals["training"])
+        totals["training"] -= moved
+        totals["starting"] += moved
+        if current in _TRAINS and _stepped(s, end) is None:
+            current = "starting"
+    step = _reported_step(s)
+    furthest = before.furthest_step if step is None else max(step, before.furthest_step or 0)
+    if current in _TRAINS and step is not None:
+        current = "lost" if step < (furthest or 0) else "training"
+    return before.changed(
+        as_of=timestamp(datetime.fromtimestamp(end, UTC)),
+        current=None if decision.kind in ("succeed", "fail") else current,
+        furthest_step=furthest,
+        **totals,
+    )
+
+
+def _beginning(s: JobState) -> TimeSpent:
+    """Return the ledger of a job without one: it is new, or another release wrote its status."""
+    is_stopped = s.attempt.number == 0 and s.job.spec.suspend
+    return _EMPTY.changed(as_of=s.job.created or timestamp(s.now), current="stopped" if is_stopped else "queued")
+
+
+def _divided(
+    begin: int, end: int, current: str, happenings: Iterable[tuple[int, Happening]], *, reports: bool
+) -> tuple[dict[str, int], str]:
+    """Return the seconds from ``begin`` to ``end`` by category, and the category that follows.
+
+    Each happening is moved into this span, and not before the one before it: the clocks of the nodes may differ.
+    """
+    spans, at = dict.fromkeys(TIME_CATEGORIES, 0), begin
+    for time, happening in happenings:
+        moment = min(max(time, at), end)
+        spans[current] += moment - at
+        at, current = moment, _next(current, happening, reports=reports)
+    spans[current] += end - at
+    return spans, current
+
+
+def _recorded_category(s: JobState, before: TimeSpent) -> str:
+    """Return the category of the time since ``asOf``; another release may have written one that is not known here."""
+    if before.current in TIME_CATEGORIES:
+        return str(before.current)
+    return "training" if s.attempt.phase == RUNNING else "recovering"
+
+
+def _next(current: str, happening: Happening, *, reports: bool) -> str:
+    """Return the category that follows. From a failure until the next step, all is recovery.
+
+    Args:
+        reports: the program reports its steps. Otherwise it trains as soon as all its pods run.
+    """
+    match happening:
+        case "started":
+            return "scheduling" if current in ("queued", "stopped", "scheduling", "starting") else "recovering"
+        case "ran" if not reports:
+            return "training"
+        case "ran":
+            return "starting" if current == "scheduling" else current
+        case "stepped":
+            return current if current in _TRAINS else "training"
+        case "ended":
+            return "recovering"
+        case "abandoned":
+            return current if current == "recovering" else "queued"
+        case "suspended" | "succeeded":
+            return "stopped"
+    return "queued"
+
+
+def _happenings(
+    s: JobState, decision: Decision, after: DDPJobStatus, begin: int, end: int
+) -> Iterator[tuple[int, Happening]]:
+    """Yield what happened since ``begin``, in order, each with its time.
+
+    That is what this plan sees first. What is recorded and later than ``begin`` was seen by an operator of another
+    release, which writes no ledger.
+    """
+    attempt, has_ledger = s.attempt, s.before.time is not None
+
+    def recorded(time: str | None, happening: Happening) -> Iterator[tuple[int, Happening]]:
+        if time is not None and (not has_ledger or _second(time) > begin):
+            yield _second(time), happening
+
+    if not attempt.number:
+        if not decision.begins_attempt:
+            yield end, "suspended" if s.job.spec.suspend else "queued"
+    else:
+        if not has_ledger and attempt.number > 1:
+            yield from _earlier_attempts(s)
+        yield from recorded(attempt.start_time, "started")
+        yield from recorded(attempt.all_running_time, "ran")
+        yield from recorded(attempt.first_step_time, "stepped")
+        if attempt.ending is None:
+            yield from _seen_now(s, decision, after, end)
+        else:
+            yield from recorded(attempt.ending.since, "suspended" if attempt.verdict == SUSPENDED else "ended")
+    yield from _decided(s, decision, end)
+
+
+def _earlier_attempts(s: JobState) -> Iterator[tuple[int, Happening]]:
+    """Yield what a status without a ledger shows of the attempts before the current one: how long they were active."""
+    if s.before.start_time is not None:
+        first = _second(s.before.start_time)
+        yield first, "stepped"
+        yield first + (s.before.active_seconds or 0), "suspended"
+    if s.last_failure is not None and s.last_failure.attempt == s.attempt.number - 1:
+        yield _second(s.last_failure.time), "ended"
+
+
+def _seen_now(s: JobState, decision: Decision, after: DDPJobStatus, end: int) -> Iterator[tuple[int, Happening]]:
+    """Yield what this plan sees first of an attempt that has not ended before."""
+    attempt, ended = s.attempt, end
+    if decision.kind == "succeed":
+        ended = _end_of(s, s.current.values(), max, end)
+    elif decision.kind == "settle" or decision.failure is not None:
+        ended = _end_of(s, (pod for pod in s.current.values() if pod.state == "failed"), min, end)
+    ran = None if attempt.all_running_time else _ran(s, after, end)
+    if ran is not None:
+        yield ran, "ran"
+    if attempt.first_step_time is None and (stepped := _stepped(s, ended)) is not None:
+        yield stepped, "stepped"
+    if decision.kind == "succeed":
+        yield ended, "succeeded"
+    elif decision.kind == "settle" or decision.failure is not None:
+        yield ended, "ended"
+
+
+def _decided(s: JobState, decision: Decision, end: int) -> Iterator[tuple[int, Happening]]:
+    """Yield what follows from the decision itself."""
+    match decision.kind:
+        case "created" if s.attempt.ending is not None:  # the failure proved to be none
+            yield end, "stepped" if s.attempt.first_step_time else "ran"
+        case "close" if decision.failure is None:
+            yield end, "abandoned" if s.attempt.all_running_time is None else "ended"
+        case "suspend":
+            yield end, "suspended"
+        case "start" | "restart":
+            yield end, "started"
+
+
+def _ran(s: JobState, after: DDPJobStatus, end: int) -> int | None:
+    """Return when all pods of the attempt ran, if this plan sees it first; None if they did not all run.
+
+    A process that created the pods sees their start at once. Another one takes the times of the kubelets.
+    """
+    current = after.current_attempt
+    is_seen = current is not None and current.number == s.attempt.number and current.all_running_time is not None
+    if s.observed.round != "unknown":
+        return end if is_seen else None
+    started = [pod.started_at for pod in s.current.values() if pod.started_at is not None]
+    if len(started) == len(s.job.node_ranks):
+        return max(map(_second, started))
+    return end if is_seen else None
+
+
+def _stepped(s: JobState, end: int) -> int | None:
+    """Return when the attempt made its first step by ``end``, from the number and the speed of its steps; or None."""
+    report = s.report
+    if report is None or not report.step or report.step <= (resumed := _resumed_step(s, report)):
+        return None
+    rate = report.steps_per_second
+    if resumed >= 0 and rate is not None and rate > 0 and (seconds := (report.step - resumed) / rate) < end:
+        return end - int(seconds)
+    return end if s.current[0].state == "running" else 0  # 0: as soon as the pods ran
+
+
+def _end_of(s: JobState, pods: Iterable[PodView], choose: Callable[[Iterable[int]], int], end: int) -> int:
+    """Return when the first or the last of these pods ended, not later than the operator saw it.
+
+    How long a container ran is the difference of two times of one kubelet, so a wrong clock does not matter.
+    """
+    times = []
+    for pod in pods:
+        if pod.finished_at is not None and pod.started_at is not None and s.attempt.all_running_time is not None:
+            ran_for = _second(pod.finished_at) - _second(pod.started_at)
+            times.append(_second(s.attempt.all_running_time) + ran_for)
+        elif pod.finished_at is not None and s.observed.round == "unknown":
+            times.append(_second(pod.finished_at))
+    return min(choose(times), end) if times else end
+
+
+def _take_out(spans: dict[str, int], totals: dict[str, int], category: str, seconds: int) -> None:
+    """Move seconds from the training to a category: from that since the last write, and if necessary before."""
+    for counts, source in ((spans, "training"), (spans, "lost"), (totals, "training")) if seconds else ():
+        moved = min(seconds, counts[source])
+        counts[source] -= moved
+        totals[category] += moved
+        seconds -= moved
+
+
+def _count_lost(spans: dict[str, int], share: float | None) -> None:
+    """Count this share of the training since the last write as lost; None: the recorded category is right."""
+    if share is not None:
+        trained = spans["training"] + spans["lost"]
+        spans["lost"] = round(trained * share)
+        spans["training"] = trained - spans["lost"]
+
+
+def _share_lost(s: JobState, furthest: int | None) -> float | None:
+    """Return the share of the steps since the last report that had been trained before; None if it is not known."""
+    report, step = s.report, _reported_step(s)
+    if report is None or step is None or not 0 <= (first := _step_before(s, report, step)) < step:
+        return None
+    return min(max((furthest or 0) - first, 0) / (step - first), 1.0)
+
+
+def _step_before(s: JobState, report: TrainingReport, step: int) -> int:
+    """Return the step after which the steps since the last report began; -1 if it is not known."""
+    known = s.before.progress.step if s.before.progress else None
+    goes_on = s.attempt.first_step_time is not None and not inplace.newly_recovered(s)
+    return known if goes_on and known is not None and known <= step else _resumed_step(s, report)
+
+
+def _resumed_step(s: JobState, report: TrainingReport) -> int:
+    """Return the step from which the attempt, or its life, resumed; -1 if it is not known.
+
+    A script does not report it: then its newest checkpoint counts.
+    """
+    if report.resumed_from is not None:
+        return report.resumed_from.step or 0
+    if s.attempt.number == 1 and not inplace.spent(inplace.folded(s)):
+        return 0
+    saved = s.before.checkpoint.step if s.before.checkpoint else None
+    return saved if saved is not None and saved <= (report.step or 0) else -1
+
+
+def _reported_step(s: JobState) -> int | None:
+    """Return the last step of the training that rank 0 reports; steps that begin at 0 in each life are none."""
+    report = s.report
+    if report is None:
+        return None
+    is_known = reports_itself(report) or report.checkpoint or report.resumed_from or s.before.checkpoint
+    return report.step if is_known else None
+
+
+def _newly_saved(s: JobState) -> int:
+    """Return the seconds of saves that rank 0 reports and that the status does not have."""
+    saved = saved_for(s.report) if s.report is not None else None
+    known = s.before.progress.saving_seconds if s.before.progress else None
+    return max((saved or 0) - (known or 0), 0)
+
+
+def _newly_recovered(s: JobState) -> int:
+    """Return the seconds of recoveries in place that have ended, as the launchers measured them."""
+    return round(sum(failure.recovery_milliseconds or 0 for failure in inplace.newly_recovered(s)) / 1000)
+
+
+def _seconds_before_first_report(s: JobState, after: DDPJobStatus, end: int) -> int | None:
+    """Return how long the training had not begun, at the first report of steps ever; None at any other time.
+
+    Until then, all time since the pods run was taken for training.
+    """
+    ran = s.attempt.all_running_time
+    if ran is None or s.attempt.ending is not None or _has_steps(s.before.progress) or not _has_steps(after.progress):
+        return None
+    stepped = _stepped(s, end)
+    return max((end if stepped is None else stepped) - _second(ran), 0)
+
+
+def _has_steps(progress: Progress | None) -> bool:
+    return progress is not None and progress.step is not None
+
+
+def _second(time: str) -> int:
+    return int(parse_time(time).timestamp())

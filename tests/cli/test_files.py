@@ -1,0 +1,116 @@
+"""``ddpjob validate``, ``render`` and ``init`` as programs."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from ddpjob.client.validation import Validation
+from tests.cli.program import ROOT, Program, shell_job, with_volume
+
+EXAMPLES = [
+    str(path)
+    for path in sorted((ROOT / "manifests" / "examples").rglob("*.yaml"))
+    if "kind: DDPJob" in path.read_text(encoding="utf-8")
+]
+SCHEMA = ROOT / "docs" / "schemas" / "validate.json"
+
+
+def test_validate_prints_file_line_field_and_hint_and_ends_with_1(ddpjob: Program) -> None:
+    bad = ddpjob.folder / "bad.yaml"
+    bad.write_text(yaml.safe_dump(shell_job("mnist", "true", numNods=2), sort_keys=False))
+    done = ddpjob("validate", "bad.yaml", "missing.yaml")
+    assert done.code == 1
+    assert done.out.splitlines() == [
+        'bad.yaml:11: error: spec.numNods: there is no such field (did you mean "numNodes"?)',
+        "bad.yaml: 1 DDPJob, 1 error",
+        f"missing.yaml: error: no such file ({ddpjob.folder} has no such file)",
+        "missing.yaml: 0 DDPJobs, 1 error",
+    ]
+
+
+def test_validate_reads_standard_input_and_a_warning_is_no_error(ddpjob: Program) -> None:
+    job = shell_job("mnist", "", command=["python", "train.py"], nprocPerNode=2)
+    done = ddpjob("validate", "-", stdin=yaml.safe_dump(job))
+    assert done.code == 0
+    assert re.match(r"-:\d+: warning: spec\.command: nprocPerNode is 2", done.out)
+    assert done.out.endswith("-: 1 DDPJob, valid\n")
+
+
+def test_validate_json_follows_its_model(ddpjob: Program) -> None:
+    bad = yaml.safe_dump(shell_job("mnist", "true", numNodes=0))
+    done = ddpjob("validate", "-", "-o", "json", stdin=bad)
+    assert done.code == 1
+    found = Validation.model_validate_json(done.out)
+    assert not found.valid
+    (problem,) = found.files[0].problems
+    assert (problem.job, problem.field, problem.severity) == ("mnist", "spec.numNodes", "error")
+    assert set(json.loads(done.out)) <= set(json.loads(SCHEMA.read_text())["properties"])
+
+
+def test_validate_escapes_what_could_control_the_terminal(ddpjob: Program) -> None:
+    done = ddpjob("validate", "-", stdin='kind: DDPJob\nmetadata: {name: a}\n"\\e[2Jspec": 1\n')
+    assert done.code == 1
+    assert "\x1b" not in done.out
+
+
+def test_validate_json_is_ascii_for_any_text_in_a_file(ddpjob: Program) -> None:
+    done = ddpjob("validate", "-", "-o", "json", stdin='kind: DDPJob\nmetadata: {name: "\\ud800\\x9b2J\\u202e"}\n')
+    assert done.code == 1
+    assert done.out.isascii()
+    assert json.loads(done.out)["files"][0]["jobs"][0]["name"] == "\ud800\x9b2J\u202e"
+
+
+def test_all_examples_are_valid(ddpjob: Program) -> None:
+    done = ddpjob("validate", *EXAMPLES)
+    assert len(EXAMPLES) > 5
+    assert [line for line in done.out.splitlines() if ": error:" in line] == []
+    assert done.code == 0
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_render_prints_what_the_operator_creates_and_nothing_else(ddpjob: Program, form: str) -> None:
+    file = ddpjob.write(shell_job("mnist", "true", **with_volume(numNodes=2)), {"kind": "Secret", "stringData": {}})
+    done = ddpjob("render", file, "-n", "team-a", "-o", form)
+    assert done.code == 0, done
+    objects = json.loads(done.out)["items"] if form == "json" else list(yaml.safe_load_all(done.out))
+    assert [item["kind"] for item in objects] == ["Service", "PersistentVolumeClaim", "Pod", "Pod"]
+    assert {item["metadata"]["namespace"] for item in objects} == {"team-a"}
+    assert ddpjob("render", file, "-n", "team-a", "-o", form).out == done.out
+    assert not ddpjob.state.exists()
+
+
+def test_render_refuses_an_invalid_job_in_three_lines(ddpjob: Program) -> None:
+    assert "spec.numNodes" in ddpjob("render", ddpjob.write(shell_job("mnist", "true", numNodes=0))).is_refused()[0]
+
+
+def test_init_writes_a_job_that_is_valid_and_renders(ddpjob: Program) -> None:
+    options = ("--image", "me/train:2", "--script", "src/My_Train.py", "--nodes", "3", "--nproc", "2", "-f", "job.yaml")
+    assert ddpjob("init", *options).code == 0
+    assert ddpjob("validate", "job.yaml").out == "job.yaml: 1 DDPJob, valid\n"
+    pods = [item for item in yaml.safe_load_all(ddpjob("render", "job.yaml").out) if item["kind"] == "Pod"]
+    trainer = pods[0]["spec"]["containers"][0]
+    assert len(pods) == 3
+    assert (trainer["image"], trainer["command"]) == ("me/train:2", ["torchrun", "src/My_Train.py"])
+    assert {"name": "NPROC_PER_NODE", "value": "2"} in trainer["env"]
+    assert pods[0]["metadata"]["labels"]["ddpjob.dev/job-name"] == "my-train"
+
+
+def test_init_never_overwrites_a_file(ddpjob: Program) -> None:
+    (ddpjob.folder / "job.yaml").write_text("mine")
+    assert "job.yaml exists" in ddpjob("init", "-f", "job.yaml").is_refused()[0]
+    assert (ddpjob.folder / "job.yaml").read_text() == "mine"
+
+
+def test_init_with_every_field_uncommented_is_valid(ddpjob: Program) -> None:
+    text = ddpjob("init").out
+    fields = re.sub(r"^#(?=  )(?! {3}ddpjob| {3}kubectl)", "", text, flags=re.MULTILINE)
+    assert fields.count("\n#") < text.count("\n#") - 20
+    done = ddpjob("validate", "-", stdin=fields)
+    assert done.out == "-: 1 DDPJob, valid\n", fields
+
+
+@pytest.mark.parametrize("options", [["--image", "two words"], ["--name", "Bad"], ["--nodes", "9999"]])
+def test_init_refuses_values_that_break_a_rule(ddpjob: Program, options: list[str]) -> None:
+    ddpjob("init", *options).is_refused()

@@ -1,0 +1,71 @@
+"""`ddpjob why` on jobs of this machine."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+from ddpjob.api.objects import Json
+from ddpjob.cli.why import verdict_lines
+from ddpjob.client.verdict.explain import explain
+from ddpjob.client.verdict.facts import Facts
+from tests.builders import SETTINGS, a_job, a_running_world, failed
+from tests.cli.program import ROOT, Program, shell_job
+from tests.json_schema import faults
+
+SCHEMA = json.loads((ROOT / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
+# As a launcher ends: with 1, and its own lines behind the traceback.
+SCRIPT = "python3 train.py || { seq 1 100 | sed 's/^/cleaning up /'; exit 1; }"
+
+
+def explained(ddpjob: Program, name: str) -> Json:
+    done = ddpjob("why", name, "-o", "json")
+    assert (done.code, done.err) == (0, "")
+    found: Json = json.loads(done.out)
+    assert not list(faults(found, SCHEMA))
+    return found
+
+
+def test_a_script_that_raises_is_quoted_also_when_its_log_is_gone(ddpjob: Program) -> None:
+    (ddpjob.folder / "train.py").write_text("def train():\n    raise ValueError('sample 17 is bad')\n\ntrain()\n")
+    job = shell_job("tiny", SCRIPT, restartPolicy={"maxRestarts": 0})
+    assert ddpjob("run", ddpjob.write(job), "-o", "json").code == 1
+    found = explained(ddpjob, "tiny")
+    assert (found["stage"], found["exception"], found["nodeRank"], found["exitCode"]) == ("Crash", "ValueError", 0, 1)
+    assert found["where"].endswith("train.py:2")
+    lines = ddpjob("why", "tiny").out.splitlines()
+    assert "ValueError: sample 17 is bad" in lines[0]
+    assert lines[-3].startswith("stage: Crash (ValueError), confidence high")
+    assert [line[:7] for line in lines[-2:]] == ["hint:  ", "next:  "]
+    shutil.rmtree(ddpjob.state / "jobs" / "default" / "tiny" / "pods")
+    assert explained(ddpjob, "tiny")["exception"] == "ValueError"
+
+
+def test_a_job_whose_process_was_killed(ddpjob: Program) -> None:
+    with ddpjob.started("run", ddpjob.write(shell_job("tiny", "echo up; sleep 1000")), "-o", "json") as run:
+        ddpjob.until_log("tiny", "up")
+        assert explained(ddpjob, "tiny")["operator"] == "Alive"
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait(60)
+    found = explained(ddpjob, "tiny")
+    assert (found["stage"], found["next"], found["isAbnormal"]) == ("Interrupted", "ddpjob resume tiny", True)
+
+
+def test_a_job_that_is_not_known(ddpjob: Program, tmp_path: Path) -> None:
+    done = ddpjob("why", "tiny", "--local")
+    assert "there is no job tiny" in done.is_refused()[0]
+
+
+def test_only_what_is_abnormal_is_in_colour_and_no_line_has_escape_sequences_of_the_job() -> None:
+    world = a_running_world(a_job())
+
+    def lines() -> list[str]:
+        found = explain(Facts(job=world.job, now=world.now, settings=SETTINGS, pods=list(world.pods.values())))
+        return list(verdict_lines(found, "here", coloured=True))
+
+    assert "\x1b" not in "".join(lines())
+    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad \x1b[2J\nline"))
+    first, *others = lines()
+    assert first.startswith("\x1b[31m") and first.endswith("\x1b[0m")
+    assert "\x1b" not in first[5:-4] + "".join(others)

@@ -1,0 +1,37 @@
+"""A real API server accepts the jobs that the commands for files call valid, and all objects rendered for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.objects import Json
+from ddpjob.client.jobfile import documents_of
+from ddpjob.client.starter import starter
+from ddpjob.local.admission import admit
+from tests.controlplane import ControlPlane
+from tests.convert.test_jobs import EXPECTED, converted
+
+pytestmark = pytest.mark.apiserver
+KINDS = {kind.kind: kind for kind in (names.DDPJOBS, names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, names.PODS)}
+
+
+def require_accepted(control_plane: ControlPlane, namespace: str, job: Json) -> None:
+    """Send the job and its objects with strict validation, and store none of them."""
+    placed = job | {"metadata": job["metadata"] | {"namespace": namespace}}
+    for body in admit(placed).manifests():
+        path = KINDS[body["kind"]].path(namespace)
+        control_plane.request("POST", f"{path}?dryRun=All&fieldValidation=Strict", body)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_converted_job_and_its_objects_are_accepted(control_plane: ControlPlane, namespace: str, name: str) -> None:
+    require_accepted(control_plane, namespace, converted(name).job)
+
+
+def test_starter_with_every_field_and_its_objects_are_accepted(control_plane: ControlPlane, namespace: str) -> None:
+    text = starter(name="first", image="me/train:1", script="train.py", nodes=2, nproc=2)
+    head, _, fields = text.partition("apiVersion:")
+    (job,) = documents_of("apiVersion:" + fields.replace("\n#", "\n"))
+    assert head and "claimTemplate" in job["spec"]["checkpoint"]
+    require_accepted(control_plane, namespace, job)

@@ -1,0 +1,593 @@
+"""The verdict on a job in each of its stages, from recorded objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
+from ddpjob.client.verdict.explain import Needed, explain, needed
+from ddpjob.client.verdict.explanation import Explanation
+from ddpjob.client.verdict.facts import Facts
+from ddpjob.engine.actions import Problem
+from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, running
+from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
+from tests.json_schema import faults
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
+
+
+def facts(world: World, **more: Any) -> Facts:
+    given = {"job": world.job, "now": world.now, "settings": SETTINGS, "pods": list(world.pods.values())}
+    return Facts(**given | more)
+
+
+def why(world: World, **more: Any) -> Explanation:
+    """Return the verdict, whose JSON fits the committed schema."""
+    found = explain(facts(world, **more))
+    assert not list(faults(json.loads(json.dumps(found.wire())), SCHEMA))
+    return found
+
+
+def pending(world: World, rank: int = 0, **status: Any) -> Json:
+    """Let a pod wait, and the operator see it."""
+    node = status.pop("node", None)
+    pod = world.set_pod(rank, {"phase": "Pending"} | status, node=node)
+    world.settle()
+    return pod
+
+
+def unschedulable(message: str) -> Json:
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
+
+
+def waits_for(
+    reason: str, message: str = "the message", kind: str = "containerStatuses", name: str = "trainer"
+) -> Json:
+    return {kind: [{"name": name, "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def started(job: Json | None = None) -> World:
+    world = World(job or a_job())
+    world.settle()
+    return world
+
+
+def refused(message: str) -> World:
+    """Return a job after the API server refused its pods."""
+    world = World(a_job())
+    world.reconcile(crash_after=1)
+    world.problems = (Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", message),)
+    world.reconcile()
+    world.problems = ()
+    return world
+
+
+CLAIM = {
+    "accessModes": ["ReadWriteMany"],
+    "storageClassName": "fast",
+    "resources": {"requests": {"storage": "1Gi"}},
+}
+CONTROL_PLANE = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }"
+
+
+@pytest.mark.parametrize(
+    ("message", "stage", "reason", "confidence"),
+    [
+        (f"0/3 nodes are available: {CONTROL_PLANE}, 2 Insufficient nvidia.com/gpu.", "Placement", "Resource", "High"),
+        ("0/2 nodes are available: 2 node(s) had untolerated taint {gpu: only}.", "Placement", "Taint", "High"),
+        (f"0/1 nodes are available: {CONTROL_PLANE}.", "Placement", "Taint", "High"),
+        (
+            "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
+            "Placement",
+            "Affinity",
+            "High",
+        ),
+        (
+            "0/2 nodes are available: 1 node(s) were unschedulable, 1 Insufficient cpu.",
+            "Placement",
+            "Resource",
+            "Medium",
+        ),
+        ("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", "Volume", "Volume", "High"),
+        ('persistentvolumeclaim "data" not found', "Volume", "Volume", "High"),
+        ("something new", "Placement", "Unschedulable", "Medium"),
+    ],
+)
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_the_schedulers_message_names_the_cause(
+    message: str, stage: str, reason: str, confidence: str, is_readable: bool
+) -> None:
+    world = started()
+    pod = pending(world, **unschedulable(message))
+    more: Json = (
+        {} if is_readable else {"pods": None, "unread": {"pods": "pods could not be read: you may not read this"}}
+    )
+    found = why(world, **more)
+    assert (found.stage, found.reason, found.is_abnormal) == (stage, reason, True)
+    assert message in found.sentence
+    if is_readable:
+        assert (found.confidence, found.pod, found.node_rank) == (confidence, pod["metadata"]["name"], 0)
+        quoted = ("Pod", "status.conditions[PodScheduled].message", message)
+    else:
+        assert found.confidence != "High" and found.unread == ["pods could not be read: you may not read this"]
+        quoted = ("DDPJob", "status.conditions[Running]", found.evidence[0].value)
+    assert (found.evidence[0].kind, found.evidence[0].field, found.evidence[0].value) == quoted
+
+
+def test_an_unbound_claim_is_quoted_with_its_own_event() -> None:
+    world = started(a_job(checkpoint={"claimTemplate": {"spec": CLAIM}}))
+    pending(world, **unschedulable("pod has unbound immediate PersistentVolumeClaims."))
+    assert needed(facts(world)).claims == ("mnist-checkpoints",)
+    assert ("PersistentVolumeClaim", "mnist-checkpoints") in needed(facts(world)).about
+    claim = {
+        "metadata": {"name": "mnist-checkpoints"},
+        "spec": {"storageClassName": "fast"},
+        "status": {"phase": "Pending"},
+    }
+    about = {"kind": "PersistentVolumeClaim", "name": "mnist-checkpoints"}
+    message = 'storageclass.storage.k8s.io "fast" not found'
+    events = [
+        {"involvedObject": about, "metadata": {}, "reason": reason, "message": text, "lastTimestamp": time}
+        for reason, text, time in (
+            ("ProvisioningFailed", message, "2026-03-01T12:00:09Z"),
+            ("Old", "-", "2026-03-01T12:00:01Z"),
+        )
+    ]
+    found = why(world, claims={"mnist-checkpoints": claim}, events=events)
+    assert (found.stage, found.confidence) == ("Volume", "High")
+    assert message in found.sentence
+    assert [(item.kind, item.field, item.value) for item in found.evidence[1:]] == [
+        ("PersistentVolumeClaim", "status.phase", "Pending"),
+        ("PersistentVolumeClaim", "spec.storageClassName", "fast"),
+        ("Event", "message", f"ProvisioningFailed: {message}"),
+    ]
+    assert "does not exist" in why(world, claims={"mnist-checkpoints": None}).sentence
+
+
+@pytest.mark.parametrize(
+    ("status", "stage", "reason", "field"),
+    [
+        (waits_for("ErrImagePull"), "Image", "ImagePullBackOff", "containerStatuses[trainer]"),
+        (waits_for("InvalidImageName"), "Image", "InvalidImageName", "containerStatuses[trainer]"),
+        (
+            waits_for("ErrImageNeverPull", kind="initContainerStatuses", name="fetch"),
+            *("Image", "ErrImageNeverPull", "initContainerStatuses[fetch]"),
+        ),
+        (
+            waits_for("CreateContainerConfigError"),
+            "Configuration",
+            "CreateContainerConfigError",
+            "containerStatuses[trainer]",
+        ),
+    ],
+)
+def test_a_container_that_does_not_start(status: Json, stage: str, reason: str, field: str) -> None:
+    world = started()
+    pending(world, 1, node="worker", **status)
+    found = why(world)
+    assert (found.stage, found.reason, found.node_rank, found.confidence) == (stage, reason, 1, "High")
+    assert found.evidence[0].field == f"status.{field}.state.waiting"
+    assert found.missing_nodes is None
+    world.set_pod(0, running())
+    assert why(world).missing_nodes == [1], "node 0 waits for it"
+
+
+@pytest.mark.parametrize(
+    ("event", "stage", "reason", "is_abnormal"),
+    [
+        (("Warning", "FailedMount", "mount failed"), "Volume", "FailedMount", True),
+        (("Warning", "FailedCreatePodSandBox", "no network"), "Configuration", "FailedCreatePodSandBox", True),
+        (("Normal", "Pulling", "Pulling image trainer:1"), "Image", "Pulling", False),
+        (None, "Starting", "PodNotPrepared", False),
+    ],
+)
+def test_a_pod_that_is_not_prepared_is_explained_by_its_kubelet(
+    event: tuple[str, str, str] | None, stage: str, reason: str, is_abnormal: bool
+) -> None:
+    world = started()
+    conditions = [{"type": "PodReadyToStartContainers", "status": "False"}]
+    pod = pending(world, node="worker", startTime=timestamp(NOW), conditions=conditions)
+    world.forward(11)
+    world.settle()
+    name = pod["metadata"]["name"]
+    assert ("Pod", name) in needed(facts(world)).about
+    events = []
+    if event is not None:
+        about = {"involvedObject": {"kind": "Pod", "name": name}, "metadata": {}}
+        events = [about | {"type": event[0], "reason": event[1], "message": event[2]}]
+    found = why(world, events=events)
+    assert (found.stage, found.reason, found.is_abnormal, found.pod) == (stage, reason, is_abnormal, name)
+
+
+def test_the_verdict_names_the_pod_that_the_condition_names() -> None:
+    world = started()
+    pending(world, 0, **unschedulable("0/3 nodes are available: 3 Insufficient cpu."))
+    pending(world, 1, node="worker", **waits_for("ErrImagePull"))
+    found = why(world)
+    assert (found.stage, found.node_rank) == ("Image", 1)
+    assert found.reason == world.condition("Running")["reason"]
+
+
+def test_a_job_that_starts_for_a_reason_that_only_the_operator_sees() -> None:
+    world = started()
+    for condition in world.status["conditions"]:
+        if condition["type"] == "Running":
+            condition |= {"reason": "FormerPodsRun", "message": "2 pods of a deleted job of this name still run"}
+    found = why(world, pods=[])
+    assert (found.stage, found.reason, found.is_abnormal) == ("Starting", "FormerPodsRun", False)
+    assert "2 pods of a deleted job" in found.sentence
+
+
+def test_a_pod_that_no_scheduler_looks_at_and_a_pod_behind_a_gate() -> None:
+    world = started()
+    pod = pending(world)
+    pod["metadata"]["creationTimestamp"] = timestamp(world.now)
+    pod["spec"] = pod["spec"] | {"schedulerName": "volcano"}
+    assert why(world).stage == "Starting"
+    world.forward(40)
+    found = why(world)
+    assert (found.stage, found.reason, found.evidence[0].value) == ("Placement", "NoScheduler", "volcano")
+    pod["spec"] = pod["spec"] | {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    found = why(world)
+    assert (found.stage, found.reason, found.evidence[0].value) == (
+        "Quota",
+        "SchedulingGated",
+        "kueue.x-k8s.io/admission",
+    )
+
+
+def test_a_quota_is_quoted_with_what_is_used() -> None:
+    text = 'pods "mnist-0a1b2-1-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4'
+    world = refused(text)
+    assert needed(facts(world)).quotas
+    quota = {"metadata": {"name": "team"}, "status": {"hard": {"pods": "4"}, "used": {"pods": "4"}}}
+    found = why(world, quotas=[quota])
+    assert (found.stage, found.reason, found.confidence) == ("Quota", "QuotaExceeded", "High")
+    assert tuple(found.evidence[1].__dict__.values()) == ("ResourceQuota", "team", "status.used[pods]", "4 of 4")
+    assert found.until is not None
+    unread = why(world, unread={"quotas": "ResourceQuotas could not be read: you may not read this"})
+    assert (unread.stage, unread.confidence, len(unread.unread)) == ("Quota", "Medium", 1)
+
+
+def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -> None:
+    world = refused("violates PodSecurity")
+    assert why(world).stage == "Refused"
+    world.forward(3)
+    world.reconcile()
+    world.pods.clear()  # none is created yet
+    about = {"kind": "DDPJob", "name": "mnist"}
+    assert ("DDPJob", "mnist") in needed(facts(world)).about
+    event = {
+        "involvedObject": about,
+        "metadata": {},
+        "reason": "CreateRefused",
+        "message": "exceeded quota: team, pods=1",
+    }
+    found = why(world, events=[event])
+    assert (found.stage, found.evidence[0].kind) == ("Quota", "Event")
+
+
+def test_a_spec_that_the_operator_refuses() -> None:
+    world = World(a_job(numNodes=0))
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason, found.state) == ("Refused", "InvalidSpec", "Invalid")
+    assert "numNodes" in found.sentence
+
+
+CASES: dict[str, tuple[Json, str, Json]] = {
+    "usage": (failed(2, kind="UsageError", message="no flag --x"), "Configuration", {"reason": "UsageError"}),
+    "rendezvous": (failed(69, kind="RendezvousFailed", message="rank 3 is missing"), "Rendezvous", {"exit_code": 69}),
+    "volume": (failed(73, kind="VolumeUnwritable", message="full"), "Volume", {"exit_code": 73}),
+    "mismatch": (failed(78, kind="ConfigMismatch", message="lr"), "Configuration", {"exit_code": 78}),
+    "hang": (
+        failed(76, kind="Hang", message="rank 3 hangs", rank=3, step=7, where="train.py:9"),
+        *("Hang", {"rank": 3, "step": 7, "where": "train.py:9"}),
+    ),
+    "exception": (
+        failed(1, kind="ValueError", exception="ValueError", message="bad", rank=2, where="train.py:4"),
+        *("Crash", {"exception": "ValueError", "rank": 2, "where": "train.py:4"}),
+    ),
+    "memory": (ended(137, reason="OOMKilled"), "Crash", {"reason": "OOMKilled", "signal": 9}),
+    "command": (ended(128, reason="StartError"), "Configuration", {"reason": "StartError"}),
+    "signal": (ended(139), "Crash", {"reason": "SIGSEGV", "signal": 11}),
+    "preempted": (
+        {
+            **{"phase": "Failed", "reason": "Evicted"},
+            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
+        },
+        *("Disruption", {"reason": "Evicted"}),
+    ),
+    "torchrun": (
+        ended(1, message=log(2, VALUE_ERROR)),
+        *("Crash", {"exception": "ValueError", "rank": 2, "where": "/work/train.py:25"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("code", [2, 73])
+def test_codes_of_the_trainer_mean_nothing_from_other_programs(code: int) -> None:
+    world = a_running_world(a_job(numNodes=2, restartPolicy={"maxRestarts": 0}))
+    world.set_pod(1, ended(code))
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason, found.exit_code, found.confidence) == ("Crash", "Error", code, "Medium")
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("pods_are", ["kept", "gone"])
+def test_a_failed_job_is_explained_with_and_without_its_pods(name: str, pods_are: str) -> None:
+    status, stage, fields = CASES[name]
+    world = a_running_world(
+        a_job(restartPolicy={"maxRestarts": 0, "rules": [{"onReasons": ["Evicted"], "action": "Fail"}]})
+    )
+    world.set_pod(0, ended(1, message=log(1, PEER_LOST)))
+    world.set_pod(1, status)
+    world.settle()
+    world.forward(130)
+    world.settle()
+    assert world.status["state"] == "Failed"
+    found = why(world) if pods_are == "kept" else why(world, pods=[])
+    assert (found.stage, found.node_rank, found.attempt, found.confidence) == (stage, 1, 1, "High")
+    assert {key: getattr(found, key) for key in fields} == fields
+    assert found.evidence[0].field == "status.failures[0].message"
+    assert found.hint and found.next and not found.unread
+
+
+def test_a_log_that_the_operator_could_not_read_is_quoted_with_the_users_rights() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    for rank in (0, 1):
+        world.set_pod(rank, ended(1))
+    world.settle()
+    world.forward(130)
+    world.settle()
+    unread = why(world, unread={"logs": "the log could not be read: you may not read this"})
+    assert (unread.stage, unread.exception, unread.confidence, len(unread.unread)) == ("Crash", None, "Low", 1)
+    pods = [world.pod(rank)["metadata"]["name"] for rank in (0, 1)]
+    assert needed(facts(world)) == Needed(logs=tuple(pods))
+    found = why(world, logs=dict(zip(pods, (log(1, PEER_LOST), log(2, VALUE_ERROR)), strict=True)))
+    assert (found.exception, found.where, found.rank, found.node_rank) == ("ValueError", "/work/train.py:25", 2, 1)
+    assert found.confidence == "High"
+    assert ("Log", pods[1], "/work/train.py:25", VALUE_ERROR) in [tuple(e.__dict__.values()) for e in found.evidence]
+
+
+def test_the_text_that_logtail_omits_is_read_from_the_log() -> None:
+    world = a_running_world(a_job(numNodes=1, logTail="Omit", restartPolicy={"maxRestarts": 0}))
+    world.set_pod(0, ended(1, message=log(0, VALUE_ERROR)))
+    world.settle()
+    assert VALUE_ERROR not in str(world.status)
+    pod = world.pod(0)["metadata"]["name"]
+    assert needed(facts(world)).logs == (pod,)
+    assert VALUE_ERROR in why(world, logs={pod: log(0, VALUE_ERROR)}).sentence
+
+
+def test_a_job_that_waits_for_its_next_attempt() -> None:
+    world = a_running_world(a_job(restartPolicy={"backoff": {"initialSeconds": 30}}))
+    for _ in range(2):
+        world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad", rank=1))
+        world.settle()
+        if world.status["currentAttempt"]["phase"] == "Ending":
+            break
+        world.run_all()
+        world.settle()
+    found = why(world)
+    assert (found.stage, found.exception, found.rank) == ("WaitingForRetry", "ValueError", 1)
+    assert found.until == world.status["currentAttempt"]["ending"]["until"] and found.until in found.sentence
+
+
+def report(step: int, **more: Any) -> Json:
+    return {"schema": 3, "phase": "train", "step": step, "totalSteps": 1000, "stepsPerSecond": 10.0} | more
+
+
+def training(world: World, step: int, **more: Any) -> None:
+    world.progress = (report(step, **more), world.pod(0)["metadata"]["name"])
+    world.settle()
+
+
+def test_a_running_job_from_its_first_report_to_its_end() -> None:
+    world = a_running_world(a_job())
+    assert (why(world).stage, why(world).reason) == ("FirstStep", "NotReported")
+    training(world, 0, phase="rendezvous")
+    assert (why(world).stage, why(world).is_abnormal) == ("Rendezvous", False)
+    training(world, 0, phase="data")
+    assert (why(world).stage, why(world).evidence[0].value) == ("FirstStep", "data")
+    training(world, 10)
+    found = why(world)
+    assert (found.stage, found.step, found.is_abnormal, found.confidence) == ("Running", 10, False, "High")
+    world.forward(200)
+    training(world, 2000, stepsPerSecond=2.0)
+    found = why(world)
+    assert (found.stage, found.reason) == ("Slow", "StepsSlower")
+    stall = {"rank": 3, "step": 2000, "where": "train.py:9", "message": "stalled: rank 3 (node 1) is in phase train"}
+    training(world, 2000, stall=stall)
+    found = why(world)
+    assert (found.stage, found.rank, found.step, found.where) == ("Hang", 3, 2000, "train.py:9")
+    training(world, 2001)
+    assert "stall" not in world.status
+    world.forward(150)
+    found = why(world)
+    assert (found.stage, found.reason, found.step) == ("Hang", "NoHeartbeat", 2001)
+    assert why(world, operators=[deployment(0)]).stage == "OperatorDown", "nobody has asked for a report"
+    for rank in (0, 1):
+        world.set_pod(rank, ended(0))
+    world.settle()
+    found = why(world, pods=[])
+    assert (found.stage, found.is_abnormal, found.confidence) == ("Succeeded", False, "High")
+
+
+def test_steps_before_the_resumption_do_not_make_an_attempt_look_slow() -> None:
+    """A script does not report from which step it goes on."""
+    world = a_running_world(a_job())
+    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad", rank=1))
+    world.settle()
+    world.settle_after_backoff()
+    world.run_all()
+    world.settle()
+    assert world.status["attempt"] == 2
+    training(world, 5001)
+    world.forward(200)
+    training(world, 7000)
+    assert why(world).stage == "Running"
+
+
+def test_a_suspended_job_and_one_that_is_resumed() -> None:
+    world = a_running_world(a_job())
+    world.job["spec"]["suspend"] = True
+    assert (why(world).stage, why(world).reason) == ("Suspended", "Suspending")
+    world.settle()
+    world.settle()
+    assert (why(world).stage, why(world).reason) == ("Suspended", "Suspended")
+    for facts_of in ({"is_run": False}, {"operators": [deployment(0)]}):
+        assert (why(world, **facts_of).stage, why(world, **facts_of).operator) == ("Suspended", "Down")
+    world.job["spec"]["suspend"] = False
+    assert (why(world).stage, why(world).reason) == ("Starting", "Resuming")
+
+
+def test_a_deadline_of_the_job() -> None:
+    world = a_running_world(a_job(activeDeadlineSeconds=60))
+    world.forward(61)
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason) == ("Deadline", "DeadlineExceeded")
+
+
+def deployment(ready: int, namespaces: str = "") -> Json:
+    env = [{"name": "DDPJOB_OPERATOR_NAMESPACES", "value": namespaces}]
+    return {
+        "metadata": {"name": "ddpjob-operator", "namespace": "ddpjob-system"},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"env": env}]}}},
+        "status": {"readyReplicas": ready} if ready else {},
+    }
+
+
+def test_a_job_that_no_operator_has_seen() -> None:
+    world = World(a_job())
+    world.job["metadata"]["creationTimestamp"] = timestamp(NOW)
+    assert why(world).stage == "Starting"
+    found = why(world, operators=[deployment(0)])
+    assert (found.stage, found.operator, found.confidence) == ("OperatorDown", "Down", "High")
+    assert found.evidence[0].name == "ddpjob-system/ddpjob-operator"
+    world.forward(100)
+    found = why(world, unread={"operator": "the Deployment of the operator could not be read: you may not read this"})
+    assert (found.stage, found.reason, found.confidence, len(found.unread)) == ("OperatorDown", "NeverSeen", "Low", 1)
+    found = why(world, operators=[deployment(1, "team-b"), deployment(0, "team-c,default")])
+    assert (found.operator, found.evidence[0].value) == ("Down", "0 of 1 replicas")
+
+
+def test_an_operator_that_is_down_is_named_beside_what_the_pods_show() -> None:
+    world = a_running_world(a_job())
+    down = [deployment(0)]
+    assert why(world, operators=[deployment(1)]).operator == "Alive"
+    found = why(world, operators=down)
+    assert (found.stage, found.operator, found.is_abnormal) == ("OperatorDown", "Down", True)
+    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad", rank=1))
+    found = why(world, operators=down)
+    assert (found.stage, found.exception, found.operator) == ("Crash", "ValueError", "Down")
+    assert "the operator is down" in found.sentence
+    assert why(world).operator == "Unknown", "it has time to look"
+    world.forward(100)
+    found = why(world)
+    assert (found.stage, found.operator) == ("Crash", "Down")
+    assert found.evidence[-1].field.endswith("finishedAt")
+
+
+def test_a_change_that_the_operator_has_not_seen_for_long() -> None:
+    world = a_running_world(a_job())
+    fields = [
+        {"time": timestamp(NOW), "fieldsV1": {"f:spec": {}}},
+        {"time": "2027-01-01T00:00:00Z", "subresource": "status"},
+    ]
+    world.job["metadata"] |= {"generation": 2, "managedFields": fields}
+    assert why(world).stage == "FirstStep"
+    world.forward(100)
+    found = why(world)
+    assert (found.stage, found.reason, found.confidence) == ("OperatorDown", "NotReconciled", "Medium")
+    assert found.evidence[0].field == "status.observedGeneration"
+    world.settle()
+    assert why(world).stage == "FirstStep"
+
+
+def test_a_delay_that_has_passed_is_overdue_unless_the_job_waits_for_its_user() -> None:
+    world = a_running_world(a_job(restartPolicy={"backoff": {"initialSeconds": 30}}))
+    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad"))
+    world.reconcile()
+    if world.status["currentAttempt"]["phase"] != "Ending":  # the first restart has no delay
+        world.run_all()
+        world.settle()
+        world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad"))
+        world.reconcile()
+    world.forward(30 + 100)
+    found = why(world)
+    assert (found.stage, found.evidence[0].field) == ("OperatorDown", "status.currentAttempt.ending.until")
+    world.job["spec"]["template"] = {"spec": {"nodeSelector": {"disk": "ssd"}}}
+    world.job["metadata"]["generation"] = 2
+    world.settle()
+    world.forward(1000)
+    found = why(world)
+    assert (found.stage, found.reason, found.operator) == ("Refused", "SpecChanged", "Unknown")
+
+
+def test_an_unfinished_job_of_this_machine_that_nothing_runs() -> None:
+    world = a_running_world(a_job())
+    found = why(world, is_run=False)
+    assert (found.stage, found.operator, found.next) == ("Interrupted", "Down", "ddpjob resume mnist")
+    assert "may begin again" in str(found.hint)
+    job = world.job | {
+        "status": world.status | {"checkpoint": {"path": "run-1", "step": 10, "time": "2026-01-01T00:00:00Z"}}
+    }
+    assert "continues from its last checkpoint" in str(why(world, job=job, is_run=False).hint)
+
+
+def test_a_job_that_another_controller_manages() -> None:
+    world = World(a_job(managedBy="kueue.x-k8s.io/multikueue"))
+    assert why(world).reason == "ManagedBy"
+
+
+def test_a_job_of_another_release_is_explained_from_its_status() -> None:
+    world = a_running_world(a_job())
+    world.job["spec"]["numNodes"] = "two"
+    assert why(world, pods=None, unread={"pods": "-"}).stage in ("FirstStep", "Running")
+
+
+def test_old_failures_do_not_hide_that_the_job_runs() -> None:
+    world = a_running_world(a_job())
+    training(world, 10)
+    world.forward(5)
+    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad"))
+    world.settle_after_backoff()
+    world.run_all()
+    world.settle()
+    world.forward(200)
+    assert (why(world).stage, why(world).reason) == ("FirstStep", "NotReported"), "the report is of attempt 1"
+    training(world, 10)
+    world.forward(1)
+    found = why(world)
+    assert (found.stage, found.attempt) == ("Running", 2)
+    assert found.evidence[-1].field == "status.failures[0].message"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"stage": "Broken"}, {"rank": "3"}, {"evidence": []}, {"more": 1}, {"unread": [3]}, {"sentence": None}]
+)
+def test_the_schema_refuses_what_is_no_explanation(wrong: Json) -> None:
+    right = why(a_running_world(a_job())).wire()
+    assert list(faults(right | wrong, SCHEMA))
+    assert [fault for fault in faults({}, SCHEMA) if "stage is missing" in fault]
+
+
+def test_of_a_large_job_only_the_pods_that_wait_are_needed() -> None:
+    world = started(a_job(numNodes=3))
+    for rank in (0, 1):
+        world.set_pod(rank, running())
+    pod = pending(world, 2, **unschedulable("0/3 nodes are available: 3 Insufficient cpu."))
+    assert why(world, pods=[pod], only_waiting=True) == why(world)
+    assert why(world).missing_nodes == [2]
+    pod["status"] = {"phase": "Pending"}
+    found = why(world, pods=[pod], only_waiting=True)
+    assert (found.stage, found.reason, found.missing_nodes) == ("Rendezvous", "NodesMissing", [2])

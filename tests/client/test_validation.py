@@ -1,0 +1,164 @@
+"""Problems of YAML files: their lines and fields, and the same verdicts as the API server and the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpjob.client.validation import CheckedFile, Problem, validate
+from ddpjob.local.admission import admit
+from tests.api.specs import BAD, GOOD, Bad
+from tests.builders import UID, World, a_job
+
+HEAD = "apiVersion: ddpjob.dev/v1alpha1\nkind: DDPJob\nmetadata: {name: mnist}\nspec:\n"
+OK = HEAD + "  image: trainer:1\n"
+
+
+def problems(text: str) -> list[tuple[int | None, str | None, str]]:
+    """Return line, field and hint of each problem."""
+    return [(problem.line, problem.field, problem.hint or "") for problem in validate("job.yaml", text).problems]
+
+
+def only(checked: CheckedFile) -> Problem:
+    (problem,) = checked.problems
+    return problem
+
+
+def document(name: str, spec: dict[str, Any]) -> str:
+    head = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": name}}
+    return yaml.safe_dump(head | {"spec": spec})
+
+
+@pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD.keys())
+def test_what_the_api_server_accepts_has_no_error(spec: dict[str, Any]) -> None:
+    found = validate("job.yaml", document("job", spec)).problems
+    assert [problem for problem in found if problem.severity == "error"] == []
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.id)
+def test_what_the_api_server_refuses_is_an_error_that_names_the_field(bad: Bad) -> None:
+    found = validate("job.yaml", document(bad.name, bad.spec)).problems
+    errors = [f"{problem.field}: {problem.message}" for problem in found if problem.severity == "error"]
+    assert errors
+    assert bad.field.split(".")[-1] in " ".join(errors)
+
+
+def test_each_problem_of_each_document_has_its_line_and_field() -> None:
+    text = (
+        "# two jobs\n" + HEAD + "  image: trainer:1\n  numNods: 2\n  env:\n    - name: A\n      value: 3\n"
+        "---\n" + OK + "  nprocPerNode: 99\n  checkpoint:\n    claimTemplate:\n      spec: {resources: {}}\n"
+    )
+    assert problems(text) == [
+        (7, "spec.numNods", 'did you mean "numNodes"?'),
+        (10, "spec.env[0].value", ""),
+        (17, "spec.nprocPerNode", ""),
+        (20, "spec.checkpoint.claimTemplate.spec.accessModes", ""),  # missing: the line of the object around it
+    ]
+    assert [(job.name, job.line) for job in validate("job.yaml", text).jobs] == [("mnist", 2), ("mnist", 12)]
+
+
+def test_unknown_field_hides_no_problem_of_the_known_ones() -> None:
+    assert [field for _, field, _ in problems(OK + "  rendezvous: {prot: 1, port: 80}\n")] == [
+        "spec.rendezvous.prot",
+        "spec.rendezvous.port",
+    ]
+
+
+def test_fields_of_the_template_that_no_schema_declares_are_checked_as_rendering_does() -> None:
+    text = OK + "  template:\n    spec:\n      volumes:\n        - emptyDir: {}\n"
+    assert problems(text) == [(9, "spec.template.spec.volumes[0].name", "")]
+
+
+def test_value_of_an_anchor_has_the_line_where_it_is_written() -> None:
+    text = OK + "  template:\n    metadata: &m\n      labels: {a: 1}\n    spec:\n      nodeSelector: {<<: {b: 2}}\n"
+    assert [line for line, _, _ in problems(text)] == [8, 10]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (OK + "  args: [a\n", 7, "not valid YAML"),
+        (OK + "  image: b\n", 6, 'duplicate key "image"'),
+        (OK + "  args: &x [*x]\n", 1, "cannot be read"),
+        (OK + "  numNodes: !!int b\n", 6, "not a valid int"),
+        (OK + "  suspend: !!bool b\n", 6, "not a valid bool"),
+        (OK + "  numNodes: !!int ''\n", 6, "not a valid int"),
+        (OK + "  args: !!timestamp b\n", 6, "not a valid timestamp"),
+        (OK.replace("mnist", "0x" + "f" * 5000), 3, "not a valid int, or it is too large"),
+        (OK + "  image: \x01\n", None, "special characters are not allowed"),
+        (OK + "  null: 1\n", 6, "no such field"),
+        ("a: " + "[" * 5000, None, "cannot be read"),
+        ("", None, "no DDPJob"),
+        ("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n", None, "no DDPJob"),
+        ("- a\n", 1, "contains a list"),
+        ("kind: DDPJob\nmetadata: [a]\n", 1, "metadata of DDPJob is not a mapping"),
+        (OK.replace("v1alpha1", "v9"), 1, "ddpjob.dev/v9"),
+        (OK.replace("DDPJob", "DDPjob"), 2, "ddpjob.dev has no kind DDPjob"),
+        (OK.replace("kind: DDPJob\n", ""), 1, "kind is missing"),
+    ],
+)
+def test_text_without_a_usable_job_is_an_error(text: str, line: int | None, message: str) -> None:
+    problem = only(validate("job.yaml", text))
+    assert message in problem.message
+    assert (problem.severity, problem.line) == ("error", line)
+
+
+def test_documents_after_one_that_cannot_be_read_are_checked() -> None:
+    text = "a: 1\na: 2\n---\n" + OK + "  numNodes: 0\n"
+    assert [(line, field) for line, field, _ in problems(text)] == [(2, None), (9, "spec.numNodes")]
+
+
+def test_key_that_overrides_a_merged_one_is_no_duplicate_wherever_it_stands() -> None:
+    """The mapping is merged into another before its own turn comes, because it is nested deeper."""
+    labels = "      x: {y: &b {<<: {a: '1'}, a: '2'}}\n      nodeSelector: {<<: *b}\n"
+    assert problems(OK + "  template:\n    spec:\n" + labels) == []
+
+
+def test_items_of_a_list_have_their_own_lines() -> None:
+    text = "kind: List\napiVersion: v1\nitems:\n  - apiVersion: ddpjob.dev/v1alpha1\n    kind: DDPJob\n" + (
+        "    metadata: {name: a}\n    spec: {image: i, numNodes: 0}\n  - 5\n"
+    )
+    assert [(line, field) for line, field, _ in problems(text)] == [(7, "spec.numNodes"), (8, None)]
+
+
+def test_objects_of_other_kinds_are_listed_and_not_checked() -> None:
+    checked = validate("job.yaml", OK + "---\nkind: Secret\nmetadata: {name: a}\nwrong: 1\n---\nkind: Pod\n")
+    assert checked.ignored == ["Secret a", "Pod"]
+    assert checked.problems == []
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ("  command: [python, train.py]\n  nprocPerNode: 2\n", "spec.command"),
+        ("  launcher: Injected\n  command: [python, train.py]\n", "spec.command"),
+        ("  managedBy: example.com/other\n", "spec.managedBy"),
+    ],
+)
+def test_probable_mistake_that_is_allowed_is_a_warning(more: str, field: str) -> None:
+    problem = only(validate("job.yaml", OK + more))
+    assert (problem.severity, problem.field) == ("warning", field)
+
+
+def test_what_a_server_has_set_is_no_problem() -> None:
+    job = a_job(status={"state": "Running"}) | {"metadata": {"name": "mnist", "uid": UID, "managedFields": []}}
+    assert validate("job.yaml", yaml.safe_dump(job)).problems == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"numNodes": 3, "networkPolicy": "Isolated"},
+        {"checkpoint": {"claimTemplate": {"spec": {"accessModes": ["ReadWriteMany"], "resources": {}}}}},
+        {"numNodes": 12, "launcher": "Injected", "command": ["torchrun", "train.py"]},
+        {"restartPolicy": {"rules": [{"onExitCodes": {"operator": "In", "values": [3]}, "action": "Fail"}]}},
+    ],
+)
+def test_rendered_objects_are_those_that_the_first_plan_creates(spec: dict[str, Any]) -> None:
+    job = a_job(**spec)
+    planned = [create.body for phase in World(job).reconcile().creates for create in phase]
+    rendered = admit(job, uid=UID).created()
+    key = lambda body: (body["kind"], body["metadata"]["name"])  # noqa: E731
+    assert sorted(rendered, key=key) == sorted(planned, key=key)
