@@ -96,8 +96,11 @@ def cancel_shutdown(cluster: Cluster, node: str) -> None:
 
 
 def stop(node: str) -> None:
-    """Stop a node's container, as a machine that is switched off."""
-    docker("stop", "--time=5", node, engine=ensure_engine(), timeout=120)
+    """End all processes of a node at once, as a machine that is switched off.
+
+    `docker stop` would let the node's systemd send SIGTERM to the trainer, which then stops at a step as if drained.
+    """
+    docker("kill", node, engine=ensure_engine(), timeout=120)
 
 
 def start(cluster: Cluster, node: str) -> None:

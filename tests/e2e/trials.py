@@ -76,7 +76,7 @@ class Watcher:
                 if job is not None and (value := look(job)):
                     return value
                 if time.monotonic() > end:
-                    raise AssertionError(f"timed out after {seconds:g} s: {name}: {what} (last seen: {job})")
+                    raise AssertionError(f"{name}: not within {seconds:g} s: {what}. {_story(job)}")
                 self._changed.wait(1.0)
 
     def _run(self) -> None:
@@ -89,6 +89,16 @@ class Watcher:
                     else:
                         self._jobs[job["metadata"]["name"]] = job
                     self._changed.notify_all()
+
+
+def _story(job: Json | None) -> str:
+    """Tell how far a job came in the first words, which the report shows, and then all that is known of it."""
+    if job is None:
+        return "No such job was seen"
+    status = job.get("status", {})
+    failures = [f"{f['attempt']} {f['reason']} {f.get('nodeName', '')}".rstrip() for f in status.get("failures", ())]
+    step = status.get("progress", {}).get("step")
+    return f"{status.get('state')}, attempt {status.get('attempt')}, step {step}, failures {failures}. Last seen: {job}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.layers.cost import CPU_SECONDS, DAEMON_SECONDS
 
 SLOWEST = 20
-REASON_CHARACTERS = 110
+REASON_CHARACTERS = 200
 """So much of an error is shown beside the name of its test; pytest has printed all of it before."""
 
 
