@@ -6,7 +6,7 @@ import json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class Case:
     cpu_seconds: float = 0.0
     reason: str = ""
     """Why it was skipped, or the first line of its error."""
+    first_error: str | None = None
+    """Of a test that passed when it ran a second time: the first line of the error before."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,23 @@ class CommandResult:
     """Why the command failed, apart from failed tests; empty otherwise."""
     missing: str = ""
     """Why something that it needs could not be prepared; empty otherwise."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a test of it failed."""
+        return any(test.outcome is Outcome.FAILED for test in self.tests)
+
+    def followed_by(self, again: CommandResult) -> CommandResult:
+        """Return this result after its failed tests ran again. One that passed then has ``first_error``."""
+        passed = {test.name for test in again.tests if test.outcome is Outcome.PASSED}
+        tests = tuple(
+            replace(test, outcome=Outcome.PASSED, reason="", first_error=test.reason)
+            if test.outcome is Outcome.FAILED and test.name in passed and not again.problem
+            else test
+            for test in self.tests
+        )
+        seconds, cpu_seconds = self.seconds + again.seconds, self.cpu_seconds + again.cpu_seconds
+        return replace(self, seconds=seconds, tests=tests, cpu_seconds=cpu_seconds)
 
 
 @dataclass
@@ -158,7 +177,7 @@ def as_text(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
         explanation = result.explanation(ci=ci)
         times = f"{result.seconds:>8.1f} {result.cpu_seconds:>8.1f}"
         lines.append(f"{result.layer:<12} {passed:>7} {failed:>7} {skipped:>8} {times}  {explanation}")
-    lines += _failed(results)
+    lines += [*_passed_later(results), *_failed(results)]
     layers = Counter(result.outcome(ci=ci) for result in results)
     lines.append("layers: " + ", ".join(f"{layers[outcome]} {outcome}" for outcome in Outcome))
     lines[-1] += f" in {seconds:.0f} s, {sum(result.cpu_seconds for result in results):.0f} s of CPU time"
@@ -199,8 +218,8 @@ def as_json(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
 
 
 def _test_as_json(test: Case) -> dict[str, object]:
-    fields = asdict(test)
-    return {"cpuSeconds" if name == "cpu_seconds" else name: value for name, value in fields.items()}
+    named = {"cpu_seconds": "cpuSeconds", "first_error": "firstError"}
+    return {named.get(name, name): value for name, value in asdict(test).items() if value is not None}
 
 
 def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
@@ -217,12 +236,30 @@ def _slowest(results: Sequence[LayerResult]) -> list[str]:
 
 def _failed(results: Sequence[LayerResult]) -> list[str]:
     rows = [
-        f"  {result.layer:<12} {test.name}" + (f"\n    {test.reason[:REASON_CHARACTERS]}" if test.reason else "")
+        _with_error(result.layer, test.name, test.reason)
         for result in results
         for test in result.tests
         if test.outcome is Outcome.FAILED
     ]
     return ["failed tests:", *rows] if rows else []
+
+
+def _passed_later(results: Sequence[LayerResult]) -> list[str]:
+    rows = [
+        _with_error(result.layer, test.name, test.first_error)
+        for result in results
+        for test in result.tests
+        if test.first_error is not None
+    ]
+    return (
+        ["failed first and passed when they ran again (each is a defect of the test or of the code):", *rows]
+        if rows
+        else []
+    )
+
+
+def _with_error(layer: str, name: str, error: str) -> str:
+    return f"  {layer:<12} {name}" + (f"\n    {error[:REASON_CHARACTERS]}" if error else "")
 
 
 def _partly_skipped(results: Sequence[LayerResult], *, ci: bool) -> list[str]:

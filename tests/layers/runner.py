@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +30,8 @@ With more, those that take longest are slowed down by the others, and then end b
 """
 BUILD_CORES = 1.0
 """The share of the builds, which the tests run beside."""
+MOST_AGAIN = 4
+"""With CI=true, if at most so many tests failed, these run once more by themselves (docs/decisions/0042)."""
 PREPARE = (sys.executable, "-m", "tests.kind", "prepare", "--json")
 _PREPARATION = "prepare"
 _PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -37,14 +39,17 @@ _PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 @dataclass(frozen=True)
 class Job:
-    """One command and the result of its layer."""
+    """One command, the result of its layer, and the name of its folder, where pytest notes which tests failed."""
 
     command: Command
     layer: LayerResult
+    folder: str
 
 
 class Runner:
-    """Runs layers once. ``ci``: what cannot be prepared is a failure. ``prepare``: the command that prepares names.
+    """Runs layers once. ``ci``: what cannot be prepared is a failure, and a few failed tests run a second time.
+
+    prepare: the command that prepares names.
 
     cores: number of CPUs that the commands share; by default, all that this process may use.
     """
@@ -54,8 +59,10 @@ class Runner:
     ) -> None:
         self.results = [LayerResult(layer.name) for layer in layers]
         pairs = list(zip(layers, self.results, strict=True))
-        self._pending = [Job(command, result) for layer, result in pairs for command in layer.commands]
+        commands = [(command, result) for layer, result in pairs for command in layer.commands]
+        self._pending = [Job(command, result, str(number)) for number, (command, result) in enumerate(commands)]
         self._running: list[Job] = []
+        self._ended: list[tuple[Job, CommandResult]] = []
         self._ci = ci
         self._cores = len(os.sched_getaffinity(0)) if cores is None else cores
         self._prepare = prepare
@@ -69,6 +76,14 @@ class Runner:
 
     def run(self) -> list[LayerResult]:
         """Run all commands to their end and return the results in the order of the layers."""
+        with tempfile.TemporaryDirectory(prefix="ddpjob-layers-") as folder:
+            self._folder = Path(folder)
+            self._run_all()
+            if self._ci:
+                self._run_failed_again()
+        return self.results
+
+    def _run_all(self) -> None:
         preparing = threading.Thread(target=self._prepare_all)
         preparing.start()
         try:
@@ -83,7 +98,6 @@ class Runner:
             self._pending.clear()
             raise
         preparing.join()
-        return self.results
 
     def _may_start(self, command: Command) -> bool:
         """Return whether its needs are prepared and a share of the CPUs is left, or nothing else runs."""
@@ -141,29 +155,41 @@ class Runner:
             test = Case(_title(command), Outcome.SKIPPED, 0, reason=missing.reason)
             result = CommandResult(0, (test,), missing=missing.reason)
         else:
-            result = self._run_command(name, command, missing.reason if missing else "")
+            result = self._run_command(job, missing.reason if missing else "")
         job.layer.commands.append(result)
+        self._ended.append((job, result))
         ending = result.problem or f"finished after {result.seconds:.0f} s"
         self._say(name, f"{_title(command)}: {ending}")
 
-    def _run_command(self, layer: str, command: Command, missing: str) -> CommandResult:
+    def _run_command(self, job: Job, missing: str) -> CommandResult:
         """Run one command. If ``missing`` is set, pytest runs all the same: tests that need it skip themselves."""
         begin = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="ddpjob-layer-") as folder:
-            report = Path(folder) / "junit.xml"
-            try:
-                words = _words(command, report)
-            except ToolchainError as error:
-                return CommandResult(0, (), problem=str(error).splitlines()[0])
-            process = self._start(words, **({} if self._raw else _PIPED))
-            if process.stdout is not None:
-                self._pass_on(layer, process.stdout)
-            code, cpu_seconds = _end_of(process)
-            seconds = time.monotonic() - begin
-            if command.is_pytest:
-                return _pytest_result(report, code, seconds, cpu_seconds, missing)
-            outcome = Outcome.PASSED if code == 0 else Outcome.FAILED
-            return CommandResult(seconds, (Case(_title(command), outcome, seconds, cpu_seconds),), cpu_seconds)
+        command, folder = job.command, self._folder / job.folder
+        report = folder / "junit.xml"
+        report.unlink(missing_ok=True)
+        try:
+            words = _words(command, folder, report)
+        except ToolchainError as error:
+            return CommandResult(0, (), problem=str(error).splitlines()[0])
+        process = self._start(words, **({} if self._raw else _PIPED))
+        if process.stdout is not None:
+            self._pass_on(job.layer.layer, process.stdout)
+        code, cpu_seconds = _end_of(process)
+        seconds = time.monotonic() - begin
+        if command.is_pytest:
+            return _pytest_result(report, code, seconds, cpu_seconds, missing)
+        outcome = Outcome.PASSED if code == 0 else Outcome.FAILED
+        return CommandResult(seconds, (Case(_title(command), outcome, seconds, cpu_seconds),), cpu_seconds)
+
+    def _run_failed_again(self) -> None:
+        """Run the failed tests of each command again, when nothing else runs. More than ``MOST_AGAIN`` stay failed."""
+        if sum(result.count(Outcome.FAILED) for result in self.results) > MOST_AGAIN:
+            return
+        for job, first in self._ended:
+            if job.command.is_pytest and not first.problem and first.has_failed:
+                words = (*job.command.words, "--last-failed", "--last-failed-no-failures=none")
+                again = self._run_command(replace(job, command=replace(job.command, words=words)), first.missing)
+                job.layer.commands[job.layer.commands.index(first)] = first.followed_by(again)
 
     def _start(
         self, words: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
@@ -195,10 +221,11 @@ def _title(command: Command) -> str:
     return " ".join([Path(words[0]).name, *words[1:]])
 
 
-def _words(command: Command, report: Path) -> list[str]:
-    """Return the words of a command with the paths of its programs and, for pytest, the option for the report."""
+def _words(command: Command, folder: Path, report: Path) -> list[str]:
+    """Return the words of a command with the paths of its programs and, for pytest, the options for its files."""
     words = [str(binary(word[1:-1])) if word.startswith("{") else word for word in command.words]
-    options = ("-p", "tests.layers.cost", f"--junitxml={report}", "--override-ini=junit_family=xunit1")
+    files = (f"--junitxml={report}", "--override-ini=junit_family=xunit1", f"--override-ini=cache_dir={folder}/cache")
+    options = ("-p", "tests.layers.cost", *files)
     return [*words, *options] if command.is_pytest else words
 
 

@@ -108,6 +108,33 @@ def test_error_in_set_up_or_tear_down_fails_its_test_once(tmp_path: Path) -> Non
     assert counts(result) == (0, 3, 0)
 
 
+FLAKY = (
+    "def test_{name}():\n    open('{folder}/{name}', 'a').write('x')\n"
+    "    assert os.path.getsize('{folder}/{name}') >= {least}, 'too early'\n"
+)
+
+
+@pytest.mark.parametrize("ci", [False, True])
+def test_with_ci_failed_tests_run_once_more_and_are_named_if_they_pass_then(tmp_path: Path, ci: bool) -> None:
+    runs = {"good": 1, "flaky": 2, "bad": 9}
+    source = "".join(FLAKY.format(name=name, folder=tmp_path, least=least) for name, least in runs.items())
+    results = run_layers(layer_of(tmp_path, "mixed", source), ci=ci)
+    assert counts(results[0]) == ((2, 1, 0) if ci else (1, 2, 0))
+    assert [len((tmp_path / name).read_text()) for name in runs] == ([1, 2, 2] if ci else [1, 1, 1])
+    text = as_text(results, 1.0, ci=ci).splitlines()
+    named = [line.split("::")[1] for line in text[text.index("failed tests:") - 2 * ci :] if "::" in line]
+    assert named == ["test_flaky", "test_bad"]
+    tests = json.loads(as_json(results, 1.0, ci=ci))["layers"][0]["tests"]
+    errors = {test["name"].partition("::")[2]: test["firstError"] for test in tests if "firstError" in test}
+    assert errors.keys() == ({"test_flaky"} if ci else set())
+
+
+def test_many_failed_tests_do_not_run_again(tmp_path: Path) -> None:
+    source = "".join(FLAKY.format(name=f"t{n}", folder=tmp_path, least=2) for n in range(5))
+    [result] = run_layers(layer_of(tmp_path, "many", source), ci=True)
+    assert counts(result) == (0, 5, 0)
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
