@@ -27,7 +27,7 @@ from tests.processes import end, eventually, free_port, spawn, tail
 
 ADMIN_TOKEN = "admin-of-a-throwaway-control-plane"
 SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544), used by no real network
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 ISSUER = "https://kubernetes.default.svc"
 CRD_FILE = Path(__file__).parent.parent / "manifests" / "crd.yaml"
 AUDIT_POLICY = {
@@ -225,7 +225,7 @@ class ControlPlane:
         self._write_keys()
         etcd = self._start_etcd()
         self._start_apiserver(etcd)
-        eventually("the API server is ready", self._is_ready, timeout=START_SECONDS)
+        self._until_ready()
         if self._with_controllers:
             self._start_controllers()
 
@@ -253,7 +253,7 @@ class ControlPlane:
             shutil.rmtree(self._data)
             shutil.copytree(backup, self._data)
         self._start_apiserver(self._start_etcd())
-        eventually("the API server is ready", self._is_ready, timeout=START_SECONDS)
+        self._until_ready()
         # It is ready before it has listed the custom resources, and answers 429 until then.
         eventually("it serves DDPJobs", lambda: self._exists(names.DDPJOBS.path("default")), timeout=START_SECONDS)
 
@@ -326,6 +326,17 @@ class ControlPlane:
         except ApiError:
             return False
         return True
+
+    def _until_ready(self) -> None:
+        try:
+            eventually("the API server is ready", self._is_ready, timeout=START_SECONDS)
+        except AssertionError as error:
+            try:
+                checks = self._text("GET", "/readyz?verbose")
+            except (ApiError, OSError) as unready:
+                checks = str(unready)
+            logs = "\n".join(tail(self._log(name)) for name in ("etcd", "kube-apiserver"))
+            raise AssertionError(f"{error}: {checks}\n{logs}") from error
 
     def _is_ready(self) -> bool:
         for process in self._processes:

@@ -28,10 +28,12 @@ from tests.kind.cluster import Cluster
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 
-def apply(trial: Trial, pods: Json) -> None:
+def apply(trial: Trial, pods: Json, *arguments: str) -> None:
     """Apply the job with its first pod on the node that leaves, and wait until it has a checkpoint.
 
-    Its ranks may restart in place, which must not delay what follows the loss. pods: a part of their spec.
+    Its ranks may restart in place, which must not delay what follows the loss.
+
+    pods: a part of their spec. arguments: additional flags of the trainer.
     """
     places = [nodes.leaving(trial.cluster), trial.cluster.workers[0]]
     of_first_attempt = {names.LABEL_JOB_NAME: trial.name, names.LABEL_ATTEMPT: "1"}
@@ -48,7 +50,7 @@ def apply(trial: Trial, pods: Json) -> None:
     }
     tolerations = [{"key": nodes.LEAVING_TAINT, "operator": "Exists"}]
     spec = pods | {"affinity": affinity, "tolerations": tolerations}
-    trial.apply(template={"spec": spec}, env=WITH_RESTARTS_IN_PLACE)
+    trial.apply(*arguments, template={"spec": spec}, env=WITH_RESTARTS_IN_PLACE)
     trial.until_trained()
     assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(places)
 
@@ -86,8 +88,11 @@ def shut_down(trial: Trial) -> Outcome:
 
 
 def stopped(trial: Trial) -> Outcome:
-    """The peers report a lost connection at once, the control plane notices the node's silence a minute later."""
-    apply(trial, {})
+    """The peers report a lost connection at once, the control plane notices the node's silence a minute later.
+
+    If the next attempt runs on the other node, it must not end before that: a finished job keeps its failures.
+    """
+    apply(trial, {}, "--step-delay", "1.2")
     node = nodes.leaving(trial.cluster)
     nodes.stop(node)
     try:

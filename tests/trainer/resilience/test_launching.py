@@ -33,7 +33,9 @@ def test_two_nodes_train_together_and_rank_zero_serves_the_progress(
     zero = ddptrain.start(*command, env=node(0, port))
     seen = [zero.at_step(step) for step in (2, 5, 9)]
     assert set(seen[0]) == PROGRESS | {"stall"}
-    assert seen[0]["seq"] < seen[1]["seq"] < seen[2]["seq"]
+    numbers = [(report["seq"], report["step"]) for report in seen]  # a step may pass while nobody looks
+    assert numbers == sorted(numbers)
+    assert len({seq for seq, _ in numbers}) >= len({step for _, step in numbers})
     assert {report["worldSize"] for report in seen} == {4}
     assert (seen[0]["phase"], seen[0]["totalEpochs"], seen[0]["totalSteps"], seen[0]["data"]) == ("train", 2, 18, "idx")
     assert seen[0]["resumedFrom"] is None
