@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kind import prepare
+from tests.kind.cache import cache_dir
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ def pytest_command(*arguments: str, needs: tuple[str, ...] = (), cores: float = 
 
 def _tool(module: str, *arguments: str) -> Command:
     return Command((sys.executable, "-m", module, *arguments))
+
+
+def _mypy(cache: str, *arguments: str) -> Command:
+    """Return a run of mypy, which checks again only what has changed since the last run, also in another clone."""
+    return _tool("mypy", "--cache-dir", str(cache_dir() / cache), *arguments)
 
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager")
@@ -97,8 +103,8 @@ LAYERS = (
         (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
-            _tool("mypy", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "lessons"),
-            _tool("mypy", "-p", "ddprun", "--config-file", "tests/layers/oldest_python.ini"),
+            _mypy("types", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "lessons"),
+            _mypy("types-oldest-python", "-p", "ddprun", "--config-file", "tests/layers/oldest_python.ini"),
             Command((str(Path(sys.executable).with_name("lint-imports")),)),
             _tool("yamllint", "--strict", "."),
             Command(("{helm}", "lint", "--strict", "charts/ddpjob"), needs=("helm",)),
