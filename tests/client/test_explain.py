@@ -82,6 +82,7 @@ CONTROL_PLANE = "1 node(s) had untolerated taint {node-role.kubernetes.io/contro
         (f"0/3 nodes are available: {CONTROL_PLANE}, 2 Insufficient nvidia.com/gpu.", "Placement", "Resource", "High"),
         ("0/2 nodes are available: 2 node(s) had untolerated taint {gpu: only}.", "Placement", "Taint", "High"),
         (f"0/1 nodes are available: {CONTROL_PLANE}.", "Placement", "Taint", "High"),
+        ("0/4 nodes are available: 4 node(s) had untolerated taint(s).", "Placement", "Taint", "High"),  # since 1.34
         (
             "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
             "Placement",
@@ -118,6 +119,18 @@ def test_the_schedulers_message_names_the_cause(
         assert found.confidence != "High" and found.unread == ["pods could not be read: you may not read this"]
         quoted = ("DDPJob", "status.conditions[Running]", found.evidence[0].value)
     assert (found.evidence[0].kind, found.evidence[0].field, found.evidence[0].value) == quoted
+
+
+def test_affinity_is_quoted_with_the_selector_of_the_pod() -> None:
+    """Seen on kind: a pod with a node selector ended `ddpjob why` with an AttributeError."""
+    asked = {"nodeSelector": {"disk": "ssd"}, "affinity": {"nodeAffinity": {}}}
+    world = started(a_job(template={"spec": asked}))
+    pending(world, **unschedulable("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."))
+    found = why(world)
+    assert [(e.field, "disk" in e.value) for e in found.evidence[1:]] == [
+        ("spec.nodeSelector", True),
+        ("spec.affinity", False),
+    ]
 
 
 def test_an_unbound_claim_is_quoted_with_its_own_event() -> None:

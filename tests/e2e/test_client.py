@@ -14,7 +14,7 @@ from tests.e2e.trials import Trial, Trials
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
-ATTEMPTS, LINES = 3, 300
+ATTEMPTS, LINES = 4, 300
 # Lines of one second, of several and without a line feed at the end. A pod lives longer than a look at it takes.
 SCRIPT = f"""
 for i in $(seq {LINES}); do echo "line $i"; [ $((i % 100)) -gt 0 ] || sleep 1; done
@@ -30,7 +30,7 @@ class Followed(NamedTuple):
 
 
 def followed_logs(trial: Trial) -> Followed:
-    """Follow the logs of a job that restarts twice, and read those of its last attempt again."""
+    """Follow the logs of a job that restarts three times, and read those of its last attempt again."""
     policy = {"maxRestarts": ATTEMPTS, "backoff": {"initialSeconds": 1, "maxSeconds": 1}}
     job = DDPJob.from_manifest(shell_job(trial.name, SCRIPT, restartPolicy=policy, podRetention="All"))
     with Client.cluster(kubeconfig=trial.cluster.kubeconfig, namespace=trial.kubectl.namespace) as client:
@@ -42,7 +42,7 @@ def followed_logs(trial: Trial) -> Followed:
 TRIALS = Trials({"followed_logs": followed_logs}, 1, has_claim=False)
 
 
-def test_followed_logs_have_each_line_of_three_attempts_once(trials: Mapping[str, Future[Any]]) -> None:
+def test_followed_logs_have_each_line_of_four_attempts_once(trials: Mapping[str, Future[Any]]) -> None:
     followed: Followed = trials["followed_logs"].result()
     assert followed.job.succeeded
     texts = [*(f"line {number}" for number in range(1, LINES + 1)), "the end"]

@@ -199,12 +199,13 @@ def _causes(message: str) -> list[str]:
 def _asked(case: Case, pod: PodView, reason: str) -> Iterator[Evidence]:
     """Yield what the pod asks for that no Kubernetes node has."""
     spec = case.raw[pod.name].get("spec") or {}
-    fields = {"Taint": ("tolerations",), "Affinity": ("nodeSelector", "affinity")}.get(reason, ())
-    for name in fields:
-        if name in spec or reason == "Taint":
-            given = [t for t in spec.get(name) or () if not str(t.get("key")).startswith("node.kubernetes.io/")]
-            value = given if reason == "Taint" else spec[name]
-            yield Evidence(kind="Pod", name=pod.name, field=f"spec.{name}", value=_text(value) or "none")
+    if reason == "Taint":
+        own = [t for t in spec.get("tolerations") or () if not str(t.get("key")).startswith("node.kubernetes.io/")]
+        yield Evidence(kind="Pod", name=pod.name, field="spec.tolerations", value=_text(own) or "none")
+    if reason == "Affinity":
+        for name in ("nodeSelector", "affinity"):
+            if name in spec:
+                yield Evidence(kind="Pod", name=pod.name, field=f"spec.{name}", value=_text(spec[name]) or "none")
     if reason == "Resource":
         asked = element(spec.get("containers"), "name", "trainer").get("resources") or {}
         value = _text(asked.get("requests") or asked.get("limits") or {}) or "none"
