@@ -13,7 +13,7 @@ import pytest
 from ddpjob import Client, DDPJob, LogLine
 from ddpjob.api import names
 from ddpjob.client import cluster, connection
-from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
+from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError, WaitTimeoutError
 from tests.client.kubelet import Kubelet
 from tests.client.worlds import ClusterWorld
 from tests.controlplane import ControlPlane
@@ -129,6 +129,45 @@ def test_an_error_says_what_to_do(
     with pytest.raises(kind, match=text) as raised:
         world.client.get("mnist")
     assert [line.split(":")[0] for line in str(raised.value).splitlines()[1:]] == ["hint", "next"]
+
+
+@pytest.mark.parametrize("body", ["<html>Sign in</html>", '{"error": "login"}', "[]", ""])
+def test_an_answer_of_a_proxy_in_place_of_the_api_server_is_an_error(
+    world: ClusterWorld, proxy: FaultProxy, body: str
+) -> None:
+    job = world.client.submit(world.job("mnist"))
+    proxy.rule = lambda request: Fault(status=200, body=body)
+    client = world.client
+    calls = [
+        client.list,
+        lambda: client.get("mnist"),
+        lambda: client.suspend("mnist"),
+        lambda: client.explain(job),
+        lambda: client.submit(world.job("other")),
+        lambda: client.delete("mnist"),
+    ]
+    for call in calls:
+        with pytest.raises(UnavailableError, match="not from an API server"):
+            call()
+    proxy.rule = lambda request: Fault(status=200, body=body) if "watch=true" in request.path_qs else None
+    watch = client.watch(job, timeout=0.5)
+    next(watch)
+    with pytest.raises(WaitTimeoutError):  # it may end soon, so that a watch survives it
+        next(watch)
+
+
+def test_a_name_that_would_be_another_path_is_refused(world: ClusterWorld, proxy: FaultProxy) -> None:
+    for name in ("", ".", "..", "a/b"):
+        with pytest.raises(InvalidJobError, match="not a name of a DDPJob"):
+            world.client.delete(name)
+    assert isinstance(world.client, cluster.ClusterClient)
+    world.client.namespace = ".."
+    with pytest.raises(InvalidJobError, match="not a name of a Namespace"):
+        world.client.delete("mnist")
+    world.client.namespace = world.namespace
+    with pytest.raises(JobNotFoundError, match=r"a\?x=y#z"):
+        world.client.delete("a?x=y#z")
+    assert {(seen.method, seen.path.count("/")) for seen in proxy.seen} == {("DELETE", 7)}
 
 
 def test_a_list_is_whole_also_if_the_server_forgets_the_place(

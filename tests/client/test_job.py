@@ -96,7 +96,18 @@ def test_a_job_of_another_release_is_shown() -> None:
     assert repr(job) == "DDPJob('mnist', namespace='default', state='Odd')"
 
 
+def imported_by(*modules: str) -> set[str]:
+    code = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
+    return set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+
+
 def test_importing_the_package_imports_no_client() -> None:
-    code = "import json, sys, ddpjob, ddpjob.cli.main; print(json.dumps(sorted(sys.modules)))"
-    modules = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-    assert not {"kubernetes", "kopf", "torch", "aiohttp", "ddpjob.client.cluster"} & set(modules)
+    modules = imported_by("ddpjob", "ddpjob.cli.main")
+    assert not {"kubernetes", "kopf", "torch", "aiohttp", "ddpjob.client.cluster"} & modules
+
+
+def test_the_client_of_a_cluster_imports_none_of_the_typed_classes_of_kubernetes() -> None:
+    modules = imported_by("ddpjob.client.cluster", "ddpjob.client.cluster_facts")
+    typed = ("kubernetes.client.api.", "kubernetes.client.models.")
+    assert "kubernetes.client.api_client" in modules
+    assert not [module for module in modules if module.startswith(typed)], "these take a second"

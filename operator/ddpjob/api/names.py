@@ -37,6 +37,8 @@ SERVICES: Final = Resource("v1", "Service", "services")
 CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENTS: Final = Resource("v1", "Event", "events")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+DEPLOYMENTS: Final = Resource("apps/v1", "Deployment", "deployments")
+QUOTAS: Final = Resource("v1", "ResourceQuota", "resourcequotas")
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 # Labels used by selectors and lookups. User templates cannot override them.

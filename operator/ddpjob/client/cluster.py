@@ -1,35 +1,39 @@
 """``Client.cluster``: the jobs of a cluster, through the official ``kubernetes`` package."""
 
-import json
 import math
 import time
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
-
-from kubernetes.client import CoreV1Api, CustomObjectsApi, V1DeleteOptions, V1Preconditions
-from kubernetes.watch import Watch
 
 from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
 from ddpjob.client.cluster_logs import JobLogs
-from ddpjob.client.connection import TROUBLES, Connection, Patience, RequestError, read_response, request_error
+from ddpjob.client.connection import (
+    CONNECT_SECONDS,
+    MERGE_PATCH,
+    TROUBLES,
+    Connection,
+    Patience,
+    Query,
+    RequestError,
+    lines_of,
+    parsed,
+    path_of,
+    request_error,
+)
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import SCRIPT_IMAGE
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 
-_KIND = (names.GROUP, names.VERSION)
 _PAGE = 100  # jobs of one request
 _WATCH_SECONDS = 60.0
 """After this time a watch is asked for again, and the job is read: a connection may be dead without an error, and an
 API server whose data was restored from a backup sends nothing to a watch that began before."""
 _MARGIN = 10.0
-_JSON = {"Content-Type": "application/json"}  # the package names no type, which some proxies replace by another
-_MERGE_PATCH = "application/merge-patch+json"
 
 
 class ClusterClient(Client):
@@ -45,8 +49,6 @@ class ClusterClient(Client):
     ) -> None:
         self._context = context
         self._connection = Connection(context, kubeconfig, timeout)
-        self._jobs = CustomObjectsApi(self._connection.api)
-        self._core = CoreV1Api(self._connection.api)
         self.namespace = namespace or self._connection.namespace
 
     @property
@@ -58,38 +60,25 @@ class ClusterClient(Client):
         namespace = job.namespace or self.namespace
         metadata = job.manifest["metadata"] | {"namespace": namespace}
         body = {key: value for key, value in job.manifest.items() if key != "status"} | {"metadata": metadata}
-        create = self._jobs.create_namespaced_custom_object
-        made = self._connection.request(
-            create,
-            *_KIND,
-            namespace,
-            DDPJOBS.plural,
-            body,
-            field_validation="Strict",
-            _headers=_JSON,
-            repeats=False,
-        )
+        strict = {"fieldValidation": "Strict"}
+        made = self._connection.request("POST", path_of(DDPJOBS, namespace), strict, body, repeats=False)
         return DDPJob.from_manifest(made)
 
     def get(self, job: str | DDPJob) -> DDPJob:
-        place = self._place(job)
-        return DDPJob.from_manifest(self._connection.request(self._jobs.get_namespaced_custom_object, *place))
+        return DDPJob.from_manifest(self._connection.request("GET", self._path(job)))
 
     def list(self, *, all_namespaces: bool = False) -> Jobs:
-        call: Any = self._jobs.list_cluster_custom_object
-        place: tuple[str, ...] = (*_KIND, DDPJOBS.plural)
-        if not all_namespaces:
-            call, place = self._jobs.list_namespaced_custom_object, (*_KIND, self.namespace, DDPJOBS.plural)
+        path = path_of(DDPJOBS, None if all_namespaces else self.namespace)
         found: list[Json] = []
         token: str | None = ""
         while token is not None:
             # The server forgets an old token; then all jobs are asked for at once, without pages.
             try:
-                page = self._connection.request(call, *place, limit=_PAGE, _continue=token or None)
+                page = self._connection.request("GET", path, {"limit": _PAGE, "continue": token or None})
             except DDPJobError:
                 if not token:
                     raise
-                found, page = [], self._connection.request(call, *place)
+                found, page = [], self._connection.request("GET", path)
             found += page["items"]
             token = (page.get("metadata") or {}).get("continue") or None
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
@@ -106,16 +95,15 @@ class ClusterClient(Client):
         tail: int | None = None,
     ) -> Iterator[LogLine]:
         found = self.get(job)
-        logs = JobLogs(self._core, self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail)
+        logs = JobLogs(self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail)
         return logs.follow(self._watched(found, None), attempt) if follow else logs.read(attempt)
 
     def explain(self, job: str | DDPJob) -> Explanation:
-        from ddpjob.client.cluster_facts import read_facts, server_time
+        from ddpjob.client.cluster_facts import read_facts
         from ddpjob.client.verdict.explain import explain
 
-        read = self._jobs.get_namespaced_custom_object
-        response = self._connection.request(read_response, read, *self._place(job))
-        return explain(read_facts(self._connection, json.loads(response.data), server_time(response)))
+        found = self._connection.answer("GET", self._path(job))
+        return explain(read_facts(self._connection, found.body, found.time))
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})
@@ -129,47 +117,40 @@ class ClusterClient(Client):
         return self._change(job, {"suspend": False, "restartedAt": now})
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
-        _, _, namespace, _, name = place = self._place(job)
         uid = job.uid if isinstance(job, DDPJob) else None
-        options = V1DeleteOptions(
-            propagation_policy="Background", preconditions=V1Preconditions(uid=uid) if uid else None
-        )
-        self._connection.request(self._jobs.delete_namespaced_custom_object, *place, body=options, _headers=_JSON)
+        self._connection.request("DELETE", self._path(job), body=_deletion(uid, propagationPolicy="Background"))
         if volume:
-            self._delete_claim(namespace, name)
+            self._delete_claim(*self._key(job))
 
     def close(self) -> None:
         self._connection.close()
 
     def _delete_claim(self, namespace: str, job: str) -> None:
         """Delete the claim that the operator made for the job, not another of the same name."""
-        name = names.claim_name(job)
+        path = path_of(names.CLAIMS, namespace, names.claim_name(job))
         try:
-            claim = self._connection.raw(self._core.read_namespaced_persistent_volume_claim, name, namespace)
+            claim = self._connection.request("GET", path)
         except DDPJobError as error:
-            if isinstance(error.__cause__, RequestError) and error.__cause__.names("persistentvolumeclaims"):
+            if isinstance(error.__cause__, RequestError) and error.__cause__.names(names.CLAIMS.plural):
                 return
             raise
         if (claim["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) == job:
-            uid = V1DeleteOptions(preconditions=V1Preconditions(uid=claim["metadata"]["uid"]))
-            delete = self._core.delete_namespaced_persistent_volume_claim
-            self._connection.raw(delete, name, namespace, body=uid, _headers=_JSON)
+            self._connection.request("DELETE", path, body=_deletion(claim["metadata"]["uid"]))
 
     def _change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         found = self.get(job)
         if found.finished:
             raise already_finished(found)
-        patch = self._jobs.patch_namespaced_custom_object
-        place = self._place(found)
-        changed = self._connection.request(patch, *place, {"spec": spec}, _content_type=_MERGE_PATCH)
+        patch = {"spec": spec}
+        changed = self._connection.request("PATCH", self._path(found), body=patch, content_type=MERGE_PATCH)
         return DDPJob.from_manifest(changed)
 
-    def _place(self, job: str | DDPJob) -> tuple[str, str, str, str, str]:
-        """Return the arguments that name a job in calls of ``CustomObjectsApi``."""
+    def _key(self, job: str | DDPJob) -> names.Key:
         name, namespace = (job.name, job.namespace) if isinstance(job, DDPJob) else (job, None)
-        if not name or "/" in name:  # the URL would be that of another object
-            raise InvalidJobError(f"{name!r} is not a name of a job", "", "client.list() returns the jobs")
-        return (*_KIND, namespace or self.namespace, DDPJOBS.plural, name)
+        return names.Key(namespace or self.namespace, name)
+
+    def _path(self, job: str | DDPJob) -> str:
+        return path_of(DDPJOBS, *self._key(job))
 
     def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         first = last = self.get(job)
@@ -191,9 +172,9 @@ class _Versions:
     """The versions of one job, from its watch events, and where these end from the job itself."""
 
     def __init__(self, client: ClusterClient, job: DDPJob) -> None:
-        self._client = client
         self._first = job
-        self._place = client._place(job)
+        self._connection = client._connection
+        self._key = client._key(job)
         self._version: str = job.manifest["metadata"]["resourceVersion"]
         self._patience = Patience()
         self._is_gone = False
@@ -218,10 +199,10 @@ class _Versions:
             elif error.status == 410:
                 yield from self._read_again()
             elif (pause := self._patience.pause(error)) is None:
-                raise self._client._connection.explained(error) from error
+                raise self._connection.explained(error) from error
             else:
                 if error.status == 401:
-                    self._client._connection.renew()
+                    self._connection.renew()
                 time.sleep(min(pause, max(seconds, 0.0)))
 
     def _read_again(self) -> Iterator[DDPJob]:
@@ -234,20 +215,22 @@ class _Versions:
 
     def _events(self, seconds: float) -> Iterator[DDPJob]:
         whole = max(1, math.ceil(seconds))
-        *kind, name = self._place
-        events = Watch().stream(  # type: ignore[no-untyped-call]
-            self._client._jobs.list_namespaced_custom_object,
-            *kind,
-            field_selector=f"metadata.name={name}",
-            resource_version=self._version,
-            allow_watch_bookmarks=True,
-            timeout_seconds=whole,
-            _request_timeout=(5.0, whole + _MARGIN),
-        )
-        for event in events:
-            if event is None:  # the connection was cut within a line
+        query: Query = {
+            "watch": True,
+            "fieldSelector": f"metadata.name={self._key.name}",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": True,
+            "timeoutSeconds": whole,
+        }
+        path = path_of(DDPJOBS, self._key.namespace)
+        stream = self._connection.send("GET", path, query, seconds=(CONNECT_SECONDS, whole + _MARGIN))
+        for line in lines_of(stream):
+            if not line.endswith(b"\n"):  # the connection was cut
                 return
+            event = parsed(line, 200, {"object"})
             body: Json = event["object"]
+            if event["type"] == "ERROR":
+                raise RequestError(str(body.get("message")), body.get("code"), body)
             self._patience.reset()
             self._version = body["metadata"]["resourceVersion"]
             if event["type"] == "BOOKMARK":
@@ -257,9 +240,8 @@ class _Versions:
                 raise self._deleted()
 
     def _current(self) -> DDPJob:
-        """Return the job as it is now. Raises what the official package raises."""
-        read: Any = self._client._jobs.get_namespaced_custom_object
-        body = cast(Json, read(*self._place, _request_timeout=self._client._connection.timeout))
+        """Return the job as it is now. Raises ``RequestError``."""
+        body = self._connection.once("GET", path_of(DDPJOBS, *self._key)).body
         self._patience.reset()
         self._version = body["metadata"]["resourceVersion"]
         return self._own(body)
@@ -274,6 +256,11 @@ class _Versions:
         return JobNotFoundError(
             f"the job {self._first.name} was deleted", "a user deleted it, or its ttlSecondsAfterFinished has passed"
         )
+
+
+def _deletion(uid: str | None, **options: object) -> Json:
+    """Return the options of a DELETE; with a uid another object of the same name is kept."""
+    return options | ({"preconditions": {"uid": uid}} if uid else {})
 
 
 def _require_submittable(job: DDPJob) -> None:

@@ -1,19 +1,16 @@
 """What of a job on a cluster is read to explain it, with the rights of the user: two rounds of parallel requests."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Any, cast
-
-from kubernetes.client import AppsV1Api, CoreV1Api
+from typing import cast
 
 from ddpjob.api import names
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, is_true
 from ddpjob.api.status import recorded_status
-from ddpjob.client.connection import TROUBLES, Connection, Response, read_response, request_error
+from ddpjob.client.connection import TROUBLES, Connection, Query, RequestError, path_of, request_error
 from ddpjob.client.verdict.explain import needed
 from ddpjob.client.verdict.facts import Facts
 from ddpjob.client.verdict.operator import SELECTOR
@@ -27,7 +24,6 @@ _MANY_NODES = 200
 _MOST_PODS = 500
 _LOG_LINES, _LOG_BYTES = 500, 2**20
 _SETTINGS = EngineSettings()
-_NOT_JSON = (ValueError, KeyError)  # of an answer that a proxy gives in place of the API server
 
 
 def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts:
@@ -66,87 +62,66 @@ def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts
         )
 
 
-def server_time(response: Response) -> datetime | None:
-    """Return the time in a response, by which a wrong clock of this machine does not matter."""
-    try:
-        return parsedate_to_datetime(response.headers["Date"])
-    except (KeyError, ValueError, TypeError):
-        return None
-
-
 class _Reader:
     """Reads objects of one namespace once each. unread: why what could not be read is missing, by its kind."""
 
     def __init__(self, connection: Connection, namespace: str) -> None:
         self._connection = connection
         self._namespace = namespace
-        self._core, self._apps = CoreV1Api(connection.api), AppsV1Api(connection.api)
+        self._seconds = min(_SECONDS, connection.timeout)
         self.unread: dict[str, str] = {}
 
     def pods(self, uid: str, attempts: set[int], nodes: int) -> Sequence[Json] | None:
         selector = f"{names.LABEL_JOB_UID}={uid},{names.LABEL_ATTEMPT} in ({','.join(map(str, attempts))})"
-        options: dict[str, Any] = {"label_selector": selector, "limit": _MOST_PODS}
-        if nodes > _MANY_NODES:
-            options["field_selector"] = "status.phase!=Running"
-        return self._list("pods", "pods", self._core.list_namespaced_pod, self._namespace, **options)
+        large = "status.phase!=Running" if nodes > _MANY_NODES else None
+        query: Query = {"labelSelector": selector, "limit": _MOST_PODS, "fieldSelector": large}
+        return self._list("pods", "pods", names.PODS, self._namespace, query)
 
     def operators(self) -> Sequence[Json] | None:
-        listed = self._apps.list_deployment_for_all_namespaces
-        return self._list("operator", "the Deployment of the operator", listed, label_selector=SELECTOR, limit=20)
+        query: Query = {"labelSelector": SELECTOR, "limit": 20}
+        return self._list("operator", "the Deployment of the operator", names.DEPLOYMENTS, None, query)
 
     def events(self, kind: str, name: str) -> Sequence[Json]:
-        about = f"involvedObject.kind={kind},involvedObject.name={name}"
-        listed = self._core.list_namespaced_event
-        return self._list("events", "events", listed, self._namespace, field_selector=about, limit=100) or ()
+        query: Query = {"fieldSelector": f"involvedObject.kind={kind},involvedObject.name={name}", "limit": 100}
+        return self._list("events", "events", names.EVENTS, self._namespace, query) or ()
 
     def quotas(self) -> Sequence[Json]:
-        listed = self._core.list_namespaced_resource_quota
-        return self._list("quotas", "ResourceQuotas", listed, self._namespace, limit=100) or ()
+        return self._list("quotas", "ResourceQuotas", names.QUOTAS, self._namespace, {"limit": 100}) or ()
 
     def claim(self, name: str) -> Json | str | None:
         """Return the claim; None if it does not exist, and a text if that is not known."""
         try:
-            read = self._core.read_namespaced_persistent_volume_claim
-            return cast(Json, json.loads(self._bytes(read, name, self._namespace)))
-        except (*TROUBLES, *_NOT_JSON) as trouble:
-            if request_error(trouble).names(names.CLAIMS.plural):
+            path = path_of(names.CLAIMS, self._namespace, name)
+            return self._connection.once("GET", path, seconds=self._seconds).body
+        except RequestError as error:
+            if error.names(names.CLAIMS.plural):
                 return None
-            return self._note("claims", "PersistentVolumeClaims", trouble)
+            return self._note("claims", "PersistentVolumeClaims", error)
 
     def log(self, pod: str) -> str:
         """Return the end of the trainer's log; empty if it cannot be read. A pod that is gone has none."""
+        path = path_of(names.PODS, self._namespace, pod, "log")
+        query: Query = {"container": names.TRAINER_CONTAINER, "tailLines": _LOG_LINES, "limitBytes": _LOG_BYTES}
         try:
-            return self._bytes(
-                self._core.read_namespaced_pod_log,
-                pod,
-                self._namespace,
-                container=names.TRAINER_CONTAINER,
-                tail_lines=_LOG_LINES,
-                limit_bytes=_LOG_BYTES,
-            ).decode(errors="replace")
+            return self._connection.send("GET", path, query, seconds=self._seconds).data.decode(errors="replace")
         except TROUBLES as trouble:
-            if not request_error(trouble).names(names.PODS.plural):
-                self._note("logs", f"the log of {pod}", trouble)
+            error = request_error(trouble)
+            if not error.names(names.PODS.plural):
+                self._note("logs", f"the log of {pod}", error)
             return ""
 
     def _list(
-        self, kind: str, what: str, call: Callable[..., Any], *arguments: Any, **options: Any
-    ) -> list[Json] | None:
+        self, kind: str, what: str, resource: Resource, namespace: str | None, query: Query
+    ) -> Sequence[Json] | None:
         try:
-            return cast(list[Json], json.loads(self._bytes(call, *arguments, **options))["items"])
-        except (*TROUBLES, *_NOT_JSON) as trouble:
-            self._note(kind, what, trouble)
+            answer = self._connection.once("GET", path_of(resource, namespace), query, seconds=self._seconds).body
+            return cast(Sequence[Json], answer.get("items") or ())
+        except RequestError as error:
+            self._note(kind, what, error)
             return None
 
-    def _bytes(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> bytes:
-        seconds = min(_SECONDS, self._connection.timeout)
-        return read_response(call, *arguments, _request_timeout=seconds, **options).data
-
-    def _note(self, kind: str, what: str, trouble: BaseException) -> str:
-        error = request_error(trouble)
+    def _note(self, kind: str, what: str, error: RequestError) -> str:
         why = "you may not read this" if error.status == 403 else error.message
-        if isinstance(trouble, _NOT_JSON):
-            why = "the answer is not from an API server"
         self.unread[kind] = f"{what} could not be read: {why}"
         return self.unread[kind]
 

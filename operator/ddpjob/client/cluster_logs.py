@@ -12,9 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
-from typing import cast
-
-from kubernetes.client import CoreV1Api
 
 from ddpjob.api import names
 from ddpjob.api.objects import element
@@ -23,10 +20,12 @@ from ddpjob.client.connection import (
     TROUBLES,
     Connection,
     Patience,
+    Query,
     RequestError,
     Response,
+    lines_of,
+    path_of,
     request_error,
-    require_success,
 )
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
@@ -76,7 +75,6 @@ class JobLogs:
 
     def __init__(
         self,
-        core: CoreV1Api,
         connection: Connection,
         job: DDPJob,
         *,
@@ -84,7 +82,6 @@ class JobLogs:
         all_nodes: bool,
         tail: int | None,
     ) -> None:
-        self.core = core
         self.connection = connection
         self.job = job
         self.tail = tail
@@ -261,9 +258,9 @@ class PodLog:
     def _state(self) -> str:
         """Return absent, waiting, running or ended, of the pod's trainer."""
         try:
-            pod = self._logs.connection.raw_once(self._logs.core.read_namespaced_pod, self._pod, self._namespace)
-        except TROUBLES as trouble:
-            if request_error(trouble).names(names.PODS.plural):
+            pod = self._logs.connection.once("GET", path_of(names.PODS, self._namespace, self._pod)).body
+        except RequestError as error:
+            if error.names(names.PODS.plural):
                 return "absent"
             raise
         status = pod.get("status") or {}
@@ -279,28 +276,24 @@ class PodLog:
         response = self._response = self._open(follow)
         if self._logs.stopped.is_set():
             self.shut()
-        rest = b""
-        try:
-            for block in response.stream(65_536, decode_content=False):
-                *complete, rest = (rest + block).split(b"\n")
-                yield from (text for text in map(self._position.text, complete) if text is not None)
-            self._rest = rest
-        finally:
-            response.close()
-            response.release_conn()
+        with contextlib.closing(lines_of(response)) as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    self._rest = line
+                elif (text := self._position.text(line[:-1])) is not None:
+                    yield text
 
     def _open(self, follow: bool) -> Response:
-        """Ask for the log. The package's own method has no ``sinceTime``."""
-        query = {"container": names.TRAINER_CONTAINER, "timestamps": "true", "follow": str(follow).lower()}
-        if self._position.since is not None:
-            query["sinceTime"] = self._position.since
-        elif self._logs.tail is not None:
-            query["tailLines"] = str(self._logs.tail)
-        api = self._logs.connection.api
-        path = f"/api/v1/namespaces/{self._namespace}/pods/{self._pod}/log"
-        request = api.param_serialize("GET", path, query_params=list(query.items()), auth_settings=["BearerToken"])
-        answer = api.call_api(*request, _request_timeout=(_CONNECT_SECONDS, _QUIET_SECONDS))
-        return require_success(cast(Response, answer.response))
+        since = self._position.since
+        query: Query = {
+            "container": names.TRAINER_CONTAINER,
+            "timestamps": True,
+            "follow": follow,
+            "sinceTime": since,
+            "tailLines": self._logs.tail if since is None else None,
+        }
+        path = path_of(names.PODS, self._namespace, self._pod, "log")
+        return self._logs.connection.send("GET", path, query, seconds=(_CONNECT_SECONDS, _QUIET_SECONDS))
 
     def _line(self, text: bytes) -> LogLine:
         world = self._logs.job.status.world

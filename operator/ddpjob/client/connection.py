@@ -1,23 +1,29 @@
 """The connection of ``Client.cluster`` to an API server: configuration, requests with retries, and errors.
 
-Answers are JSON objects: the typed models of the official package refuse fields that they do not know.
+Requests name a path, and answers are JSON objects: the typed classes of the official package take a second to import,
+and its models refuse fields that they do not know.
 """
 
 import json
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
+from urllib.parse import quote
 
 from kubernetes import config
-from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.api_client import ApiClient
+from kubernetes.client.configuration import Configuration
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from ddpjob.api import names
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.errors import (
     DDPJobError,
@@ -27,17 +33,26 @@ from ddpjob.errors import (
     NotAllowedError,
     UnavailableError,
 )
+from ddpjob.version import __version__
+
+Query = Mapping[str, str | int | bool | None]
+"""Parameters of a request; those that are None are left out."""
+Seconds = float | tuple[float, float]
+"""Time limit of a request: in all, or to connect and between two parts of the answer."""
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
 
 CONNECT_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 """How long a watch or a log survives errors in a row: longer than an API server takes to restart."""
 REFUSED_SECONDS = 60.0
-"""The same for 401 and 403, which an API server that has just started also answers for a moment."""
+"""The same for what an API server that has just started, or a proxy before it, also answers for a moment."""
+_SOON_OTHERWISE = (200, 401, 403, 404)  # 200: but not from an API server
 _DELAYS = (0.2, 0.5, 1.0, 2.0)
 _LONGEST_DELAY = 5.0
 _NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
-TROUBLES = (ApiException, HTTPError, OSError)
-"""What the official package raises for a request."""
+_ACCEPT = f"{JSON}, */*"  # a log is text
+_OF_AN_API_SERVER = {"kind", "gitVersion"}  # each object and each Status has a kind; /version alone has none
 
 
 class RequestError(Exception):
@@ -65,21 +80,19 @@ class RequestError(Exception):
 
 
 def request_error(error: BaseException) -> RequestError:
-    """Return what the official package raised as ``RequestError``."""
-    if isinstance(error, ApiException) and error.status:
-        try:
-            answer = json.loads(error.body or "")
-        except (ValueError, TypeError):
-            answer = {}
-        answer = answer if isinstance(answer, dict) else {}
-        message = str(answer.get("message") or error.reason or f"HTTP {error.status}")
-        return RequestError(message, int(error.status), answer)
-    was_sent = not isinstance(error, NewConnectionError | ConnectTimeoutError)
+    """Return what a request or the reading of a stream raised, one of ``TROUBLES``, as ``RequestError``."""
+    if isinstance(error, RequestError):
+        return error
+    was_sent = not isinstance(error, NewConnectionError | ConnectTimeoutError | config.ConfigException)
     return RequestError(" ".join(str(error).split()) or type(error).__name__, None, {}, was_sent=was_sent)
 
 
+TROUBLES = (RequestError, HTTPError, OSError)
+"""What a request raises, and the reading of its stream."""
+
+
 class Response(Protocol):
-    """What the official package returns for ``_preload_content=False``: a response of urllib3."""
+    """A response of urllib3 whose body is not read yet."""
 
     status: int
     reason: str | None
@@ -92,13 +105,54 @@ class Response(Protocol):
     def release_conn(self) -> None: ...
 
 
-def require_success(response: Response) -> Response:
-    """Return a response without an error. Raises ``ApiException``."""
-    if 200 <= response.status <= 299:
-        return response
-    body = response.data.decode(errors="replace")
-    response.release_conn()
-    raise ApiException(status=response.status, reason=response.reason or "", body=body)
+class Answer(NamedTuple):
+    """The JSON object of a response. time: that of the server; a wrong clock of this machine does not matter then."""
+
+    body: Json
+    time: datetime | None
+
+
+def path_of(
+    resource: Resource, namespace: str | None = None, name: str | None = None, subresource: str | None = None
+) -> str:
+    """Return the URL path of an object or its subresource, or without a name of all objects of a namespace.
+
+    Raises:
+        InvalidJobError: the path would be that of another object.
+    """
+    for part, what in ((name, resource.kind), (namespace, "Namespace")):
+        if part is not None and (part in ("", ".", "..") or "/" in part):
+            raise InvalidJobError(f"{part!r} is not a name of a {what}", "", f"kubectl get {what.lower()} lists them")
+    parts = [resource.path(namespace and quote(namespace)), name and quote(name), subresource]
+    return "/" + "/".join(part for part in parts if part)
+
+
+def parsed(data: bytes, status: int, keys: set[str]) -> Json:
+    """Return a JSON object that has one of these keys. Raises ``RequestError`` for anything else, as proxies send."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict) and keys & answer.keys():
+        return answer
+    raise RequestError("the answer is not from an API server", status, {})
+
+
+def lines_of(response: Response) -> Generator[bytes, None, None]:
+    """Yield the lines of a stream as they come, with their line feeds, and close it; the last line may have none.
+
+    Raises one of ``TROUBLES``.
+    """
+    rest = b""
+    try:
+        for block in response.stream(65_536, decode_content=False):
+            *complete, rest = (rest + block).split(b"\n")
+            yield from (line + b"\n" for line in complete)
+        if rest:
+            yield rest
+    finally:
+        response.close()
+        response.release_conn()
 
 
 class Connection:
@@ -118,21 +172,44 @@ class Connection:
     def server(self) -> str:
         return str(self.api.configuration.host)
 
-    def request(self, call: Callable[..., Any], *arguments: Any, repeats: bool = True, **options: Any) -> Any:
-        """Return the answer of one call of the official package, as JSON.
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Json | None = None,
+        *,
+        content_type: str = JSON,
+        repeats: bool = True,
+    ) -> Json:
+        """Return the JSON object that the server answers.
 
-        repeats: the request may be sent again if the server may have carried it out.
+        path: of ``path_of``. repeats: the request may be sent again if the server may have carried it out.
 
         Raises:
             DDPJobError: the last error, after ``timeout``.
         """
+        return self.answer(method, path, query, body, content_type=content_type, repeats=repeats).body
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Json | None = None,
+        *,
+        content_type: str = JSON,
+        repeats: bool = True,
+    ) -> Answer:
+        """Return the JSON object with the time of the server. Arguments and errors: see ``request``."""
         end, renewed = time.monotonic() + self.timeout, False
         for delay in [*_DELAYS, *[_LONGEST_DELAY] * 1000]:
             left = end - time.monotonic()
+            seconds = (min(CONNECT_SECONDS, left), left)
             try:
-                return call(*arguments, _request_timeout=(min(CONNECT_SECONDS, left), left), **options)
-            except TROUBLES as trouble:
-                error = request_error(trouble)
+                return self.once(method, path, query, body, content_type=content_type, seconds=seconds)
+            except RequestError as trouble:
+                error = trouble
             if error.status == 401 and not renewed:
                 renewed = True
                 self.renew()
@@ -144,17 +221,57 @@ class Connection:
             time.sleep(pause)
         raise AssertionError("more tries than a timeout allows")
 
-    def raw(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Json:
-        """Return the JSON answer of a call that would otherwise return a typed model. Raises as ``request``."""
+    def once(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Json | None = None,
+        *,
+        content_type: str = JSON,
+        seconds: Seconds | None = None,
+    ) -> Answer:
+        """Return the JSON object of one request, without another try. Raises ``RequestError``."""
+        response = self.send(method, path, query, body, content_type=content_type, seconds=seconds)
+        try:
+            answer = parsed(response.data, response.status, _OF_AN_API_SERVER)
+        except (HTTPError, OSError) as error:
+            raise request_error(error) from error
+        try:
+            return Answer(answer, parsedate_to_datetime(response.headers["Date"]))
+        except (KeyError, ValueError, TypeError):
+            return Answer(answer, None)
 
-        return cast(Json, self.request(_read_json, call, *arguments, **options))
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Json | None = None,
+        *,
+        content_type: str = JSON,
+        seconds: Seconds | None = None,
+    ) -> Response:
+        """Return the response of one request, whose body is not read yet: a stream. Raises ``RequestError``.
 
-    def raw_once(self, call: Callable[..., Any], *arguments: Any) -> Json:
-        """Do the same without another try. Raises what the official package raises."""
-        return _read_json(call, *arguments, _request_timeout=self.timeout)
+        seconds: default: ``timeout``.
+        """
+        given = [(key, value) for key, value in (query or {}).items() if value is not None]
+        headers = {"Accept": _ACCEPT} | ({} if body is None else {"Content-Type": content_type})
+        try:
+            request = self.api.param_serialize(
+                method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            sent = self.api.call_api(*request, _request_timeout=self.timeout if seconds is None else seconds)
+            response = cast(Response, sent.response)
+            if 200 <= response.status <= 299:
+                return response
+            raise _refusal(response.status, response.reason, response.data)
+        except (ApiException, config.ConfigException, HTTPError, OSError) as error:
+            raise request_error(error) from error
 
     def renew(self) -> None:
-        """Read the configuration again: a token may have been replaced. Clients of the package keep this one."""
+        """Read the configuration again: a token may have been replaced."""
         fresh = self._load()
         self.api.configuration = fresh.configuration
         self.api.rest_client = fresh.rest_client
@@ -194,7 +311,9 @@ class Connection:
                 "kubectl config get-contexts lists what can be given as context",
             ) from error
         configuration.retries = False  # ``request`` retries, and knows what may be sent twice
-        return ApiClient(configuration)
+        client = ApiClient(configuration)
+        client.user_agent = f"ddpjob/{__version__}"
+        return client
 
 
 class Patience:
@@ -214,20 +333,21 @@ class Patience:
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         lasted, limit = now - self._since, self._seconds if error.is_transient else min(self._seconds, REFUSED_SECONDS)
-        if lasted > limit or not (error.is_transient or error.status in (401, 403, 404)):
+        if lasted > limit or not (error.is_transient or error.status in _SOON_OTHERWISE):
             return None
         self._tries += 1
         delay: float = min(_LONGEST_DELAY, 0.1 * 2**self._tries)
         return delay * random.uniform(0.5, 1.5)  # noqa: S311
 
 
-def read_response(call: Callable[..., Any], *arguments: Any, **options: Any) -> Response:
-    """Call a method of the official package, and return its whole response. Raises ``ApiException``."""
-    return require_success(call(*arguments, _preload_content=False, **options))
-
-
-def _read_json(call: Callable[..., Any], *arguments: Any, **options: Any) -> Json:
-    return cast(Json, json.loads(read_response(call, *arguments, **options).data))
+def _refusal(status: int, reason: str | None, body: bytes) -> RequestError:
+    """Return the error of a response whose status is not 2xx."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = {}
+    answer = answer if isinstance(answer, dict) else {}
+    return RequestError(str(answer.get("message") or reason or f"HTTP {status}"), status, answer)
 
 
 def _namespace_of(path: str, context: str | None) -> str:
@@ -270,6 +390,8 @@ def _not_found(error: RequestError) -> DDPJobError:
         return InvalidJobError(
             f"there is no namespace {name}", "a job needs an existing one", f"kubectl create namespace {name}"
         )
+    if name:
+        return UnavailableError(f"there is no {error.details.get('kind')} {name}", "it was deleted, or never existed")
     return UnavailableError(
         f"the cluster does not serve DDPJobs: {error.message}",
         "the operator's CustomResourceDefinition is not installed, or this is another cluster than you meant",
