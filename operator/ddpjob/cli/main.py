@@ -27,8 +27,11 @@ from ddpjob.cli.text import show_error
 from ddpjob.cli.validate import validate
 from ddpjob.cli.wait import wait
 from ddpjob.cli.why import why
-from ddpjob.errors import DDPJobError
+from ddpjob.errors import DDPJobError, NotAllowedError, UnavailableError
 from ddpjob.version import __version__
+
+_NOT_DONE = 1
+"""The exit code of a command that is right, but that the cluster did not carry out."""
 
 app = typer.Typer(
     name="ddpjob",
@@ -183,12 +186,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused(error: DDPJobError, arguments: Sequence[str]) -> int:
+    code = _NOT_DONE if isinstance(error, NotAllowedError | UnavailableError) else USAGE
     show_error(error)
     if "run" in arguments[:1] and re.search(r"(^| )(-o|--output)[ =]?json( |$)", " ".join(arguments)):
         from ddpjob.cli.output import write_refusal
 
-        write_refusal(sys.stdout, error, USAGE)
-    return USAGE
+        write_refusal(sys.stdout, error, code)
+    return code
 
 
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> DDPJobError:

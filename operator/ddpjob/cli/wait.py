@@ -34,7 +34,8 @@ def wait(
     \b
     Exit codes:
       0    the state is reached, or the job succeeded
-      2    the command line is wrong, or the job cannot be read
+      1    the cluster cannot be reached, or you may not read the job
+      2    the command line is wrong
       100  the job failed
       101  the time is over
       102  the job is suspended
