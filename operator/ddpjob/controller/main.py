@@ -33,7 +33,6 @@ from ddpjob.controller.settings import Settings, SettingsError, parse
 from ddpjob.controller.sweep import OPTIONAL
 from ddpjob.controller.watch_status import Report, WatchStatus
 from ddpjob.controller.watches import JobWatch
-from ddpjob.engine.actions import EngineSettings
 from ddpjob.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -56,14 +55,7 @@ class Operator:
         self.cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
         self.controller = Controller(
             self.cluster,
-            EngineSettings(
-                settings.cluster_domain,
-                reads_logs=settings.read_logs,
-                pod_namespace=settings.pod_namespace,
-                pod_labels=dict(settings.pod_labels),
-                launcher_image=settings.launcher_image,
-                launcher_pull_policy=settings.pull_policy_of_launcher,
-            ),
+            settings.engine,
             lambda on_news: ProgressPoller(
                 settings.progress_interval_seconds,
                 on_news,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from ddpjob.engine.actions import LAUNCHER_IMAGE
+from ddpjob.engine.actions import LAUNCHER_IMAGE, EngineSettings
 from ddpjob.version import __version__
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
@@ -168,6 +168,18 @@ class Settings:
     def pull_policy_of_launcher(self) -> str:
         """The pull policy of ``launcher_image``; the default image is not ours in any registry."""
         return self.launcher_pull_policy or ("Never" if self.launcher_image == LAUNCHER_IMAGE else "IfNotPresent")
+
+    @property
+    def engine(self) -> EngineSettings:
+        """What plans depend on."""
+        return EngineSettings(
+            self.cluster_domain,
+            reads_logs=self.read_logs,
+            pod_namespace=self.pod_namespace,
+            pod_labels=dict(self.pod_labels),
+            launcher_image=self.launcher_image,
+            launcher_pull_policy=self.pull_policy_of_launcher,
+        )
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
