@@ -12,6 +12,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
     "string": (str,),
     "integer": (int,),
+    "number": (int, float),
     "boolean": (bool,),
     "null": (type(None),),
 }
@@ -54,8 +55,13 @@ def _required(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]
 
 
 def _additional(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
-    assert schema["additionalProperties"] is False
-    return (f"{place}: {key} is unknown" for key in value.keys() - schema["properties"].keys())
+    others = value.keys() - schema.get("properties", {}).keys()
+    match schema["additionalProperties"]:
+        case False:
+            yield from (f"{place}: {key} is unknown" for key in others)
+        case dict() as wanted:
+            for key in others:
+                yield from faults(value[key], wanted, root, f"{place}.{key}")
 
 
 def _items(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:

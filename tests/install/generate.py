@@ -8,12 +8,16 @@ chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each 
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
 from ddpjob.api.crd import as_yaml
+from ddpjob.client.bundle.manifest import Manifest
+from ddpjob.client.bundle.replay import Replay
+from ddpjob.client.checkup.check import Checkup
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from tests.install import commands, failures, guide, lessons, scripts
@@ -29,6 +33,13 @@ FAILURES = ROOT / "docs" / "failures.md"
 COMMANDS = ROOT / "docs" / "commands.md"
 EXPLANATION = ROOT / "docs" / "schemas" / "explanation.json"
 VALIDATION = ROOT / "docs" / "schemas" / "validate.json"
+SCHEMAS: dict[Path, type[BaseModel]] = {
+    VALIDATION: Validation,
+    ROOT / "docs" / "schemas" / "bundle.json": Manifest,
+    ROOT / "docs" / "schemas" / "doctor.json": Checkup,
+    ROOT / "docs" / "schemas" / "replay.json": Replay,
+}
+"""Of what commands print with ``-o json``."""
 FLOW = ROOT / "docs" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
@@ -92,7 +103,8 @@ def json_schema(model: type[BaseModel]) -> str:
 def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
-    texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation(), VALIDATION: json_schema(Validation)}
+    texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation()}
+    texts |= {path: json_schema(model) for path, model in SCHEMAS.items()}
     VALIDATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)
     for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import as_yaml, custom_resource_definition
-from ddpjob.client.validation import Validation
 from tests.install import commands, failures
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import reference
@@ -22,7 +21,7 @@ from tests.install.generate import (
     FLOW,
     OPERATOR,
     RBAC,
-    VALIDATION,
+    SCHEMAS,
     explanation,
     json_schema,
     plain_manifests,
@@ -51,8 +50,9 @@ def test_reference_of_the_commands_is_current() -> None:
     assert COMMANDS.read_text(encoding="utf-8") == commands.reference(), f"docs/commands.md {AGAIN}"
 
 
-def test_schemas_of_the_output_of_commands_are_current() -> None:
-    assert VALIDATION.read_text(encoding="utf-8") == json_schema(Validation), f"docs/schemas {AGAIN}"
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_schemas_of_the_output_of_commands_are_current(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == json_schema(SCHEMAS[path]), f"docs/schemas {AGAIN}"
 
 
 def test_the_flow_diagram_is_current() -> None:

@@ -33,7 +33,7 @@ def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts
     """
     meta = job["metadata"]
     nodes = int(job["spec"].get("numNodes") or 1)
-    reader = _Reader(connection, str(meta["namespace"]))
+    reader = Reader(connection, str(meta["namespace"]))
     is_finished = is_true(job.get("status"), "Finished")
     attempts = _attempts(job)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-why") as pool:
@@ -62,63 +62,78 @@ def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts
         )
 
 
-class _Reader:
+class Reader:
     """Reads objects of one namespace once each. unread: why what could not be read is missing, by its kind."""
 
-    def __init__(self, connection: Connection, namespace: str) -> None:
+    def __init__(self, connection: Connection, namespace: str, seconds: float = _SECONDS) -> None:
         self._connection = connection
-        self._namespace = namespace
-        self._seconds = min(_SECONDS, connection.timeout)
+        self.namespace = namespace
+        self._seconds = min(seconds, connection.timeout)
         self.unread: dict[str, str] = {}
 
     def pods(self, uid: str, attempts: set[int], nodes: int) -> Sequence[Json] | None:
         selector = f"{names.LABEL_JOB_UID}={uid},{names.LABEL_ATTEMPT} in ({','.join(map(str, attempts))})"
         large = "status.phase!=Running" if nodes > _MANY_NODES else None
         query: Query = {"labelSelector": selector, "limit": _MOST_PODS, "fieldSelector": large}
-        return self._list("pods", "pods", names.PODS, self._namespace, query)
+        return self.items("pods", "pods", names.PODS, self.namespace, query)
 
     def operators(self) -> Sequence[Json] | None:
         query: Query = {"labelSelector": SELECTOR, "limit": 20}
-        return self._list("operator", "the Deployment of the operator", names.DEPLOYMENTS, None, query)
+        return self.items("operator", "the Deployment of the operator", names.DEPLOYMENTS, None, query)
 
     def events(self, kind: str, name: str) -> Sequence[Json]:
         query: Query = {"fieldSelector": f"involvedObject.kind={kind},involvedObject.name={name}", "limit": 100}
-        return self._list("events", "events", names.EVENTS, self._namespace, query) or ()
+        return self.items("events", "events", names.EVENTS, self.namespace, query) or ()
 
     def quotas(self) -> Sequence[Json]:
-        return self._list("quotas", "ResourceQuotas", names.QUOTAS, self._namespace, {"limit": 100}) or ()
+        return self.items("quotas", "ResourceQuotas", names.QUOTAS, self.namespace, {"limit": 100}) or ()
 
     def claim(self, name: str) -> Json | str | None:
-        """Return the claim; None if it does not exist, and a text if that is not known."""
+        """Return the claim; see ``one``."""
+        return self.one("claims", "PersistentVolumeClaims", names.CLAIMS, name)
+
+    def one(self, kind: str, what: str, resource: Resource, name: str) -> Json | str | None:
+        """Return an object of the namespace; None if it does not exist, and a text if that is not known."""
         try:
-            path = path_of(names.CLAIMS, self._namespace, name)
-            return self._connection.once("GET", path, seconds=self._seconds).body
+            return self._connection.once("GET", path_of(resource, self.namespace, name), seconds=self._seconds).body
         except RequestError as error:
-            if error.names(names.CLAIMS.plural):
+            if error.names(resource.plural):
                 return None
-            return self._note("claims", "PersistentVolumeClaims", error)
+            return self._note(kind, what, error)
 
     def log(self, pod: str) -> str:
         """Return the end of the trainer's log; empty if it cannot be read. A pod that is gone has none."""
-        path = path_of(names.PODS, self._namespace, pod, "log")
         query: Query = {"container": names.TRAINER_CONTAINER, "tailLines": _LOG_LINES, "limitBytes": _LOG_BYTES}
+        return self.text("logs", f"the log of {pod}", self.namespace, pod, query)
+
+    def text(self, kind: str, what: str, namespace: str, pod: str, query: Query) -> str:
+        """Return a part of a log; empty if it cannot be read, or the pod is gone."""
+        path = path_of(names.PODS, namespace, pod, "log")
         try:
             return self._connection.send("GET", path, query, seconds=self._seconds).data.decode(errors="replace")
         except TROUBLES as trouble:
             error = request_error(trouble)
             if not error.names(names.PODS.plural):
-                self._note("logs", f"the log of {pod}", error)
+                self._note(kind, what, error)
             return ""
 
-    def _list(
-        self, kind: str, what: str, resource: Resource, namespace: str | None, query: Query
+    def items(
+        self, kind: str, what: str, resource: Resource, namespace: str | None, query: Query, *, pages: int = 1
     ) -> Sequence[Json] | None:
+        """Return the objects of at most so many pages; None if one of them cannot be read."""
+        found: list[Json] = []
+        token: str | None = ""
         try:
-            answer = self._connection.once("GET", path_of(resource, namespace), query, seconds=self._seconds).body
-            return cast(Sequence[Json], answer.get("items") or ())
+            while token is not None and pages > 0:
+                pages -= 1
+                asked = {**query, "continue": token or None}
+                page = self._connection.once("GET", path_of(resource, namespace), asked, seconds=self._seconds).body
+                found += page.get("items") or ()
+                token = (page.get("metadata") or {}).get("continue") or None
         except RequestError as error:
             self._note(kind, what, error)
             return None
+        return found
 
     def _note(self, kind: str, what: str, error: RequestError) -> str:
         why = "you may not read this" if error.status == 403 else error.message

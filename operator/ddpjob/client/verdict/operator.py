@@ -30,13 +30,14 @@ def operator_of(case: Case) -> Operator:
     """Return whether a process acts on the job."""
     if case.facts.is_run is not None:
         return Operator("Alive" if case.facts.is_run else "Down")
-    serving = [found for found in case.facts.operators or () if _serves(found, case.namespace)]
+    serving = [found for found in case.facts.operators or () if serves(found, case.namespace)]
     if ready := next((found for found in serving if (found.get("status") or {}).get("readyReplicas")), None):
         return Operator("Alive", _deployment(ready))
     return Operator("Down", _deployment(serving[0])) if serving else Operator("Unknown")
 
 
-def _serves(deployment: Json, namespace: str) -> bool:
+def serves(deployment: Json, namespace: str) -> bool:
+    """Return whether an operator is configured to serve a namespace."""
     containers = deployment["spec"]["template"]["spec"].get("containers") or ()
     given = [env.get("value") or "" for c in containers for env in c.get("env") or () if env.get("name") == _NAMESPACES]
     return not any(given) or any(namespace in value.split(",") for value in given)
