@@ -48,7 +48,8 @@ def test_the_example_for_a_cluster_runs(
 def test_the_page_has_every_method_with_its_arguments_and_every_error() -> None:
     for name, method in vars(Client).items():
         if not name.startswith("_") and inspect.isfunction(method) and name != "close":
-            given = [part.partition("=")[0] for part in re.findall(rf"`{name}\((.*?)\)`", PAGE)[0].split(", ")]
+            written: str = re.findall(rf"`{name}\((.*?)\)`", PAGE)[0]
+            given = [part.partition("=")[0] for part in written.split(", ") if part]
             assert given == list(inspect.signature(method).parameters)[1:], name
     for name, value in vars(errors).items():
         if inspect.isclass(value) and issubclass(value, errors.DDPJobError):

@@ -15,14 +15,17 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
+from ddpjob.cli.bundle import bundle
 from ddpjob.cli.change import restart, resume, suspend
 from ddpjob.cli.convert import convert
 from ddpjob.cli.delete import delete
+from ddpjob.cli.doctor import doctor
 from ddpjob.cli.get import get
 from ddpjob.cli.init import init
 from ddpjob.cli.logs import logs
 from ddpjob.cli.options import Request, StateDir
 from ddpjob.cli.render import render
+from ddpjob.cli.replay import replay
 from ddpjob.cli.text import show_error
 from ddpjob.cli.validate import validate
 from ddpjob.cli.wait import wait
@@ -140,7 +143,8 @@ def run(
 
 _ON_JOBS = (run, get, why, logs, wait, suspend, resume, restart, delete)
 _ON_FILES = (init, validate, render, convert)
-_VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_FILES)}
+_ON_TROUBLE = (doctor, bundle, replay)
+_VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_FILES, *_ON_TROUBLE)}
 for verb in _VERBS.values():
     app.command()(verb)
 

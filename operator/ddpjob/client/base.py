@@ -5,12 +5,17 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from ddpjob.client.bundle.manifest import Manifest
+    from ddpjob.client.bundle.recording import Recording
+    from ddpjob.client.checkup.check import Checks
 
 _LAUNCHER_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")  # before each line of a rank of ddprun
 
@@ -161,6 +166,28 @@ class Client(Protocol):
         """
         ...
 
+    def bundle(
+        self, job: str | DDPJob, path: str | Path, *, hide_names: bool = False, logs: bool = False
+    ) -> "Manifest":
+        """Write one zip with all that can be read of a job, without secrets, and return what is in it.
+
+        Args:
+            path: of the new file.
+            hide_names: replace the names of jobs, namespaces, nodes, images and others by pseudonyms.
+            logs: with the ends of the logs of its pods.
+
+        Raises:
+            JobNotFoundError: there is no such job. Only the job itself must be readable.
+            DDPJobError: the file exists, or cannot be written.
+        """
+        made = self._recording(job, logs=logs)
+        archive, redaction = _load("bundle.archive"), _load("bundle.redaction")
+        return cast("Manifest", archive.write(path, *redaction.redacted(made, hide_names=hide_names)))
+
+    def check(self) -> "Checks":
+        """Return the checks of this machine, or of the cluster with the rights of the user."""
+        ...
+
     def suspend(self, job: str | DDPJob) -> DDPJob:
         """Stop the pods after they saved a checkpoint; ``resume`` starts them again. Return the changed job."""
         ...
@@ -190,6 +217,10 @@ class Client(Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _recording(self, job: str | DDPJob, *, logs: bool) -> "Recording":
+        """Return what can be read of a job."""
+        ...
 
     def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         """Yield the job as ``watch`` yields its status."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS
@@ -28,6 +29,10 @@ from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import SCRIPT_IMAGE
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
+
+if TYPE_CHECKING:
+    from ddpjob.client.bundle.recording import Recording
+    from ddpjob.client.checkup.check import Checks
 
 _PAGE = 100  # jobs of one request
 _WATCH_SECONDS = 60.0
@@ -105,6 +110,11 @@ class ClusterClient(Client):
         found = self._connection.answer("GET", self._path(job))
         return explain(read_facts(self._connection, found.body, found.time))
 
+    def check(self) -> "Checks":
+        from ddpjob.client.checkup.cluster_reads import check_cluster
+
+        return check_cluster(self._connection, self.namespace)
+
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})
 
@@ -121,6 +131,12 @@ class ClusterClient(Client):
         self._connection.request("DELETE", self._path(job), body=_deletion(uid, propagationPolicy="Background"))
         if volume:
             self._delete_claim(*self._key(job))
+
+    def _recording(self, job: str | DDPJob, *, logs: bool) -> "Recording":
+        from ddpjob.client.cluster_recording import read_recording
+
+        found = self._connection.answer("GET", self._path(job))
+        return read_recording(self._connection, found.body, found.time, logs=logs)
 
     def close(self) -> None:
         self._connection.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -18,6 +19,10 @@ from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder, StateFolder, remove_tree
+
+if TYPE_CHECKING:
+    from ddpjob.client.bundle.recording import Recording
+    from ddpjob.client.checkup.check import Checks
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
@@ -176,6 +181,17 @@ class LocalClient(Client):
             did_you_mean(name, [record.name for record in jobs], "it never ran here, or it was deleted"),
             "ddpjob get lists the jobs",
         )
+
+    def check(self) -> "Checks":
+        from ddpjob.client.checkup.machine_reads import check_machine
+
+        return check_machine(self.folder.root)
+
+    def _recording(self, job: str | DDPJob, *, logs: bool) -> "Recording":
+        from ddpjob.client.local_recording import read_recording
+
+        record = self.record(job)
+        return read_recording(self.folder, record, _seen(record).manifest, logs=logs)
 
     def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         record = self.record(job)

@@ -1,0 +1,107 @@
+"""``ddpjob doctor``: checks this machine and the cluster, and says what to do about what it finds."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from ddpjob.cli.options import Namespace, StateDir
+from ddpjob.cli.place import Context, has_kubeconfig, on_cluster, on_this_machine
+from ddpjob.cli.text import number_of, one_line
+from ddpjob.errors import DDPJobError
+
+if TYPE_CHECKING:
+    from ddpjob.client.checkup.check import Check, Checkup
+
+_UNHEALTHY = 1
+_COLOURS = {"warning": "33", "error": "31"}
+
+
+def doctor(
+    output: Annotated[
+        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object.")
+    ] = "text",
+    *,
+    local: Annotated[bool, Option("--local", help="Check this machine only.")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Check this machine, and the cluster of the kubeconfig with your rights there.
+
+    Each check is ok, warning, error or unknown, with a hint and the next command. What you may not read is unknown. The
+    JSON has the schema docs/schemas/doctor.json.
+
+    \b
+    Exit codes:
+      0  no check found an error; there may be warnings
+      1  a check found an error
+
+    \b
+    Example:
+      ddpjob doctor --local
+    """
+    from ddpjob.client.checkup.check import Checkup
+    from ddpjob.version import __version__
+
+    with on_this_machine(namespace, state_dir) as machine:
+        checks = machine.check()
+    place, more = (None, []) if local else _of_cluster(context, namespace)
+    checks += more
+    found = Checkup(
+        version=__version__, cluster=place, healthy=all(one.status != "error" for one in checks), checks=checks
+    )
+    if output == "json":
+        print(json.dumps(found.wire(), indent=2))
+    else:
+        print("\n".join(_lines(found, coloured=_is_coloured())))
+    return 0 if found.healthy else _UNHEALTHY
+
+
+def _of_cluster(context: str | None, namespace: str | None) -> "tuple[str | None, list[Check]]":
+    """Return the place and the checks of the cluster."""
+    from ddpjob.client.checkup.check import cluster
+
+    if context is None and not has_kubeconfig():
+        hint = "commands act on this machine only"
+        todo = "kubectl config get-contexts; KUBECONFIG names the file"
+        return None, [cluster("connection", "unknown", "there is no kubeconfig", hint, todo)]
+    try:
+        with on_cluster(context, namespace) as client:
+            return client.place, client.check()
+    except DDPJobError as error:
+        return None, [cluster("connection", "error", error.error, error.hint, error.next_step)]
+
+
+def _lines(found: "Checkup", *, coloured: bool) -> Iterator[str]:
+    """Yield the checks for a person; only what is abnormal has a hint and a colour."""
+    yield f"ddpjob {found.version}"
+    part = ""
+    width = max(len(check.name) for check in found.checks)
+    for check in found.checks:
+        if check.part != part:
+            part = check.part
+            yield ""
+            yield "this machine" if part == "machine" else one_line(found.cluster or "cluster")
+        colour = _COLOURS.get(check.status) if coloured else None
+        status = f"{check.status:<7}"
+        shown = f"\x1b[{colour}m{status}\x1b[0m" if colour else status
+        yield f"  {shown}  {check.name:<{width}}  {one_line(check.summary)}"
+        if check.status != "ok":
+            yield from (
+                f"{'':>11}{label}{one_line(text)}"
+                for label, text in (("hint:  ", check.hint), ("next:  ", check.next))
+                if text
+            )
+    yield ""
+    counts = [(sum(check.status == status for check in found.checks), status) for status in ("error", "warning")]
+    unknown = sum(check.status == "unknown" for check in found.checks)
+    yield ", ".join([*(number_of(count, noun) for count, noun in counts), f"{unknown} unknown"])
+
+
+def _is_coloured() -> bool:
+    """See https://no-color.org."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
