@@ -37,6 +37,11 @@ DEPLOYMENTS = names.Resource("apps/v1", "Deployment", "deployments")
 
 
 @pytest.fixture
+def ddpjob(tmp_path: Path) -> Program:
+    return Program(tmp_path)
+
+
+@pytest.fixture
 def world(control_plane: ControlPlane, namespace: str) -> Iterator[ClusterWorld]:
     for role in yaml.safe_load_all((ROOT / "manifests" / "rbac.yaml").read_text(encoding="utf-8")):
         if role["kind"] == "ClusterRole" and role["metadata"]["name"] in ROLES["editor"]:

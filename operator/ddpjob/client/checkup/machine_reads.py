@@ -15,6 +15,7 @@ from ddpjob.client.checkup import machine
 from ddpjob.client.checkup.check import Check
 from ddpjob.client.checkup.machine import Folder, Torch
 from ddpjob.client.checkup.probes import Probe, UnreadableError, run
+from ddpjob.local.environment import inherited
 from ddpjob.local.resources import Ports, visible_gpus
 
 _TORCH_SECONDS = 60.0
@@ -71,7 +72,7 @@ def _torch() -> Torch:
 
 
 def _programs() -> dict[str, str | None]:
-    return {name: shutil.which(name) for name in _PROGRAMS}
+    return {name: shutil.which(name, path=inherited()["PATH"]) for name in _PROGRAMS}
 
 
 def _cpus() -> tuple[int, float | None]:
