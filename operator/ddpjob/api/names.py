@@ -34,6 +34,7 @@ class Key(NamedTuple):
 DDPJOBS: Final = Resource(API_VERSION, "DDPJob", "ddpjobs")
 PODS: Final = Resource("v1", "Pod", "pods")
 SERVICES: Final = Resource("v1", "Service", "services")
+CONFIG_MAPS: Final = Resource("v1", "ConfigMap", "configmaps")
 CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENTS: Final = Resource("v1", "Event", "events")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
@@ -64,6 +65,12 @@ LAUNCHER: Final = "ddpjob-launcher"
 """Init container and volume of ``launcher: Injected``."""
 LAUNCHER_PATH: Final = "/opt/ddpjob-launcher"
 """Where the trainer has that volume."""
+WORKDIR: Final = "ddpjob-workdir"
+"""Init container and volume of a job that was submitted with its files."""
+WORKDIR_PATH: Final = "/workdir"
+"""Where the trainer has that volume, unless the job sets a working directory."""
+LABEL_WORKDIR: Final = f"{GROUP}/workdir"
+"""Label of a ConfigMap with files for a job that does not own it yet."""
 
 # Variables that torchrun and the trainer read.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
@@ -130,3 +137,8 @@ def claim_name(job: str) -> str:
     It has no uid in it, so a job that is created again with the same name uses the same claim.
     """
     return f"{job}-checkpoints"
+
+
+def workdir_name(job: str, digest: str) -> str:
+    """Return the name of the ConfigMap with files for a job. digest: of its content, in hexadecimal digits."""
+    return f"{job}-workdir-{digest[:16]}"

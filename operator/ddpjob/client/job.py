@@ -24,12 +24,14 @@ class DDPJob:
     """A job: what it asks for, and as a client returned it, its status. It is never changed.
 
     manifest: the DDPJob as JSON, with the names of docs/fields.md. others: Secrets and ConfigMaps of the same YAML.
-    directory: where programs without ``workingDir`` run on this machine.
+    directory: where programs without ``workingDir`` run on this machine. script: the script of this machine that its
+    command runs; a cluster's pods get it when the job is submitted.
     """
 
     manifest: Json
     others: tuple[Json, ...] = ()
     directory: Path | None = None
+    script: Path | None = None
     _seen_state: str | None = None
 
     def __init__(
@@ -61,23 +63,25 @@ class DDPJob:
             InvalidJobError: it cannot be read, is not YAML, holds no or several jobs, or a field is unknown or wrong.
         """
         if isinstance(source, str) and "\n" in source:
-            return cls._from_file(jobfile.from_text(source, Path.cwd()))
-        return cls._from_file(jobfile.read(str(source)))
+            return cls.from_file(jobfile.from_text(source, Path.cwd()))
+        return cls.from_file(jobfile.read(str(source)))
 
     @classmethod
     def from_script(
         cls, script: str | Path, *args: str, name: str = "", namespace: str | None = None, **spec: Any
     ) -> Self:
-        """Return a job that runs a Python script of this machine under torchrun, named as the file without ``name``.
+        """Return a job that runs a Python script of this machine, named as the file without ``name``.
 
-        A cluster's image must hold the script at the same path.
+        ``ddprun`` starts its processes, in place of torchrun, unless ``launcher`` is None. ``submit`` sends the script
+        to the pods of a cluster, and with ``workdir`` the directory that holds it.
 
         Raises:
             InvalidJobError: there is no such file, or a field is unknown or wrong.
         """
         file = jobfile.read(str(script), args)
-        made = cls(name or file.job["metadata"]["name"], namespace=namespace, **(file.job["spec"] | spec))
-        made.directory = file.directory
+        given = file.job["spec"] | jobfile.SCRIPT_LAUNCHER | spec
+        made = cls(name or file.job["metadata"]["name"], namespace=namespace, **given)
+        made.directory, made.script = file.directory, file.script
         return made
 
     @classmethod
@@ -91,9 +95,10 @@ class DDPJob:
         return made
 
     @classmethod
-    def _from_file(cls, file: JobFile) -> Self:
+    def from_file(cls, file: JobFile) -> Self:
+        """Return the job of a file that was read. Raises ``InvalidJobError``."""
         made = cls.__new__(cls)
-        made.others, made.directory = tuple(file.others), file.directory
+        made.others, made.directory, made.script = tuple(file.others), file.directory, file.script
         made._take(file.job)
         return made
 

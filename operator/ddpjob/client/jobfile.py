@@ -22,6 +22,8 @@ from ddpjob.errors import DDPJobError, InvalidJobError, did_you_mean
 
 _REFERENCED = ("Secret", "ConfigMap")  # kinds that the job's pods may refer to
 SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; local mode does not use it
+SCRIPT_LAUNCHER: Mapping[str, str] = {"launcher": "Injected"}
+"""Of a script that is submitted: the image needs Python and torch alone, and a failure is reported with its rank."""
 
 _STRING = {"type": "string"}
 _TEXTS = {"type": "object", "additionalProperties": _STRING}
@@ -51,12 +53,14 @@ class JobFile:
 
     directory: where containers without a workingDir run.
     others: Secrets and ConfigMaps of the same file. ignored: the other documents, as ``Kind name``.
+    script: the Python script for which the job was built, as the command has it.
     """
 
     job: Json
     directory: Path
     others: list[Json] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    script: Path | None = None
 
 
 def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
@@ -238,7 +242,7 @@ def _for_script(path: Path, script_args: Sequence[str]) -> JobFile:
         "metadata": {"name": job_name(path.stem)},
         "spec": {"image": SCRIPT_IMAGE, "command": ["torchrun", str(path), *script_args]},
     }
-    return JobFile(job, Path.cwd())
+    return JobFile(job, Path.cwd(), script=path)
 
 
 def job_name(stem: str) -> str:

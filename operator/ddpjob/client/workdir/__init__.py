@@ -1,0 +1,1 @@
+"""``submit(…, workdir=DIR)``: the files of a directory in the pods of a job, without an image of their own."""
