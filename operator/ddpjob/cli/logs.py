@@ -2,13 +2,19 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import sanitize_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpjob.client.base import LogLine
+    from ddpjob.client.job import DDPJob
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
@@ -41,10 +47,17 @@ def logs(
     nodes = None if node is None else {node}
     client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
     with client:
-        several = client.get(name).manifest["spec"].get("numNodes", 1) > 1
-        for line in client.logs(name, nodes=nodes, all_nodes=all_nodes, attempt=attempt, follow=follow, tail=tail):
-            print((_prefix(line.node) if several else "") + sanitize_line(line.text), flush=follow)
+        job = client.get(name)
+        lines = client.logs(name, nodes=nodes, all_nodes=all_nodes, attempt=attempt, follow=follow, tail=tail)
+        print_lines(job, lines, flush=follow)
     return 0
+
+
+def print_lines(job: "DDPJob", lines: "Iterable[LogLine]", *, flush: bool) -> None:
+    """Print lines of a job, after the node if it has several."""
+    several = job.manifest["spec"].get("numNodes", 1) > 1
+    for line in lines:
+        print((_prefix(line.node) if several else "") + sanitize_line(line.text), flush=flush)
 
 
 def _prefix(rank: int) -> str:

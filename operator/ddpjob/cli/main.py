@@ -26,6 +26,7 @@ from ddpjob.cli.logs import logs
 from ddpjob.cli.options import Request, StateDir
 from ddpjob.cli.render import render
 from ddpjob.cli.replay import replay
+from ddpjob.cli.submit import submit
 from ddpjob.cli.text import show_error
 from ddpjob.cli.validate import validate
 from ddpjob.cli.wait import wait
@@ -141,7 +142,7 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = (run, get, why, logs, wait, suspend, resume, restart, delete)
+_ON_JOBS = (run, submit, get, why, logs, wait, suspend, resume, restart, delete)
 _ON_FILES = (init, validate, render, convert)
 _ON_TROUBLE = (doctor, bundle, replay)
 _VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_FILES, *_ON_TROUBLE)}

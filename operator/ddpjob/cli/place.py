@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.errors import InvalidJobError, JobNotFoundError
+from ddpjob.errors import InvalidJobError, JobNotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
@@ -30,12 +30,7 @@ def find(
         InvalidJobError: the options contradict each other.
     """
     if context is not None:
-        if local or state_dir is not None:
-            raise InvalidJobError(
-                "--context is for the jobs of a cluster, --local and --state-dir are for those of this machine",
-                "a job is in one place",
-                "leave out one of them",
-            )
+        _require_one_place(local, state_dir)
         return on_cluster(context, namespace)
     here = on_this_machine(namespace, state_dir)
     try:
@@ -45,6 +40,35 @@ def find(
             raise
         return on_cluster(None, namespace)
     return here
+
+
+def for_new_job(*, local: bool, context: str | None, namespace: str | None, state_dir: str | None) -> "Client":
+    """Return the client for a job to create: of the cluster of the kubeconfig, or with ``local`` of this machine.
+
+    Raises:
+        UnavailableError: there is no kubeconfig.
+        InvalidJobError: the options contradict each other.
+    """
+    if context is not None:
+        _require_one_place(local, state_dir)
+    elif local or state_dir is not None:
+        return on_this_machine(namespace, state_dir)
+    elif not has_kubeconfig():
+        raise UnavailableError(
+            "there is no cluster to submit to: no kubeconfig",
+            "it is that of $KUBECONFIG, or ~/.kube/config",
+            "--local runs the job on this machine, in the background",
+        )
+    return on_cluster(context, namespace)
+
+
+def _require_one_place(local: bool, state_dir: str | None) -> None:
+    if local or state_dir is not None:
+        raise InvalidJobError(
+            "--context is for the jobs of a cluster, --local and --state-dir are for those of this machine",
+            "a job is in one place",
+            "leave out one of them",
+        )
 
 
 def on_this_machine(namespace: str | None, state_dir: str | None) -> "LocalClient":

@@ -13,8 +13,10 @@ from ddpjob.errors import InvalidJobError, JobNotFoundError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from ddpjob.api.status import DDPJobStatus
+    from ddpjob.client.base import Client
+    from ddpjob.client.job import DDPJob
 
-_FAILED, _TIMEOUT, _SUSPENDED, _NOT_FOUND = 100, 101, 102, 103
+_FAILED, _TIMEOUT, _SUSPENDED, NOT_FOUND = 100, 101, 102, 103
 
 
 def wait(
@@ -45,33 +47,53 @@ def wait(
     Example:
       ddpjob wait mnist-cpu --timeout 600
     """
-    step = _step(until)
+    _step(until)  # a mistake is found before a request
     try:
         client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-
-        def reached(status: "DDPJobStatus") -> bool:
-            if status.is_true("Finished"):
-                return True
-            if until == "finished":
-                return False
-            return ((status.progress and status.progress.step) or 0) >= step if step else status.is_true("Running")
-
-        def suspended(status: "DDPJobStatus") -> bool:
-            # After `resume` the status says so until the operator has seen it.
-            return status.is_true("Suspended") and bool(client.get(name).manifest["spec"].get("suspend"))
-
-        with client:
-            job = client.wait(name, until=lambda status: reached(status) or suspended(status), timeout=timeout)
     except JobNotFoundError as error:
         show_error(error)
-        return _NOT_FOUND
+        return NOT_FOUND
+    with client:
+        return wait_for(client, name, until, timeout)
+
+
+def wait_for(
+    client: "Client",
+    job: "str | DDPJob",
+    until: str = "finished",
+    timeout: float | None = None,
+    *,
+    to_stderr: bool = False,
+) -> int:
+    """Wait for a state of a job, say what became of it, and return the exit code.
+
+    to_stderr: say it on standard error, because standard output has an object.
+    """
+    step = _step(until)
+
+    def reached(status: "DDPJobStatus") -> bool:
+        if status.is_true("Finished"):
+            return True
+        if until == "finished":
+            return False
+        return ((status.progress and status.progress.step) or 0) >= step if step else status.is_true("Running")
+
+    def suspended(status: "DDPJobStatus") -> bool:
+        # After `resume` the status says so until the operator has seen it.
+        return status.is_true("Suspended") and bool(client.get(job).manifest["spec"].get("suspend"))
+
+    try:
+        ended = client.wait(job, until=lambda status: reached(status) or suspended(status), timeout=timeout)
+    except JobNotFoundError as error:
+        show_error(error)
+        return NOT_FOUND
     except WaitTimeoutError as error:
         show_error(error)
         return _TIMEOUT
-    typer.echo(f"{name} is {job.state} ({client.place})")
-    if job.finished:
-        return 0 if job.succeeded else _FAILED
-    return 0 if reached(job.status) else _SUSPENDED
+    typer.echo(f"{ended.name} is {ended.state} ({client.place})", err=to_stderr)
+    if ended.finished:
+        return 0 if ended.succeeded else _FAILED
+    return 0 if reached(ended.status) else _SUSPENDED
 
 
 def _step(until: str) -> int:

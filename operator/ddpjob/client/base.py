@@ -94,12 +94,18 @@ class Client(Protocol):
         """Where its jobs are, for a person: this machine, or cluster and namespace."""
         ...
 
-    def submit(self, job: DDPJob) -> DDPJob:
+    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         """Create the job and return it as stored; on this machine it runs in the background.
+
+        Args:
+            workdir: directory that is the working directory of the job: here itself, on a cluster a copy of its files
+                in each pod, without those that ``.gitignore`` names. Without it a cluster gets the script of
+                ``DDPJob.from_script`` alone.
+            dry_run: check all that ``submit`` does, on a cluster with its admission, and create nothing.
 
         Raises:
             JobExistsError: there is a job of that name.
-            InvalidJobError: the job breaks a rule; the error names the field.
+            InvalidJobError: the job breaks a rule; the error names the field. Or the files cannot be sent.
         """
         ...
 

@@ -60,14 +60,16 @@ class ClusterClient(Client):
     def place(self) -> str:
         return f"cluster {self._context or self._connection.server}, namespace {self.namespace}"
 
-    def submit(self, job: DDPJob) -> DDPJob:
+    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
+        from ddpjob.client.cluster_submit import Submission
+        from ddpjob.client.workdir.mount import with_files
+        from ddpjob.local.admission import require_valid
+
         _require_submittable(job)
-        namespace = job.namespace or self.namespace
-        metadata = job.manifest["metadata"] | {"namespace": namespace}
-        body = {key: value for key, value in job.manifest.items() if key != "status"} | {"metadata": metadata}
-        strict = {"fieldValidation": "Strict"}
-        made = self._connection.request("POST", path_of(DDPJOBS, namespace), strict, body, repeats=False)
-        return DDPJob.from_manifest(made)
+        require_valid(job.manifest)
+        sent = with_files(job, None if workdir is None else Path(workdir))
+        submission = Submission(self._connection, sent, job.namespace or self.namespace)
+        return DDPJob.from_manifest(submission.rehearse() if dry_run else submission.carry_out())
 
     def get(self, job: str | DDPJob) -> DDPJob:
         return DDPJob.from_manifest(self._connection.request("GET", self._path(job)))
@@ -290,6 +292,6 @@ def _require_submittable(job: DDPJob) -> None:
     if job.manifest["spec"].get("image") == SCRIPT_IMAGE:
         raise InvalidJobError(
             f"the job {job.name} has no image",
-            "pods of a cluster run an image, which must hold the script at the same path",
-            f'DDPJob.from_script(…, image="…"), or DDPJob({job.name!r}, image="…", command=["torchrun", "train.py"])',
+            "pods of a cluster run an image, which must hold Python and PyTorch",
+            'ddpjob submit SCRIPT.py --image IMAGE, in Python DDPJob.from_script(…, image="…")',
         )

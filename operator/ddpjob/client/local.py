@@ -44,10 +44,12 @@ class LocalClient(Client):
     def place(self) -> str:
         return "this machine"
 
-    def submit(self, job: DDPJob) -> DDPJob:
+    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
+        from ddpjob.client.workdir.mount import at_directory
         from ddpjob.local.admission import admit
         from ddpjob.local.programs import require_programs
 
+        job = job if workdir is None else at_directory(job, Path(workdir))
         metadata = {"namespace": self._namespace or "default"} | job.manifest["metadata"]
         admitted = admit(job.manifest | {"metadata": metadata})
         record = self.folder.job(admitted.job.namespace, admitted.job.name)
@@ -58,6 +60,8 @@ class LocalClient(Client):
                 f"client.delete({job.name!r}) deletes it and keeps its checkpoints; or use another name",
             )
         require_programs(admitted)
+        if dry_run:
+            return DDPJob.from_manifest(admitted.body)
         self._start(record, job.manifest["spec"], metadata, job)
         return self.get(_at(record))
 

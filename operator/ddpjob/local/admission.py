@@ -150,12 +150,12 @@ def _template_fault(line: str) -> Fault:
     return Fault(tuple(name or int(index) for name, index in parts), message)
 
 
-def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
-    """Return the document as an API server would store it, under ``uid`` or a random one.
+def require_valid(document: Json) -> None:
+    """Raise ``InvalidJobError`` for a document that is refused; the error names each field and rule."""
+    _accepted(document)
 
-    Raises:
-        InvalidJobError: the document is refused; the error names the field and the rule.
-    """
+
+def _accepted(document: Json) -> _Document:
     given, found = _checked(document)
     if given is None or found:
         name = (document.get("metadata") or {}).get("name") or "(without a name)"
@@ -164,6 +164,16 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
             "an API server refuses it for the same reason, or no pod can be made from it",
             "correct the field; docs/fields.md lists what each field may hold",
         )
+    return given
+
+
+def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
+    """Return the document as an API server would store it, under ``uid`` or a random one.
+
+    Raises:
+        InvalidJobError: the document is refused; the error names the field and the rule.
+    """
+    given = _accepted(document)
     meta, spec = given.metadata, given.spec
     if spec.managed_by not in (None, names.CONTROLLER):
         raise InvalidJobError(

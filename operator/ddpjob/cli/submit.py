@@ -1,0 +1,165 @@
+"""``ddpjob submit``: creates a job on the cluster, or in the background of this machine, and waits for it if asked."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from typer import Argument, Option
+
+from ddpjob.api.names import DDPJOBS, GROUP
+from ddpjob.cli.logs import print_lines
+from ddpjob.cli.options import StateDir
+from ddpjob.cli.place import Context, for_new_job
+from ddpjob.cli.text import one_line, show_error
+from ddpjob.cli.wait import NOT_FOUND, wait_for
+from ddpjob.errors import DDPJobError, InvalidJobError
+
+if TYPE_CHECKING:
+    from ddpjob.client.base import Client
+    from ddpjob.client.job import DDPJob
+
+Form = Literal["json", "yaml", "name"]
+
+
+def submit(
+    source: Annotated[
+        str,
+        Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
+    ],
+    script_args: Annotated[
+        list[str] | None,
+        Argument(metavar="SCRIPT_ARGS", help="Arguments of the script; put -- before arguments that begin with -."),
+    ] = None,
+    *,
+    image: Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")] = None,
+    nodes: Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")] = None,
+    nproc: Annotated[
+        int | None, Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).")
+    ] = None,
+    workdir: Annotated[
+        Path | None,
+        Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        Option("--set", metavar="FIELD=VALUE", help="Set a field below spec to a YAML value, as in run. Repeatable."),
+    ] = None,
+    name: Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")] = None,
+    wait: Annotated[bool, Option("--wait", help="Wait until the job has finished.")] = False,
+    logs: Annotated[bool, Option("--logs", help="Follow the logs until the job has finished.")] = False,
+    timeout: Annotated[
+        float | None, Option("--timeout", min=0, metavar="SECONDS", help="Give up waiting after it.")
+    ] = None,
+    dry_run: Annotated[
+        Literal["client", "server"] | None,
+        Option("--dry-run", help="Create nothing: check here, or with the admission of the server."),
+    ] = None,
+    output: Annotated[
+        Form | None, Option("--output", "-o", metavar="FORM", help="Print the job: json, yaml or name.")
+    ] = None,
+    local: Annotated[bool, Option("--local", help="On this machine, in the background.")] = False,
+    context: Context = None,
+    namespace: Annotated[
+        str | None, Option("--namespace", "-n", metavar="NAME", help="Instead of the namespace in the file.")
+    ] = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Create a job on the cluster of the kubeconfig, or with --local on this machine.
+
+    A script, or the directory of --workdir, is sent into the pods: the image needs only Python and PyTorch. Files that
+    .gitignore names are left out.
+
+    \b
+    Exit codes; those from 100 only with --wait or --logs:
+      0    the job is created, or it succeeded
+      1    the cluster cannot be reached, or you may not create the job
+      2    the command line or the job is wrong, or the name is taken
+      100  the job failed
+      101  the time is over
+      102  the job is suspended
+      103  the job was deleted
+
+    \b
+    Example:
+      ddpjob submit train.py --image pytorch/pytorch --nodes 2 --nproc 1 --workdir . --wait -- --epochs 3
+    """
+    if logs and output is not None:
+        raise InvalidJobError(
+            "--logs prints lines, --output an object", "both are for standard output", "leave one out"
+        )
+    shorthands = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "metadata.name": name}
+    given = [f"{field}={value}" for field, value in shorthands.items() if value is not None]
+    job = _read(source, script_args or [], [*given, *(assignments or ())], namespace)
+    if dry_run == "client":
+        _check(job, workdir, output, local=local or state_dir is not None)
+        return 0
+    with for_new_job(local=local, context=context, namespace=job.namespace, state_dir=state_dir) as client:
+        made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
+        if dry_run is None and (wait or logs):
+            return _follow(client, made, output, logs=logs, timeout=timeout)
+        _show(made, output, f"{made.name} is {'valid' if dry_run else 'submitted'} ({client.place})")
+    return 0
+
+
+def _read(source: str, script_args: list[str], assignments: list[str], namespace: str | None) -> "DDPJob":
+    """Return the job of a file or for a script, with the fields of the options."""
+    from ddpjob.cli.prepare import assign
+    from ddpjob.client import jobfile
+    from ddpjob.client.job import DDPJob
+
+    file = jobfile.read(source, script_args)
+    if file.script is not None:
+        file.job["spec"] |= jobfile.SCRIPT_LAUNCHER
+    for assignment in assignments:
+        assign(file.job, assignment)
+    if namespace is not None:
+        file.job["metadata"]["namespace"] = namespace
+    if file.ignored:
+        typer.echo(f"· ignored {len(file.ignored)} other documents: {one_line(', '.join(file.ignored))}", err=True)
+    return DDPJob.from_file(file)
+
+
+def _check(job: "DDPJob", workdir: Path | None, output: Form | None, *, local: bool) -> None:
+    """Check a job without a cluster, and print what would be created."""
+    from ddpjob.client.workdir.mount import at_directory, with_files
+    from ddpjob.local.admission import require_valid
+
+    require_valid(job.manifest)
+    if not local:
+        job = with_files(job, workdir)
+    elif workdir is not None:
+        job = at_directory(job, workdir)
+    _show(job, output, f"{job.name} is valid (nothing was sent)")
+
+
+def _follow(client: "Client", job: "DDPJob", output: Form | None, *, logs: bool, timeout: float | None) -> int:
+    """Wait until the job has finished, and return the exit code."""
+    if output is None:
+        typer.echo(f"{job.name} is submitted ({client.place})")
+    sys.stdout.flush()
+    if logs:
+        try:
+            print_lines(job, client.logs(job, follow=True), flush=True)
+        except DDPJobError as error:  # the end of the job says more
+            show_error(error)
+    code = wait_for(client, job, timeout=timeout, to_stderr=output is not None)
+    if output is not None and code != NOT_FOUND:
+        _show(client.get(job), output, "")
+    return code
+
+
+def _show(job: "DDPJob", output: Form | None, line: str) -> None:
+    if output is None:
+        typer.echo(line)
+    elif output == "name":
+        typer.echo(f"{DDPJOBS.kind.lower()}.{GROUP}/{job.name}")
+    elif output == "yaml":
+        from ddpjob.client.jobfile import dump_yaml
+
+        typer.echo(dump_yaml(*job.others, job.manifest), nl=False)
+    else:
+        objects = [*job.others, job.manifest]
+        shown = {"apiVersion": "v1", "kind": "List", "items": objects} if job.others else job.manifest
+        typer.echo(json.dumps(shown, indent=2))

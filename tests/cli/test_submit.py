@@ -1,0 +1,131 @@
+"""``ddpjob submit``: real jobs in the background of this machine, dry runs, and a real API server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddpjob import Client
+from tests.cli.program import Program, shell_job
+from tests.controlplane import ControlPlane
+
+TRAIN = """
+import sys
+from pkg import word
+print(f"{word.WORD} {sys.argv[1:]}")
+open("wrote", "a").close()
+"""
+NEVER = {"restartPolicy": {"maxRestarts": 0}}
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Provide a package of two files, and a file that is ignored."""
+    folder = tmp_path / "work"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "pkg" / "word.py").write_text("WORD = 'sent'")
+    (folder / "notes.txt").touch()
+    (folder / ".gitignore").write_text("*.txt")
+    return folder
+
+
+def without_cluster(program: Program) -> dict[str, str]:
+    return {"KUBECONFIG": str(program.folder / "missing")}
+
+
+def test_a_package_runs_in_its_directory_in_the_background(ddpjob: Program, work: Path) -> None:
+    options = ("--local", "--workdir", "work", "--nodes", "2", "--nproc", "1", "--name", "mine", "--wait")
+    done = ddpjob("submit", "work/train.py", *options, "--", "--lr", "0.1")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == ["mine is submitted (this machine)", "mine is Succeeded (this machine)"]
+    assert (work / "wrote").exists(), "the directory itself, not a copy"
+    lines = ddpjob("logs", "mine", "--all").out.splitlines()
+    assert sorted(line.split("sent")[1] for line in lines if "sent" in line) == [" ['--lr', '0.1']"] * 2
+    assert ddpjob("submit", "work/train.py", *options).is_refused()[0].startswith("error: there is a job mine already")
+
+
+def test_logs_are_followed_to_the_end_and_the_exit_code_says_how_it_ended(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "echo one; sleep 0.2; echo two; exit 3", **NEVER))
+    done = ddpjob("submit", file, "--local", "--logs")
+    assert done.code == 100, done
+    assert [line for line in done.out.splitlines() if line in ("one", "two")] == ["one", "two"]
+    assert done.out.splitlines()[-1] == "tiny is Failed (this machine)"
+
+
+def test_a_wait_ends_with_its_time_and_the_job_goes_on(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "until [ -e go ]; do sleep 0.02; done", **NEVER))
+    done = ddpjob("submit", file, "--local", "--wait", "--timeout", "0.1", "--output", "json")
+    assert (done.code, json.loads(done.out)["metadata"]["name"]) == (101, "tiny")
+    (ddpjob.folder / "go").touch()
+    assert ddpjob("wait", "tiny").code == 0
+
+
+def test_the_finished_job_is_printed_as_an_object(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "true", **NEVER))
+    done = ddpjob("submit", file, "--local", "--wait", "--output", "yaml")
+    assert (done.code, yaml.safe_load(done.out)["status"]["state"]) == (0, "Succeeded")
+    assert done.err == "tiny is Succeeded (this machine)\n"
+
+
+def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_cluster(ddpjob: Program, work: Path) -> None:
+    command = ("submit", "work/train.py", "--image", "torch:1", "--workdir", "work", "--set", "launcher=null")
+    done = ddpjob(*command, "--dry-run", "client", "--output", "yaml", env=without_cluster(ddpjob))
+    assert (done.code, done.err) == (0, "")
+    config_map, job = yaml.safe_load_all(done.out)
+    assert (config_map["kind"], job["spec"]["command"], "launcher" in job["spec"]) == (
+        "ConfigMap",
+        ["torchrun", "train.py"],
+        False,
+    )
+    assert ddpjob("validate", "-", stdin=done.out).code == 0
+    listed = ddpjob(*command, "--dry-run", "client", "--output", "json", env=without_cluster(ddpjob))
+    assert [item["kind"] for item in json.loads(listed.out)["items"]] == ["ConfigMap", "DDPJob"]
+    text = ddpjob(*command, "--dry-run", "client", env=without_cluster(ddpjob))
+    assert text.out == "train is valid (nothing was sent)\n"
+    local = ddpjob(*command, "--local", "--dry-run", "server", "--output", "name")
+    assert (local.code, local.out) == (0, "ddpjob.ddpjob.dev/train\n")
+    assert Client.local(ddpjob.state).list() == []
+
+
+def test_mistakes_are_three_lines_and_send_nothing(ddpjob: Program, work: Path) -> None:
+    nowhere = without_cluster(ddpjob)
+    wrong = ddpjob.write(shell_job("wrong", "true", numNodes=0))
+    assert "spec.numNodes" in ddpjob("submit", wrong, "--local").is_refused()[0]
+    assert 'no field "numNods"' in ddpjob("submit", wrong, "--set", "numNods=1", env=nowhere).is_refused()[0]
+    lines = ddpjob(
+        "submit", "work/train.py", "--image", "x", "--workdir", "nowhere", "--dry-run", "client"
+    ).is_refused()
+    assert "there is no such directory" in lines[0]
+    both = ddpjob("submit", "work/train.py", "--local", "--context", "x").is_refused()
+    assert "--context is for the jobs of a cluster" in both[0]
+    assert "--logs prints lines" in ddpjob("submit", "work/train.py", "--logs", "--output", "json").is_refused()[0]
+    done = ddpjob("submit", "work/train.py", "--image", "x", env=nowhere)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[0] == "error: there is no cluster to submit to: no kubeconfig"
+    assert "--local" in done.err.splitlines()[2]
+
+
+@pytest.mark.apiserver
+def test_a_script_is_submitted_to_the_cluster_with_its_directory(
+    ddpjob: Program, work: Path, control_plane: ControlPlane, namespace: str
+) -> None:
+    env = {"KUBECONFIG": str(control_plane.kubeconfig(name=namespace, namespace=namespace))}
+    command = ("submit", "work/train.py", "--nodes", "2", "--nproc", "1", "--image", "torch:1", "--workdir", "work")
+    with Client.cluster(kubeconfig=env["KUBECONFIG"]) as client:
+        done = ddpjob(*command, "--dry-run", "server", env=env)
+        assert (done.code, done.err, client.list()) == (0, "", [])
+        assert done.out.startswith("train is valid (cluster ")
+        done = ddpjob(*command, "--", "--lr", "1", env=env)
+        assert (done.code, done.err) == (0, ""), done
+        assert f"namespace {namespace}" in done.out
+        (made,) = client.list()
+        assert (made.spec.command, made.spec.num_nodes) == (["torchrun", "train.py", "--lr", "1"], 2)
+        assert (made.spec.launcher, made.spec.working_dir) == ("Injected", "/workdir")
+        assert "there is a job train already" in ddpjob(*command, env=env).is_refused()[0]
+        assert "has no image" in ddpjob("submit", "work/train.py", "--name", "b", env=env).is_refused()[0]
+        waited = ddpjob(*command, "--name", "b", "--wait", "--timeout", "0.1", "--output", "name", env=env)
+        assert (waited.code, waited.out) == (101, "ddpjob.ddpjob.dev/b\n")
