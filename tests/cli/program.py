@@ -3,13 +3,16 @@
 A command that ends by itself is a process forked from one that has imported the code, which takes a third of the time.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
+import pty
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import termios
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +109,37 @@ class Program:
         finally:
             process.kill()
             process.communicate()
+
+    @contextmanager
+    def on_terminal(self, *arguments: str, columns: int = 80) -> Iterator[Callable[[], str]]:
+        """Start a program on a terminal of its own; the function returns what it has written so far."""
+        master, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, (40, columns))
+        os.set_blocking(master, False)
+        written = bytearray()
+
+        def read() -> str:
+            with contextlib.suppress(OSError):  # nothing new, or the program has ended
+                while data := os.read(master, 65536):
+                    written.extend(data)
+            return written.decode(errors="replace")
+
+        process = subprocess.Popen(
+            self.command(*arguments),
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=self.folder,
+            env=self.environment | {"TERM": "xterm-256color"},
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - as above
+        )
+        os.close(terminal)
+        try:
+            yield read
+        finally:
+            process.kill()
+            process.wait()
+            os.close(master)
 
     def write(self, job: Json, *others: Json) -> str:
         """Write the job to a file and return its path."""

@@ -3,12 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddpjob.api.objects import Json
 
 _LARGEST_STEP = 10**12  # that a drawing shows
+_BARS = "▁▂▃▄▅▆▇█"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -74,3 +75,16 @@ def drawing(losses: Mapping[int, float], width: int, height: int = 13) -> list[s
     ticks = [points[0][0], points[len(points) // 2][0], points[-1][0]]
     plotext.xticks(ticks, [f"{step:,}" for step in ticks])
     return [line.rstrip() for line in _COLOUR.sub("", plotext.build()).splitlines()]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return the course of the values in one line of at most ``width`` bars; empty for fewer than three values."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 3:
+        return ""
+    bundle = math.ceil(len(finite) / width)
+    means = [sum(group) / len(group) for group in (finite[i : i + bundle] for i in range(0, len(finite), bundle))]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    bars = "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    return f"{bars} {finite[0]:.4g} → {finite[-1]:.4g}"

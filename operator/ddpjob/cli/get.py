@@ -1,123 +1,89 @@
-"""``ddpjob get``: lists jobs, with the columns of ``kubectl get ddp``."""
+"""``ddpjob get``: shows one job as a card, or lists all."""
 
-import json
-import re
-import sys
+import shutil
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
-from ddpjob.api.exit_codes import USAGE
-from ddpjob.api.objects import Json, element
+from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs
 from ddpjob.cli.options import Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find, on_cluster, on_this_machine
-from ddpjob.cli.text import age, one_line, show_error, time_text
-from ddpjob.errors import DDPJobError
+from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.text import is_coloured
 
 if TYPE_CHECKING:
-    from ddpjob.client.base import Jobs
-    from ddpjob.client.job import DDPJob
-    from ddpjob.client.local import LocalClient
+    from collections.abc import Mapping
 
-_PART = re.compile(r'\.(\w+)(?:\[\?\(@\.(\w+)=="(\w+)"\)\])?')
+    from ddpjob.client.base import Client
+    from ddpjob.client.job import DDPJob
+
+_WIDEST = 120  # columns of a card
 
 
 def get(
     name: Annotated[str | None, Argument(metavar="[NAME]", help="Show only this job.")] = None,
-    output: Annotated[
-        Literal["table", "wide", "json", "yaml"],
-        Option("--output", "-o", metavar="FORM", help="table, wide, json or yaml."),
-    ] = "table",
+    output: Output = None,
     *,
-    all_namespaces: Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    watch: Watch = False,
+    all_namespaces: AllNamespaces = False,
     local: Local = False,
     context: Context = None,
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """List the jobs of this machine, or with --context of a cluster: their state, progress and restarts.
+    """Show one job as a card, or list the jobs, as `ddpjob ls` does.
 
-    Interrupted: the job is not finished, and no process of this machine runs it.
+    The card has the state in a sentence, nodes and ranks, progress, the attempts, the last failure, the checkpoint and
+    where the time went. Only what is abnormal is in colour.
 
     \b
     Example:
-      ddpjob get
+      ddpjob get mnist-cpu
     """
-    if name is not None:
-        client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-        with client:
-            _print([client.get(name)], output, single=True)
-        return 0
-    if context is not None:
-        with on_cluster(context, namespace) as client:
-            _print(client.list(all_namespaces=all_namespaces), output, single=False)
-        return 0
-    return _list_local(on_this_machine(namespace, state_dir), output, all_namespaces)
+    if name is None:
+        return ls(
+            output, watch=watch, all_namespaces=all_namespaces, local=local, context=context, namespace=namespace,
+            state_dir=state_dir,
+        )  # fmt: skip
+    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+        if watch:
+            return _follow(client, name, output)
+        _show(client, client.get(name), output)
+    return 0
 
 
-def _list_local(client: "LocalClient", output: str, all_namespaces: bool) -> int:
-    damaged: list[DDPJobError] = []
-    jobs = client.list(all_namespaces=all_namespaces, on_error=damaged.append)
-    if jobs or damaged or output in ("json", "yaml"):
-        _print(jobs, output, single=False)
-    else:
-        print(f"no jobs in {one_line(client.folder.root)}; ddpjob run starts a job", file=sys.stderr)
-    for problem in damaged:
-        show_error(problem)
-    return USAGE if damaged else 0
+def _show(client: "Client", job: "DDPJob", output: str | None) -> None:
+    from ddpjob.cli.card import time_spent
 
-
-def _print(jobs: "Jobs", output: str, *, single: bool) -> None:
-    if output not in ("json", "yaml"):
-        _print_table(jobs, is_wide=output == "wide")
-        if single:
-            _print_time(jobs[0])
+    if output is None:
+        print("\n".join(card(client, job)))
         return
-    items = [job.manifest for job in jobs]
-    from ddpjob.client.jobfile import dump_yaml
-
-    shown: Json = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
-    print(json.dumps(shown, indent=2) if output == "json" else dump_yaml(shown).rstrip("\n"))
+    show_jobs([job], output, single=True)
+    if output in ("table", "wide") and (spent := time_spent(job, datetime.now(UTC))):
+        print(f"\ntime: {spent}")
 
 
-def _print_table(jobs: "Jobs", *, is_wide: bool) -> None:
-    from ddpjob.api.crd import COLUMNS
+def card(client: "Client", job: "DDPJob") -> list[str]:
+    """Return the lines of the card of a job, as wide as the terminal."""
+    from ddpjob.cli.card import Fact, card_lines, facts_of, headline
 
-    columns = [column for column in COLUMNS if is_wide or not column.get("priority")]
-    rows = [["NAMESPACE", "NAME", *(column["name"].upper() for column in columns)]]
-    rows += [[job.namespace or "", job.name, *(_cell(job, column) for column in columns)] for job in jobs]
-    if not is_wide and len({job.namespace for job in jobs}) < 2:
-        rows = [row[1:] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    now, width = datetime.now(UTC), min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
+    facts = [Fact("where", client.place), *facts_of(job, now, _losses(client, job))]
+    return list(card_lines(headline(job, now), facts, width=width, coloured=is_coloured()))
 
 
-def _print_time(job: "DDPJob") -> None:
-    """Print where the time of the job went until now; of an interrupted run, until its last sign of life."""
-    from ddpjob.client.local import INTERRUPTED
+def _losses(client: "Client", job: "DDPJob") -> "Mapping[int, float]":
+    """Return the loss of each step, of a job of this machine; a cluster's metrics are on its volume."""
+    from ddpjob.cli.curve import losses, metrics_of
+    from ddpjob.client.local import LocalClient
 
-    spent = job.status.time
-    if spent is not None and job.state != INTERRUPTED:
-        spent = spent.at(datetime.now(UTC))
-    if spent is not None and spent.total:
-        print(f"\ntime: {time_text(spent)}")
+    metrics = metrics_of(client.checkpoint_directory(job)) if isinstance(client, LocalClient) else None
+    return losses(metrics) if metrics else {}
 
 
-def _cell(job: "DDPJob", column: Json) -> str:
-    if column["jsonPath"] == ".status.state":
-        return one_line(job.state)
-    value = _at(job.manifest, column["jsonPath"])
-    if column["type"] == "date":
-        return age(value)
-    return "" if value is None else one_line(value)
-
-
-def _at(job: Json, path: str) -> Any:
-    """Return the value at a column's JSONPath; supports only the syntax that the columns use."""
-    value: Any = job
-    for name, key, wanted in _PART.findall(path):
-        value = (value or {}).get(name)
-        value = element(value, key, wanted) if key else value
-    return value
+def _follow(client: "Client", name: str, output: str | None) -> int:
+    """Show the job after each change until it has finished."""
+    for _ in client.watch(name):
+        _show(client, client.get(name), output)
+        print(flush=True)
+    return 0

@@ -1,14 +1,12 @@
 """``ddpjob logs``: prints what the nodes of a job printed, also while it runs."""
 
-import os
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import sanitize_line
+from ddpjob.cli.text import is_coloured, sanitize_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,5 +60,4 @@ def print_lines(job: "DDPJob", lines: "Iterable[LogLine]", *, flush: bool) -> No
 
 def _prefix(rank: int) -> str:
     """Return the node, in colour on a terminal; see https://no-color.org."""
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}mn{rank}\x1b[0m " if coloured else f"n{rank} "
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}mn{rank}\x1b[0m " if is_coloured() else f"n{rank} "

@@ -23,6 +23,7 @@ from ddpjob.cli.doctor import doctor
 from ddpjob.cli.get import get
 from ddpjob.cli.init import init
 from ddpjob.cli.logs import logs
+from ddpjob.cli.ls import ls
 from ddpjob.cli.options import Request, StateDir
 from ddpjob.cli.render import render
 from ddpjob.cli.replay import replay
@@ -142,7 +143,7 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = (run, submit, get, why, logs, wait, suspend, resume, restart, delete)
+_ON_JOBS = (run, submit, ls, get, why, logs, wait, suspend, resume, restart, delete)
 _ON_FILES = (init, validate, render, convert)
 _ON_TROUBLE = (doctor, bundle, replay)
 _VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_FILES, *_ON_TROUBLE)}

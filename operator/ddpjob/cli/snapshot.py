@@ -27,23 +27,11 @@ class Node(ApiModel):
     since: Line | None = None
 
 
-class Snapshot(ApiModel):
-    """A job at one moment. Numbers of the training are text, as in the status. accuracy: from 0 to 1."""
+class Training(ApiModel):
+    """What rank 0 has reported. Numbers of the training are text, as in the status. accuracy: from 0 to 1."""
 
     model_config = ConfigDict(extra="ignore")
 
-    name: Line
-    namespace: Line
-    state: Line
-    message: Line | None = None
-    attempt: int
-    restarts: int
-    max_restarts: int
-    restarts_in_place: int
-    nodes_ready: Line
-    num_nodes: int
-    nproc_per_node: int | None = None
-    world_size: int | None = None
     phase: Line | None = None
     epoch: int | None = None
     total_epochs: int | None = None
@@ -57,18 +45,6 @@ class Snapshot(ApiModel):
     eta_seconds: int | None = None
     checkpoint_step: int | None = None
     resumed_from_step: int | None = None
-    nodes: list[Node]
-
-    def job_facts(self) -> list[str]:
-        """Return what is known about the job's pods, one fact per entry."""
-        facts = [
-            f"nodes {self.nodes_ready}",
-            number_of(self.world_size, "rank") if self.world_size else "",
-            f"attempt {self.attempt}" if self.attempt > 1 else "",
-            f"restarts {self.restarts} of at most {self.max_restarts}" if self.restarts else "",
-            f"{number_of(self.restarts_in_place, 'restart')} in place" if self.restarts_in_place else "",
-        ]
-        return [fact for fact in facts if fact]
 
     def training_facts(self) -> list[str]:
         """Return the progress of the training, one fact per entry; none if the program reports no progress."""
@@ -88,6 +64,35 @@ class Snapshot(ApiModel):
             f"{duration(self.eta_seconds)} left" if self.eta_seconds else "",
             f"checkpoint of step {self.checkpoint_step}" if self.checkpoint_step is not None else "",
             f"resumed from step {self.resumed_from_step}" if self.resumed_from_step is not None else "",
+        ]
+        return [fact for fact in facts if fact]
+
+
+class Snapshot(Training):
+    """A job at one moment."""
+
+    name: Line
+    namespace: Line
+    state: Line
+    message: Line | None = None
+    attempt: int
+    restarts: int
+    max_restarts: int
+    restarts_in_place: int
+    nodes_ready: Line
+    num_nodes: int
+    nproc_per_node: int | None = None
+    world_size: int | None = None
+    nodes: list[Node]
+
+    def job_facts(self) -> list[str]:
+        """Return what is known about the job's pods, one fact per entry."""
+        facts = [
+            f"nodes {self.nodes_ready}",
+            number_of(self.world_size, "rank") if self.world_size else "",
+            f"attempt {self.attempt}" if self.attempt > 1 else "",
+            f"restarts {self.restarts} of at most {self.max_restarts}" if self.restarts else "",
+            f"{number_of(self.restarts_in_place, 'restart')} in place" if self.restarts_in_place else "",
         ]
         return [fact for fact in facts if fact]
 

@@ -1,5 +1,6 @@
 """Text for a person: sanitized strings, durations, counts, and the three lines of an error."""
 
+import os
 import re
 import sys
 from datetime import UTC, datetime
@@ -43,6 +44,16 @@ def one_line(text: object) -> str:
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def is_coloured() -> bool:
+    """Return whether standard output takes colours; see https://no-color.org."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def red(text: str) -> str:
+    """Return the text as a terminal shows it in red: what is abnormal."""
+    return f"\x1b[31m{text}\x1b[0m"
 
 
 def number_of(number: int, noun: str) -> str:

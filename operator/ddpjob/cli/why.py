@@ -1,8 +1,6 @@
 """``ddpjob why``: one verdict on a job, whatever state it is in, with its evidence and the next command."""
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +8,7 @@ from typer import Option
 
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import one_line
+from ddpjob.cli.text import is_coloured, one_line, red
 
 if TYPE_CHECKING:
     from ddpjob.client.verdict.explanation import Explanation
@@ -42,14 +40,14 @@ def why(
     if output == "json":
         print(json.dumps(found.wire(), indent=2))
     else:
-        print("\n".join(verdict_lines(found, client.place, coloured=_is_coloured())))
+        print("\n".join(verdict_lines(found, client.place, coloured=is_coloured())))
     return 0
 
 
 def verdict_lines(found: "Explanation", place: str, *, coloured: bool) -> Iterator[str]:
     """Yield the verdict for a person; only what is abnormal is in colour."""
     colour = coloured and found.is_abnormal
-    yield f"\x1b[31m{one_line(found.sentence)}\x1b[0m" if colour else one_line(found.sentence)
+    yield red(one_line(found.sentence)) if colour else one_line(found.sentence)
     for item in found.evidence:
         text = one_line(item.value)
         shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
@@ -60,8 +58,3 @@ def verdict_lines(found: "Explanation", place: str, *, coloured: bool) -> Iterat
     for label, advice in (("hint:  ", found.hint), ("next:  ", found.next)):
         if advice:
             yield label + one_line(advice)
-
-
-def _is_coloured() -> bool:
-    """See https://no-color.org."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _LAUNCHER_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")  # before each line of a rank of ddprun
 
 
+INTERRUPTED = "Interrupted"
+"""State of a job of this machine that is not finished and that no process runs: its process was killed."""
 Jobs = list[DDPJob]  # named, because in the class ``list`` is the method
 
 
@@ -115,6 +117,10 @@ class Client(Protocol):
 
     def list(self, *, all_namespaces: bool = False) -> Jobs:
         """Return the jobs, sorted by namespace and name."""
+        ...
+
+    def watch_all(self, *, all_namespaces: bool = False) -> Iterator[Jobs]:
+        """Yield the jobs now and after each change, sorted as by ``list``; it never ends by itself."""
         ...
 
     def watch(self, job: str | DDPJob, *, timeout: float | None = None) -> Iterator[DDPJobStatus]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
+from ddpjob.client.base import INTERRUPTED, Client, Jobs, LogLine, already_finished, timed_out
 from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader, attempts, last_lines
 from ddpjob.client.verdict.explanation import Explanation
@@ -29,8 +29,6 @@ _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which t
 _LOG_LINES = 500  # of a failed node that are searched
 _STOP_SECONDS = 120.0  # longer than a pod's grace period
 _ACTIVE = ("Pending", "Running", "Ending", "Restarting")
-INTERRUPTED = "Interrupted"
-"""State of a job that is not finished and that no process runs: its process was killed."""
 
 
 class LocalClient(Client):
@@ -84,6 +82,15 @@ class LocalClient(Client):
                 continue
         return found
 
+    def watch_all(self, *, all_namespaces: bool = False) -> Iterator[Jobs]:
+        last: list[tuple[Json, str]] | None = None
+        while True:
+            jobs = self.list(all_namespaces=all_namespaces, on_error=lambda _: None)  # a damaged record is no change
+            if (now := [(job.manifest, job.state) for job in jobs]) != last:
+                last = now
+                yield jobs
+            time.sleep(_LOOK_SECONDS)
+
     def logs(
         self,
         job: str | DDPJob,
@@ -102,6 +109,18 @@ class LocalClient(Client):
         yield from reader.read(to_the_end=True)
         if not reader.found:
             raise _no_logs(record, nodes, attempt)
+
+    def checkpoint_directory(self, job: str | DDPJob) -> Path | None:
+        """Return the directory that the trainer sees as DDPJOB_CHECKPOINT_DIR; None without ``checkpoint``."""
+        record = self.record(job)
+        found = _seen(record)
+        checkpoint = found.spec.checkpoint
+        if checkpoint is None:
+            return None
+        claim = checkpoint.claim_name or names.claim_name(found.name)
+        given = (record.place().get("volumes") or {}).get(claim)
+        directory = Path(given) if given else self.folder.volume(record.namespace, claim)
+        return directory / (checkpoint.sub_path or "")
 
     def explain(self, job: str | DDPJob) -> Explanation:
         from ddpjob.client.verdict.explain import explain, needed

@@ -1,0 +1,195 @@
+"""The card of ``ddpjob get JOB``: all that is known of one job, one fact a line. Pure: a job and the time to text.
+
+Text of a job or of its trainer passes through ``one_line``. Only what is abnormal is in colour.
+"""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from ddpjob.api.status import Condition, DDPJobStatus, Failure
+from ddpjob.api.times import parse_time, seconds_between
+from ddpjob.cli.curve import sparkline
+from ddpjob.cli.snapshot import Training
+from ddpjob.cli.text import duration, number_of, one_line, red, time_text
+from ddpjob.client.base import INTERRUPTED
+from ddpjob.client.job import DDPJob
+
+ABNORMAL_STATES = frozenset({"Ending", "Restarting", "Failed", "Invalid", INTERRUPTED})
+"""States that need attention, or do not last."""
+_ORDINARY = frozenset(
+    {"AllNodesRunning", "Started", "Resumed", "Retried", "Starting", "WaitingForScheduler", "ContainerCreating"}
+)
+"""Reasons of the condition Running that every start has."""
+_INDENT = 16  # columns of a label
+_SPARKS = 32  # columns
+
+
+class Fact(NamedTuple):
+    """One line of a card. Without a label it belongs to the fact above it."""
+
+    label: str
+    text: str
+    is_abnormal: bool = False
+
+
+def card_lines(first: Fact, facts: Iterable[Fact], *, width: int, coloured: bool) -> Iterator[str]:
+    """Yield the headline and the facts as lines of at most ``width`` columns."""
+    for part in textwrap.wrap(one_line(first.text), width):
+        yield red(part) if first.is_abnormal and coloured else part
+    for fact in facts:
+        label = f"  {fact.label:<{_INDENT - 2}}"
+        for number, part in enumerate(textwrap.wrap(one_line(fact.text), max(width - _INDENT, 20))):
+            text = red(part) if fact.is_abnormal and coloured else part
+            yield (label if number == 0 else " " * _INDENT) + text
+
+
+def headline(job: DDPJob, now: datetime) -> Fact:
+    """Return the state of the job in a sentence."""
+    return Fact("", sentence(job, now), is_abnormal(job))
+
+
+def sentence(job: DDPJob, now: datetime) -> str:
+    """Return the state of the job: since when, and why."""
+    found = _deciding(job)
+    if job.state == INTERRUPTED:
+        return f"{job.name} is Interrupted: no process of this machine runs it; ddpjob resume {job.name} continues it"
+    if found is None:
+        return f"{job.name} is {job.state}: the operator has not reported on it yet"
+    since = f" for {_past(found.last_transition_time, now)}" if not job.finished else ""
+    ago = f", {_past(found.last_transition_time, now)} ago" if job.finished else ""
+    return f"{job.name} is {job.state}{since}: {one_line(found.message) or found.reason}{ago}"
+
+
+def is_abnormal(job: DDPJob) -> bool:
+    """Return whether the job needs attention, or its state does not last."""
+    found = _deciding(job)
+    if job.state in ABNORMAL_STATES:
+        return True
+    return found is not None and found.type in ("Running", "Stalled") and found.reason not in _ORDINARY
+
+
+def facts_of(job: DDPJob, now: datetime, losses: Mapping[int, float]) -> Iterator[Fact]:
+    """Yield what is known of the job.
+
+    Args:
+        losses: of each step of the training; empty if its metrics cannot be read.
+    """
+    status = job.status
+    yield from _nodes(status)
+    progress = status.progress.wire() if status.progress else {}
+    if training := Training.model_validate(progress).training_facts():
+        age = _past(status.progress.last_heartbeat_time, now) if status.progress else ""
+        last = f"reported {age} ago" if age and not job.finished else ""
+        yield Fact("progress", ", ".join(part for part in (*training, last) if part))
+    if drawn := sparkline(list(losses.values()), _SPARKS):
+        yield Fact("loss", drawn)
+    yield from _attempts(job, now)
+    if status.failures:
+        yield from _failure(status.failures[-1], now, is_abnormal=job.state in ABNORMAL_STATES)
+    if saved := status.checkpoint:
+        origin = f", resumed from step {saved.resumed_from_step}" if saved.resumed_from_step is not None else ""
+        yield Fact("checkpoint", f"step {saved.step}, {_past(saved.time, now)} ago: {saved.path}{origin}")
+    if spent := time_spent(job, now):
+        yield Fact("time", spent)
+
+
+def time_spent(job: DDPJob, now: datetime) -> str:
+    """Return where the time of the job went until now, of an interrupted run until its last sign of life."""
+    spent = job.status.time
+    if spent is not None and job.state != INTERRUPTED:
+        spent = spent.at(now)
+    return time_text(spent) if spent is not None and spent.total else ""
+
+
+def _deciding(job: DDPJob) -> Condition | None:
+    """Return the condition that says why the job is in its state; None before the operator has seen it."""
+    by_type = {condition.type: condition for condition in job.status.conditions or ()}
+    for kind in ("Failed", "Succeeded", "Suspended", "Stalled", "Restarting"):
+        if (found := by_type.get(kind)) is not None and found.status == "True":
+            return found
+    return by_type.get("Running")
+
+
+def _nodes(status: DDPJobStatus) -> Iterator[Fact]:
+    parts = [f"{status.nodes_ready} run or have succeeded"] if status.nodes_ready else []
+    failed = status.nodes.failed if status.nodes else 0
+    parts += [f"{failed} failed"] if failed else []
+    if world := status.world:
+        parts.append(f"{number_of(world.world_size, 'rank')}, {world.nproc_per_node} per node")
+    if parts:
+        yield Fact("nodes", ", ".join(parts), bool(failed))
+    for node in status.avoid_nodes or ():
+        yield Fact("", f"avoids Kubernetes node {node.node_name} ({node.reason}) until {node.until}")
+    if stall := status.stall:
+        where = f" at {stall.where}" if stall.where else ""
+        yield Fact("", f"the others wait for rank {stall.rank}, step {stall.step}{where}", is_abnormal=True)
+
+
+def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
+    """Yield the attempts as a timeline: those that failed, as far as the status has them, and the current one."""
+    status, label = job.status, "attempts"
+    failures = status.failures or []
+    # The begin of an attempt is the decision on the one before, and only the last failures are recorded.
+    began = status.start_time if failures and failures[0].attempt == 1 else None
+    for failure in failures:
+        lasted = f" after {_past(began, failure.time)}" if began else ""
+        what = f"{failure.attempt}: {_who(failure)}{failure.reason}, {_past(failure.time, now)} ago{lasted}"
+        free = "" if failure.counted or failure.action == "Fail" else ", not counted"
+        yield Fact(label, f"{what} → {failure.action}{free}")
+        label, began = "", failure.time
+    current = status.current_attempt
+    recorded = {failure.attempt for failure in failures}
+    if current is not None and current.number and current.number not in recorded:
+        yield Fact(label, f"{current.number}: {_course(job, now)}")
+        for life in (current.in_place.failures if current.in_place else None) or ():
+            took = f", recovered in {life.recovery_milliseconds / 1000:.1f} s" if life.recovery_milliseconds else ""
+            rank = f" on rank {life.rank}" if life.rank is not None else ""
+            yield Fact("", f"life {life.life}: {life.reason}{rank}{took} → in place")
+    if status.restarts:
+        in_place = f", {status.restarts_in_place} in place" if status.restarts_in_place else ""
+        counted = status.restarts_counted_towards_limit or 0
+        limit = (job.manifest.get("spec") or {}).get("restartPolicy", {}).get("maxRestarts")
+        most = f" of at most {limit}" if limit is not None else ""
+        yield Fact("", f"{number_of(status.restarts, 'restart')}{in_place}; {counted}{most} count towards the limit")
+
+
+def _course(job: DDPJob, now: datetime) -> str:
+    """Return the course of the current attempt."""
+    current, status = job.status.current_attempt, job.status
+    if current is None:
+        return ""
+    end = status.completion_time or (current.ending.since if current.ending else None)
+    parts = [f"began {_past(current.start_time, now)} ago"]
+    for what, time in (("all nodes ran", current.all_running_time), ("first step", current.first_step_time)):
+        if time:
+            parts.append(f"{what} after {_past(current.start_time, time)}")
+    if end:
+        verdict = f": {current.verdict}" if current.verdict else ""
+        parts.append(f"ended after {_past(current.start_time, end)}{verdict}")
+    elif current.phase:
+        parts.append(current.phase.lower())
+    return ", ".join(parts)
+
+
+def _failure(failure: Failure, now: datetime, *, is_abnormal: bool) -> Iterator[Fact]:
+    message = failure.message.partition("\n")[0]
+    where = f" at {failure.where}" if failure.where and failure.where not in message else ""
+    yield Fact("last failure", f"{failure.reason}: {message}{where} ({_past(failure.time, now)} ago)", is_abnormal)
+    if failure.hint:
+        yield Fact("", f"hint: {failure.hint}")
+    if failure.next:
+        yield Fact("", f"next: {failure.next}")
+
+
+def _who(failure: Failure) -> str:
+    rank = f"r{failure.rank}" if failure.rank is not None else ""
+    return f"n{failure.node_rank}{rank} " if failure.node_rank is not None else ""
+
+
+def _past(start: str | None, end: datetime | str) -> str:
+    """Return the time between two moments; empty if the first is not known."""
+    if start is None:
+        return ""
+    return duration(seconds_between(start, parse_time(end) if isinstance(end, str) else end))

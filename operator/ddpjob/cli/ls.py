@@ -1,0 +1,156 @@
+"""``ddpjob ls``: lists jobs, with the columns of ``kubectl get ddp``, once or after each change."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from ddpjob.api import names
+from ddpjob.api.exit_codes import USAGE
+from ddpjob.api.objects import Json, condition
+from ddpjob.cli.options import Namespace, StateDir
+from ddpjob.cli.place import Context, Local, on_cluster, on_this_machine
+from ddpjob.cli.table import Cell, live, show, table
+from ddpjob.cli.text import age, one_line, show_error
+from ddpjob.errors import DDPJobError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ddpjob.client.base import Client, Jobs
+    from ddpjob.client.job import DDPJob
+
+Output = Annotated[
+    Literal["table", "wide", "json", "yaml", "name"] | None,
+    Option("--output", "-o", metavar="FORM", help="table, wide, json, yaml or name."),
+]
+AllNamespaces = Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")]
+Watch = Annotated[bool, Option("--watch", "-w", help="Go on, and show each change.")]
+
+
+def ls(
+    output: Output = None,
+    *,
+    watch: Watch = False,
+    all_namespaces: AllNamespaces = False,
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """List the jobs of this machine, or with --context of a cluster: their state, progress and restarts.
+
+    With --watch the table stays in place on a terminal; elsewhere each changed job is a line. Interrupted: the job is
+    not finished, and no process of this machine runs it.
+
+    \b
+    Example:
+      ddpjob ls -o wide
+    """
+    damaged: list[DDPJobError] = []
+    client = on_this_machine(namespace, state_dir) if context is None else on_cluster(context, namespace)
+    with client:
+        if watch:
+            _watch(client.watch_all(all_namespaces=all_namespaces), output)
+            return 0
+        jobs = _listed(client, damaged, all_namespaces=all_namespaces)
+        if jobs or damaged or output in ("json", "yaml"):
+            show_jobs(jobs, output)
+        else:
+            print(f"no jobs on {one_line(client.place)}; ddpjob run starts a job", file=sys.stderr)
+    for problem in damaged:
+        show_error(problem)
+    return USAGE if damaged else 0
+
+
+def _listed(client: "Client", damaged: list[DDPJobError], *, all_namespaces: bool) -> "Jobs":
+    from ddpjob.client.local import LocalClient
+
+    if isinstance(client, LocalClient):  # one damaged record must not hide the others
+        return client.list(all_namespaces=all_namespaces, on_error=damaged.append)
+    return client.list(all_namespaces=all_namespaces)
+
+
+def show_jobs(jobs: "Jobs", output: str | None, *, single: bool = False) -> None:
+    """Print jobs in one of the forms of ``-o``."""
+    if output == "name":
+        print("".join(f"{_full_name(job)}\n" for job in jobs), end="")
+    elif output in ("json", "yaml"):
+        from ddpjob.client.jobfile import dump_yaml
+
+        items = [job.manifest for job in jobs]
+        shown: Json = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
+        print(json.dumps(shown, indent=2) if output == "json" else dump_yaml(shown).rstrip("\n"))
+    else:
+        show(jobs_table(jobs, is_wide=output == "wide"))
+
+
+def jobs_table(jobs: "Jobs", *, is_wide: bool) -> "Table":
+    """Return the columns of ``kubectl get ddp``; the namespace if there are several."""
+    from ddpjob.api.crd import COLUMNS
+
+    columns = [column["name"] for column in COLUMNS if is_wide or not column.get("priority")]
+    header = ["NAMESPACE", "NAME", *(name.upper() for name in columns)]
+    rows: list[Sequence[object]] = [[job.namespace, job.name, *(CELLS[name](job) for name in columns)] for job in jobs]
+    if not is_wide and len({job.namespace for job in jobs}) < 2:
+        header, rows = header[1:], [row[1:] for row in rows]
+    return table(header, rows)
+
+
+def _state(job: "DDPJob") -> Cell:
+    from ddpjob.cli.card import is_abnormal
+
+    return Cell(job.state, is_abnormal(job))
+
+
+CELLS: Mapping[str, Callable[["DDPJob"], object]] = {
+    "State": _state,
+    "Nodes": lambda job: job.status.nodes_ready,
+    "Progress": lambda job: job.status.progress and job.status.progress.display,
+    "Loss": lambda job: job.status.progress and job.status.progress.loss,
+    "Restarts": lambda job: job.status.restarts,
+    "Age": lambda job: age(job.manifest["metadata"].get("creationTimestamp")),
+    "In-Place": lambda job: job.status.restarts_in_place,
+    "Steps/s": lambda job: job.status.progress and job.status.progress.steps_per_second,
+    "World": lambda job: job.status.world and job.status.world.world_size,
+    "Reason": lambda job: condition(job.manifest.get("status"), "Running").get("reason"),
+}
+"""The value of each column of the CustomResourceDefinition."""
+
+
+def _watch(changes: "Iterator[Jobs]", output: str | None) -> None:
+    """Show the jobs after each change, until the user stops it."""
+    is_table = output in (None, "table", "wide")
+    if is_table and sys.stdout.isatty():
+        shown: Jobs = []
+        with live(lambda: jobs_table(shown, is_wide=output == "wide")):
+            for shown in changes:  # noqa: B007 - drawn by the thread of ``live``
+                pass
+        return
+    known: dict[tuple[str | None, str], DDPJob] = {}
+    for jobs in changes:
+        now = {(job.namespace, job.name): job for job in jobs}
+        changed = [job for key, job in now.items() if key not in known or _differs(job, known[key])]
+        known = now
+        if changed and is_table:
+            show_jobs(changed, output)
+        for job in () if is_table else changed:
+            print(_line(job, str(output)), flush=True)
+
+
+def _differs(one: "DDPJob", other: "DDPJob") -> bool:
+    return one.manifest != other.manifest or one.state != other.state
+
+
+def _line(job: "DDPJob", output: str) -> str:
+    if output == "name":
+        return _full_name(job)
+    from ddpjob.client.jobfile import dump_yaml
+
+    return json.dumps(job.manifest) if output == "json" else f"---\n{dump_yaml(job.manifest)}".rstrip("\n")
+
+
+def _full_name(job: "DDPJob") -> str:
+    return f"{names.DDPJOBS.plural[:-1]}.{names.GROUP}/{one_line(job.name)}"

@@ -1,0 +1,76 @@
+"""Tables of jobs, ranks and pods, drawn by Rich. Imports it late: most commands print no table."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpjob.cli.text import is_coloured, one_line
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+_UNLIMITED = 10_000  # columns of a pipe or a file: nothing is cut there
+
+
+class Cell(NamedTuple):
+    """Text in a table; only what is abnormal is in colour."""
+
+    text: object
+    is_abnormal: bool = False
+
+
+Row = Sequence[object]
+"""Texts or ``Cell``."""
+
+
+def table(header: Sequence[str], rows: Sequence[Row], *, whole: Sequence[str] = ("NAME", "NAMESPACE")) -> "Table":
+    """Return a table without lines, as kubectl prints them.
+
+    Args:
+        whole: columns that a narrow terminal does not cut, because users copy them.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    texts = [[one_line("" if cell.text is None else cell.text) for cell in row] for row in cells]
+    for number, name in enumerate(header):
+        longest = max(map(len, (name, *(row[number] for row in texts))))
+        made.add_column(name, no_wrap=True, min_width=longest if name in whole else None)
+    for row, shown in zip(cells, texts, strict=True):
+        made.add_row(*(Text(text, "red" if cell.is_abnormal else "") for cell, text in zip(row, shown, strict=True)))
+    return made
+
+
+def show(drawn: "RenderableType") -> None:
+    """Print a table: on a terminal as wide as that, elsewhere whole and without blanks at the ends of lines."""
+    console = _console()
+    if console.is_terminal:
+        console.print(drawn)
+        return
+    with console.capture() as captured:
+        console.print(drawn)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+
+
+def live(draw: "Callable[[], RenderableType]") -> "AbstractContextManager[object]":
+    """Return a context in which a table stays in place on the terminal, redrawn each second so that ages advance."""
+    from rich.live import Live
+
+    return Live(
+        console=_console(), get_renderable=draw, refresh_per_second=1, redirect_stdout=False, redirect_stderr=False
+    )
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    is_terminal = sys.stdout.isatty()
+    return Console(
+        highlight=False, emoji=False, markup=False, no_color=not is_coloured(), force_terminal=is_terminal,
+        width=None if is_terminal else _UNLIMITED,
+    )  # fmt: skip

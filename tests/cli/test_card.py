@@ -1,0 +1,148 @@
+"""The card of a job, of jobs whose status the engine has made; and the listing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from datetime import timedelta
+
+import pytest
+
+from ddpjob.api.crd import COLUMNS
+from ddpjob.api.times import timestamp
+from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal
+from ddpjob.cli.curve import sparkline
+from ddpjob.cli.ls import CELLS
+from ddpjob.client.base import INTERRUPTED
+from ddpjob.client.job import DDPJob
+from tests.builders import NOW, World, a_job, a_running_world, failed
+from tests.cli.program import Program, shell_job
+from tests.processes import eventually
+
+REPORT = {"step": 30, "totalSteps": 90, "loss": 0.5, "phase": "train", "checkpoint": {"run": 1, "step": 20}}
+
+
+def a_world(**spec: object) -> World:
+    made = a_job(restartPolicy={"maxRestarts": 3}, **spec)
+    made["metadata"]["creationTimestamp"] = timestamp(NOW)
+    world = a_running_world(made)
+    world.progress = (REPORT, "mnist-0a1b2-1-0")
+    world.forward(60)
+    world.reconcile()
+    return world
+
+
+def lines(world: World, width: int = 80, *, coloured: bool = False, state: str | None = None) -> list[str]:
+    job = DDPJob.from_manifest(world.job, state=state)
+    found = list(facts_of(job, world.now, {1: 2.0, 2: 1.0, 3: 0.5}))
+    return list(card_lines(headline(job, world.now), found, width=width, coloured=coloured))
+
+
+def test_the_card_of_a_running_job_shows_all_that_is_known_of_it_without_colour() -> None:
+    shown = lines(a_world(), coloured=True)
+    text = " ".join(" ".join(shown).split())
+    assert shown[0] == "mnist is Running for 1m00s: 2 of 2 nodes run"
+    for part in ("2/2 run", "2 ranks, 1 per node", "step 30/90", "loss 0.5", "█▃▁ 2 → 0.5", "1: began 1m00s ago"):
+        assert part in text
+    assert "checkpoint step 20" in text
+    assert "goodput" in text
+    assert "\x1b" not in text
+
+
+def test_a_restart_is_a_line_of_the_attempts_with_the_failure_its_hint_and_what_to_do() -> None:
+    world = a_world()
+    report = {"kind": "ValueError", "exception": "ValueError", "message": "sample 17 \x1b[2J\nis bad", "rank": 1}
+    world.set_pod(1, failed(1, at=world.now, **report))
+    world.settle()
+    text = " ".join(" ".join(shown := lines(world, coloured=True)).split())
+    assert shown[0].startswith("\x1b[31mmnist is Restarting"), "this state does not last"
+    assert "attempts 1: n1r1 ValueError, 0s ago after 1m00s → Restart 2: began 0s ago" in text
+    assert "1 restart; 1 of at most 3 count towards the limit" in text
+    assert "\x1b[2J" not in text
+    world.run_all()
+    world.forward(5)
+    world.settle()
+    after = lines(world, coloured=True)
+    assert not [line for line in after if "\x1b" in line], "it runs again, so nothing is abnormal"
+    last = next(number for number, line in enumerate(after) if "last failure" in line)
+    assert "ValueError" in after[last] and any("next: " in line for line in after[last:])
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_of_a_card_is_wider_than_the_terminal(width: int) -> None:
+    world = a_world()
+    world.set_pod(1, failed(1, at=world.now, kind="ValueError", message="word " * 60))
+    world.settle()
+    assert max(map(len, lines(world, width))) <= width
+
+
+def test_a_job_that_no_operator_has_seen_and_one_that_was_interrupted_have_a_card() -> None:
+    world = World(a_job())
+    assert lines(world)[0] == "mnist is Pending: the operator has not reported on it yet"
+    world = a_world()
+    world.forward(3600)
+    shown = lines(world, state=INTERRUPTED)
+    assert "ddpjob resume mnist" in " ".join(shown)
+    assert "1h" not in shown[-1], "its time ends with its last sign of life"
+
+
+def test_only_states_that_need_attention_are_abnormal() -> None:
+    world = World(a_job())
+    world.reconcile()
+    assert not is_abnormal(DDPJob.from_manifest(world.job))
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    world.settle()
+    status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": waiting}]}
+    for rank in (0, 1):
+        world.set_pod(rank, status)
+    world.forward(timedelta(seconds=20).total_seconds())
+    world.settle()
+    job = DDPJob.from_manifest(world.job)
+    assert (job.state, is_abnormal(job)) == ("Pending", True)
+
+
+def test_a_sparkline_has_the_course_of_the_values() -> None:
+    assert sparkline([4.0, 2.0, 0.0], 10) == "█▅▁ 4 → 0"
+    assert sparkline([float("nan"), 1.0, 2.0], 10) == ""
+    assert len(sparkline(list(map(float, range(1000))), 30).split()[0]) <= 30
+    assert sparkline([1.0, 1.0, 1.0], 10) == "▁▁▁ 1 → 1"
+
+
+def test_every_column_of_kubectl_has_a_value() -> None:
+    assert [column["name"] for column in COLUMNS] == list(CELLS)
+
+
+def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:
+    for name in ("two", "one"):
+        ddpjob("run", ddpjob.write(shell_job(name, "true")))
+    header, *rows = ddpjob("ls").out.splitlines()
+    assert header.split() == ["NAME", "STATE", "NODES", "PROGRESS", "LOSS", "RESTARTS", "AGE"]
+    assert [row.split()[:3] for row in rows] == [["one", "Succeeded", "1/1"], ["two", "Succeeded", "1/1"]]
+    assert not [line for line in (header, *rows) if line.endswith(" ")]
+    assert ddpjob("ls", "-o", "name").out == "ddpjob.ddpjob.dev/one\nddpjob.ddpjob.dev/two\n"
+    assert ddpjob("get", "one", "-o", "name").out == "ddpjob.ddpjob.dev/one\n"
+    assert json.loads(ddpjob("ls", "-o", "json").out) == json.loads(ddpjob("get", "-o", "json").out)
+    assert ddpjob("get", "one").out.startswith("one is Succeeded: all 1 node(s) of attempt 1 succeeded, ")
+    with ddpjob.started("ls", "-w", "-o", "json") as watch:
+        assert watch.stdout is not None
+        seen = [json.loads(next(watch.stdout))["metadata"]["name"] for _ in range(2)]
+        assert seen == ["one", "two"]
+        timer = threading.Timer(0.1, lambda: ddpjob("run", ddpjob.write(shell_job("three", "true"))))
+        timer.start()
+        changes = map(json.loads, watch.stdout)
+        states = [job["status"]["state"] for job in itertools.takewhile(lambda j: _is_going_on(j), changes)]
+        timer.join()
+        assert set(states) <= {"Pending", "Running"}
+
+
+def _is_going_on(job: dict[str, dict[str, str]]) -> bool:
+    assert job["metadata"]["name"] == "three"
+    return (job.get("status") or {}).get("state") != "Succeeded"
+
+
+def test_a_watched_table_stays_in_place_on_a_terminal(ddpjob: Program) -> None:
+    ddpjob("run", ddpjob.write(shell_job("one", "true")))
+    with ddpjob.on_terminal("ls", "-w") as read:
+        eventually("the table is drawn twice", lambda: read().count("Succeeded") >= 2)
+        assert "\x1b[1A" in read(), "the cursor goes up to draw it again"
