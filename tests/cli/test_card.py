@@ -131,7 +131,7 @@ def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:
         timer = threading.Timer(0.1, lambda: ddpjob("run", ddpjob.write(shell_job("three", "true"))))
         timer.start()
         changes = map(json.loads, watch.stdout)
-        states = [job["status"]["state"] for job in itertools.takewhile(lambda j: _is_going_on(j), changes)]
+        states = [job["status"]["state"] for job in itertools.takewhile(_is_going_on, changes)]
         timer.join()
         assert set(states) <= {"Pending", "Running"}
 

@@ -98,6 +98,24 @@ def test_a_watch_behind_the_history_reads_the_job(world: ClusterWorld) -> None:
     assert next(versions.after_last(5)).finished, "the watch continues behind what was read"
 
 
+def test_a_watch_of_all_jobs_misses_nothing_while_the_api_server_is_away(
+    world: ClusterWorld, proxy: FaultProxy
+) -> None:
+    world.client.submit(world.job("one"))
+    lists = Collected(world.client.watch_all())
+    eventually("the watch is open", lambda: is_watched(proxy))
+    answers = itertools.cycle([Fault(), Fault(status=503), Fault(status=403, body="{}"), Fault(status=410)])
+    proxy.seen.clear()
+    proxy.rule = lambda request: next(answers)
+    proxy.cut()
+    world.plane.request("POST", names.DDPJOBS.path(world.namespace), world.job("two").manifest)
+    world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/one")
+    eventually("every fault was seen", lambda: len(proxy.seen) >= 4)
+    proxy.rule = lambda request: None
+    eventually("the list is current", lambda: [job.name for job in lists.items[-1]] == ["two"])
+    assert lists.error is None
+
+
 def test_requests_are_repeated_only_if_that_is_safe(world: ClusterWorld, proxy: FaultProxy) -> None:
     proxy.once("POST", "ddpjobs", Fault(after_commit=True))
     with pytest.raises(UnavailableError, match="may have been carried out"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -73,6 +74,27 @@ def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> 
     with pytest.raises(JobNotFoundError, match="mnist was deleted"):
         list(statuses)
     deletion.join()
+
+
+def test_a_watch_of_all_jobs_shows_each_that_comes_changes_and_goes(world: World) -> None:
+    client = world.client
+    lists = client.watch_all()
+    latest = next(lists)
+    assert latest == []
+
+    def until(condition: Callable[[dict[str, str]], bool]) -> None:
+        nonlocal latest
+        while not condition({job.name: job.state for job in latest}):
+            latest = next(lists)  # the time limit of the test ends a watch that shows nothing
+
+    first = client.submit(world.job("one"))
+    until(lambda states: list(states) == ["one"])
+    client.submit(world.job("another"))
+    until(lambda states: list(states) == ["another", "one"])
+    world.run(first)
+    until(lambda states: states["one"] == "Running")
+    client.delete("another")
+    until(lambda states: list(states) == ["one"])
 
 
 def test_a_refused_job_names_the_field(world: World) -> None:

@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
 from ddpjob.cli.options import Namespace, StateDir
-from ddpjob.cli.place import Context, Local, on_cluster, on_this_machine
+from ddpjob.cli.place import Context, Local, on_this_machine
 from ddpjob.cli.table import Cell, live, show, table
 from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.errors import DDPJobError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ddpjob.client.base import Client, Jobs
     from ddpjob.client.job import DDPJob
 
+_SECONDS = 5.0
+"""How long a list waits for a cluster that does not answer: a user looks at it again and again."""
 Output = Annotated[
     Literal["table", "wide", "json", "yaml", "name"] | None,
     Option("--output", "-o", metavar="FORM", help="table, wide, json, yaml or name."),
@@ -50,8 +52,7 @@ def ls(
       ddpjob ls -o wide
     """
     damaged: list[DDPJobError] = []
-    client = on_this_machine(namespace, state_dir) if context is None else on_cluster(context, namespace)
-    with client:
+    with _client(context, namespace, state_dir) as client:
         if watch:
             _watch(client.watch_all(all_namespaces=all_namespaces), output)
             return 0
@@ -63,6 +64,14 @@ def ls(
     for problem in damaged:
         show_error(problem)
     return USAGE if damaged else 0
+
+
+def _client(context: str | None, namespace: str | None, state_dir: str | None) -> "Client":
+    from ddpjob.client.base import Client
+
+    if context is None:
+        return on_this_machine(namespace, state_dir)
+    return Client.cluster(context, namespace=namespace, timeout=_SECONDS)
 
 
 def _listed(client: "Client", damaged: list[DDPJobError], *, all_namespaces: bool) -> "Jobs":

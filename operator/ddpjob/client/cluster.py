@@ -12,16 +12,13 @@ from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
 from ddpjob.client.cluster_logs import JobLogs
+from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
-    CONNECT_SECONDS,
     MERGE_PATCH,
     TROUBLES,
     Connection,
     Patience,
-    Query,
     RequestError,
-    lines_of,
-    parsed,
     path_of,
     request_error,
 )
@@ -34,11 +31,8 @@ if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
 
+Items = list[Json]  # named, because in the class ``list`` is the method
 _PAGE = 100  # jobs of one request
-_WATCH_SECONDS = 60.0
-"""After this time a watch is asked for again, and the job is read: a connection may be dead without an error, and an
-API server whose data was restored from a backup sends nothing to a watch that began before."""
-_MARGIN = 10.0
 
 
 class ClusterClient(Client):
@@ -75,9 +69,19 @@ class ClusterClient(Client):
         return DDPJob.from_manifest(self._connection.request("GET", self._path(job)))
 
     def list(self, *, all_namespaces: bool = False) -> Jobs:
-        path = path_of(DDPJOBS, None if all_namespaces else self.namespace)
-        found: list[Json] = []
+        return list(map(DDPJob.from_manifest, self._listed(None if all_namespaces else self.namespace)[0]))
+
+    def watch_all(self, *, all_namespaces: bool = False) -> Iterator[Jobs]:
+        namespace = None if all_namespaces else self.namespace
+        for items in all_jobs(self._connection, namespace, lambda: self._listed(namespace)):
+            yield list(map(DDPJob.from_manifest, items))
+
+    def _listed(self, namespace: str | None) -> tuple[Items, str]:
+        """Return all jobs, sorted by namespace and name, and the version of the list."""
+        path = path_of(DDPJOBS, namespace)
+        found: Items = []
         token: str | None = ""
+        page: Json = {}
         while token is not None:
             # The server forgets an old token; then all jobs are asked for at once, without pages.
             try:
@@ -89,7 +93,7 @@ class ClusterClient(Client):
             found += page["items"]
             token = (page.get("metadata") or {}).get("continue") or None
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
-        return [DDPJob.from_manifest(item) for item in found]
+        return found, str((page.get("metadata") or {}).get("resourceVersion") or "0")
 
     def logs(
         self,
@@ -178,7 +182,7 @@ class ClusterClient(Client):
         while not last.finished:
             if time.monotonic() > end:
                 raise timed_out(last, timeout)
-            for seen in versions.after_last(min(_WATCH_SECONDS, end - time.monotonic())):
+            for seen in versions.after_last(min(WATCH_SECONDS, end - time.monotonic())):
                 if seen.status != last.status:
                     last = seen
                     yield seen
@@ -232,23 +236,9 @@ class _Versions:
             time.sleep(self._patience.pause(request_error(trouble)) or 1.0)
 
     def _events(self, seconds: float) -> Iterator[DDPJob]:
-        whole = max(1, math.ceil(seconds))
-        query: Query = {
-            "watch": True,
-            "fieldSelector": f"metadata.name={self._key.name}",
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": True,
-            "timeoutSeconds": whole,
-        }
-        path = path_of(DDPJOBS, self._key.namespace)
-        stream = self._connection.send("GET", path, query, seconds=(CONNECT_SECONDS, whole + _MARGIN))
-        for line in lines_of(stream):
-            if not line.endswith(b"\n"):  # the connection was cut
-                return
-            event = parsed(line, 200, {"object"})
+        namespace, name = self._key
+        for event in events_after(self._connection, self._version, seconds, namespace=namespace, name=name):
             body: Json = event["object"]
-            if event["type"] == "ERROR":
-                raise RequestError(str(body.get("message")), body.get("code"), body)
             self._patience.reset()
             self._version = body["metadata"]["resourceVersion"]
             if event["type"] == "BOOKMARK":
