@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.client import cluster, connection
 from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError, WaitTimeoutError
 from tests.client.kubelet import Kubelet
-from tests.client.worlds import ClusterWorld
+from tests.client.worlds import TIME, ClusterWorld
 from tests.controlplane import ControlPlane
 from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
@@ -104,16 +104,47 @@ def test_a_watch_of_all_jobs_misses_nothing_while_the_api_server_is_away(
     world.client.submit(world.job("one"))
     lists = Collected(world.client.watch_all())
     eventually("the watch is open", lambda: is_watched(proxy))
-    answers = itertools.cycle([Fault(), Fault(status=503), Fault(status=403, body="{}"), Fault(status=410)])
+    lists_of_jobs = itertools.cycle([Fault(), Fault(status=503), None, Fault(status=403, body="{}"), None])
     proxy.seen.clear()
-    proxy.rule = lambda request: next(answers)
+    proxy.rule = lambda request: Fault(status=410) if "watch=true" in request.path_qs.lower() else next(lists_of_jobs)
     proxy.cut()
     world.plane.request("POST", names.DDPJOBS.path(world.namespace), world.job("two").manifest)
     world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/one")
-    eventually("every fault was seen", lambda: len(proxy.seen) >= 4)
+    eventually("every fault was seen", lambda: len(proxy.seen) >= 9)
     proxy.rule = lambda request: None
     eventually("the list is current", lambda: [job.name for job in lists.items[-1]] == ["two"])
     assert lists.error is None
+
+
+def test_events_and_pods_are_those_of_the_job_with_the_events_of_pods_that_are_gone(world: ClusterWorld) -> None:
+    job = world.client.submit(world.job("mnist"))
+    core = f"/api/v1/namespaces/{world.namespace}"
+    labels = {names.LABEL_JOB_UID: job.uid, names.LABEL_ATTEMPT: "2", names.LABEL_NODE_RANK: "0"}
+    pod = names.pod_name("mnist", str(job.uid), 2, 0)
+    spec = {"containers": [{"name": names.TRAINER_CONTAINER, "image": "none"}]}
+    world.plane.request("POST", f"{core}/pods", {"metadata": {"name": pod, "labels": labels}, "spec": spec})
+    world.plane.request("POST", f"{core}/pods", {"metadata": {"name": "another"}, "spec": spec})
+    about = (
+        ("DDPJob", "mnist", job.uid, "Started"),
+        ("Pod", names.pod_name("mnist", str(job.uid), 1, 0), "gone", "FailedScheduling"),
+        ("Pod", "another", "other", "Pulled"),
+        ("PersistentVolumeClaim", names.claim_name("mnist"), "claim", "ProvisioningFailed"),
+        ("DDPJob", "mnist", "of an earlier job", "Failed"),
+    )
+    for number, (kind, name, uid, reason) in enumerate(about):
+        involved = {"kind": kind, "name": name, "uid": uid, "namespace": world.namespace}
+        times = {"firstTimestamp": TIME, "lastTimestamp": TIME, "count": number + 1}
+        body = {"metadata": {"name": f"event-{number}"}, "involvedObject": involved, "reason": reason, **times}
+        world.plane.request("POST", f"{core}/events", body | {"type": "Warning", "message": "why"})
+    happened = world.client.events(job)
+    assert {(entry.kind, entry.reason, entry.attempt, entry.count) for entry in happened} == {
+        ("DDPJob", "Started", None, 1),
+        ("Pod", "FailedScheduling", 1, 2),
+        ("PersistentVolumeClaim", "ProvisioningFailed", None, 4),
+        ("DDPJob", "Submitted", None, 1),
+        ("Pod", "PodCreated", 2, 1),
+    }
+    assert [(found.name, found.attempt, found.state) for found in world.client.pods("mnist")] == [(pod, 2, "pending")]
 
 
 def test_requests_are_repeated_only_if_that_is_safe(world: ClusterWorld, proxy: FaultProxy) -> None:

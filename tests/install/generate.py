@@ -18,6 +18,7 @@ from ddpjob.api.crd import as_yaml
 from ddpjob.client.bundle.manifest import Manifest
 from ddpjob.client.bundle.replay import Replay
 from ddpjob.client.checkup.check import Checkup
+from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from tests.install import commands, failures, guide, lessons, scripts
@@ -32,14 +33,15 @@ FIELDS = ROOT / "docs" / "fields.md"
 FAILURES = ROOT / "docs" / "failures.md"
 COMMANDS = ROOT / "docs" / "commands.md"
 EXPLANATION = ROOT / "docs" / "schemas" / "explanation.json"
-VALIDATION = ROOT / "docs" / "schemas" / "validate.json"
-SCHEMAS: dict[Path, type[BaseModel]] = {
-    VALIDATION: Validation,
-    ROOT / "docs" / "schemas" / "bundle.json": Manifest,
-    ROOT / "docs" / "schemas" / "doctor.json": Checkup,
-    ROOT / "docs" / "schemas" / "replay.json": Replay,
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "validate": Validation,
+    "events": Timeline,
+    "describe": Description,
+    "bundle": Manifest,
+    "doctor": Checkup,
+    "replay": Replay,
 }
-"""Of what commands print with ``-o json``."""
+"""What commands print with ``-o json``, by the name of the command."""
 FLOW = ROOT / "docs" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
@@ -95,6 +97,11 @@ def explanation() -> str:
     return json.dumps(explanations.json_schema(), indent=2) + "\n"
 
 
+def schema_file(verb: str) -> Path:
+    """Return the file of the JSON schema of ``ddpjob VERB -o json``."""
+    return EXPLANATION.with_name(f"{verb}.json")
+
+
 def json_schema(model: type[BaseModel]) -> str:
     """Return the JSON Schema of what a command prints with ``-o json``."""
     return json.dumps(model.model_json_schema(by_alias=True), indent=2) + "\n"
@@ -104,8 +111,8 @@ def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
     texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation()}
-    texts |= {path: json_schema(model) for path, model in SCHEMAS.items()}
-    VALIDATION.parent.mkdir(exist_ok=True)
+    texts |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
+    EXPLANATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)
     for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():
         path.write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
     main ─▶ run ─▶ prepare (client.jobfile) ─▶ local.session
          │         snapshot ─▶ output, live           while the job runs
          │         summary (curve) ─▶ output, live    when it has ended
-         ├▶ ls, get (card), why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
+         ├▶ ls, get (card), describe, events, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
          └▶ init, validate, render, convert          files alone: client.validation, client.starter, convert
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text

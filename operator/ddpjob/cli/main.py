@@ -19,7 +19,9 @@ from ddpjob.cli.bundle import bundle
 from ddpjob.cli.change import restart, resume, suspend
 from ddpjob.cli.convert import convert
 from ddpjob.cli.delete import delete
+from ddpjob.cli.describe import describe
 from ddpjob.cli.doctor import doctor
+from ddpjob.cli.events import events
 from ddpjob.cli.get import get
 from ddpjob.cli.init import init
 from ddpjob.cli.logs import logs
@@ -143,7 +145,7 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = (run, submit, ls, get, why, logs, wait, suspend, resume, restart, delete)
+_ON_JOBS = (run, submit, ls, get, why, logs, events, describe, wait, suspend, resume, restart, delete)
 _ON_FILES = (init, validate, render, convert)
 _ON_TROUBLE = (doctor, bundle, replay)
 _VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_FILES, *_ON_TROUBLE)}

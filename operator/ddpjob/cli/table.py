@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _UNLIMITED = 10_000  # columns of a pipe or a file: nothing is cut there
 
 
+_LEAST = 20  # columns of texts that are folded
+
+
 class Cell(NamedTuple):
     """Text in a table; only what is abnormal is in colour."""
 
@@ -26,21 +29,31 @@ Row = Sequence[object]
 """Texts or ``Cell``."""
 
 
-def table(header: Sequence[str], rows: Sequence[Row], *, whole: Sequence[str] = ("NAME", "NAMESPACE")) -> "Table":
+def table(
+    header: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    whole: Sequence[str] = ("NAME", "NAMESPACE"),
+    folded: str | None = None,
+) -> "Table":
     """Return a table without lines, as kubectl prints them.
 
     Args:
         whole: columns that a narrow terminal does not cut, because users copy them.
+        folded: the column whose texts take several lines on a narrow terminal.
     """
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     texts = [[one_line("" if cell.text is None else cell.text) for cell in row] for row in cells]
     for number, name in enumerate(header):
         longest = max(map(len, (name, *(row[number] for row in texts))))
-        made.add_column(name, no_wrap=True, min_width=longest if name in whole else None)
+        least = longest if name in whole else _LEAST if name == folded else None
+        made.add_column(
+            name, no_wrap=name != folded, overflow="ellipsis" if name != folded else "fold", min_width=least
+        )
     for row, shown in zip(cells, texts, strict=True):
         made.add_row(*(Text(text, "red" if cell.is_abnormal else "") for cell, text in zip(row, shown, strict=True)))
     return made

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
+from ddpjob.client.timeline import JobEvent, JobPod
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, WaitTimeoutError
 
@@ -22,7 +23,9 @@ _LAUNCHER_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")  # before each line of a rank 
 
 INTERRUPTED = "Interrupted"
 """State of a job of this machine that is not finished and that no process runs: its process was killed."""
-Jobs = list[DDPJob]  # named, because in the class ``list`` is the method
+Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the method
+Events = list[JobEvent]
+Pods = list[JobPod]
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,19 @@ class Client(Protocol):
 
     def check(self) -> "Checks":
         """Return the checks of this machine, or of the cluster with the rights of the user."""
+        ...
+
+    def events(self, job: str | DDPJob) -> Events:
+        """Return what happened to the job, the oldest first: from its status, its pods, and the Events of the cluster.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+            NotAllowedError: the user may not read pods or Events.
+        """
+        ...
+
+    def pods(self, job: str | DDPJob) -> Pods:
+        """Return the pods of the job that there still are, the newest attempt first. Raises as ``events``."""
         ...
 
     def suspend(self, job: str | DDPJob) -> DDPJob:

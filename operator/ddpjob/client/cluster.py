@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
-from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
+from ddpjob.client.base import Client, Events, Jobs, LogLine, Pods, already_finished, timed_out
 from ddpjob.client.cluster_logs import JobLogs
+from ddpjob.client.cluster_story import events_of, pods_of
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
     MERGE_PATCH,
@@ -24,6 +25,7 @@ from ddpjob.client.connection import (
 )
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import SCRIPT_IMAGE
+from ddpjob.client.timeline import job_pods, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 
@@ -120,6 +122,13 @@ class ClusterClient(Client):
         from ddpjob.client.checkup.cluster_reads import check_cluster
 
         return check_cluster(self._connection, self.namespace)
+
+    def events(self, job: str | DDPJob) -> Events:
+        found = self.get(job)
+        return timeline(found, pods_of(self._connection, found), events_of(self._connection, found))
+
+    def pods(self, job: str | DDPJob) -> Pods:
+        return job_pods(pods_of(self._connection, self.get(job)))
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})

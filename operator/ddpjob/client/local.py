@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.base import INTERRUPTED, Client, Jobs, LogLine, already_finished, timed_out
+from ddpjob.client.base import INTERRUPTED, Client, Events, Jobs, LogLine, Pods, already_finished, timed_out
 from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader, attempts, last_lines
+from ddpjob.client.timeline import job_pods, local_events, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
 from ddpjob.local import LocalError
-from ddpjob.local.state import JobFolder, StateFolder, remove_tree
+from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
@@ -138,6 +139,18 @@ class LocalClient(Client):
         )
         ends = {pod: "\n".join(last_lines(record.log(pod), _LOG_LINES)) for pod in needed(facts).logs}
         return explain(replace(facts, logs=ends))
+
+    def events(self, job: str | DDPJob) -> Events:
+        record = self.record(job)
+        found = _seen(record)
+        try:
+            lines = (record.path / EVENTS).read_text(errors="replace").splitlines()
+        except OSError:  # nothing has run yet
+            lines = []
+        return timeline(found, record.pods(), local_events(found, lines))
+
+    def pods(self, job: str | DDPJob) -> Pods:
+        return job_pods(self.record(job).pods())
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         record, found = self._unfinished(job)

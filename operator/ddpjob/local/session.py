@@ -27,6 +27,7 @@ from ddpjob.engine.plan import plan
 from ddpjob.local import LocalError, resume
 from ddpjob.local.admission import SETTINGS, AdmittedJob
 from ddpjob.local.pod_process import Machine, PodProcess
+from ddpjob.local.state import EVENTS
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Session:
             resume.remove_state(self.admitted, self.machine.paths, self.say)
         self.job = resume.start_or_resume(self.machine.paths.record, self.admitted, self.say)
         try:
-            with (self.machine.paths.record.path / "events.log").open("w") as events:
+            with (self.machine.paths.record.path / EVENTS).open("w") as events:
                 await self._follow(events)
         finally:
             for process in self._pods.values():

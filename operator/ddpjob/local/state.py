@@ -25,6 +25,7 @@ from ddpjob.local import LocalError
 
 _PROBE_SECONDS = 0.5  # ``runner`` takes the lock, shared, for a moment
 _PAUSE = 0.02
+EVENTS = "events.log"
 RECORD = "cluster.json"
 """Its name and its form are those of earlier releases, whose jobs are resumed."""
 

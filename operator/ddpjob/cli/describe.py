@@ -1,0 +1,97 @@
+"""``ddpjob describe``: all that is known of a job: its card, conditions, pods, and what happened to it."""
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ddpjob.api.objects import Json
+from ddpjob.cli.events import Form, events_table, story
+from ddpjob.cli.get import card
+from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.table import Cell, Row, show, table
+from ddpjob.cli.text import age
+from ddpjob.errors import NotAllowedError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ddpjob.client.base import Events, Pods
+    from ddpjob.client.job import DDPJob
+
+_GOOD = ("running", "succeeded", "pending")
+
+
+def describe(
+    name: Name,
+    output: Form = "text",
+    *,
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Show all that is known of a job: its card, its conditions and pods, and what happened to it.
+
+    The JSON has the schema docs/schemas/describe.json.
+
+    \b
+    Example:
+      ddpjob describe mnist-cpu
+    """
+    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+        job = client.get(name)
+        try:
+            pods, unread = client.pods(job), []
+        except NotAllowedError as error:
+            pods, unread = [], [error.error]
+        happened, unread_events = story(client, job)
+        unread = list(dict.fromkeys([*unread, *unread_events]))
+        if output == "json":
+            print(json.dumps(_description(job, client.place, pods, unread, happened), indent=2))
+            return 0
+        print("\n".join(card(client, job)))
+    for title, shown in (
+        ("Conditions", _conditions(job)), ("Pods", pods_table(pods)), ("Events", events_table(happened))
+    ):  # fmt: skip
+        print(f"\n{title}")
+        show(shown)
+    return 0
+
+
+def _description(job: "DDPJob", place: str, pods: "Pods", unread: list[str], happened: "Events") -> Json:
+    from ddpjob.cli.card import sentence
+    from ddpjob.client.timeline import ConditionView, Description
+
+    made = Description(
+        job=job.name, namespace=str(job.namespace), place=place, events=happened, unread=unread, state=job.state,
+        summary=sentence(job, datetime.now(UTC)), pods=pods,
+        conditions=[ConditionView.model_validate(c.wire(), strict=False) for c in job.status.conditions or ()],
+    )  # fmt: skip
+    return made.wire()
+
+
+def _conditions(job: "DDPJob") -> "Table":
+    rows: list[Row] = []
+    for found in job.status.conditions or ():
+        warns = found.status == "True" and found.type in ("Failed", "Stalled")
+        since = age(found.last_transition_time)
+        rows.append([found.type, Cell(found.status, warns), found.reason, since, Cell(found.message, warns)])
+    return table(["TYPE", "STATUS", "REASON", "FOR", "MESSAGE"], rows, whole=("TYPE", "STATUS"), folded="MESSAGE")
+
+
+def pods_table(pods: "Pods") -> "Table":
+    """Return the pods of a job as a table."""
+    rows: list[Row] = []
+    for pod in pods:
+        state = f"{pod.state}, deleting" if pod.deleting else pod.state
+        end = f"exit code {pod.exit_code}" if pod.exit_code else ""
+        why = ": ".join(part for part in (pod.reason, pod.message) if part) if pod.state != "succeeded" else ""
+        text = ", ".join(part for part in (end, why) if part)
+        warns = pod.state not in _GOOD
+        rows.append(
+            [f"n{pod.node_rank}", pod.attempt, Cell(state, warns), pod.kubernetes_node, age(pod.created), pod.name,
+             Cell(text, warns)]
+        )  # fmt: skip
+    header = ["NODE", "ATTEMPT", "STATE", "ON", "AGE", "POD", ""]
+    return table(header, rows, whole=("NODE",), folded="")

@@ -1,0 +1,69 @@
+"""`ddpjob events` and `ddpjob describe` on a job of this machine that failed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddpjob.api.objects import Json
+from tests.cli.program import ROOT, Program, shell_job
+from tests.json_schema import faults
+from tests.processes import eventually
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    ddpjob = Program(tmp_path_factory.mktemp("failed"))
+    job = shell_job("bad", "echo 'ValueError: sample 17 is bad'; exit 3", restartPolicy={"maxRestarts": 1})
+    assert ddpjob("run", ddpjob.write(job), "-o", "json").code == 1
+    return ddpjob
+
+
+def printed(ddpjob: Program, verb: str) -> Json:
+    done = ddpjob(verb, "bad", "-o", "json")
+    assert (done.code, done.err) == (0, "")
+    found: Json = json.loads(done.out)
+    schema = json.loads((ROOT / "docs" / "schemas" / f"{verb}.json").read_text(encoding="utf-8"))
+    assert not list(faults(found, schema))
+    return found
+
+
+def test_events_tell_both_attempts_in_their_order(failed: Program) -> None:
+    found = printed(failed, "events")
+    assert found["place"] == "this machine"
+    course = [(entry["kind"], entry["reason"], entry["type"]) for entry in found["events"] if entry["kind"] != "Pod"]
+    assert [part[1] for part in course if part[2] == "Warning"] == ["Restarting", "Failed"]
+    assert (course[0][1], course[-1][1]) == ("Submitted", "Failed")
+    ends = [(entry["attempt"], entry["message"]) for entry in found["events"] if entry["reason"] == "Ended"]
+    assert [attempt for attempt, _ in ends] == [1, 2] and "exit code 3" in ends[0][1]
+    header, *rows, last = failed("events", "bad").out.splitlines()
+    assert header.split() == ["TIME", "SOURCE", "OBJECT", "REASON", "MESSAGE"]
+    assert len(rows) == len(found["events"]) and last == f"{len(rows)} events, this machine"
+    assert "no job other" in failed("events", "other").is_refused()[0]
+
+
+def test_describe_has_the_card_the_conditions_the_pods_and_the_events(failed: Program) -> None:
+    found = printed(failed, "describe")
+    assert (found["state"], found["summary"].partition(":")[0]) == ("Failed", "bad is Failed")
+    newest = found["pods"][0]
+    assert (newest["attempt"], newest["state"], newest["exitCode"]) == (2, "failed", 3)
+    assert {part["type"]: part["status"] for part in found["conditions"]}["Finished"] == "True"
+    assert found["events"] == printed(failed, "events")["events"]
+    text = failed("describe", "bad").out
+    assert text.startswith("bad is Failed")
+    assert [line for line in text.splitlines() if line in ("Conditions", "Pods", "Events")] == [
+        "Conditions",
+        "Pods",
+        "Events",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_narrow_terminal_folds_messages_and_cuts_no_time(failed: Program, columns: int) -> None:
+    with failed.on_terminal("events", "bad", columns=columns) as read:
+        eventually("all is printed", lambda: "events, this machine" in read())
+        lines = read().replace("\x1b[31m", "").replace("\x1b[0m", "").splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "sample 17" in "".join(part.strip() for part in lines).replace(" ", " ")
+    assert len([line for line in lines if line[2:3] == line[5:6] == ":"]) == len(printed(failed, "events")["events"])
