@@ -68,9 +68,10 @@ class Program:
 
     def __post_init__(self) -> None:
         self.state = self.folder / "state"
-        self.environment = {
+        self.environment = self.environment or {
             **{key: value for key, value in os.environ.items() if not key.startswith(("DDPJOB_", "DDPTRAIN_"))},
             "DDPJOB_STATE_DIR": str(self.state),
+            "KUBECONFIG": str(self.folder / "no-kubeconfig"),
             "TERM": "dumb",
         }
 

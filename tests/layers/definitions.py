@@ -60,7 +60,7 @@ LAYERS = (
         (
             pytest_command("tests/controller", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.2),
             pytest_command(
-                *("tests/api", "tests/client", "tests/cluster", "tests/install", "-m", "apiserver"),
+                *("tests/api", "tests/cli", "tests/client", "tests/cluster", "tests/install", "-m", "apiserver"),
                 needs=("helm", *CONTROL_PLANE),
                 cores=0.2,
             ),

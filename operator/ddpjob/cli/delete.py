@@ -40,7 +40,7 @@ def delete(
         typer.echo(f"stopping {name} (process {pid}): waiting for its trainer to save and exit", err=True)
     volume = client.volume(record)
     client.delete(name, volume=volumes)
-    typer.echo(f"{name} deleted")
+    typer.echo(f"{name} deleted ({client.place})")
     if volume is not None and volumes:
         typer.echo(f"volume {volume.name} deleted")
     elif volume is not None:

@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
 from ddpjob.cli.options import Namespace, StateDir
-from ddpjob.cli.place import Context, Local, on_this_machine
+from ddpjob.cli.place import Context, Local, for_list
 from ddpjob.cli.table import Cell, live, show, table
 from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.errors import DDPJobError
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ddpjob.client.base import Client, Jobs
     from ddpjob.client.job import DDPJob
 
-_SECONDS = 5.0
-"""How long a list waits for a cluster that does not answer: a user looks at it again and again."""
 Output = Annotated[
     Literal["table", "wide", "json", "yaml", "name"] | None,
     Option("--output", "-o", metavar="FORM", help="table, wide, json, yaml or name."),
@@ -42,36 +40,38 @@ def ls(
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """List the jobs of this machine, or with --context of a cluster: their state, progress and restarts.
+    """List jobs: their state, progress and restarts.
 
-    With --watch the table stays in place on a terminal; elsewhere each changed job is a line. Interrupted: the job is
-    not finished, and no process of this machine runs it.
+    They are those of the cluster of the kubeconfig if it has DDPJobs, else of this machine; --local and --context
+    decide. With --watch the table stays in place on a terminal; elsewhere each changed job is a line.
+
+    Interrupted: the job is not finished, and no process of this machine runs it.
 
     \b
     Example:
       ddpjob ls -o wide
     """
     damaged: list[DDPJobError] = []
-    with _client(context, namespace, state_dir) as client:
+    client, trouble = for_list(local=local, context=context, namespace=namespace, state_dir=state_dir)
+    with client:
         if watch:
+            if trouble is not None:
+                raise trouble
             _watch(client.watch_all(all_namespaces=all_namespaces), output)
             return 0
         jobs = _listed(client, damaged, all_namespaces=all_namespaces)
+        where = f"{client.place.partition(',')[0]}, all namespaces" if all_namespaces else client.place
         if jobs or damaged or output in ("json", "yaml"):
+            if output in (None, "table", "wide"):
+                print(f"jobs on {one_line(where)}:", file=sys.stderr, flush=True)
             show_jobs(jobs, output)
         else:
-            print(f"no jobs on {one_line(client.place)}; ddpjob run starts a job", file=sys.stderr)
+            print(f"no jobs on {one_line(where)}; ddpjob run starts a job", file=sys.stderr)
     for problem in damaged:
         show_error(problem)
+    if trouble is not None:
+        raise trouble
     return USAGE if damaged else 0
-
-
-def _client(context: str | None, namespace: str | None, state_dir: str | None) -> "Client":
-    from ddpjob.client.base import Client
-
-    if context is None:
-        return on_this_machine(namespace, state_dir)
-    return Client.cluster(context, namespace=namespace, timeout=_SECONDS)
 
 
 def _listed(client: "Client", damaged: list[DDPJobError], *, all_namespaces: bool) -> "Jobs":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.errors import InvalidJobError, JobNotFoundError, UnavailableError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
@@ -17,6 +17,8 @@ Local = Annotated[bool, Option("--local", help="Only jobs of this machine.")]
 Context = Annotated[
     str | None, Option("--context", metavar="NAME", help="Jobs of the cluster of this context of the kubeconfig.")
 ]
+_LIST_SECONDS = 5.0
+"""How long a list waits for a cluster that does not answer: a user looks at it again and again."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -62,6 +64,32 @@ def for_new_job(*, local: bool, context: str | None, namespace: str | None, stat
     return on_cluster(context, namespace)
 
 
+def for_list(
+    *, local: bool, context: str | None, namespace: str | None, state_dir: str | None
+) -> tuple["Client", DDPJobError | None]:
+    """Return the client whose jobs are listed, and why it is not that of the cluster, if this does not answer.
+
+    It is the cluster of the kubeconfig if that has the CustomResourceDefinition, else this machine.
+
+    Raises:
+        InvalidJobError: the options contradict each other.
+    """
+    if context is not None:
+        _require_one_place(local, state_dir)
+        return on_cluster(context, namespace, _LIST_SECONDS), None
+    here = on_this_machine(namespace, state_dir)
+    if local or state_dir is not None or not has_kubeconfig():
+        return here, None
+    try:
+        cluster = on_cluster(None, namespace, _LIST_SECONDS)
+        if cluster.serves_jobs():
+            return cluster, None
+        cluster.close()
+    except (UnavailableError, NotAllowedError) as error:
+        return here, type(error)(error.error, error.hint, "--local lists the jobs of this machine alone")
+    return here, None
+
+
 def _require_one_place(local: bool, state_dir: str | None) -> None:
     if local or state_dir is not None:
         raise InvalidJobError(
@@ -78,11 +106,11 @@ def on_this_machine(namespace: str | None, state_dir: str | None) -> "LocalClien
     return LocalClient(state_dir, namespace=namespace)
 
 
-def on_cluster(context: str | None, namespace: str | None) -> "Client":
+def on_cluster(context: str | None, namespace: str | None, timeout: float = 30.0) -> "Client":
     """Return the client for the cluster of a context, or of the current one."""
     from ddpjob.client.base import Client
 
-    return Client.cluster(context, namespace=namespace)
+    return Client.cluster(context, namespace=namespace, timeout=timeout)
 
 
 def has_kubeconfig(exists: Callable[[Path], bool] = Path.exists) -> bool:

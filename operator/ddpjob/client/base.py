@@ -118,6 +118,13 @@ class Client(Protocol):
         """Return the job with its status. Raises ``JobNotFoundError``."""
         ...
 
+    def serves_jobs(self) -> bool:
+        """Return whether there can be jobs: False for a cluster without the CustomResourceDefinition.
+
+        A cluster is asked once, for at most five seconds.
+        """
+        ...
+
     def list(self, *, all_namespaces: bool = False) -> Jobs:
         """Return the jobs, sorted by namespace and name."""
         ...

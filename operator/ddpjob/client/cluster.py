@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Items = list[Json]  # named, because in the class ``list`` is the method
 _PAGE = 100  # jobs of one request
+_DISCOVERY_SECONDS = 5.0
 
 
 class ClusterClient(Client):
@@ -69,6 +70,16 @@ class ClusterClient(Client):
 
     def get(self, job: str | DDPJob) -> DDPJob:
         return DDPJob.from_manifest(self._connection.request("GET", self._path(job)))
+
+    def serves_jobs(self) -> bool:
+        try:
+            self._connection.once("GET", f"/apis/{names.API_VERSION}", seconds=_DISCOVERY_SECONDS)
+        except RequestError as error:
+            if error.status == 404:
+                return False
+            if error.status != 403:  # whoever may not ask may still read jobs
+                raise self._connection.explained(error) from error
+        return True
 
     def list(self, *, all_namespaces: bool = False) -> Jobs:
         return list(map(DDPJob.from_manifest, self._listed(None if all_namespaces else self.namespace)[0]))

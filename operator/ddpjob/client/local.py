@@ -67,6 +67,9 @@ class LocalClient(Client):
     def get(self, job: str | DDPJob) -> DDPJob:
         return _seen(self.record(job))
 
+    def serves_jobs(self) -> bool:
+        return True
+
     def list(self, *, all_namespaces: bool = False, on_error: Callable[[DDPJobError], None] | None = None) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
         found = []

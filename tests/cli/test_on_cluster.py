@@ -1,0 +1,170 @@
+"""The commands on a real API server, with the rights of the chart's roles `view` and `edit`, and which place they take.
+
+The test acts as the operator and the kubelet. The roles of the chart extend the roles of Kubernetes by aggregation,
+which the control plane of the tests has no controller for: users are bound to the parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from ddpjob import DDPJob
+from ddpjob.api import names
+from tests.cli.program import ROOT, Done, Program, shell_job
+from tests.client.kubelet import Kubelet
+from tests.client.worlds import ClusterWorld
+from tests.controlplane import ApiError, ControlPlane
+from tests.faults import Fault, FaultProxy
+
+pytestmark = pytest.mark.apiserver
+ROLES = {
+    "viewer": ("ddpjob-view", "system:aggregate-to-view"),
+    "editor": ("ddpjob-view", "ddpjob-edit", "system:aggregate-to-view", "system:aggregate-to-edit"),
+    "stranger": (),
+}
+CHANGES = (["suspend", "mnist"], ["resume", "mnist"], ["restart", "mnist"], ["delete", "mnist", "--volumes"])
+
+
+@pytest.fixture
+def world(control_plane: ControlPlane, namespace: str) -> Iterator[ClusterWorld]:
+    rbac = yaml.safe_load_all((ROOT / "manifests" / "rbac.yaml").read_text(encoding="utf-8"))
+    for role in rbac:
+        if role["kind"] == "ClusterRole" and role["metadata"]["name"] in ROLES["editor"]:
+            _create(control_plane, "clusterroles", role)
+    made = ClusterWorld(control_plane, namespace)
+    with made.client:
+        yield made
+
+
+def _create(plane: ControlPlane, plural: str, body: dict[str, object]) -> None:
+    try:
+        plane.request("POST", f"/apis/rbac.authorization.k8s.io/v1/{plural}", body)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+
+
+def user(ddpjob: Program, world: ClusterWorld, role: str, server: str = "") -> Program:
+    """Return the program with the kubeconfig of a user who has a role in the namespace of the test."""
+    token = world.plane.service_account(world.namespace, role)
+    for number, part in enumerate(ROLES[role]):
+        subject = {"kind": "ServiceAccount", "name": role, "namespace": world.namespace}
+        ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": part}
+        binding = {"metadata": {"name": f"{role}-{number}"}, "subjects": [subject], "roleRef": ref}
+        _create(world.plane, f"namespaces/{world.namespace}/rolebindings", binding)
+    name = f"{world.namespace}-{role}"
+    config = world.plane.kubeconfig(token, name=name, server=server, namespace=world.namespace)
+    return Program(ddpjob.folder, ddpjob.environment | {"KUBECONFIG": str(config)})
+
+
+def a_running_job(world: ClusterWorld, kubelet: Kubelet) -> DDPJob:
+    job = world.client.submit(world.job("mnist"))
+    pod = kubelet.start(job, 1)
+    for number in range(5):
+        kubelet.print(pod, f"line {number}\n")
+    world.run(job)
+    return job
+
+
+def is_forbidden(done: Done) -> bool:
+    """Return whether a command said in three lines what the user may not do."""
+    lines = done.err.splitlines()
+    assert [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "], done
+    return done.code == 1 and lines[0].startswith("error: not allowed: ddpjobs") and done.out == ""
+
+
+def reads_everything(program: Program, world: ClusterWorld) -> None:
+    """Check the commands that only read."""
+    where = f"cluster {world.plane.server}, namespace {world.namespace}"
+    listed = program("ls")
+    assert (listed.code, listed.err) == (0, f"jobs on {where}:\n")
+    assert listed.out.splitlines()[1].split()[:2] == ["mnist", "Running"]
+    assert json.loads(program("get", "mnist", "-o", "json").out)["status"]["state"] == "Running"
+    assert where in program("get", "mnist").out
+    assert program("logs", "mnist", "--tail", "2").out.splitlines() == ["line 3", "line 4"]
+    for verb in ("events", "describe"):
+        done = program(verb, "mnist")
+        assert (done.code, done.err) == (0, "") and where in done.out, done
+    found = json.loads(program("why", "mnist", "-o", "json").out)
+    assert found["stage"] in ("Running", "FirstStep")
+    assert [text for text in found.get("unread", []) if "Deployment" not in text] == []
+    done = program("wait", "mnist", "--for", "running")
+    assert (done.code, done.out) == (0, f"mnist is Running ({where})\n")
+    assert program("wait", "mnist", "--timeout", "0.2").code == 101
+    assert program("wait", "other").code == 103
+
+
+def test_a_user_with_the_role_view_reads_everything_and_changes_nothing(ddpjob: Program, world: ClusterWorld) -> None:
+    viewer = user(ddpjob, world, "viewer")
+    with Kubelet(world.plane, world.namespace) as kubelet:
+        job = a_running_job(world, kubelet)
+        reads_everything(viewer, world)
+        for command in CHANGES:
+            assert is_forbidden(viewer(*command)), command
+    assert world.client.get("mnist").manifest["spec"] == job.manifest["spec"]
+    assert is_forbidden(viewer("ls", "-A")), "the role is that of one namespace"
+
+
+def test_a_user_with_the_role_edit_reads_and_changes_everything(ddpjob: Program, world: ClusterWorld) -> None:
+    editor = user(ddpjob, world, "editor")
+    claims = f"/{names.CLAIMS.path(world.namespace)}"
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": names.claim_name("mnist"), "labels": {names.LABEL_JOB_NAME: "mnist"}}
+    with Kubelet(world.plane, world.namespace) as kubelet:
+        job = a_running_job(world, kubelet)
+        world.plane.request("POST", claims, {"metadata": metadata, "spec": claim})
+        reads_everything(editor, world)
+        where = f"(cluster {world.plane.server}, namespace {world.namespace})"
+        for command, done in zip(CHANGES, ("suspended", "resumed", "restarted", "deleted"), strict=True):
+            if done == "resumed":
+                world.stop(job)
+                assert editor("wait", "mnist").code == 102
+            assert editor(*command).out == f"mnist {done} {where}\n"
+            if done == "suspended":
+                assert world.client.get("mnist").spec.suspend
+            if done == "restarted":
+                assert world.client.get("mnist").spec.restarted_at
+    assert world.client.list() == []
+    kept = [
+        item for item in world.plane.request("GET", claims)["items"] if not item["metadata"].get("deletionTimestamp")
+    ]
+    assert kept == []
+
+
+def test_a_user_without_rights_is_told_so_by_each_command(ddpjob: Program, world: ClusterWorld) -> None:
+    stranger = user(ddpjob, world, "stranger")
+    world.client.submit(world.job("mnist"))
+    reading = (["get", "mnist"], ["logs", "mnist"], ["why", "mnist"], ["wait", "mnist"])
+    for command in (*reading, *CHANGES, ["ls", "--context", f"{world.namespace}-stranger"]):
+        assert is_forbidden(stranger(*command)), command
+
+
+def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machine(
+    ddpjob: Program, world: ClusterWorld
+) -> None:
+    assert ddpjob("run", ddpjob.write(shell_job("here", "true"))).code == 0
+    world.client.submit(world.job("there"))
+    with FaultProxy(world.plane) as proxy:
+        viewer = user(ddpjob, world, "viewer", server=proxy.server)
+        assert _names(viewer("get", "-o", "name")) == ["there"]
+        assert _names(viewer("get", "--local", "-o", "name")) == ["here"]
+        assert viewer("get", "--local").err == "jobs on this machine:\n"
+        assert _names(viewer("get", "--context", f"{world.namespace}-viewer", "-o", "name")) == ["there"]
+        assert viewer("get", "here").code == viewer("get", "there").code == 0
+        proxy.rule = lambda request: Fault(status=404, body="404 page not found")
+        without = viewer("get", "-o", "name")
+        assert (without.code, _names(without), without.err) == (0, ["here"], ""), "no CustomResourceDefinition"
+        proxy.rule = lambda request: Fault(status=503)
+        away = viewer("get", "-o", "name")
+        assert (away.code, _names(away)) == (1, ["here"])
+        assert away.err.splitlines()[2] == "next:  --local lists the jobs of this machine alone"
+    contradiction = viewer("ls", "--local", "--context", "any")
+    assert "one place" in contradiction.is_refused()[1]
+
+
+def _names(done: Done) -> list[str]:
+    return [line.rpartition("/")[2] for line in done.out.splitlines()]
