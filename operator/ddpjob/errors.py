@@ -46,6 +46,14 @@ class UnavailableError(DDPJobError):
     """The cluster, its DDPJobs or a log cannot be reached. A change may or may not have been carried out."""
 
 
+class TransferError(DDPJobError):
+    """A file of a volume was not copied: the disk refuses it, or it was deleted or cannot be read."""
+
+
+class DamagedFileError(TransferError):
+    """A file of the volume does not have the digest that it was saved with, or arrives changed."""
+
+
 class WaitTimeoutError(DDPJobError, TimeoutError):
     """The job did not reach the awaited state in time."""
 

@@ -21,6 +21,7 @@ from ddpjob.client.checkup.check import Checkup
 from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
+from ddpjob.client.volume.contents import Pulled, VolumeContents
 from tests.install import commands, failures, guide, lessons, scripts
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
@@ -40,6 +41,8 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "bundle": Manifest,
     "doctor": Checkup,
     "replay": Replay,
+    "checkpoints": VolumeContents,
+    "pull": Pulled,
 }
 """What commands print with ``-o json``, by the name of the command."""
 FLOW = ROOT / "docs" / "flow.svg"

@@ -17,6 +17,7 @@ from typer.main import get_command
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
 from ddpjob.cli.bundle import bundle
 from ddpjob.cli.change import restart, resume, suspend
+from ddpjob.cli.checkpoints import checkpoints
 from ddpjob.cli.convert import convert
 from ddpjob.cli.delete import delete
 from ddpjob.cli.describe import describe
@@ -27,6 +28,7 @@ from ddpjob.cli.init import init
 from ddpjob.cli.logs import logs
 from ddpjob.cli.ls import ls
 from ddpjob.cli.options import Request, StateDir
+from ddpjob.cli.pull import pull
 from ddpjob.cli.render import render
 from ddpjob.cli.replay import replay
 from ddpjob.cli.submit import submit
@@ -34,7 +36,7 @@ from ddpjob.cli.text import show_error
 from ddpjob.cli.validate import validate
 from ddpjob.cli.wait import wait
 from ddpjob.cli.why import why
-from ddpjob.errors import DDPJobError, NotAllowedError, UnavailableError
+from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
 
 _NOT_DONE = 1
@@ -145,10 +147,26 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = (run, submit, ls, get, why, logs, events, describe, wait, suspend, resume, restart, delete)
+_ON_JOBS = (
+    run,
+    submit,
+    ls,
+    get,
+    why,
+    logs,
+    events,
+    describe,
+    wait,
+    suspend,
+    resume,
+    restart,
+    delete,
+    checkpoints,
+    pull,
+)
 _ON_FILES = (init, validate, render, convert)
 _ON_TROUBLE = (doctor, bundle, replay)
-_VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_FILES, *_ON_TROUBLE)}
+_VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_VOLUME, *_ON_FILES, *_ON_TROUBLE)}
 for verb in _VERBS.values():
     app.command()(verb)
 
@@ -194,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused(error: DDPJobError, arguments: Sequence[str]) -> int:
-    code = _NOT_DONE if isinstance(error, NotAllowedError | UnavailableError) else USAGE
+    code = _NOT_DONE if isinstance(error, NotAllowedError | UnavailableError | TransferError) else USAGE
     show_error(error)
     if "run" in arguments[:1] and re.search(r"(^| )(-o|--output)[ =]?json( |$)", " ".join(arguments)):
         from ddpjob.cli.output import write_refusal

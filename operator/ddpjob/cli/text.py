@@ -61,6 +61,16 @@ def number_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def size_text(size: int) -> str:
+    """Return for example ``512 B`` or ``1.5 GiB``."""
+    number, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
 def accuracy_text(accuracy: str | float) -> str:
     """Return an accuracy from 0 to 1 in percent."""
     try:

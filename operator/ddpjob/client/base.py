@@ -11,6 +11,7 @@ from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.client.timeline import JobEvent, JobPod
 from ddpjob.client.verdict.explanation import Explanation
+from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -221,6 +222,57 @@ class Client(Protocol):
 
     def pods(self, job: str | DDPJob) -> Pods:
         """Return the pods of the job that there still are, the newest attempt first. Raises as ``events``."""
+        ...
+
+    def checkpoints(
+        self,
+        job: str | DDPJob,
+        *,
+        verify: bool = True,
+        on_progress: Callable[[PullProgress], None] | None = None,
+    ) -> VolumeContents:
+        """Return what the volume of the job holds: checkpoints, metrics, logs and other files.
+
+        Of a cluster, a pod with the image of the job reads the volume; it is deleted at the end.
+
+        Args:
+            verify: read the checkpoints and compare their digests.
+            on_progress: called with what it waits for or reads.
+
+        Raises:
+            InvalidJobError: the job has no volume.
+            NotAllowedError: the user may not create a pod, or run a program in it.
+            UnavailableError: the volume cannot be reached.
+        """
+        ...
+
+    def pull(
+        self,
+        job: str | DDPJob,
+        to: str | Path | None = None,
+        *,
+        steps: Collection[int] = (),
+        metrics: bool = False,
+        everything: bool = False,
+        on_progress: Callable[[PullProgress], None] | None = None,
+    ) -> Pulled:
+        """Copy the newest checkpoint of the job, or what else is wanted, and return what was copied.
+
+        The digests are compared. A connection that is cut is made again; after any other end the same call continues.
+
+        Args:
+            to: directory, which gets the layout of the volume; default: one named as the job.
+            steps: the checkpoints of these steps.
+            metrics: the metrics, and with ``steps`` both.
+            everything: all files.
+            on_progress: called with what it waits for, and with each part that has arrived.
+
+        Raises:
+            InvalidJobError: the job has no volume, or the volume holds nothing of the kind.
+            TransferError: the disk refuses a file, or it was deleted meanwhile.
+            DamagedFileError: a digest differs.
+            NotAllowedError, UnavailableError: as ``checkpoints``.
+        """
         ...
 
     def suspend(self, job: str | DDPJob) -> DDPJob:

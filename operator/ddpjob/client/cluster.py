@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import SCRIPT_IMAGE
 from ddpjob.client.timeline import job_pods, timeline
 from ddpjob.client.verdict.explanation import Explanation
+from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 
 if TYPE_CHECKING:
@@ -140,6 +141,36 @@ class ClusterClient(Client):
 
     def pods(self, job: str | DDPJob) -> Pods:
         return job_pods(pods_of(self._connection, self.get(job)))
+
+    def checkpoints(
+        self,
+        job: str | DDPJob,
+        *,
+        verify: bool = True,
+        on_progress: Callable[[PullProgress], None] | None = None,
+    ) -> VolumeContents:
+        from ddpjob.client.volume.cluster import PodReader
+        from ddpjob.client.volume.pull import read_contents
+
+        with PodReader(self._connection, self.get(job), on_progress) as reader:
+            return read_contents(reader, reader.place, on_progress, verify=verify)
+
+    def pull(
+        self,
+        job: str | DDPJob,
+        to: str | Path | None = None,
+        *,
+        steps: Collection[int] = (),
+        metrics: bool = False,
+        everything: bool = False,
+        on_progress: Callable[[PullProgress], None] | None = None,
+    ) -> Pulled:
+        from ddpjob.client.volume.cluster import PodReader
+        from ddpjob.client.volume.pull import pull
+
+        with PodReader(self._connection, self.get(job), on_progress) as reader:
+            choice = Choice(steps, metrics, everything)
+            return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})

@@ -17,6 +17,7 @@ from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader, attempts, last_lines
 from ddpjob.client.timeline import job_pods, local_events, timeline
 from ddpjob.client.verdict.explanation import Explanation
+from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
@@ -154,6 +155,36 @@ class LocalClient(Client):
 
     def pods(self, job: str | DDPJob) -> Pods:
         return job_pods(self.record(job).pods())
+
+    def checkpoints(
+        self,
+        job: str | DDPJob,
+        *,
+        verify: bool = True,
+        on_progress: Callable[[PullProgress], None] | None = None,
+    ) -> VolumeContents:
+        from ddpjob.client.volume.local import FolderReader, local_place
+        from ddpjob.client.volume.pull import read_contents
+
+        place = local_place(self.record(job), self.folder)
+        return read_contents(FolderReader(Path(place.directory)), place, on_progress, verify=verify)
+
+    def pull(
+        self,
+        job: str | DDPJob,
+        to: str | Path | None = None,
+        *,
+        steps: Collection[int] = (),
+        metrics: bool = False,
+        everything: bool = False,
+        on_progress: Callable[[PullProgress], None] | None = None,
+    ) -> Pulled:
+        from ddpjob.client.volume.local import FolderReader, local_place
+        from ddpjob.client.volume.pull import pull
+
+        place = local_place(self.record(job), self.folder)
+        choice = Choice(steps, metrics, everything)
+        return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         record, found = self._unfinished(job)

@@ -1,0 +1,82 @@
+"""``ddpjob checkpoints``: lists what the volume of a job holds."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.text import age, number_of, one_line, size_text
+
+if TYPE_CHECKING:
+    from ddpjob.client.volume.contents import VolumeContents, VolumeFile
+
+_FAILED = 1
+_MOST = 10  # names of other files
+
+
+def checkpoints(
+    name: Name,
+    output: Annotated[Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text or json.")] = "text",
+    *,
+    verify: Annotated[bool, Option("--verify/--no-verify", help="Read the checkpoints and compare their digests.")] = (
+        True
+    ),
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """List what the volume of a job holds: checkpoints with step, size, time and state, metrics, logs, other files.
+
+    On a cluster, a pod with the image of the job reads the volume; it is deleted at the end. The JSON has the schema
+    docs/schemas/checkpoints.json.
+
+    \b
+    Exit codes:
+      0  every checkpoint is intact, or was not verified
+      1  a checkpoint is damaged or cannot be read
+
+    \b
+    Example:
+      ddpjob checkpoints mnist-cpu
+    """
+    from ddpjob.cli.transfer import shown_transfer
+
+    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    with client, shown_transfer(quiet=output == "json") as show:
+        found = client.checkpoints(name, verify=verify, on_progress=show)
+    if output == "json":
+        print(json.dumps(found.wire(), indent=2))
+    else:
+        print("\n".join(_lines(found, client.place)))
+    return _FAILED if any(checkpoint.problem for checkpoint in found.checkpoints) else 0
+
+
+def _lines(found: "VolumeContents", place: str) -> Iterator[str]:
+    yield one_line(f"claim {found.claim}, {found.directory} ({place})")
+    rows: list[tuple[str, ...]] = [("RUN", "STEP", "SIZE", "AGE", "STATE", "FILE")]
+    for checkpoint in found.checkpoints:
+        size = "" if checkpoint.bytes is None else size_text(checkpoint.bytes)
+        state = checkpoint.state + (f": {checkpoint.problem}" if checkpoint.problem else "")
+        cells = (checkpoint.run, checkpoint.step, size, age(checkpoint.saved), state, checkpoint.path)
+        rows.append(tuple(map(one_line, cells)))
+    if len(rows) > 1:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    else:
+        yield "no checkpoints of ddprun.checkpoints or ddptrain"
+    for kind, files in (("metrics", found.metrics), ("logs", found.logs), ("other files", found.others)):
+        if files:
+            yield one_line(f"{kind}: {_summary(files)}")
+    if not found.complete:
+        yield "the volume has more files, which are not listed"
+    yield from (one_line(f"not read: {text}") for text in found.unreadable)
+
+
+def _summary(files: "list[VolumeFile]") -> str:
+    names = ", ".join(file.path for file in files[:_MOST]) + (", …" if len(files) > _MOST else "")
+    return f"{number_of(len(files), 'file')}, {size_text(sum(file.bytes for file in files))}: {names}"

@@ -1,0 +1,86 @@
+"""``ddpjob pull``: copies checkpoints and metrics from the volume of a job."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.text import number_of, one_line, size_text
+
+if TYPE_CHECKING:
+    from ddpjob.client.volume.contents import Pulled
+
+_DAMAGED = 1
+
+
+def pull(
+    name: Name,
+    *,
+    to: Annotated[
+        str | None, Option("--to", metavar="DIR", help="Directory to copy to; default: one named as the job.")
+    ] = None,
+    steps: Annotated[
+        list[int] | None, Option("--step", metavar="N", help="The checkpoint of this step. May be repeated.")
+    ] = None,
+    metrics: Annotated[
+        bool, Option("--metrics", help="The metrics of all runs; with --step, the checkpoint as well.")
+    ] = False,
+    everything: Annotated[bool, Option("--all", help="All files of the volume.")] = False,
+    output: Annotated[
+        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object.")
+    ] = "text",
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Copy the newest checkpoint from the volume of a job, or other files, and compare their digests.
+
+    On a cluster, a pod with the image of the job sends the files; it is deleted at the end. A connection that is cut is
+    made again, and after any other end the same command continues. The JSON has the schema docs/schemas/pull.json.
+
+    \b
+    Exit codes:
+      0    all files are here and have their digests
+      1    a file could not be copied, or with --all is damaged on the volume
+      130  stopped by Ctrl-C; the same command continues
+
+    \b
+    Example:
+      ddpjob pull mnist-cpu --to trained
+    """
+    from ddpjob.cli.transfer import shown_transfer
+
+    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    with _sigterm_like_ctrl_c(), client, shown_transfer(quiet=output == "json") as show:
+        done = client.pull(name, to, steps=steps or (), metrics=metrics, everything=everything, on_progress=show)
+    if output == "json":
+        print(json.dumps(done.wire(), indent=2))
+    else:
+        print("\n".join(map(one_line, _lines(done))))
+    for file in done.files:
+        if file.problem:
+            print(f"warning: {one_line(file.path)}: {one_line(file.problem)}", file=sys.stderr)
+    return _DAMAGED if any(file.problem for file in done.files) else 0
+
+
+def _lines(done: "Pulled") -> Iterator[str]:
+    for file, path in zip(done.files, done.paths, strict=True):
+        yield f"{path}: {size_text(file.bytes)}, {file.outcome.lower()}, sha256 {file.sha256}"
+    yield f"{number_of(len(done.files), 'file')} of {done.job} in {done.to}"
+
+
+@contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM end the block by KeyboardInterrupt, so that the pod is deleted."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

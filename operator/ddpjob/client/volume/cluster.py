@@ -1,0 +1,177 @@
+"""The volume of a job of a cluster: a pod with the job's image reads it, from the first use to ``close``."""
+
+import secrets
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Self
+
+from pydantic import ValidationError
+
+from ddpjob.api import names
+from ddpjob.api.objects import Json
+from ddpjob.client.connection import Connection, Query, RequestError, path_of
+from ddpjob.client.job import DDPJob
+from ddpjob.client.volume import reader_pod
+from ddpjob.client.volume.contents import Place, PullProgress
+from ddpjob.client.volume.local import no_volume
+from ddpjob.client.volume.messages import CutError
+from ddpjob.client.volume.receive import OnProgress, ignore
+from ddpjob.engine.desired import Job
+from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, NotAllowedError, UnavailableError
+
+START_SECONDS = 300.0
+"""How long a pod may take to start: the image may have to be pulled."""
+_PAUSE = 0.5
+_PAGE = 500
+_STARTING = "the pod that reads the volume starts"
+
+
+class PodReader:
+    """Runs ``reader`` in a pod; see ``Reader``. Use as a context manager, which deletes the pod.
+
+    place: whose volume it is. Raises ``InvalidJobError`` for a job without a volume.
+    """
+
+    def __init__(
+        self, connection: Connection, job: DDPJob, on_progress: OnProgress | None, seconds: float = START_SECONDS
+    ) -> None:
+        try:
+            self._job = Job.of(job.manifest)
+        except ValidationError as error:
+            raise InvalidJobError(f"the DDPJob {job.name} is wrong", str(error), f"ddpjob why {job.name}") from error
+        if self._job.spec.checkpoint is None:
+            raise no_volume(job.name)
+        mount_path = self._job.spec.checkpoint.mount_path
+        self.place = Place(job.name, self._job.namespace, self._job.claim, mount_path)
+        self._connection, self._on_progress, self._seconds = connection, on_progress or ignore, seconds
+        self._pod = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._delete()
+
+    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        from ddpjob.client.volume.pod_exec import output_of  # noqa: PLC0415 - the WebSocket takes a while to import
+
+        self._until_ready()
+        words = reader_pod.command(command, self.place.directory, *arguments)
+        yield from output_of(self._connection, self._job.namespace, self._pod, reader_pod.CONTAINER, words)
+
+    def _until_ready(self) -> None:
+        """Return when the pod runs; make another one if it has ended."""
+        pod = self._read() if self._pod else None
+        if pod is None or reader_pod.has_ended(pod):
+            if self._pod:
+                self._delete()
+                self._connection.request("GET", path_of(names.DDPJOBS, self._job.namespace, self._job.name))
+            pod = self._create()
+        end = time.monotonic() + self._seconds
+        while not reader_pod.is_ready(pod):
+            if (error := reader_pod.hopeless(pod, self._job.name)) is not None:
+                raise error
+            if time.monotonic() > end:
+                raise reader_pod.late(pod, self._seconds, self._events())
+            why = reader_pod.obstacle(pod)
+            self._on_progress(PullProgress(waiting=f"{_STARTING}: {why}" if why else _STARTING))
+            time.sleep(_PAUSE)
+            if (found := self._read()) is None:
+                raise CutError(f"the pod {self._pod} was deleted")
+            pod = found
+
+    def _create(self) -> Json:
+        claim = self._claim()
+        self._delete_ended()
+        pods = () if "ReadWriteMany" in (claim["spec"].get("accessModes") or ()) else self._pods()
+        node = reader_pod.node_for(claim, pods)
+        self._on_progress(PullProgress(waiting=_STARTING))
+        # The name is known before the request, so that the pod can be deleted also if the answer never comes.
+        self._pod = f"{self._job.service}-reader-{secrets.token_hex(3)}"
+        body = reader_pod.reader_pod(self._job, self._pod, node)
+        try:
+            return self._connection.request("POST", path_of(names.PODS, self._job.namespace), body=body)
+        except JobExistsError:  # the answer to the first try was lost
+            return self._read() or body
+        except NotAllowedError as error:
+            cause = error.__cause__
+            if isinstance(cause, RequestError) and "cannot create resource" in cause.message:
+                raise NotAllowedError(
+                    f"not allowed: {cause.message}",
+                    "a pod reads the volume; the role edit may create it and run a program in it, view may not",
+                    f"kubectl auth can-i create pods -n {self._job.namespace}",
+                ) from cause
+            raise
+
+    def _claim(self) -> Json:
+        name, namespace = self._job.claim, self._job.namespace
+        try:
+            claim = self._connection.request("GET", path_of(names.CLAIMS, namespace, name))
+        except DDPJobError as error:
+            if not (isinstance(error.__cause__, RequestError) and error.__cause__.names(names.CLAIMS.plural)):
+                raise
+            raise UnavailableError(
+                f"the claim {name} of {self._job.name} does not exist in namespace {namespace}",
+                "it was deleted, with its checkpoints, or the job has never started",
+                f"kubectl get pvc -n {namespace}",
+            ) from error
+        phase = (claim.get("status") or {}).get("phase", "Pending")
+        if phase != "Bound":  # a pod would bind it where the job may not be able to run
+            raise UnavailableError(
+                f"the claim {name} of {self._job.name} is {phase}, so it holds nothing",
+                "no pod of the job has mounted it yet, or nothing provisions its storage class",
+                f"ddpjob why {self._job.name}",
+            )
+        return claim
+
+    def _pods(self) -> list[Json]:
+        """Return the pods of the namespace that have not ended."""
+        query: Query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "limit": _PAGE}
+        found: list[Json] = []
+        token = ""
+        while True:
+            path = path_of(names.PODS, self._job.namespace)
+            page = self._connection.request("GET", path, {**query, "continue": token or None})
+            found += page["items"]
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return found
+
+    def _delete_ended(self) -> None:
+        """Delete pods of this kind that an earlier command could not delete."""
+        selector = {"labelSelector": f"{reader_pod.LABEL_READER_OF}={self._job.uid}"}
+        left = self._connection.request("GET", path_of(names.PODS, self._job.namespace), selector)["items"]
+        for name in (pod["metadata"]["name"] for pod in left if reader_pod.has_ended(pod)):
+            with suppress(DDPJobError):
+                self._connection.request("DELETE", path_of(names.PODS, self._job.namespace, name))
+
+    def _events(self) -> list[Json]:
+        about = {"fieldSelector": f"involvedObject.kind=Pod,involvedObject.name={self._pod}"}
+        with suppress(DDPJobError):
+            found: list[Json] = self._connection.request("GET", path_of(names.EVENTS, self._job.namespace), about)[
+                "items"
+            ]
+            return found
+        return []
+
+    def _read(self) -> Json | None:
+        """Return the pod, None if it is gone. Raises ``CutError`` while the API server does not answer."""
+        try:
+            return self._connection.request("GET", path_of(names.PODS, self._job.namespace, self._pod))
+        except UnavailableError as error:
+            cause = error.__cause__
+            if isinstance(cause, RequestError) and cause.names(names.PODS.plural):
+                return None
+            raise CutError(error.error) from error
+
+    def _delete(self) -> None:
+        if not self._pod:
+            return
+        name, self._pod = self._pod, ""
+        try:
+            self._connection.request("DELETE", path_of(names.PODS, self._job.namespace, name))
+        except DDPJobError as error:
+            cause = error.__cause__
+            if not (isinstance(cause, RequestError) and cause.names(names.PODS.plural)):
+                self._on_progress(PullProgress(waiting=f"the pod {name} could not be deleted, and ends by itself"))

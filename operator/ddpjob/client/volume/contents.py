@@ -1,0 +1,290 @@
+"""What the volume of a job holds (``VolumeContents``), what of it is wanted, and what ``pull`` has copied.
+
+The JSON of ``VolumeContents`` is that of ``ddpjob checkpoints -o json``, the JSON of ``Pulled`` that of
+``ddpjob pull -o json``.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from ddpjob.api.model import WireModel
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
+from ddpjob.client.volume.messages import CutError
+from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError
+
+_METRICS = re.compile(r"(?:^|/)metrics(?:/run-\d{6,})?\.jsonl$")
+_LOG = re.compile(r"\.log$")
+
+
+class VolumeFile(WireModel):
+    """One file of the volume."""
+
+    path: str
+    """Path in the volume, relative to the directory of the job."""
+    bytes: int
+    """Size when it was listed."""
+    modified: str
+    """When it was last written."""
+
+
+class CheckpointFile(WireModel):
+    """One checkpoint that ``ddprun.checkpoints`` or ``ddptrain`` saved."""
+
+    run: int
+    """Number of the run that saved it; each start that saves has another one."""
+    step: int
+    """Finished optimizer steps."""
+    path: str
+    """Path of its file in the volume; its manifest has the same name with the suffix .json."""
+    bytes: int | None = None
+    """Size of its file."""
+    saved: str | None = None
+    """When it was saved."""
+    sha256: str | None = None
+    """Digest of its content, from the manifest."""
+    state: Literal["Intact", "Unverified", "Damaged", "Unreadable"]
+    """Intact: the content was read and has the digest. Unverified: only the manifest was read."""
+    problem: str | None = None
+    """What is wrong."""
+
+
+class VolumeContents(WireModel):
+    """What the directory of a job on its volume holds."""
+
+    job: str
+    """Name of the job."""
+    namespace: str
+    """Namespace of the job."""
+    claim: str
+    """Name of the PersistentVolumeClaim; on this machine a directory stands for it."""
+    directory: str
+    """Where the trainer has the volume, on this machine the directory itself."""
+    checkpoints: list[CheckpointFile]
+    """The newest first; a resumed training begins with the first one that is intact."""
+    metrics: list[VolumeFile]
+    """The metrics of each run."""
+    logs: list[VolumeFile]
+    """Files whose name ends with .log."""
+    others: list[VolumeFile]
+    """All other files: also checkpoints in a form of the script's own."""
+    complete: bool
+    """False if the volume has more files than are listed."""
+    unreadable: list[str]
+    """Folders that could not be read, with the reason."""
+
+
+class PulledFile(WireModel):
+    """One file that ``pull`` was asked for."""
+
+    path: str
+    """Path in the volume, and below the directory it was copied to."""
+    bytes: int
+    """Its size."""
+    sha256: str
+    """Digest of its content, which is the same on the volume and here."""
+    outcome: Literal["Copied", "Resumed", "Unchanged"]
+    """Resumed: a part was here from an earlier pull. Unchanged: it was here already."""
+    problem: str | None = None
+    """What is wrong with it on the volume."""
+
+
+class Pulled(WireModel):
+    """What ``pull`` has copied."""
+
+    job: str
+    """Name of the job."""
+    namespace: str
+    """Namespace of the job."""
+    to: str
+    """Directory on this machine."""
+    files: list[PulledFile]
+    """The files, in the order in which they were copied."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files on this machine."""
+        return [Path(self.to, file.path) for file in self.files]
+
+
+@dataclass(frozen=True)
+class PullProgress:
+    """How far a pull or a check is.
+
+    waiting: what it waits for, while no bytes flow; empty while they do. path: the file that is read. done, total:
+    bytes of all files, those included that were here already; 0 while they are not known.
+    """
+
+    waiting: str = ""
+    path: str = ""
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One file to copy. sha256: its digest by its manifest. is_chosen: a content without this digest is an error."""
+
+    path: str
+    bytes: int
+    modified: str
+    sha256: str | None = None
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose volume it is: the fields of the same name of ``VolumeContents``."""
+
+    job: str
+    namespace: str
+    claim: str
+    directory: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a volume holds, and all its files by their path."""
+
+    contents: VolumeContents
+    files: dict[str, VolumeFile]
+
+
+def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
+    """Return what a volume holds, from the messages of ``list``. Raises ``CutError``."""
+    files: dict[str, VolumeFile] = {}
+    checkpoints: list[CheckpointFile] = []
+    end: Json = {}
+    for message in found:
+        try:
+            match message:
+                case {"file": {"path": path, "bytes": size, "modified": modified}}:
+                    files[path] = VolumeFile.model_validate(
+                        {"path": _safe(path), "bytes": size, "modified": _time(modified)}
+                    )
+                case {"checkpoint": {"path": path, "saved": saved, **fields}}:
+                    known = {key: value for key, value in fields.items() if key != "manifest" and value != ""}
+                    values = known | {"path": _safe(path), "saved": _time(saved)}
+                    checkpoints.append(CheckpointFile.model_validate(values))
+                case {"end": end}:
+                    pass
+        except (ValueError, TypeError, OverflowError, OSError) as error:  # of pydantic, too
+            raise CutError(f"not the output of the reader: {message!r}"[:300]) from error
+    # A training that goes on may have deleted the file since the manifest was read.
+    checkpoints = [found for found in checkpoints if found.problem or all(path in files for path in _pair(found))]
+    checkpoints.sort(key=lambda checkpoint: (-checkpoint.run, -checkpoint.step, checkpoint.path))
+    of_checkpoints = {path for checkpoint in checkpoints for path in _pair(checkpoint)}
+    rest = [file for path, file in files.items() if path not in of_checkpoints]
+    made = VolumeContents(
+        **place.__dict__,
+        checkpoints=checkpoints,
+        metrics=[file for file in rest if _METRICS.search(file.path)],
+        logs=[file for file in rest if _LOG.search(file.path)],
+        others=[file for file in rest if not (_METRICS.search(file.path) or _LOG.search(file.path))],
+        complete=bool(end.get("complete")),
+        unreadable=[str(text) for text in end.get("unreadable") or ()],
+    )
+    return Listing(made, files)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to copy: the arguments of ``Client.pull``; without any, the newest checkpoint."""
+
+    steps: Collection[int] = ()
+    metrics: bool = False
+    everything: bool = False
+
+
+def wanted_files(found: Listing, choice: Choice) -> list[Wanted]:
+    """Return the files to copy.
+
+    The file of a checkpoint comes before its manifest: a checkpoint exists once its manifest does.
+
+    Raises:
+        InvalidJobError: there is nothing of the kind.
+        DamagedFileError: a checkpoint that was asked for is damaged.
+    """
+    volume = found.contents
+    if choice.everything:
+        rest = [*volume.metrics, *volume.logs, *volume.others]
+        paths = [path for checkpoint in reversed(volume.checkpoints) for path in _pair(checkpoint)]
+        digests = {checkpoint.path: checkpoint.sha256 for checkpoint in volume.checkpoints}
+        files = [*rest, *(found.files[path] for path in paths if path in found.files)]
+        if not files:
+            raise _nothing(volume, "no files")
+        return [Wanted(file.path, file.bytes, file.modified, digests.get(file.path)) for file in files]
+    chosen: list[Wanted] = []
+    for checkpoint in _chosen(volume, choice.steps) if choice.steps or not choice.metrics else ():
+        for path in _pair(checkpoint):
+            file = found.files[path]
+            digest = checkpoint.sha256 if path == checkpoint.path else None
+            chosen.append(Wanted(path, file.bytes, file.modified, digest, is_chosen=True))
+    if choice.metrics:
+        if not volume.metrics:
+            raise _nothing(volume, "no metrics")
+        chosen += [Wanted(file.path, file.bytes, file.modified) for file in volume.metrics]
+    return chosen
+
+
+def _chosen(volume: VolumeContents, steps: Collection[int]) -> Iterator[CheckpointFile]:
+    usable = [found for found in volume.checkpoints if found.problem is None]
+    if not steps:
+        if not usable:
+            raise _nothing(volume, "no checkpoint")
+        yield usable[0]
+    for step in sorted(set(steps)):
+        of_step = [found for found in volume.checkpoints if found.step == step]
+        if not of_step:
+            known = ", ".join(str(found.step) for found in volume.checkpoints[:10]) or "none"
+            raise InvalidJobError(
+                f"the volume of {volume.job} holds no checkpoint of step {step}",
+                f"there are checkpoints of the steps {known}; older ones are deleted by the training",
+                f"ddpjob checkpoints {volume.job}",
+            )
+        best = next((found for found in of_step if found.problem is None), of_step[0])
+        if best.problem is not None:
+            raise damaged(volume.job, best.path, best.problem)
+        yield best
+
+
+def damaged(job: str, path: str, problem: str) -> DamagedFileError:
+    """Return the error about a checkpoint that was asked for."""
+    return DamagedFileError(
+        f"{path} on the volume of {job} is damaged: {problem}",
+        "the volume failed, or another program wrote into the file; a training resumes from an older checkpoint",
+        f"ddpjob checkpoints {job} shows which are intact; ddpjob pull {job} --step N copies one of them",
+    )
+
+
+def _nothing(volume: VolumeContents, what: str) -> DDPJobError:
+    unreadable = "; ".join(volume.unreadable[:3])
+    others = len(volume.logs) + len(volume.others)
+    return InvalidJobError(
+        f"the volume of {volume.job} holds {what}, in {volume.directory}",
+        f"could not read {unreadable}"
+        if unreadable
+        else "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step",
+        f"ddpjob pull {volume.job} --all copies its {others} other files" if others else f"ddpjob logs {volume.job}",
+    )
+
+
+def _pair(checkpoint: CheckpointFile) -> tuple[str, str]:
+    """Return the paths of a checkpoint's file and manifest."""
+    return checkpoint.path, checkpoint.path.removesuffix(".pt") + ".json"
+
+
+def _safe(path: Any) -> str:
+    """Return a path that stays below the directory it is copied to. Raises ``ValueError``: the image is not trusted."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path or "/".join(parts) != path:
+        raise ValueError(path)
+    return str(path)
+
+
+def _time(seconds: Any) -> str | None:
+    return None if seconds is None else timestamp(datetime.fromtimestamp(seconds, UTC))

@@ -1,0 +1,66 @@
+"""The output of ``reader`` as JSON objects and parts of files, also while it arrives in pieces."""
+
+import contextlib
+import json
+from collections.abc import Generator, Iterable, Iterator
+from typing import Protocol
+
+from ddpjob.api.objects import Json
+
+_LONGEST_LINE = 64 * 1024
+
+
+class CutError(Exception):
+    """The output ended before its end: the connection was cut, or the pod is gone. Asking again may succeed."""
+
+
+class Reader(Protocol):
+    """Runs ``reader`` beside a volume."""
+
+    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        """Yield the output of ``list`` or ``send`` on the volume. Raises ``CutError``."""
+        ...
+
+
+def messages(output: Generator[bytes, None, None]) -> Iterator[Json | bytes]:
+    """Yield the objects, and the bytes of files as they arrive, up to ``end``.
+
+    Raises:
+        CutError: the output ended before, or is not that of ``reader``.
+    """
+    with contextlib.closing(output):
+        yield from _parsed(output)
+
+
+def _parsed(output: Iterable[bytes]) -> Iterator[Json | bytes]:
+    line, left = b"", 0
+    for piece in output:
+        at = 0
+        while at < len(piece):
+            if left:
+                part = piece[at : at + left]
+                at, left = at + len(part), left - len(part)
+                yield part
+                continue
+            end = piece.find(b"\n", at) + 1
+            line += piece[at : end or len(piece)]
+            at = end or len(piece)
+            if len(line) > _LONGEST_LINE:
+                raise CutError(f"not the output of the reader: {line[:80]!r}")
+            if end:
+                message, line = _object(line), b""
+                yield message
+                left = message.get("data") or 0
+                if "end" in message:
+                    return
+    raise CutError("the output ended early")
+
+
+def _object(line: bytes) -> Json:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict) or not isinstance(message.get("data", 0), int):
+        raise CutError(f"not the output of the reader: {line[:80]!r}")
+    return message

@@ -1,0 +1,187 @@
+"""The program that reads a volume: it lists the files, and sends parts of them. Standard library only, Python 3.7.
+
+Its text runs in a pod with the image of the job, so it imports nothing of this package. For a job of this machine
+``local`` calls the same functions.
+
+Output: one JSON object a line. Behind ``{"data": N}`` come N bytes of a file. ``{"working": …}`` says nothing but that
+the program works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+MOST_FILES = 20_000
+"""Of a volume that also holds a data set, the rest is not listed."""
+_PART = 256 * 1024  # bytes
+_SIGN_OF_LIFE = 16 * 1024 * 1024  # bytes that are read without any output
+_MANIFEST = re.compile(r"(?:^|/)run-(\d{6,})/step-(\d{9,})\.json$")
+_TEMPORARY = re.compile(r"^\..*(?:\.tmp$|probe\.)")  # of a write that goes on, or was interrupted
+_FORMAT = 1  # of a manifest
+_IDLE_SECONDS = 120.0
+_LOOK_SECONDS = 2.0
+
+
+def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
+    """Yield the files and checkpoints below ``root``, then ``end``: whether these are all, and what cannot be read.
+
+    verify: also read the checkpoints and compare their digests.
+    """
+    unreadable: list[str] = []
+    count = 0
+    for path in _files(root, unreadable):
+        count += 1
+        if count > MOST_FILES:
+            break
+        try:
+            found = Path(root, path).lstat()
+        except OSError:
+            continue  # deleted since its folder was read
+        if not stat.S_ISREG(found.st_mode):
+            continue
+        yield _line({"file": {"path": path, "bytes": found.st_size, "modified": found.st_mtime}})
+        name = _MANIFEST.search(path)
+        if name:
+            yield from _checkpoint(root, path, int(name.group(1)), int(name.group(2)), verify)
+    yield _line({"end": {"complete": count <= MOST_FILES, "unreadable": unreadable[:100]}})
+
+
+def send(root: str, wanted: Sequence[tuple[str, int, int]]) -> Generator[bytes, None, None]:
+    """Yield of each file (path, offset, size) the bytes from offset to size, and then the digest of bytes 0 to size."""
+    for path, offset, size in wanted:
+        yield _line({"begin": path})
+        digest, done = hashlib.sha256(), 0
+        try:
+            with Path(root, path).open("rb") as stream:
+                while done < size:
+                    data = stream.read(min(_PART, (offset if done < offset else size) - done))
+                    if not data:
+                        break
+                    digest.update(data)
+                    if done >= offset:
+                        yield _line({"data": len(data)}) + data
+                    elif done % _SIGN_OF_LIFE < _PART:
+                        yield _line({"working": path})
+                    done += len(data)
+        except OSError as error:
+            yield _line({"failed": path, "errno": error.errno, "reason": error.strerror})
+            continue
+        if done < size:
+            yield _line({"failed": path, "errno": None, "reason": "it has become shorter"})
+        else:
+            yield _line({"sent": path, "sha256": digest.hexdigest()})
+    yield _line({"end": {}})
+
+
+def _checkpoint(root: str, path: str, run: int, step: int, verify: bool) -> Generator[bytes, None, None]:
+    """Yield the checkpoint of a manifest: state Intact, Unverified, Damaged or Unreadable, and the problem."""
+    file = path[: -len(".json")] + ".pt"
+    found: dict[str, Any] = {"run": run, "step": step, "path": file, "manifest": path, "bytes": None, "sha256": None}
+    found.update(saved=None, problem="")
+    try:
+        manifest, found["problem"] = _manifest(Path(root, path), run, step)
+        found["saved"] = manifest.get("time")
+        if not found["problem"]:
+            found["sha256"], found["bytes"] = manifest["sha256"], Path(root, file).stat().st_size
+        if verify and not found["problem"]:
+            digest = hashlib.sha256()
+            with Path(root, file).open("rb") as stream:
+                for number, data in enumerate(iter(lambda: stream.read(_PART), b"")):
+                    digest.update(data)
+                    if number % (_SIGN_OF_LIFE // _PART) == 0:
+                        yield _line({"working": file})
+            if digest.hexdigest() != manifest["sha256"]:
+                found["problem"] = "its content does not match the digest in its manifest"
+        found["state"] = "Damaged" if found["problem"] else "Intact" if verify else "Unverified"
+    except FileNotFoundError:
+        if not Path(root, path).exists():
+            return  # the training has deleted the checkpoint meanwhile
+        found["state"], found["problem"] = "Damaged", "its file is absent"
+    except OSError as error:
+        found["state"], found["problem"] = "Unreadable", error.strerror
+    yield _line({"checkpoint": found})
+
+
+def _manifest(path: Path, run: int, step: int) -> tuple[dict[str, Any], str]:
+    """Return a manifest, and what is wrong with it. The form is that of ``ddprun.checkpoint_files``."""
+    content = path.read_bytes()
+    try:
+        manifest = json.loads(content)
+        body = {key: value for key, value in manifest.items() if key != "seal"}
+        text = json.dumps(body, sort_keys=True, allow_nan=False)
+        if manifest["seal"] != hashlib.sha256(text.encode()).hexdigest():
+            return {}, "its manifest does not match its own digest"
+        if manifest["format"] != _FORMAT:
+            return {}, f"its manifest has the format {manifest['format']!r}, which this version does not know"
+        if (manifest["run"], manifest["step"]) != (run, step) or not isinstance(manifest["sha256"], str):
+            return {}, "its manifest is that of another checkpoint"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}, "its manifest is not readable"
+    return manifest, ""
+
+
+def _files(root: str, unreadable: list[str]) -> Iterator[str]:
+    """Yield the paths below ``root``, folder by folder; links are not followed, and temporary files left out."""
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(Path(root, folder)) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            unreadable.append(f"{folder or '.'}: {error.strerror}")
+            continue
+        paths = [(entry, f"{folder}/{entry.name}" if folder else entry.name) for entry in entries]
+        folders += [path for entry, path in reversed(paths) if entry.is_dir(follow_symlinks=False)]
+        for entry, path in paths:
+            if entry.is_dir(follow_symlinks=False) or _TEMPORARY.match(entry.name):
+                continue
+            try:
+                path.encode()
+            except UnicodeError:
+                unreadable.append(f"{path.encode(errors='backslashreplace').decode()}: its name is not UTF-8")
+                continue
+            yield path
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def wait() -> None:
+    """Return when no other process of this container has run for two minutes, or after SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container has no default for it
+    used = time.monotonic()
+    while time.monotonic() - used < _IDLE_SECONDS:
+        time.sleep(_LOOK_SECONDS)
+        if sum(path.name.isdigit() for path in Path("/proc").iterdir()) > 1:
+            used = time.monotonic()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run ``wait``, ``list ROOT [verify]`` or ``send ROOT WANTED``."""
+    if arguments[0] == "wait":
+        wait()
+        return
+    command, root, *rest = arguments
+    written = time.monotonic()
+    for piece in listing(root, bool(rest)) if command == "list" else send(root, json.loads(rest[0])):
+        sys.stdout.buffer.write(piece)
+        if time.monotonic() - written > 1.0:
+            sys.stdout.buffer.flush()
+            written = time.monotonic()
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,210 @@
+"""The pod that reads a volume: how it is made, and why it does not run. Pure.
+
+It has the image of the job, so that it can be pulled and needs no other image, and only ``python3`` of it. It has no
+label by which the operator, the Service or the NetworkPolicy of a job would take it for a pod of the job.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+
+from ddpjob.api import names
+from ddpjob.api.objects import Json, condition, element, event_time
+from ddpjob.client.volume import reader
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.desired import Job, desired_pods
+from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
+
+CONTAINER = "reader"
+LABEL_READER_OF = f"{names.GROUP}/reader-of"
+"""Label of reader pods; its value is the uid of the job."""
+SOURCE_ENV = "DDPJOB_READER"
+SECONDS = 3600
+"""After this time the pod ends, also if nobody deletes it; a transfer that takes longer goes on in another one."""
+_VOLUME = "ddpjob-checkpoint"
+_USER = 1000
+_RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+_OF_THE_JOB = ("imagePullSecrets", "serviceAccountName", "nodeSelector", "tolerations")
+_SECURITY_OF_THE_JOB = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
+_WITHOUT_SIDECAR = ("sidecar.istio.io/inject", "linkerd.io/inject")
+# The text is in the environment, because a command is a part of a URL, which proxies limit to 8 KiB.
+_PROGRAM = ("python3", "-I", "-S", "-c", f"import os; exec(os.environ['{SOURCE_ENV}'])")
+_IMAGE = frozenset({"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"})
+_CONTAINER = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command that runs ``reader`` in the pod."""
+    return [*_PROGRAM, *arguments]
+
+
+def reader_pod(job: Job, name: str, node: str | None) -> Json:
+    """Return the pod. node: on which it must run, because only there the claim can be mounted; None for any."""
+    model = desired_pods(job, 1, EngineSettings()).first
+    trainer = model["spec"]["containers"][0]
+    mount = element(trainer["volumeMounts"], "name", _VOLUME)
+    container = {
+        "name": CONTAINER,
+        "image": trainer["image"],
+        "command": command("wait"),
+        "env": [
+            {"name": SOURCE_ENV, "value": inspect.getsource(reader)},
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},  # many images ask for all
+        ],
+        "resources": _RESOURCES,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [mount | {"readOnly": True}],
+    }
+    container |= {key: trainer[key] for key in ("imagePullPolicy",) if key in trainer}
+    spec = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": SECONDS,
+        "terminationGracePeriodSeconds": 5,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": _security(model["spec"], trainer),
+        "containers": [container],
+        # Not read-only here: some drivers cannot mount a volume twice on one node in different ways.
+        "volumes": [element(model["spec"]["volumes"], "name", _VOLUME)],
+    }
+    spec |= {key: model["spec"][key] for key in _OF_THE_JOB if key in model["spec"]}
+    if affinity := _affinity(model["spec"].get("affinity") or {}, node):
+        spec["affinity"] = affinity
+    metadata: Json = {"name": name, "namespace": job.namespace, "ownerReferences": [_owner(job)]}
+    for kind in ("annotations", "labels"):
+        given: Mapping[str, str] = model["metadata"].get(kind) or {}
+        metadata[kind] = {key: given[key] for key in _WITHOUT_SIDECAR if key in given}
+    metadata["labels"] |= {LABEL_READER_OF: job.uid, names.LABEL_MANAGED_BY: "ddpjob"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _security(spec: Json, trainer: Json) -> Json:
+    """Return what Pod Security ``restricted`` requires, with the ids of the job, but not as root."""
+    given = (spec.get("securityContext") or {}) | (trainer.get("securityContext") or {})
+    kept = {key: given[key] for key in _SECURITY_OF_THE_JOB if given.get(key) is not None}
+    if "fsGroup" in kept:
+        kept["fsGroupChangePolicy"] = "OnRootMismatch"  # else each start changes the owner of every file
+    user = given.get("runAsUser") or _USER
+    return kept | {"runAsUser": user, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def _affinity(given: Json, node: str | None) -> Json:
+    """Return the affinity to nodes alone: that to other pods is about the pods of the job."""
+    of_nodes = given.get("nodeAffinity") or {}
+    if node is not None:
+        # With the taints that the scheduler heeds, unlike nodeName; the job's own pod fits the rest already.
+        term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        of_nodes = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return {"nodeAffinity": of_nodes} if of_nodes else {}
+
+
+def _owner(job: Job) -> Json:
+    """Return the reference by which the pod is deleted with the job; it is not the controller of the pod."""
+    return {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "name": job.name, "uid": job.uid}
+
+
+def holders(pods: Iterable[Json], claim: str) -> dict[str, str]:
+    """Return the Kubernetes node of each pod that may have the claim mounted, by the pod's name."""
+    return {
+        pod["metadata"]["name"]: pod["spec"]["nodeName"]
+        for pod in pods
+        if pod["spec"].get("nodeName")
+        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        and any(
+            (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim
+            for volume in pod["spec"].get("volumes") or ()
+        )
+    }
+
+
+def node_for(claim: Json, pods: Iterable[Json]) -> str | None:
+    """Return the node on which the claim can be mounted; None if on any.
+
+    Raises:
+        UnavailableError: one pod alone may mount it, and runs.
+    """
+    name, modes = claim["metadata"]["name"], set((claim.get("spec") or {}).get("accessModes") or ())
+    if modes & {"ReadWriteMany", "ReadOnlyMany"}:
+        return None
+    held = holders(pods, name)
+    if held and "ReadWriteOncePod" in modes:
+        raise UnavailableError(
+            f"the claim {name} is in use by the pod {min(held)}",
+            "its access mode ReadWriteOncePod allows one pod at a time",
+            "wait until the job has finished, or ddpjob suspend it",
+        )
+    return min(held.values(), default=None)
+
+
+def is_ready(pod: Json) -> bool:
+    """Return whether programs can run in the pod."""
+    status = pod.get("status") or {}
+    state = element(status.get("containerStatuses"), "name", CONTAINER).get("state") or {}
+    return "running" in state and "deletionTimestamp" not in pod["metadata"]
+
+
+def has_ended(pod: Json) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
+
+
+def obstacle(pod: Json) -> str:
+    """Return what the pod waits for, in the words of the scheduler or the kubelet; empty if they say nothing."""
+    status = pod.get("status") or {}
+    scheduled = condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("message") or scheduled.get("reason") or "")
+    waiting = (element(status.get("containerStatuses"), "name", CONTAINER).get("state") or {}).get("waiting") or {}
+    return ": ".join(text for key in ("reason", "message") if (text := str(waiting.get(key) or "")))
+
+
+def hopeless(pod: Json, job: str) -> DDPJobError | None:
+    """Return why the pod will not start; None if it may."""
+    status = pod.get("status") or {}
+    state = element(status.get("containerStatuses"), "name", CONTAINER).get("state") or {}
+    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    reason = str(waiting.get("reason") or ended.get("reason") or status.get("reason") or "")
+    message = str(waiting.get("message") or ended.get("message") or status.get("message") or "").strip()
+    image = pod["spec"]["containers"][0]["image"]
+    if reason in _IMAGE:
+        return UnavailableError(
+            f"the image {image} of the job cannot be pulled: {message or reason}",
+            "the pod that reads the volume has the image and the pull secrets of the job",
+            f"kubectl describe ddp {job}; correct the image or its pull secret",
+        )
+    if reason in _CONTAINER and "python3" in message:
+        return InvalidJobError(
+            f"the image {image} has no program python3: {message}",
+            "the pod that reads the volume runs python3 of the job's image",
+            "mount the claim in a pod with another image, and copy with kubectl cp",
+        )
+    if reason in _CONTAINER or status.get("phase") == "Failed":
+        return UnavailableError(
+            f"the pod that reads the volume does not start: {': '.join(filter(None, (reason, message)))}",
+            "it runs the image of the job as a user that is not root, with a root file system that is read-only",
+            "try again; the message is that of the kubelet",
+        )
+    return None
+
+
+def late(pod: Json, seconds: float, events: Iterable[Json]) -> UnavailableError:
+    """Return the error about a pod that does not run in time. events: of the pod."""
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    newest = max(warnings, key=event_time, default={})
+    why = obstacle(pod)
+    if newest.get("message") and why in ("", "ContainerCreating"):
+        why = f"{newest.get('reason')}: {newest['message']}"
+    placed = pod["spec"].get("nodeName")
+    if not placed:
+        return UnavailableError(
+            f"no Kubernetes node takes the pod that reads the volume: {why or 'no scheduler answers'}",
+            f"it needs 50m of CPU, 64Mi of memory, and a node that can mount the claim; it waited {seconds:g} s",
+            "make room, or wait until the job has finished; then run the same command again",
+        )
+    return UnavailableError(
+        f"the pod that reads the volume does not run on {placed}: {why or 'the kubelet says nothing'}",
+        f"the image is still being pulled, or the volume cannot be mounted there; it waited {seconds:g} s",
+        "run the same command again; the message is that of the kubelet",
+    )

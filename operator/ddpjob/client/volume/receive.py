@@ -1,0 +1,295 @@
+"""Files of a volume written here: resumed where an earlier transfer ended, checked by digest, renamed when complete.
+
+A file arrives as ``.NAME.ddpjob-part`` beside its place. The part stays when the transfer ends early, also by SIGKILL,
+and the next transfer asks for the rest only. The digest of the whole file is compared at the end, so that a part of
+another file, or one that a power cut has damaged, is noticed; the file is then asked for from its beginning, once.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ddpjob.client.volume.contents import PulledFile, PullProgress, Wanted, damaged
+from ddpjob.client.volume.messages import CutError, Reader, messages
+from ddpjob.errors import DamagedFileError, TransferError, UnavailableError
+
+PATIENCE_SECONDS = 300.0
+"""How long a transfer goes on without one new byte: longer than an API server takes to restart."""
+_LONGEST_DELAY = 5.0
+_REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
+_READ = 1024 * 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+OnProgress = Callable[[PullProgress], None]
+
+
+def ignore(_progress: PullProgress) -> None:
+    """Show nothing."""
+
+
+class Tries:
+    """Decides how long transfers that are cut are repeated; ``reset`` after each byte that has arrived."""
+
+    def __init__(self, seconds: float = PATIENCE_SECONDS) -> None:
+        self._seconds, self._since, self._count = seconds, time.monotonic(), 0
+
+    def reset(self) -> None:
+        self._since, self._count = time.monotonic(), 0
+
+    def wait(self, cut: CutError) -> None:
+        """Wait before the next try. Raises ``UnavailableError`` if there is none."""
+        if time.monotonic() - self._since > self._seconds:
+            raise UnavailableError(
+                f"the volume could not be read for {self._seconds:g} s: {cut}",
+                "the API server, the kubelet of the pod or the volume does not answer",
+                "run the same command again: it continues where it ended",
+            ) from cut
+        self._count += 1
+        time.sleep(min(_LONGEST_DELAY, 0.1 * 2**self._count))
+
+
+def receive(
+    reader: Reader, job: str, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, tries: Tries
+) -> list[PulledFile]:
+    """Copy the files into ``to`` and return what became of each.
+
+    Raises:
+        TransferError: the disk is full or refuses, a file is gone, or a digest differs.
+        UnavailableError: the volume could not be read for too long.
+    """
+    transfer = _Transfer(job, wanted, to, on_progress)
+    try:
+        transfer.require_room()
+        while asked := transfer.next_request():
+            try:
+                for message in messages(reader.output("send", json.dumps(asked))):
+                    if transfer.take(message):
+                        tries.reset()
+            except CutError as cut:
+                on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
+                tries.wait(cut)
+    except OSError as error:
+        raise _disk_error(error, to) from error
+    finally:
+        transfer.close()
+    return transfer.done
+
+
+class _Part:
+    """One file on its way. have: its bytes that are here. Holds a lock, so that two transfers never write one file."""
+
+    def __init__(self, wanted: Wanted, to: Path) -> None:
+        self.wanted, self.path = wanted, to / wanted.path
+        self._part = self.path.with_name(f".{self.path.name}.ddpjob-part")
+        self._file: int | None = None
+        self._digest: Any = hashlib.sha256()
+        self._is_repeated = False
+        self.have, self.was_here, self.is_old = 0, 0, False
+
+    def size_here(self) -> int:
+        """Return how many bytes need not be sent, without reading them."""
+        if self.path.is_file() and self.path.stat().st_size == self.wanted.bytes:
+            return self.wanted.bytes
+        return min(self._part.stat().st_size, self.wanted.bytes) if self._part.is_file() else 0
+
+    def open(self) -> None:
+        """Read what is here: a whole file of this size, else the part."""
+        if self.have or self._file is not None:
+            return
+        if self.path.is_file() and self.path.stat().st_size == self.wanted.bytes and not self._is_repeated:
+            self._read(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+            self.is_old = True
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(descriptor, self.path)
+        except TransferError:
+            os.close(descriptor)
+            raise
+        self._file = descriptor
+        if os.fstat(self._file).st_size > self.wanted.bytes:
+            os.ftruncate(self._file, 0)
+        self._read(self._file)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an old file has the digest that it must have, so that it need not be asked for."""
+        return self.is_old and self._digest.hexdigest() == self.wanted.sha256
+
+    def write(self, data: bytes) -> None:
+        if self._file is None:  # nothing was asked for
+            return
+        view = memoryview(data)[: self.wanted.bytes - self.have]
+        self._digest.update(view)
+        self.have += len(view)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def matches(self, sha256: str) -> bool:
+        return self.have == self.wanted.bytes and self._digest.hexdigest() == sha256
+
+    def begin_again(self) -> bool:
+        """Discard what is here. Return False if that has been done already."""
+        again, self._is_repeated = not self._is_repeated, True
+        self.close()
+        self._part.unlink(missing_ok=True)
+        self._digest, self.have, self.was_here, self.is_old = hashlib.sha256(), 0, 0, False
+        return again
+
+    def finish(self, sha256: str, problem: str | None) -> PulledFile:
+        """Give the file its name."""
+        if self._file is not None:
+            modified = datetime.fromisoformat(self.wanted.modified).timestamp()
+            os.utime(self._file, (modified, modified))
+            os.fsync(self._file)
+            self._part.replace(self.path)
+            self.close()
+        outcome: Any = "Unchanged" if self.is_old else "Resumed" if self.was_here else "Copied"
+        wanted = self.wanted
+        return PulledFile(path=wanted.path, bytes=wanted.bytes, sha256=sha256, outcome=outcome, problem=problem)
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        if not self.have:
+            self._part.unlink(missing_ok=True)
+        os.close(self._file)
+        self._file = None
+
+    def _read(self, descriptor: int) -> None:
+        with open(descriptor, "rb", buffering=0, closefd=descriptor != self._file) as stream:
+            while data := stream.read(_READ):
+                self._digest.update(data)
+                self.have += len(data)
+        self.was_here = self.have
+
+
+class _Transfer:
+    """The files that are not done, and those that are."""
+
+    def __init__(self, job: str, wanted: Sequence[Wanted], to: Path, on_progress: OnProgress) -> None:
+        self._job, self._to, self._on_progress = job, to, on_progress
+        self._left = {file.path: _Part(file, to) for file in wanted}
+        self._total = sum(file.bytes for file in wanted)
+        self._finished = 0  # bytes
+        self._current: _Part | None = None
+        self.done: list[PulledFile] = []
+
+    def require_room(self) -> None:
+        """Raise ``TransferError`` if the disk has too little room for what is missing."""
+        missing = sum(part.wanted.bytes - part.size_here() for part in self._left.values())
+        there = next(folder for folder in (self._to.absolute(), *self._to.absolute().parents) if folder.exists())
+        if (free := shutil.disk_usage(there).free) < missing:
+            raise TransferError(
+                f"{self._to} has too little room: {missing:,} bytes are missing, {free:,} are free",
+                "the disk is full, or the volume holds more than you meant",
+                "make room, or name another directory with --to",
+            )
+
+    def next_request(self) -> list[tuple[str, int, int]]:
+        """Return path, offset and size of files to ask for; none when all are done."""
+        asked: list[tuple[str, int, int]] = []
+        for part in [*self._left.values()]:
+            part.open()
+            if part.is_known:
+                self._finish(part, str(part.wanted.sha256))
+                continue
+            asked.append((part.wanted.path, part.have, part.wanted.bytes))
+            if len(json.dumps(asked)) > _REQUEST:
+                break
+        return asked
+
+    def take(self, message: Any) -> bool:
+        """Take one message of the reader. Return whether it brought something new."""
+        match message:
+            case {"begin": path} if path in self._left:
+                self._current = self._left[path]
+            case bytes() if self._current is not None:
+                self._current.write(message)
+            case {"sent": path, "sha256": str(digest)} if path in self._left:
+                self._end(self._left[path], digest)
+            case {"failed": path, "reason": reason} if path in self._left:
+                raise _unreadable(self._job, path, reason, message.get("errno"))
+            case _:
+                return isinstance(message, dict) and "working" in message
+        at = self._current.have if self._current is not None else 0
+        path = self._current.wanted.path if self._current is not None else ""
+        self._on_progress(PullProgress(path=path, done=self._finished + at, total=self._total))
+        return True
+
+    def close(self) -> None:
+        for part in self._left.values():
+            part.close()
+
+    def _end(self, part: _Part, digest: str) -> None:
+        wanted = part.wanted.sha256
+        problem = None if wanted in (None, digest) else "its content does not match the digest in its manifest"
+        if problem and part.wanted.is_chosen:
+            part.begin_again()
+            raise damaged(self._job, part.wanted.path, problem)
+        if part.matches(digest):
+            self._finish(part, digest, problem)
+        elif part.begin_again():
+            # The files behind it must wait: a manifest says that its checkpoint is here.
+            raise CutError(f"{part.wanted.path} differs from the file that was here")
+        else:
+            raise DamagedFileError(
+                f"{part.path} does not have the digest that it has on the volume of {self._job}",
+                "it changed while it was copied, or the network or the disk here damages data",
+                f"ddpjob pull {self._job} again, when the job does not run",
+            )
+
+    def _finish(self, part: _Part, digest: str, problem: str | None = None) -> None:
+        self.done.append(part.finish(digest, problem))
+        del self._left[part.wanted.path]
+        self._finished += part.wanted.bytes
+        self._current = None
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        import fcntl  # noqa: PLC0415 - missing on some systems
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TransferError(
+            f"another process copies {path}", "two transfers would write one file", "wait for it, or use another --to"
+        ) from error
+    except (ImportError, OSError):  # a file system without locks
+        return
+
+
+def _unreadable(job: str, path: str, reason: str, number: int | None) -> TransferError:
+    if number in (errno.ENOENT, errno.ESTALE):
+        return TransferError(
+            f"{path} was deleted from the volume of {job} while it was copied",
+            "a training that goes on deletes its older checkpoints",
+            f"ddpjob pull {job} copies the newest; a suspended or finished job deletes none",
+        )
+    return TransferError(
+        f"{path} on the volume of {job} cannot be read: {reason}",
+        "the file belongs to another user, it was replaced, or the volume fails",
+        f"check owner and mode of the file; ddpjob checkpoints {job} lists the others",
+    )
+
+
+def _disk_error(error: OSError, to: Path) -> TransferError:
+    if error.errno in _FULL:
+        return TransferError(
+            f"the disk of {to} is full",
+            "what has arrived is kept",
+            "make room, then run the same command again: it continues",
+        )
+    return TransferError(
+        f"cannot write {error.filename or to}: {error.strerror or error}",
+        "it belongs to another user, or a file has the name of a directory",
+        "check it, or name another directory with --to",
+    )

@@ -1,0 +1,91 @@
+"""`ddpjob checkpoints` and `ddpjob pull` on a job of this machine."""
+
+import json
+import sys
+
+from ddpjob.api.objects import Json
+from ddprun.checkpoint_files import Checkpoints
+from tests.cli.program import ROOT, Program, with_volume
+from tests.json_schema import faults
+
+SAVE = """
+import os, pathlib
+from ddprun.checkpoint_files import Checkpoints
+from ddprun.reporting.metrics import RowsFile
+root = pathlib.Path(os.environ["DDPJOB_CHECKPOINT_DIR"])
+rows = RowsFile(root, 1)
+rows.append("train", {"step": 1, "loss": 2.5})
+rows.write(durable=True)
+store = Checkpoints(root, keep=3)
+store.claim({})
+store.save(10, b"ten" * 1000, {"time": 1.7e9})
+store.save(20, b"twenty" * 1000, {"time": 1.7e9})
+"""
+
+
+def has_run(ddpjob: Program, **spec: object) -> None:
+    body = {"image": "none", "command": [sys.executable, "-c", SAVE], **with_volume(**spec)}
+    job: Json = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": "tiny"}, "spec": body}
+    done = ddpjob("run", ddpjob.write(job), "-o", "json")
+    assert done.code == 0, done
+
+
+def objects(ddpjob: Program, code: int, *arguments: str) -> Json:
+    """Return what a verb prints as JSON, which has the committed schema."""
+    done = ddpjob(*arguments, "-o", "json")
+    assert done.code == code, done
+    found: Json = json.loads(done.out)
+    schema = json.loads((ROOT / "docs" / "schemas" / f"{arguments[0]}.json").read_text(encoding="utf-8"))
+    assert not list(faults(found, schema))
+    return found
+
+
+def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: Program) -> None:
+    has_run(ddpjob)
+    listed = objects(ddpjob, 0, "checkpoints", "tiny")
+    assert [(c["step"], c["bytes"], c["state"]) for c in listed["checkpoints"]] == [
+        (20, 6000, "Intact"),
+        (10, 3000, "Intact"),
+    ]
+    assert [file["path"] for file in listed["metrics"]] == ["metrics/run-000001.jsonl"]
+    table = ddpjob("checkpoints", "tiny").out.splitlines()
+    assert table[0].startswith(f"claim tiny-checkpoints, {ddpjob.state}")
+    assert table[1].split() == ["RUN", "STEP", "SIZE", "AGE", "STATE", "FILE"]
+    assert table[2].split()[1:4] == ["20", "5.9", "KiB"]
+    assert table[4].startswith("metrics: 1 file, ")
+
+    pulled = objects(ddpjob, 0, "pull", "tiny", "--metrics", "--step", "10")
+    assert [file["outcome"] for file in pulled["files"]] == ["Copied"] * 3
+    found = Checkpoints(ddpjob.folder / "tiny", keep=3).resume(print)
+    assert found is not None
+    assert (found[0].step, found[1]) == (10, b"ten" * 1000)
+    newest = ddpjob("pull", "tiny", "--to", "here")
+    assert newest.code == 0
+    assert newest.out.splitlines()[-1] == f"2 files of tiny in {ddpjob.folder / 'here'}"
+    assert (ddpjob.folder / "here" / listed["checkpoints"][0]["path"]).read_bytes() == b"twenty" * 1000
+
+
+def test_a_damaged_checkpoint_is_said_and_the_exit_code_is_1(ddpjob: Program) -> None:
+    has_run(ddpjob)
+    file = sorted((ddpjob.state / "volumes").rglob("*.pt"))[-1]
+    file.write_bytes(b"TWENTY" * 1000)
+    assert objects(ddpjob, 1, "checkpoints", "tiny")["checkpoints"][0]["state"] == "Damaged"
+    assert "Damaged: its content does not match the digest" in ddpjob("checkpoints", "tiny").out
+    assert objects(ddpjob, 0, "checkpoints", "tiny", "--no-verify")["checkpoints"][0]["state"] == "Unverified"
+    refused = ddpjob("pull", "tiny")
+    assert (refused.code, refused.out) == (1, "")
+    assert [line[:7] for line in refused.err.splitlines()] == ["error: ", "hint:  ", "next:  "]
+    everything = objects(ddpjob, 1, "pull", "tiny", "--all")
+    assert [entry["path"] for entry in everything["files"] if "problem" in entry] == [
+        str(file.relative_to(ddpjob.state / "volumes" / "default" / "tiny-checkpoints"))
+    ]
+
+
+def test_a_job_without_a_volume_and_a_step_that_was_never_saved(ddpjob: Program) -> None:
+    has_run(ddpjob, command=["true"])
+    assert "holds no checkpoint" in ddpjob("pull", "tiny").is_refused()[0]
+    assert "no checkpoint of step 7" in ddpjob("pull", "tiny", "--step", "7").is_refused()[0]
+    ddpjob("delete", "tiny")
+    plain: Json = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": "plain"}}
+    assert ddpjob("run", ddpjob.write(plain | {"spec": {"image": "none", "command": ["true"]}})).code == 0
+    assert "plain has no volume" in ddpjob("checkpoints", "plain").is_refused()[0]

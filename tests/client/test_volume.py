@@ -1,0 +1,300 @@
+"""What a volume holds, and copies of it. The program of a reader pod is a process here, and is killed to cut it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob.client.volume import reader
+from ddpjob.client.volume.contents import Choice, Place, Pulled, VolumeContents, listing
+from ddpjob.client.volume.messages import CutError, messages
+from ddpjob.client.volume.pull import pull, read_contents
+from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError
+from ddprun.checkpoint_files import Checkpoints
+from ddprun.reporting.metrics import RowsFile
+
+PROGRAM = [sys.executable, "-I", "-S", "-c", inspect.getsource(reader)]
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+MEGABYTE = 2**20
+
+
+class ProcessReader:
+    """Runs the program as a pod does. cuts: after so many bytes of the first, second, … output it is killed."""
+
+    def __init__(self, root: Path, cuts: Sequence[int] = ()) -> None:
+        self.root, self.cuts = root, [*cuts]
+        self.asked: list[list[str]] = []
+        self.received: list[int] = []
+
+    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        self.asked.append([command, *arguments])
+        self.received.append(0)
+        limit = self.cuts.pop(0) if command == "send" and self.cuts else sys.maxsize
+        with subprocess.Popen([*PROGRAM, command, str(self.root), *arguments], **PIPES) as process:
+            assert process.stdout is not None
+            try:
+                while piece := process.stdout.read1(32 * 1024)[: limit - self.received[-1]]:  # type: ignore[attr-defined]
+                    self.received[-1] += len(piece)
+                    yield piece
+            finally:
+                process.kill()
+        if self.received[-1] >= limit:
+            raise CutError("killed by the test")
+
+    @property
+    def offsets(self) -> list[int]:
+        """Return where each transfer of the first file began."""
+        return [json.loads(asked[1])[0][1] for asked in self.asked if asked[0] == "send"]
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """A volume with two checkpoints, metrics, a log and a file of a script."""
+    root = tmp_path / "volume"
+    RowsFile(root, 1).append("train", {"step": 1, "loss": 2.5})
+    store = Checkpoints(root, keep=3)
+    store.claim({"uid": "u"})
+    for step in (10, 20):
+        store.save(step, os.urandom(3 * MEGABYTE + step), {"time": 1_700_000_000.5 + step, "worldSize": 2})
+    (root / "logs").mkdir()
+    (root / "logs" / "rank-0.log").write_text("a line\n")
+    (root / "model.pt").write_bytes(b"of a script")
+    (root / ".step-1.pt.host.1.ab.tmp").write_bytes(b"of a save that goes on")
+    return root
+
+
+def at(root: Path) -> Place:
+    return Place("mnist", "team", "claim", str(root))
+
+
+def contents_of(root: Path, *, verify: bool = True) -> VolumeContents:
+    return read_contents(ProcessReader(root), at(root), verify=verify)
+
+
+def pulled(source: ProcessReader | Path, to: Path, **wanted: Any) -> Pulled:
+    source = source if isinstance(source, ProcessReader) else ProcessReader(source)
+    return pull(source, at(source.root), to, Choice(**wanted))
+
+
+def newest(root: Path) -> Path:
+    return sorted(root.glob("run-*/step-*.pt"))[-1]
+
+
+def files_below(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_contents_are_listed_by_kind_with_digests(volume: Path) -> None:
+    found = contents_of(volume)
+    content = newest(volume).read_bytes()
+    run = found.checkpoints[0].run
+    assert [(c.run, c.step, c.state, c.problem) for c in found.checkpoints] == [
+        (run, 20, "Intact", None),
+        (run, 10, "Intact", None),
+    ]
+    first = found.checkpoints[0]
+    assert (first.bytes, first.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert (first.saved, volume / first.path) == ("2023-11-14T22:13:40Z", newest(volume))
+    assert [file.path for file in found.metrics] == ["metrics/run-000001.jsonl"]
+    assert [file.path for file in found.logs] == ["logs/rank-0.log"]
+    assert [file.path for file in found.others] == ["model.pt", f"run-{run:06d}/owner.json"]
+    assert (found.complete, found.unreadable) == (True, [])
+    assert {c.state for c in contents_of(volume, verify=False).checkpoints} == {"Unverified"}
+
+
+@pytest.mark.parametrize(
+    ("harm", "problem"),
+    [
+        (lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]), "its content does not match the digest"),
+        (lambda file: file.unlink(), "its file is absent"),
+        (lambda file: file.with_suffix(".json").write_text("{}"), "its manifest is not readable"),
+        (lambda file: _edit(file.with_suffix(".json"), worldSize=3), "its manifest does not match its own digest"),
+    ],
+    ids=["content", "absent", "no-manifest", "manifest"],
+)
+def test_a_damaged_checkpoint_is_named_and_an_older_one_stays_intact(volume: Path, harm: object, problem: str) -> None:
+    harm(newest(volume))  # type: ignore[operator]
+    damaged, intact = contents_of(volume).checkpoints
+    assert (damaged.step, damaged.state, intact.state) == (20, "Damaged", "Intact")
+    assert problem in (damaged.problem or "")
+
+
+def _edit(manifest: Path, **values: object) -> None:
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | values))
+
+
+def test_the_newest_checkpoint_arrives_with_its_manifest_and_is_resumed_from(volume: Path, tmp_path: Path) -> None:
+    done = pulled(volume, tmp_path / "here")
+    assert [(file.outcome, file.problem) for file in done.files] == [("Copied", None)] * 2
+    assert [path.suffix for path in done.paths] == [".pt", ".json"]
+    saved = Checkpoints(tmp_path / "here", keep=3).resume(print)
+    assert saved is not None
+    assert saved[1] == newest(volume).read_bytes()
+    again = ProcessReader(volume)
+    assert {file.outcome for file in pulled(again, tmp_path / "here").files} == {"Unchanged"}
+    assert again.received[-1] < 1000
+
+
+def test_a_transfer_that_is_cut_twice_continues_where_it_was(volume: Path, tmp_path: Path) -> None:
+    cut = ProcessReader(volume, cuts=[MEGABYTE, MEGABYTE])
+    (file, _) = pulled(cut, tmp_path).files
+    # What the pipe held at the end is lost with it, so each transfer begins somewhere behind the one before.
+    first, second, third = cut.offsets
+    assert 0 == first < second <= MEGABYTE < third <= 2 * MEGABYTE
+    assert file.sha256 == hashlib.sha256((tmp_path / file.path).read_bytes()).hexdigest()
+    assert (tmp_path / file.path).read_bytes() == newest(volume).read_bytes()
+    assert not [path for path in files_below(tmp_path) if "part" in path]
+
+
+PULL = """
+import sys
+from pathlib import Path
+from tests.client.test_volume import ProcessReader, at
+from ddpjob.client.volume.contents import Choice
+from ddpjob.client.volume.pull import pull
+root, to = map(Path, sys.argv[1:])
+print("cut", flush=True)
+def shown(progress):
+    if progress.done > 2**20:
+        print("now", flush=True)
+        sys.stdin.read()
+pull(ProcessReader(root), at(root), to, Choice(), shown)
+"""
+
+
+def test_a_pull_that_was_killed_is_continued_by_the_next(volume: Path, tmp_path: Path) -> None:
+    to = tmp_path / "here"
+    command = [sys.executable, "-c", PULL, str(volume), str(to)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"cut\n"
+        assert one.stdout.readline() == b"now\n"
+        with pytest.raises(DDPJobError, match="another process copies"):
+            pulled(volume, to)
+        one.send_signal(signal.SIGKILL)
+    (part,) = to.rglob(".*.pt.ddpjob-part")
+    size = part.stat().st_size
+    assert size > MEGABYTE
+    second = ProcessReader(volume)
+    (file, _) = pulled(second, to).files
+    assert (second.offsets, file.outcome) == ([size], "Resumed")
+    assert (to / file.path).read_bytes() == newest(volume).read_bytes()
+
+
+def test_a_part_with_other_content_is_copied_again_from_its_beginning(volume: Path, tmp_path: Path) -> None:
+    part = tmp_path / newest(volume).relative_to(volume).with_name(f".{newest(volume).name}.ddpjob-part")
+    part.parent.mkdir()
+    part.write_bytes(b"another checkpoint" * 1000)
+    source = ProcessReader(volume)
+    (file, _) = pulled(source, tmp_path).files
+    assert source.offsets == [18_000, 0]
+    assert (tmp_path / file.path).read_bytes() == newest(volume).read_bytes()
+
+
+def test_a_checkpoint_that_is_damaged_on_the_volume_is_refused(volume: Path, tmp_path: Path) -> None:
+    file = newest(volume)
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+    with pytest.raises(DamagedFileError, match=r"step-000000020.pt .* does not match the digest") as raised:
+        pulled(volume, tmp_path / "here")
+    assert "--step N" in raised.value.next_step
+    assert files_below(tmp_path / "here") == set()
+    older = pulled(volume, tmp_path / "here", steps=[10])
+    assert older.files[0].path.endswith("step-000000010.pt")
+    # Everything is copied as it is, and what is damaged is named.
+    (damaged,) = [one for one in pulled(volume, tmp_path / "all", everything=True).files if one.problem]
+    assert volume / damaged.path == file
+
+
+def test_everything_and_metrics_are_copied_without_links_and_temporary_files(volume: Path, tmp_path: Path) -> None:
+    (volume / "secret").symlink_to("/etc/hostname")
+    (volume / "empty.txt").touch()
+    expected = files_below(volume) - {"secret", ".step-1.pt.host.1.ab.tmp"}
+    done = pulled(volume, tmp_path / "all", everything=True)
+    assert files_below(tmp_path / "all") == expected == {file.path for file in done.files}
+    assert all((volume / path).read_bytes() == (tmp_path / "all" / path).read_bytes() for path in expected)
+    assert int((tmp_path / "all" / "model.pt").stat().st_mtime) == int((volume / "model.pt").stat().st_mtime)
+    metrics = pulled(volume, tmp_path / "metrics", metrics=True)
+    assert [file.path for file in metrics.files] == ["metrics/run-000001.jsonl"]
+    with (volume / "metrics" / "run-000001.jsonl").open("a") as stream:
+        stream.write('{"event": "train"}\n')
+    assert [file.outcome for file in pulled(volume, tmp_path / "metrics", metrics=True).files] == ["Copied"]
+
+
+def test_many_files_take_several_requests(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    for number in range(300):
+        (root / f"sample-{number:04d}-of-the-generated-images.txt").write_text(str(number))
+    source = ProcessReader(root)
+    assert len(pulled(source, tmp_path / "here", everything=True).files) == 300
+    requests = [asked[1] for asked in source.asked if asked[0] == "send"]
+    assert len(requests) > 3
+    assert max(map(len, requests)) < 4500
+    assert files_below(tmp_path / "here") == files_below(root)
+
+
+def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidJobError, match="no checkpoint of step 7") as raised:
+        pulled(volume, tmp_path, steps=[7])
+    assert "20, 10" in raised.value.hint
+    empty = tmp_path / "empty"
+    (empty / "sub").mkdir(parents=True)
+    with pytest.raises(InvalidJobError, match="holds no checkpoint"):
+        pulled(empty, tmp_path)
+    (empty / "model.pt").touch()
+    with pytest.raises(InvalidJobError, match="holds no checkpoint") as raised:
+        pulled(empty, tmp_path)
+    assert "--all copies its 1 other files" in raised.value.next_step
+
+
+class Lines:
+    """A reader whose output a test writes."""
+
+    def __init__(self, *messages: object) -> None:
+        self.lines = [json.dumps(message).encode() + b"\n" for message in messages]
+
+    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        yield from self.lines
+
+
+@pytest.mark.parametrize("path", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "", "a\0b", "./a"])
+def test_a_path_that_leads_out_of_the_directory_is_no_output_of_the_reader(path: str, tmp_path: Path) -> None:
+    output = Lines({"file": {"path": path, "bytes": 1, "modified": 0}}, {"end": {"complete": True}})
+    with pytest.raises(CutError, match="not the output of the reader"):
+        listing(at(tmp_path), messages(output.output("list")))
+
+
+def test_a_file_that_was_deleted_meanwhile_and_a_disk_that_refuses(volume: Path, tmp_path: Path) -> None:
+    class Deleting(ProcessReader):
+        def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+            if command == "send":
+                newest(volume).unlink(missing_ok=True)
+            return super().output(command, *arguments)
+
+    (tmp_path / "file").touch()
+    with pytest.raises(DDPJobError, match=r"cannot write .*file"):
+        pulled(volume, tmp_path / "file")
+    with pytest.raises(DDPJobError, match="was deleted from the volume of mnist while it was copied"):
+        pulled(Deleting(volume), tmp_path / "here")
+
+
+def test_a_volume_larger_than_the_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    with (root / "data.bin").open("wb") as stream:
+        stream.truncate(shutil.disk_usage(tmp_path).free + 2**34)
+    source = ProcessReader(root)
+    with pytest.raises(DDPJobError, match=r"too little room: [\d,]+ bytes are missing"):
+        pulled(source, tmp_path / "here", everything=True)
+    assert not source.offsets
