@@ -147,23 +147,8 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = (
-    run,
-    submit,
-    ls,
-    get,
-    why,
-    logs,
-    events,
-    describe,
-    wait,
-    suspend,
-    resume,
-    restart,
-    delete,
-    checkpoints,
-    pull,
-)
+_ON_JOBS = (run, submit, ls, get, why, logs, events, describe, wait, suspend, resume, restart, delete)
+_ON_VOLUME = (checkpoints, pull)
 _ON_FILES = (init, validate, render, convert)
 _ON_TROUBLE = (doctor, bundle, replay)
 _VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_VOLUME, *_ON_FILES, *_ON_TROUBLE)}
