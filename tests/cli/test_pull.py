@@ -61,7 +61,7 @@ def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: P
     assert (found[0].step, found[1]) == (10, b"ten" * 1000)
     newest = ddpjob("pull", "tiny", "--to", "here")
     assert newest.code == 0
-    assert newest.out.splitlines()[-1] == f"2 files of tiny in {ddpjob.folder / 'here'}"
+    assert newest.out.splitlines()[-1] == f"2 files of tiny (this machine) in {ddpjob.folder / 'here'}"
     assert (ddpjob.folder / "here" / listed["checkpoints"][0]["path"]).read_bytes() == b"twenty" * 1000
 
 

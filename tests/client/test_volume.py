@@ -91,6 +91,11 @@ def newest(root: Path) -> Path:
     return sorted(root.glob("run-*/step-*.pt"))[-1]
 
 
+def flip_a_bit(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
 def files_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
@@ -116,7 +121,7 @@ def test_contents_are_listed_by_kind_with_digests(volume: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "problem"),
     [
-        (lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]), "its content does not match the digest"),
+        (lambda file: flip_a_bit(file), "its content does not match the digest"),
         (lambda file: file.unlink(), "its file is absent"),
         (lambda file: file.with_suffix(".json").write_text("{}"), "its manifest is not readable"),
         (lambda file: _edit(file.with_suffix(".json"), worldSize=3), "its manifest does not match its own digest"),
@@ -204,7 +209,7 @@ def test_a_part_with_other_content_is_copied_again_from_its_beginning(volume: Pa
 
 def test_a_checkpoint_that_is_damaged_on_the_volume_is_refused(volume: Path, tmp_path: Path) -> None:
     file = newest(volume)
-    file.write_bytes(b"x" + file.read_bytes()[1:])
+    flip_a_bit(file)
     with pytest.raises(DamagedFileError, match=r"step-000000020.pt .* does not match the digest") as raised:
         pulled(volume, tmp_path / "here")
     assert "--step N" in raised.value.next_step
@@ -242,6 +247,16 @@ def test_many_files_take_several_requests(tmp_path: Path) -> None:
     assert len(requests) > 3
     assert max(map(len, requests)) < 4500
     assert files_below(tmp_path / "here") == files_below(root)
+
+
+def test_a_data_set_on_the_volume_does_not_hide_the_checkpoints(volume: Path, tmp_path: Path) -> None:
+    (volume / "data" / "train").mkdir(parents=True)
+    for number in range(reader.MOST_OF_FOLDER + 1):
+        (volume / "data" / "train" / str(number)).touch()
+    found = contents_of(volume)
+    assert (len(found.checkpoints), found.complete) == (2, False)
+    assert len(found.others) < reader.MOST_OF_FOLDER + 10
+    assert pulled(volume, tmp_path / "newest").complete, "it is all that was wanted"
 
 
 def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path: Path) -> None:

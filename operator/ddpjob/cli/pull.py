@@ -16,7 +16,7 @@ from ddpjob.cli.text import number_of, one_line, size_text
 if TYPE_CHECKING:
     from ddpjob.client.volume.contents import Pulled
 
-_DAMAGED = 1
+_NOT_ALL = 1
 
 
 def pull(
@@ -48,7 +48,7 @@ def pull(
     \b
     Exit codes:
       0    all files are here and have their digests
-      1    a file could not be copied, or with --all is damaged on the volume
+      1    a file could not be copied, or with --all is damaged on the volume or not listed
       130  stopped by Ctrl-C; the same command continues
 
     \b
@@ -58,22 +58,28 @@ def pull(
     from ddpjob.cli.transfer import shown_transfer
 
     client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-    with _sigterm_like_ctrl_c(), client, shown_transfer(quiet=output == "json") as show:
-        done = client.pull(name, to, steps=steps or (), metrics=metrics, everything=everything, on_progress=show)
+    try:
+        with _sigterm_like_ctrl_c(), client, shown_transfer(quiet=output == "json") as show:
+            done = client.pull(name, to, steps=steps or (), metrics=metrics, everything=everything, on_progress=show)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues", file=sys.stderr)
+        raise
     if output == "json":
         print(json.dumps(done.wire(), indent=2))
     else:
-        print("\n".join(map(one_line, _lines(done))))
+        print("\n".join(map(one_line, _lines(done, client.place))))
     for file in done.files:
         if file.problem:
             print(f"warning: {one_line(file.path)}: {one_line(file.problem)}", file=sys.stderr)
-    return _DAMAGED if any(file.problem for file in done.files) else 0
+    if not done.complete:
+        print("warning: the volume has more files, which are not copied", file=sys.stderr)
+    return _NOT_ALL if any(file.problem for file in done.files) or not done.complete else 0
 
 
-def _lines(done: "Pulled") -> Iterator[str]:
+def _lines(done: "Pulled", place: str) -> Iterator[str]:
     for file, path in zip(done.files, done.paths, strict=True):
         yield f"{path}: {size_text(file.bytes)}, {file.outcome.lower()}, sha256 {file.sha256}"
-    yield f"{number_of(len(done.files), 'file')} of {done.job} in {done.to}"
+    yield f"{number_of(len(done.files), 'file')} of {done.job} ({place}) in {done.to}"
 
 
 @contextmanager

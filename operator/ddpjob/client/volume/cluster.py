@@ -72,6 +72,8 @@ class PodReader:
         while not reader_pod.is_ready(pod):
             if (error := reader_pod.hopeless(pod, self._job.name)) is not None:
                 raise error
+            if reader_pod.has_ended(pod):
+                raise CutError(f"the pod {self._pod} has ended")
             if time.monotonic() > end:
                 raise reader_pod.late(pod, self._seconds, self._events())
             why = reader_pod.obstacle(pod)

@@ -104,6 +104,8 @@ class Pulled(WireModel):
     """Directory on this machine."""
     files: list[PulledFile]
     """The files, in the order in which they were copied."""
+    complete: bool = True
+    """False if all files were asked for, and the volume has more than could be listed."""
 
     @property
     def paths(self) -> list[Path]:

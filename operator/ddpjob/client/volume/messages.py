@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ddpjob.api.objects import Json
 
-_LONGEST_LINE = 64 * 1024
+_LONGEST_LINE = 1024 * 1024
 
 
 class CutError(Exception):

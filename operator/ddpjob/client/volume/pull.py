@@ -31,7 +31,8 @@ def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: On
     found = _listing(reader, place, shown, tries, verify=False)
     wanted = wanted_files(found, choice)
     files = receive(reader, place.job, wanted, to, on_progress=shown, tries=tries)
-    return Pulled(job=place.job, namespace=place.namespace, to=str(to.absolute()), files=files)
+    complete = found.contents.complete or not choice.everything
+    return Pulled(job=place.job, namespace=place.namespace, to=str(to.absolute()), files=files, complete=complete)
 
 
 def _listing(reader: Reader, place: Place, on_progress: OnProgress, tries: Tries, *, verify: bool) -> Listing:

@@ -17,15 +17,17 @@ import signal
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-MOST_FILES = 20_000
-"""Of a volume that also holds a data set, the rest is not listed."""
+MOST_FILES, MOST_OF_FOLDER = 20_000, 5_000
+"""Of a volume that also holds a data set, the rest is not listed. What trainings write comes first."""
 _PART = 256 * 1024  # bytes
 _SIGN_OF_LIFE = 16 * 1024 * 1024  # bytes that are read without any output
 _MANIFEST = re.compile(r"(?:^|/)run-(\d{6,})/step-(\d{9,})\.json$")
+_OF_TRAINING = re.compile(r"^(?:run-\d{6,}|metrics|logs)$")
 _TEMPORARY = re.compile(r"^\..*(?:\.tmp$|probe\.)")  # of a write that goes on, or was interrupted
 _FORMAT = 1  # of a manifest
 _IDLE_SECONDS = 120.0
@@ -38,8 +40,8 @@ def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
     verify: also read the checkpoints and compare their digests.
     """
     unreadable: list[str] = []
-    count = 0
-    for path in _files(root, unreadable):
+    count, left_out = 0, [0]
+    for path in _files(root, unreadable, left_out):
         count += 1
         if count > MOST_FILES:
             break
@@ -53,7 +55,7 @@ def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
         name = _MANIFEST.search(path)
         if name:
             yield from _checkpoint(root, path, int(name.group(1)), int(name.group(2)), verify)
-    yield _line({"end": {"complete": count <= MOST_FILES, "unreadable": unreadable[:100]}})
+    yield _line({"end": {"complete": count <= MOST_FILES and not left_out[0], "unreadable": unreadable[:100]}})
 
 
 def send(root: str, wanted: Sequence[tuple[str, int, int]]) -> Generator[bytes, None, None]:
@@ -130,28 +132,36 @@ def _manifest(path: Path, run: int, step: int) -> tuple[dict[str, Any], str]:
     return manifest, ""
 
 
-def _files(root: str, unreadable: list[str]) -> Iterator[str]:
-    """Yield the paths below ``root``, folder by folder; links are not followed, and temporary files left out."""
-    folders = [""]
-    while folders:
-        folder = folders.pop()
+def _files(root: str, unreadable: list[str], left_out: list[int]) -> Iterator[str]:
+    """Yield the paths below ``root``, level by level; links are not followed, and temporary files left out.
+
+    unreadable: gets what cannot be read. left_out: its only number grows by the files of too large folders.
+    """
+    first: list[str] = [""]
+    others: deque[str] = deque()
+    while first or others:
+        folder = first.pop() if first else others.popleft()
         try:
             with os.scandir(Path(root, folder)) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
         except OSError as error:
-            unreadable.append(f"{folder or '.'}: {error.strerror}")
+            unreadable.append(f"{folder or '.'}: {error.strerror}"[:300])
             continue
-        paths = [(entry, f"{folder}/{entry.name}" if folder else entry.name) for entry in entries]
-        folders += [path for entry, path in reversed(paths) if entry.is_dir(follow_symlinks=False)]
-        for entry, path in paths:
-            if entry.is_dir(follow_symlinks=False) or _TEMPORARY.match(entry.name):
-                continue
+        count = 0
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
             try:
                 path.encode()
             except UnicodeError:
-                unreadable.append(f"{path.encode(errors='backslashreplace').decode()}: its name is not UTF-8")
+                unreadable.append(ascii(path)[:200] + ": its name is not UTF-8")
                 continue
-            yield path
+            if entry.is_dir(follow_symlinks=False):
+                (first if _OF_TRAINING.match(entry.name) else others).append(path)
+            elif not _TEMPORARY.match(entry.name):
+                count += 1
+                if count <= MOST_OF_FOLDER:
+                    yield path
+        left_out[0] += max(0, count - MOST_OF_FOLDER)
 
 
 def _line(message: dict[str, Any]) -> bytes:
