@@ -163,19 +163,18 @@ def place(control_plane: ControlPlane, namespace: str) -> Place:
 class Reading:
     """Lists the volume in a thread."""
 
-    def __init__(self, place: Place, kubeconfig: Path | None = None, seconds: float = 60.0) -> None:
+    def __init__(self, place: Place, kubeconfig: Path | None = None) -> None:
         self.waits: list[str] = []
         self._error: DDPJobError | None = None
-        self._arguments = (Connection(None, kubeconfig or place.kubeconfig, 20), place.job)
-        self._seconds = seconds
+        connection = Connection(None, kubeconfig or place.kubeconfig, 20)
+        self.reader = PodReader(connection, place.job, lambda now: self.waits.append(now.waiting))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        connection, job = self._arguments
         try:
-            with PodReader(connection, job, lambda now: self.waits.append(now.waiting), self._seconds) as reader:
-                list(reader.output("list"))
+            with self.reader:
+                list(self.reader.output("list"))
         except DDPJobError as error:
             self._error = error
 
@@ -192,13 +191,14 @@ WAITING = {"name": "reader", "image": "", "imageID": "", "ready": False, "restar
 @pytest.mark.apiserver
 def test_a_pod_that_no_node_takes_is_an_error_in_the_words_of_the_scheduler(place: Place) -> None:
     place.make_claim()
-    reading = Reading(place, seconds=3)
+    reading = Reading(place)
     labels = place.pod()["metadata"]["labels"]
     assert labels[LABEL_READER_OF] == place.job.uid
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": UNSCHEDULABLE}
     place.set_status({"conditions": [condition]})
+    eventually("it is shown while it waits", lambda: any(UNSCHEDULABLE in text for text in reading.waits))
+    reading.reader.start_seconds = 0
     assert UNSCHEDULABLE in reading.error().error
-    assert any(UNSCHEDULABLE in text for text in reading.waits), "it is shown while it waits"
     assert place.pods() == [], "deleted at the end"
 
 

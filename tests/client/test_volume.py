@@ -121,7 +121,7 @@ def test_contents_are_listed_by_kind_with_digests(volume: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "problem"),
     [
-        (lambda file: flip_a_bit(file), "its content does not match the digest"),
+        (flip_a_bit, "its content does not match the digest"),
         (lambda file: file.unlink(), "its file is absent"),
         (lambda file: file.with_suffix(".json").write_text("{}"), "its manifest is not readable"),
         (lambda file: _edit(file.with_suffix(".json"), worldSize=3), "its manifest does not match its own digest"),

@@ -30,12 +30,13 @@ _STARTING = "the pod that reads the volume starts"
 class PodReader:
     """Runs ``reader`` in a pod; see ``Reader``. Use as a context manager, which deletes the pod.
 
-    place: whose volume it is. Raises ``InvalidJobError`` for a job without a volume.
+    place: whose volume it is. start_seconds: limit for the start of the pod.
+
+    Raises:
+        InvalidJobError: the job has no volume.
     """
 
-    def __init__(
-        self, connection: Connection, job: DDPJob, on_progress: OnProgress | None, seconds: float = START_SECONDS
-    ) -> None:
+    def __init__(self, connection: Connection, job: DDPJob, on_progress: OnProgress | None) -> None:
         try:
             self._job = Job.of(job.manifest)
         except ValidationError as error:
@@ -44,8 +45,9 @@ class PodReader:
             raise no_volume(job.name)
         mount_path = self._job.spec.checkpoint.mount_path
         self.place = Place(job.name, self._job.namespace, self._job.claim, mount_path)
-        self._connection, self._on_progress, self._seconds = connection, on_progress or ignore, seconds
+        self._connection, self._on_progress = connection, on_progress or ignore
         self._pod = ""
+        self.start_seconds = START_SECONDS
 
     def __enter__(self) -> Self:
         return self
@@ -68,14 +70,14 @@ class PodReader:
                 self._delete()
                 self._connection.request("GET", path_of(names.DDPJOBS, self._job.namespace, self._job.name))
             pod = self._create()
-        end = time.monotonic() + self._seconds
+        begin = time.monotonic()
         while not reader_pod.is_ready(pod):
             if (error := reader_pod.hopeless(pod, self._job.name)) is not None:
                 raise error
             if reader_pod.has_ended(pod):
                 raise CutError(f"the pod {self._pod} has ended")
-            if time.monotonic() > end:
-                raise reader_pod.late(pod, self._seconds, self._events())
+            if time.monotonic() - begin > self.start_seconds:
+                raise reader_pod.late(pod, self.start_seconds, self._events())
             why = reader_pod.obstacle(pod)
             self._on_progress(PullProgress(waiting=f"{_STARTING}: {why}" if why else _STARTING))
             time.sleep(_PAUSE)
