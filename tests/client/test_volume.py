@@ -270,7 +270,7 @@ def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path
     (empty / "model.pt").touch()
     with pytest.raises(InvalidJobError, match="holds no checkpoint") as raised:
         pulled(empty, tmp_path)
-    assert "--all copies its 1 other files" in raised.value.next_step
+    assert "--all copies the other files (1)" in raised.value.next_step
 
 
 class Lines:

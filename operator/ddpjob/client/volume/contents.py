@@ -271,7 +271,7 @@ def _nothing(volume: VolumeContents, what: str) -> DDPJobError:
         f"could not read {unreadable}"
         if unreadable
         else "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step",
-        f"ddpjob pull {volume.job} --all copies its {others} other files" if others else f"ddpjob logs {volume.job}",
+        f"ddpjob pull {volume.job} --all copies the other files ({others})" if others else f"ddpjob logs {volume.job}",
     )
 
 
