@@ -106,6 +106,24 @@ def test_run_that_loaded_a_checkpoint_continues_the_rows_of_the_run_that_saved_i
     ddprun.checkpoints(tmp_path).save(5, {})
     assert counted(tmp_path) == [(1, 1), (1, 2), (3, 3), (3, 4), (3, 5)]
     assert run_numbers(tmp_path) == [3, 1], "run and metrics have one number"
+    written()
+    assert [(row["run"], row["step"]) for row in read_rows(tmp_path) if row["event"] == "save"] == [
+        (1, 0),
+        (1, 2),
+        (3, 5),
+    ]
+
+
+def test_start_names_attempt_and_life_and_a_checkpoint_of_the_script_is_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPJOB_ATTEMPT", "2")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    ddprun.report(step=1, loss=1.0, checkpoint=tmp_path / "own.pt")
+    written()
+    start, *rows = read_rows(tmp_path)
+    assert (start["attempt"], start["life"]) == (2, 4)
+    assert [(row["event"], row["step"]) for row in rows] == [("train", 1), ("save", 1)]
 
 
 def test_script_with_checkpoints_of_its_own_continues_at_its_first_report(tmp_path: Path) -> None:

@@ -70,7 +70,10 @@ def owner(env: Mapping[str, str]) -> Json:
     """Return what ``owner.json`` says about this process, which claims a run."""
     attempt = env.get("DDPJOB_ATTEMPT")
     number = int(attempt) if attempt and attempt.isdecimal() else attempt
-    return {"uid": env.get("DDPJOB_UID"), "attempt": number, "host": socket.gethostname(), "time": time.time()}
+    restarts = env.get("TORCHELASTIC_RESTART_COUNT") or ""
+    life = int(restarts) + 1 if restarts.isdecimal() else 1
+    host = socket.gethostname()
+    return {"uid": env.get("DDPJOB_UID"), "attempt": number, "life": life, "host": host, "time": time.time()}
 
 
 def run_folder(root: Path, run: int) -> Path:

@@ -82,7 +82,9 @@ class ScriptCheckpoints:
             if step < (newest.step if newest else 0):
                 raise ValueError(f"step {step} comes before step {newest.step if newest else 0}, the newest saved")
             if newest is None or step > newest.step:
+                began = time.monotonic()
                 newest = self._write(step, state)
+                self._metrics.log("save", {"step": step, "seconds": round(time.monotonic() - began, 3)})
         self._on_saved(newest.place)
 
     def _write(self, step: int, state: Any) -> Saved:

@@ -191,6 +191,8 @@ def report(
                 metrics.log(event, {"step": step, **{name: shown[name] for name in names if name in shown}})
     shown.pop("lr", None)
     if checkpoint is not None:
+        if metrics is not None:
+            metrics.log("save", {"step": step})
         base = os.environ.get("DDPJOB_CHECKPOINT_DIR") or os.curdir
         shown["checkpoint"] = {"step": step, "path": os.path.relpath(checkpoint, base)}
         _state.saved = _state.stop_agreed

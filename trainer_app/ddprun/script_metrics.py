@@ -110,7 +110,8 @@ class ScriptMetrics:
             except FileExistsError:
                 continue  # another start was faster
             start = {"worldSize": rank_and_size()[1], "totalSteps": self.total_steps, "data": ""}
-            start["attempt"] = checkpoint_files.owner(os.environ)["attempt"]
+            own = checkpoint_files.owner(os.environ)
+            start |= {name: own[name] for name in ("attempt", "life")}
             file.append("start", {**start, "resumedFrom": self._resumed_from(number)})
             self._file = file
         return self._file

@@ -1,4 +1,4 @@
-"""The metrics of a training: ``metrics/run-N.jsonl``, one row for each start, step and evaluation.
+"""The metrics of a training: ``metrics/run-N.jsonl``, one row for each start, step, evaluation and save.
 
 ``RowsFile`` writes the file of one run. ``effective_rows`` reads the files of all runs as if the training had never
 been interrupted; the experiments and people who plot a curve use it. Each run has its own file, because NFS does not
@@ -98,7 +98,7 @@ class RecordedMetrics:
     Attributes:
         starts: the start row of each run, by the number of the run.
         origins: the run and step that each run resumed from, by the number of the run; None for a run from step 0.
-        rows: the rows of steps, evaluations and stops, run by run.
+        rows: the rows of steps, evaluations, saves and stops, run by run.
         last_steps: the last step that counts of the newest run and of each of its ancestors, by run.
     """
 
@@ -131,7 +131,7 @@ def read_metrics(path: Path | str) -> RecordedMetrics:
                 said = f"warning: run {run} in {path}: resumedFrom is {str(found)[:100]}, not a run and a step"
                 print(f"{said}; the steps of earlier runs are not counted", file=sys.stderr)
             origins[run] = None if None in place else (found["run"], found["step"])
-        elif run and step is not None and row.get("event") in ("train", "eval", "stopped"):
+        elif run and step is not None and row.get("event") in ("train", "eval", "save", "stopped"):
             rows.append(row)
     last_steps: dict[int, float] = {}
     counted: tuple[int, float] | None = (max(origins, default=0), math.inf)

@@ -180,7 +180,8 @@ class Checkpointer:
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
         claimant = owner(env)
-        start |= {"attempt": claimant["attempt"], "quarantined": self._checkpoints.quarantined}
+        start |= {name: claimant[name] for name in ("attempt", "life")}
+        start |= {"quarantined": self._checkpoints.quarantined}
         run = self._checkpoints.claim(claimant)
         self._metrics.open(self._checkpoints.root, run, with_checkpoints=True, **start)
 
@@ -194,9 +195,11 @@ class Checkpointer:
             Superseded: a newer start has claimed a higher run.
             VolumeError: the checkpoint of the last step could not be written.
         """
+        began = time.monotonic()
         with self._metrics.saving():
             result = self._save(step, state, evaluation)
         if result.checkpoint is not None:
+            self._metrics.log("save", step, seconds=round(time.monotonic() - began, 3))
             self._metrics.checkpoint_saved(result.checkpoint)
         return result
 
