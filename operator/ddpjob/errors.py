@@ -43,7 +43,7 @@ class NotAllowedError(DDPJobError):
 
 
 class UnavailableError(DDPJobError):
-    """The cluster, its DDPJobs or a log cannot be reached. A change may or may not have been carried out."""
+    """The cluster, its DDPJobs, a log or metrics cannot be reached. A change may or may not have been carried out."""
 
 
 class TransferError(DDPJobError):

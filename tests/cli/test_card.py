@@ -11,8 +11,7 @@ import pytest
 
 from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
-from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal
-from ddpjob.cli.curve import sparkline
+from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, sparkline
 from ddpjob.cli.ls import CELLS
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob

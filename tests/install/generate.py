@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from ddpjob.api.crd import as_yaml
+from ddpjob.cli.training import Plot
 from ddpjob.client.bundle.manifest import Manifest
 from ddpjob.client.bundle.replay import Replay
 from ddpjob.client.checkup.check import Checkup
@@ -43,6 +44,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "replay": Replay,
     "checkpoints": VolumeContents,
     "pull": Pulled,
+    "plot": Plot,
 }
 """What commands print with ``-o json``, by the name of the command."""
 FLOW = ROOT / "docs" / "flow.svg"

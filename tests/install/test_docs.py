@@ -175,6 +175,7 @@ PACKAGES = {
     "operator": ROOT / "operator" / "ddpjob",
     "launcher": ROOT / "trainer_app" / "ddprun",
     "trainer": ROOT / "trainer_app" / "ddptrain",
+    "curves": ROOT / "trainer_app" / "ddpplot",
 }
 
 

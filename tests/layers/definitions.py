@@ -81,7 +81,7 @@ LAYERS = (
         (
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
-                *("tests/benchmarks", "tests/compatibility", "tests/convert", "tests/mutants"),
+                *("tests/benchmarks", "tests/compatibility", "tests/convert", "tests/mutants", "tests/plot"),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
                 cores=0.8,
             ),
@@ -103,7 +103,7 @@ LAYERS = (
         (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
-            _mypy("types", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "lessons"),
+            _mypy("types", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "ddpplot", "-p", "lessons"),
             _mypy("types-oldest-python", "-p", "ddprun", "--config-file", "tests/layers/oldest_python.ini"),
             Command((str(Path(sys.executable).with_name("lint-imports")),)),
             _tool("yamllint", "--strict", "."),

@@ -35,6 +35,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "operator/ddpjob/__init__.py": SUM,
         "trainer_app/ddprun/__init__.py": "",
+        "trainer_app/ddpplot/__init__.py": "",
         "trainer_app/ddptrain/__init__.py": "",
         ".gitignore": "ignored\n",
     }

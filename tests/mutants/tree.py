@@ -91,7 +91,7 @@ class Tree:
         command = [
             self._python,
             "-c",
-            "import ddpjob, ddprun, ddptrain; print(ddpjob.__file__, ddprun.__file__, ddptrain.__file__)",
+            "import ddpjob, ddpplot, ddprun, ddptrain as t; print(*(p.__file__ for p in (ddpjob, ddpplot, ddprun, t)))",
         ]
         found = subprocess.run(command, cwd=self.root, text=True, capture_output=True, check=True).stdout.split()
         assert all(Path(file).is_relative_to(self.root) for file in found), found

@@ -17,12 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpplot import figure
+from ddpplot.history import History
+from ddpplot.timeline import span
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import DataMissing
 from ddprun.launcher.node_reports import NodeReports
 from ddptrain.inference.predict import read_png
-from ddptrain.report_page import figure, page
-from ddptrain.report_page.history import History, read_history
+from ddptrain.report_page import page
+from ddptrain.report_page.history import read_history
 from ddptrain.report_page.mistakes import Mistakes, grey_png, mistakes_of
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import ForkServer
@@ -68,8 +71,8 @@ def test_a_restart_keeps_the_steps_that_count_and_those_that_were_repeated(tmp_p
     ]  # fmt: skip
     assert [(one.run, one.step) for one in history.evaluations] == [(1, 10), (1, 20), (2, 30), (2, 40)]
     assert (history.total_steps, history.last_step) == (40, 40)
-    assert contents(history).is_finished
-    assert contents(history).seconds == 120.0
+    assert history.is_finished
+    assert span(history, None) == (100.0, 220.0)
 
 
 def test_the_numbers_as_json(tmp_path: Path) -> None:
@@ -289,7 +292,8 @@ def test_a_killed_and_resumed_training_becomes_page_picture_and_json(
     ddptrain.run("report", root, "--data-dir", idx, "--out", out, "--svg", svg)
     text = out.read_text()
     assert ("rank 1 was killed by SIGKILL, in step 16" in text, 'id="misses"' in text) == (True, True)
-    assert svg.read_text().count('class="restart"') == 1
+    marks = [svg.read_text().count(f'class="{kind}"') for kind in ("restart inplace", "failure", "save")]
+    assert marks == [1, 1, 6], "a life of the same launcher; saves after steps 4, 6, 8, 12, 16 and 18"
     assert not (root / "report.html").exists()
 
     printed = ddptrain.run("report", root, "--data-dir", idx, "--json").output().splitlines()[-1]

@@ -2,8 +2,9 @@
 
     main ─▶ run ─▶ prepare (client.jobfile) ─▶ local.session
          │         snapshot ─▶ output, live           while the job runs
-         │         summary (curve) ─▶ output, live    when it has ended
+         │         summary ─▶ output, live            when it has ended
          ├▶ ls, get (card), describe, events, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
+         ├▶ plot, report ─▶ training ─▶ client, ddpplot
          └▶ init, validate, render, convert          files alone: client.validation, client.starter, convert
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text

@@ -3,14 +3,14 @@
 Text of a job or of its trainer passes through ``one_line``. Only what is abnormal is in colour.
 """
 
+import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from ddpjob.api.status import Condition, DDPJobStatus, Failure
 from ddpjob.api.times import parse_time, seconds_between
-from ddpjob.cli.curve import sparkline
 from ddpjob.cli.snapshot import Training
 from ddpjob.cli.text import duration, number_of, one_line, red, time_text
 from ddpjob.client.base import INTERRUPTED
@@ -24,6 +24,7 @@ _ORDINARY = frozenset(
 """Reasons of the condition Running that every start has."""
 _INDENT = 16  # columns of a label
 _SPARKS = 32  # columns
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 class Fact(NamedTuple):
@@ -70,11 +71,11 @@ def is_abnormal(job: DDPJob) -> bool:
     return found is not None and found.type in ("Running", "Stalled") and found.reason not in _ORDINARY
 
 
-def facts_of(job: DDPJob, now: datetime, losses: Mapping[int, float]) -> Iterator[Fact]:
+def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fact]:
     """Yield what is known of the job.
 
     Args:
-        losses: of each step of the training; empty if its metrics cannot be read.
+        losses: of the steps of the training; empty if its metrics cannot be read.
     """
     status = job.status
     yield from _nodes(status)
@@ -83,7 +84,7 @@ def facts_of(job: DDPJob, now: datetime, losses: Mapping[int, float]) -> Iterato
         age = _past(status.progress.last_heartbeat_time, now) if status.progress else ""
         last = f"reported {age} ago" if age and not job.finished else ""
         yield Fact("progress", ", ".join(part for part in (*training, last) if part))
-    if drawn := sparkline(list(losses.values()), _SPARKS):
+    if drawn := sparkline(losses, _SPARKS):
         yield Fact("loss", drawn)
     yield from _attempts(job, now)
     if status.failures:
@@ -193,3 +194,16 @@ def _past(start: str | None, end: datetime | str) -> str:
     if start is None:
         return ""
     return duration(seconds_between(start, parse_time(end) if isinstance(end, str) else end))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return the course of the values in one line of at most ``width`` bars; empty for fewer than three values."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 3:
+        return ""
+    bundle = math.ceil(len(finite) / width)
+    means = [sum(group) / len(group) for group in (finite[i : i + bundle] for i in range(0, len(finite), bundle))]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    bars = "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    return f"{bars} {finite[0]:.4g} → {finite[-1]:.4g}"

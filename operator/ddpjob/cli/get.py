@@ -10,9 +10,10 @@ from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs
 from ddpjob.cli.options import Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import is_coloured
+from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from ddpjob.client.base import Client
     from ddpjob.client.job import DDPJob
@@ -72,13 +73,18 @@ def card(client: "Client", job: "DDPJob") -> list[str]:
     return list(card_lines(headline(job, now), facts, width=width, coloured=is_coloured()))
 
 
-def _losses(client: "Client", job: "DDPJob") -> "Mapping[int, float]":
-    """Return the loss of each step, of a job of this machine; a cluster's metrics are on its volume."""
-    from ddpjob.cli.curve import losses, metrics_of
+def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
+    """Return the losses of the steps, of a job of this machine; a cluster's metrics are on its volume."""
     from ddpjob.client.local import LocalClient
+    from ddpplot import recorded
 
-    metrics = metrics_of(client.checkpoint_directory(job)) if isinstance(client, LocalClient) else None
-    return losses(metrics) if metrics else {}
+    if not isinstance(client, LocalClient):
+        return []
+    try:
+        history = recorded.read_history(client.metrics(job))
+    except (DDPJobError, recorded.DataMissing):  # it is only a picture
+        return []
+    return [step.loss for step in history.steps if step.loss is not None]
 
 
 def _follow(client: "Client", name: str, output: str | None) -> int:

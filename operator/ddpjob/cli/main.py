@@ -28,9 +28,11 @@ from ddpjob.cli.init import init
 from ddpjob.cli.logs import logs
 from ddpjob.cli.ls import ls
 from ddpjob.cli.options import Request, StateDir
+from ddpjob.cli.plot import plot
 from ddpjob.cli.pull import pull
 from ddpjob.cli.render import render
 from ddpjob.cli.replay import replay
+from ddpjob.cli.report import report
 from ddpjob.cli.submit import submit
 from ddpjob.cli.text import show_error
 from ddpjob.cli.validate import validate
@@ -148,7 +150,7 @@ def run(
 
 
 _ON_JOBS = (run, submit, ls, get, why, logs, events, describe, wait, suspend, resume, restart, delete)
-_ON_VOLUME = (checkpoints, pull)
+_ON_VOLUME = (checkpoints, pull, plot, report)
 _ON_FILES = (init, validate, render, convert)
 _ON_TROUBLE = (doctor, bundle, replay)
 _VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_VOLUME, *_ON_FILES, *_ON_TROUBLE)}

@@ -18,6 +18,14 @@ Namespace = Annotated[
     str | None,
     Option("--namespace", "-n", metavar="NAME", help="Look in this namespace only."),
 ]
+MetricsDir = Annotated[
+    str | None,
+    Option(
+        "--metrics",
+        metavar="DIR",
+        help="Read the metrics in DIR: a checkpoint directory, or a copy of its folder metrics.",
+    ),
+]
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.")]
 
 

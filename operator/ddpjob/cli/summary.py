@@ -9,7 +9,6 @@ from pathlib import Path
 from ddpjob.api import exit_codes
 from ddpjob.api.objects import Json, condition
 from ddpjob.api.status import recorded_status
-from ddpjob.cli.curve import drawing, losses, metrics_of
 from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, sanitize_line, time_text
 from ddpjob.client.local_logs import last_lines
 from ddpjob.local import LocalError
@@ -73,7 +72,7 @@ class RunResult:
     @property
     def metrics(self) -> Path | None:
         """The folder or file with the loss of every step, if the trainer wrote one."""
-        return metrics_of(self.paths.checkpoints())
+        return self.paths.metrics()
 
     @property
     def logs(self) -> Path:
@@ -119,8 +118,17 @@ def _succeeded(result: RunResult, width: int) -> list[str]:
     headline += f" on {number_of(world, 'rank')}" if world else ""
     if result.accuracy is not None:
         headline += f": accuracy {accuracy_text(result.accuracy)} on the test set"
-    drawn = drawing(losses(result.metrics), width) if result.metrics else []
+    drawn = _loss_curve(result.metrics, width) if result.metrics else []
     return [headline, "", *drawn, *([""] if drawn else []), *_locations(result)]
+
+
+def _loss_curve(metrics: Path, width: int) -> list[str]:
+    from ddpplot import recorded, terminal
+
+    try:
+        return terminal.loss_drawing(recorded.read_history(metrics), width)
+    except recorded.DataMissing:  # it is only a picture
+        return []
 
 
 def _suspended(result: RunResult) -> list[str]:

@@ -12,7 +12,7 @@ from ddpjob.client.job import DDPJob
 from ddpjob.client.timeline import JobEvent, JobPod
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
-from ddpjob.errors import DDPJobError, WaitTimeoutError
+from ddpjob.errors import DDPJobError, UnavailableError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.manifest import Manifest
@@ -275,6 +275,15 @@ class Client(Protocol):
         """
         ...
 
+    def metrics(self, job: str | DDPJob) -> Path:
+        """Return the directory of this machine that has the metrics of a job, as ``ddpjob plot`` reads them.
+
+        Raises:
+            UnavailableError: they are not on this machine, as those of a cluster's job, or there are none.
+            JobNotFoundError: there is no such job.
+        """
+        ...
+
     def suspend(self, job: str | DDPJob) -> DDPJob:
         """Stop the pods after they saved a checkpoint; ``resume`` starts them again. Return the changed job."""
         ...
@@ -331,6 +340,15 @@ def timed_out(job: DDPJob, seconds: float | None) -> WaitTimeoutError:
         f"the job {job.name} is {job.state} after {seconds:g} s",
         "it goes on; only the wait has ended",
         "wait longer, or look at its logs",
+    )
+
+
+def no_metrics(job: DDPJob) -> UnavailableError:
+    """Return the error of a job that keeps no metrics."""
+    return UnavailableError(
+        f"the job {job.name} has no volume for its metrics",
+        "ddptrain, and a script that calls ddprun.report, write them beside the checkpoints",
+        "set spec.checkpoint; or name the directory of the metrics with --metrics DIR",
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
-from ddpjob.client.base import Client, Events, Jobs, LogLine, Pods, already_finished, timed_out
+from ddpjob.client.base import Client, Events, Jobs, LogLine, Pods, already_finished, no_metrics, timed_out
 from ddpjob.client.cluster_logs import JobLogs
 from ddpjob.client.cluster_story import events_of, pods_of
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
@@ -28,7 +28,7 @@ from ddpjob.client.jobfile import SCRIPT_IMAGE
 from ddpjob.client.timeline import job_pods, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
@@ -171,6 +171,18 @@ class ClusterClient(Client):
         with PodReader(self._connection, self.get(job), on_progress) as reader:
             choice = Choice(steps, metrics, everything)
             return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
+
+    def metrics(self, job: str | DDPJob) -> Path:
+        found = self.get(job)
+        checkpoint = found.manifest["spec"].get("checkpoint")
+        if checkpoint is None:
+            raise no_metrics(found)
+        claim = checkpoint.get("claimName") or names.claim_name(found.name)
+        raise UnavailableError(
+            f"the metrics of the job {found.name} are in the cluster: on the volume of the claim {claim}",
+            "this machine reads a copy of them: the folder metrics of that volume",
+            f"ddpjob pull {found.name} --metrics copies it; then add --metrics DIR with the directory of the copy",
+        )
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.base import INTERRUPTED, Client, Events, Jobs, LogLine, Pods, already_finished, timed_out
+from ddpjob.client.base import INTERRUPTED, Client, Events, Jobs, LogLine, Pods, already_finished, no_metrics, timed_out
 from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader, attempts, last_lines
 from ddpjob.client.timeline import job_pods, local_events, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
-from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
+from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, UnavailableError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
 
@@ -115,18 +115,6 @@ class LocalClient(Client):
         if not reader.found:
             raise _no_logs(record, nodes, attempt)
 
-    def checkpoint_directory(self, job: str | DDPJob) -> Path | None:
-        """Return the directory that the trainer sees as DDPJOB_CHECKPOINT_DIR; None without ``checkpoint``."""
-        record = self.record(job)
-        found = _seen(record)
-        checkpoint = found.spec.checkpoint
-        if checkpoint is None:
-            return None
-        claim = checkpoint.claim_name or names.claim_name(found.name)
-        given = (record.place().get("volumes") or {}).get(claim)
-        directory = Path(given) if given else self.folder.volume(record.namespace, claim)
-        return directory / (checkpoint.sub_path or "")
-
     def explain(self, job: str | DDPJob) -> Explanation:
         from ddpjob.client.verdict.explain import explain, needed
         from ddpjob.client.verdict.facts import Facts
@@ -185,6 +173,25 @@ class LocalClient(Client):
         place = local_place(self.record(job), self.folder)
         choice = Choice(steps, metrics, everything)
         return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
+
+    def metrics(self, job: str | DDPJob) -> Path:
+        from ddpjob.engine.desired import Job
+        from ddpjob.local.state import HostPaths
+
+        record = self.record(job)
+        found = _seen(record)
+        volumes = {claim: Path(path) for claim, path in (record.place().get("volumes") or {}).items()}
+        paths = HostPaths(Job.of(found.manifest), self.folder, volumes)
+        directory = paths.checkpoints()
+        if directory is None:
+            raise no_metrics(found)
+        if paths.metrics() is None:
+            raise UnavailableError(
+                f"the job {found.name} has no metrics in {directory}",
+                "ddptrain, and a script that calls ddprun.report, write them with the first step",
+                f"ddpjob logs {found.name} shows how far it is; --metrics DIR names another directory",
+            )
+        return directory
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         record, found = self._unfinished(job)

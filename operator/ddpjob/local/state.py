@@ -257,6 +257,12 @@ class HostPaths:
         checkpoint = self.job.spec.checkpoint
         return self.mounts()[checkpoint.mount_path] if checkpoint is not None else None
 
+    def metrics(self) -> Path | None:
+        """Return what the trainer wrote beside its checkpoints: a folder, or a file if it is older than 0.2."""
+        directory = self.checkpoints()
+        paths = [directory / "metrics", directory / "metrics.jsonl"] if directory else []
+        return next((path for path in paths if path.exists()), None)
+
     def mounts(self) -> dict[str, Path]:
         """Return mount path to directory, for ``checkpoint`` and ``data``."""
         checkpoint, data = self.job.spec.checkpoint, self.job.spec.data

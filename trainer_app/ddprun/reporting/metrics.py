@@ -76,9 +76,13 @@ def run_numbers(folder: Path) -> list[int]:
 
 
 def read_rows(path: Path | str) -> list[Json]:
-    """Return all rows of a checkpoint directory, run by run, or of one file. Incomplete lines are skipped."""
+    """Return all rows of a checkpoint directory or its folder ``metrics``, run by run, or of one file.
+
+    Incomplete lines are skipped.
+    """
     root = Path(path)
-    files = [root] if root.is_file() else [root / _OLDER_FILE, *sorted((root / FOLDER).glob("run-*.jsonl"))]
+    folder = root / FOLDER if (root / FOLDER).is_dir() else root  # a copy of the folder may have any name
+    files = [root] if root.is_file() else [root / _OLDER_FILE, *sorted(folder.glob("run-*.jsonl"))]
     rows = []
     for file in files:
         for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:

@@ -1,6 +1,6 @@
-"""The curves of a training as SVG: loss, accuracy and throughput over the steps, with a mark at each restart.
+"""The curves of a training as SVG: loss, accuracy and throughput over the steps, and what happened.
 
-The page embeds the drawing, and ``--svg`` writes it as a file. This module computes the places of everything;
+The page embeds the drawing, and commands write it as a file. This module computes the places of everything;
 ``templates/curves.svg.j2`` draws it with the colours of ``templates/curves.css``.
 """
 
@@ -13,15 +13,17 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddptrain.report_page.history import History
+from ddpplot.history import History
+from ddpplot.marks import Mark, marks, name_of
 
 STYLE = Markup((Path(__file__).parent / "templates" / "curves.css").read_text())  # noqa: S704 - a constant
 TEMPLATES = Environment(
-    loader=PackageLoader("ddptrain.report_page"), undefined=StrictUndefined, autoescape=True, trim_blocks=True,
+    loader=PackageLoader("ddpplot"), undefined=StrictUndefined, autoescape=True, trim_blocks=True,
     lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
 _LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 56, 14, 26, 40, 44  # pixels around and between the panels
-_HEIGHTS = (200, 110, 90)
+_APART = 6  # pixels between two marks of saves, at least
+_SYMBOLS = {"save": "▲ saved", "failure": "× failed", "restart": "┆ restart", "inPlace": "┊ restart in place"}
 _HITS = 90  # columns that show their numbers under the pointer
 _SMOOTHING = 80  # the strong line of the loss averages over two of so many parts of the training
 
@@ -99,29 +101,60 @@ def drawing(history: History, width: int = 960, *, is_page: bool = False) -> str
     """Return the curves: for a page that has STYLE, or as a file with a background, which is legible on any page."""
     last = max(history.total_steps or 0, history.last_step, *(step.step for step in history.lost), 1)
     across = _Scale(0, last, _LEFT, width - _RIGHT)
-    tops = [_TOP + sum(_HEIGHTS[:n]) + n * _GAP for n in range(3)]
-    bottoms = [top + height for top, height in zip(tops, _HEIGHTS, strict=True)]
-    panels = [make(history, across, *place) for make, *place in zip((_loss, _accuracy, _speed), tops, bottoms)]  # noqa: B905
+    panels = _panels(history, across)
     ticks = [(across(tick), f"{tick:,.0f}") for tick in across.ticks(int(across.end - across.start) // 100)]
     # The steps that were computed again after each restart are a band below the curves.
     again = [(before, across(run.resumed)) for before, run in pairwise(history.runs)]
     bands = [(x, across(run.reached) - x, run.repeated) for run, x in again if across(run.reached) > x]
-    flags, free, restarts = [], -math.inf, list(enumerate(history.restarts, 1))
-    for number, run in restarts:
-        label = f"restart {number}" if len(restarts) > 1 else "restart"
-        label = label if len(restarts) <= 3 else f"{number}"
-        x, size = across(run.resumed), 6.8 * len(label) + 10
-        x = x - size if x + size > across.end else x
-        if x > free:  # the flags of restarts close together would overlap
-            flags.append((x, size, number, label))
-            free = x + size + 2
+    found = marks(history)
+    kinds = {mark.kind for mark in found}
     return TEMPLATES.get_template("curves.svg.j2").render(
-        standalone=not is_page, data=history.data, style=STYLE, width=width, height=bottoms[2] + _BOTTOM,
-        left=across.start, right=across.end, panels=panels, bands=bands, flags=flags,
-        restarts=[(across(run.resumed), number, run) for number, run in restarts],
+        standalone=not is_page, data=history.data, style=STYLE, width=width, height=panels[-1].bottom + _BOTTOM,
+        left=across.start, right=across.end, panels=panels, bands=bands, flags=_flags(found, across),
+        restarts=[(across(mark.step), mark) for mark in found if mark.kind in ("restart", "inPlace")],
+        failures=[(across(mark.step), mark) for mark in found if mark.kind == "failure"],
+        saves=_saves(found, across), names={run.number: name_of(run) for run in history.runs},
+        symbols=" · ".join(text for kind, text in _SYMBOLS.items() if kind in kinds) if width > 600 else "",
         steps=[(x, label, "end" if x > across.end - 20 else "middle") for x, label in ticks],
         hits=_hits(history, across) if is_page and width > 600 else [],
     )  # fmt: skip
+
+
+def _panels(history: History, across: _Scale) -> list[_Panel]:
+    """Return the diagrams that have something to show; without any, that of the loss."""
+    found: list[tuple[int, Callable[[History, _Scale, float, float], _Panel]]] = [(200, _loss)]
+    if history.evaluations:
+        found.append((110, _accuracy))
+    if history.throughput.runs:
+        found.append((90, _speed))
+    panels, top = [], float(_TOP)
+    for height, make in found:
+        panels.append(make(history, across, top, top + height))
+        top += height + _GAP
+    return panels
+
+
+def _flags(found: Sequence[Mark], across: _Scale) -> list[tuple[float, float, str, Mark]]:
+    """Return (x, width, label, mark) of the restarts; the flags of restarts close together would overlap."""
+    flags, free, restarts = [], -math.inf, [mark for mark in found if mark.kind in ("restart", "inPlace")]
+    for number, mark in enumerate(restarts, 1):
+        label = mark.label if len(restarts) <= 3 else f"{number}"
+        x, size = across(mark.step), 7.2 * len(label) + 12
+        x = x - size if x + size > across.end else x
+        if x > free:
+            flags.append((x, size, label, mark))
+            free = x + size + 2
+    return flags
+
+
+def _saves(found: Sequence[Mark], across: _Scale) -> list[tuple[float, Mark]]:
+    """Return (x, mark) of the saves; of those that would overlap the first."""
+    shown, free = [], -math.inf
+    for mark in sorted((mark for mark in found if mark.kind == "save"), key=lambda mark: mark.step):
+        if (x := across(mark.step)) >= free:
+            shown.append((x, mark))
+            free = x + _APART
+    return shown
 
 
 def _panel(name: str, across: _Scale, down: _Scale, *, show: Callable[[float], str], ticks: int) -> _Panel:
@@ -151,13 +184,13 @@ def _loss(history: History, across: _Scale, top: float, bottom: float) -> _Panel
         dx, dy, anchor = (-8, -7, "end") if x + 90 > across.end else (9, 4, "start")
         panel.label(x + dx, y + dy, f"test {tested[-1][1]:.4f}", anchor, "value loss")
     if across.end - across.start > 600:
-        panel.label(across.end, top - 9, "line: training, smoothed · dots: test set", "end")
+        panel.label(across.end, top - 9, "line: training, smoothed" + " · dots: test set" * bool(tested), "end")
     return panel
 
 
 def _accuracy(history: History, across: _Scale, top: float, bottom: float) -> _Panel:
     found = [(row.step, row.accuracy) for row in history.evaluations]
-    low, high = (min(a for _, a in found), max(a for _, a in found)) if found else (0.0, 1.0)
+    low, high = min(a for _, a in found), max(a for _, a in found)
     margin = max(0.35 * (high - low), 0.002)
     down = _Scale(max(0.0, low - margin), min(1.0, high + margin), bottom, top)
     panel = _panel("accuracy on the test set", across, down, show=lambda value: f"{100 * value:.4g}%", ticks=3)
@@ -169,19 +202,17 @@ def _accuracy(history: History, across: _Scale, top: float, bottom: float) -> _P
     for (x, y), (_, accuracy) in zip(labelled, found[-len(labelled) :], strict=True):
         dx, anchor = (-8, "end") if x > across.end - 30 else (0, "middle")
         panel.label(x + dx, y - 9, f"{accuracy:.2%}", anchor, "value")
-    if not found:
-        panel.label((across.start + across.end) / 2, (top + bottom) / 2, "not evaluated yet", "middle")
     return panel
 
 
 def _speed(history: History, across: _Scale, top: float, bottom: float) -> _Panel:
-    found = [step.speed for step in history.steps if step.speed is not None]
-    down = _Scale(0, max(found, default=1.0) * 1.1 or 1.0, bottom, top)
+    throughput = history.throughput
+    most = max(value for run in throughput.runs for _, value in run)
+    down = _Scale(0, most * 1.1 or 1.0, bottom, top)
     show = lambda value: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"  # noqa: E731
-    panel = _panel("samples per second", across, down, show=show, ticks=4)
-    for run in {step.run: None for step in history.steps}:  # a new run starts its average anew
-        own = [(step.step, step.speed) for step in history.steps if step.run == run and step.speed is not None]
-        panel.curve("line speed", _extremes(panel.places(own)))
+    panel = _panel(f"{throughput.unit} per second", across, down, show=show, ticks=4)
+    for run in throughput.runs:  # a new run starts its average anew
+        panel.curve("line speed", _extremes(panel.places(run)))
     return panel
 
 

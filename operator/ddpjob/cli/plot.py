@@ -1,0 +1,124 @@
+"""``ddpjob plot``: loss and throughput of a job with what happened, in the terminal, as a picture or as JSON."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
+from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.text import number_of, one_line, time_text
+from ddpjob.errors import DDPJobError, InvalidJobError
+
+if TYPE_CHECKING:
+    from ddpjob.cli.training import Training
+
+_FORMS = ("text", "svg", "json")
+_WIDEST, _NARROWEST = 160, 40  # characters
+
+
+def plot(
+    name: Name,
+    output: Annotated[
+        str,
+        Option(
+            "--output",
+            "-o",
+            metavar="FORM|FILE",
+            help="text, svg or json; or a file to write, whose name ends in .svg or .json.",
+        ),
+    ] = "text",
+    *,
+    metrics: MetricsDir = None,
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Draw the loss and the throughput of a job over its steps, with its restarts, failures and saves.
+
+    It needs metrics: of ddptrain, or of a script that calls ddprun.report. Those of a job on a cluster are on its
+    volume: copy them, and name the copy with --metrics. The JSON has the schema docs/schemas/plot.json.
+
+    \b
+    Example:
+      ddpjob plot mnist-cpu
+    """
+    form, file = _form(output)
+    from ddpjob.cli.training import plot_of, read_training
+
+    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+        training = read_training(client, name, metrics)
+    if form == "text":
+        width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))
+        print("\n".join(text_lines(training, width, coloured=_is_coloured())))
+        return 0
+    if form == "svg":
+        from ddpplot.figure import drawing
+
+        text = drawing(training.history)
+    else:
+        text = json.dumps(plot_of(training).wire(), indent=None if file else 2) + "\n"
+    if file is None:
+        print(text, end="")
+    else:
+        write_file(file, text)
+    return 0
+
+
+def _form(output: str) -> tuple[str, Path | None]:
+    """Return the form, and the file to write, if one is named."""
+    if output in _FORMS:
+        return output, None
+    file = Path(output).expanduser()
+    if (form := file.suffix.removeprefix(".")) in ("svg", "json"):
+        return form, file
+    raise InvalidJobError(
+        f"--output {output}: there is no such form",
+        "it takes text, svg, json, or a file whose name ends in .svg or .json",
+        "ddpjob report writes a page, FILE.html" if form.startswith("htm") else "-o svg",
+    )
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file that the user named, and say so on standard error."""
+    try:
+        file.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DDPJobError(
+            f"{file} cannot be written: {error.strerror}",
+            "the command writes one file and makes no directory",
+            "name a file in a directory that exists and that you can write to",
+        ) from error
+    typer.echo(f"wrote {one_line(file)}", err=True)
+
+
+def text_lines(training: "Training", width: int, *, coloured: bool) -> Iterator[str]:
+    """Yield the lines for a terminal."""
+    from ddpplot import terminal
+
+    history, job = training.history, training.job
+    total = f" of {history.total_steps:,}" if history.total_steps else ""
+    facts = [f"step {history.last_step:,}{total}"]
+    facts += [f"loss {history.loss:.4g}"] if history.loss is not None else []
+    if job.restarts:
+        in_place = f" ({job.in_place} in place)" if job.in_place else ""
+        facts.append(number_of(job.restarts, "restart") + in_place)
+    yield one_line(f"{job.name} {job.state} ({job.place}): {', '.join(facts)}")
+    yield from terminal.drawing(history, width, coloured=coloured)
+    for failure in job.failures:
+        if not any(run.failure is failure for run in history.runs):
+            yield one_line(f"  × attempt {failure.attempt} failed, without a step in the metrics: {failure.message}")
+    if training.time is not None and training.time.total:
+        yield f"time: {time_text(training.time)}"
+
+
+def _is_coloured() -> bool:
+    """See https://no-color.org."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,41 @@
+"""``ddpjob report``: one HTML page about a job, to look at and to send."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
+from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.plot import write_file
+from ddpjob.version import __version__
+
+
+def report(
+    name: Name,
+    output: Annotated[
+        str | None, Option("--output", "-o", metavar="FILE", help="The page; default: NAME.html in this directory.")
+    ] = None,
+    *,
+    metrics: MetricsDir = None,
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Write an HTML page about a job: curves, attempts with their failures, and where the time went.
+
+    The page is one file without scripts, and requests nothing from a network. Metrics are found as by ddpjob plot.
+
+    \b
+    Example:
+      ddpjob report mnist-cpu -o report.html
+    """
+    from ddpjob.cli.training import read_training
+    from ddpplot.page import Page, as_html
+
+    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+        training = read_training(client, name, metrics)
+    page = Page(name, f"ddpjob {__version__}", training.history, training.job)
+    write_file(Path(output).expanduser() if output else Path(f"{name}.html"), as_html(page))
+    return 0

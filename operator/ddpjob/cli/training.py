@@ -1,0 +1,252 @@
+"""What ``plot`` and ``report`` show: the history in the metrics of a job, and what its status adds; also as JSON."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from ddpjob.api.model import WireModel
+from ddpjob.api.status import DDPJobStatus, TimeSpent
+from ddpjob.api.times import parse_time
+from ddpjob.client.base import Client
+from ddpjob.client.job import DDPJob
+from ddpjob.client.local import INTERRUPTED
+from ddpjob.errors import UnavailableError
+from ddpplot import recorded
+from ddpplot.history import Failure, History
+from ddpplot.job import Job, with_failures
+from ddpplot.marks import marks
+
+
+@dataclass(frozen=True)
+class Training:
+    """A job, and the history of its training. time: the ledger until now."""
+
+    found: DDPJob
+    job: Job
+    history: History
+    time: TimeSpent | None
+
+
+def read_training(client: Client, name: str, metrics: str | None) -> Training:
+    """Return the training of a job.
+
+    Raises:
+        UnavailableError: its metrics are not on this machine, cannot be read, or there are none.
+        JobNotFoundError: there is no such job.
+    """
+    found = client.get(name)
+    directory = Path(metrics).expanduser() if metrics is not None else client.metrics(found)
+    try:
+        history = recorded.read_history(directory)
+    except recorded.DataMissing as error:
+        next_step = error.next_step if metrics is None else "name the directory that holds the folder metrics"
+        raise UnavailableError(str(error), error.hint, next_step) from error
+    now, time = datetime.now(UTC), found.status.time
+    if time is not None and found.state != INTERRUPTED:
+        time = time.at(now)
+    job = _job(found, client.place, now, time)
+    return Training(found, job, with_failures(history, job), time)
+
+
+def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> Job:
+    status = found.status
+    created = found.manifest["metadata"].get("creationTimestamp")
+    ended = status.completion_time or (time.as_of if time is not None and found.state == INTERRUPTED else None)
+    return Job(
+        found.name,
+        found.namespace or "",
+        place,
+        found.state,
+        began=_seconds(created),
+        ended=_seconds(ended) if ended else now.timestamp(),
+        is_finished=found.finished,
+        nodes=status.world.num_nodes if status.world else None,
+        restarts=status.restarts or 0,
+        in_place=status.restarts_in_place or 0,
+        failures=list(_failures(status)),
+        time=time.by_category if time is not None and time.total else {},
+        goodput=time.goodput if time is not None else None,
+    )
+
+
+def _failures(status: DDPJobStatus) -> Iterator[Failure]:
+    """Yield why the last attempts ended, and why lives of the current attempt ended, which goes on in the same pods."""
+    for failure in status.failures or ():
+        yield Failure(
+            failure.message,
+            failure.attempt,
+            reason=failure.reason,
+            hint=failure.hint or "",
+            next_step=failure.next or "",
+            # Of a rank that was killed, it may be the step that had begun.
+            step=failure.step - (failure.signal is not None) if failure.step else None,
+            time=_seconds(failure.time),
+        )
+    current = status.current_attempt
+    if current is not None and current.in_place is not None:
+        for life in current.in_place.failures or ():
+            if life.life < (current.in_place.life or 1):
+                yield Failure(life.message, current.number, life.life, reason=life.reason)
+
+
+def _seconds(time: str | None) -> float | None:
+    return parse_time(time).timestamp() if time else None
+
+
+class PlottedRun(WireModel):
+    """One start of the training: an attempt, or a life of an attempt after a restart in place."""
+
+    run: int
+    """Number of the run, which its rows have, too."""
+    attempt: str | None = None
+    """The attempt, as the trainer was told."""
+    life: int | None = None
+    """Number of the start within the attempt, from 1."""
+    in_place: bool
+    """Whether it is a restart in place of the run before it."""
+    world_size: int | None = None
+    resumed_from_step: int
+    """Step of the checkpoint from which it continued; 0 for none."""
+    reached_step: int
+    repeated_steps: int
+    """Steps that a later run computed again."""
+    began: float | None = None
+    """Time of its first row, in seconds since 1970."""
+    ended: float | None = None
+    """Time of its last row."""
+    cause: str | None = None
+    """Why it ended, if it failed or was stopped."""
+    reason: str | None = None
+    """Reason of the failure in one CamelCase word (docs/failures.md)."""
+    hint: str | None = None
+    next: str | None = None
+
+
+class PlottedMark(WireModel):
+    """One event, in the order in which they happened."""
+
+    kind: Literal["restart", "inPlace", "failure", "stop", "save"]
+    """restart: a new attempt, or a new start without an operator. inPlace: a restart in the same pods."""
+    step: int
+    """Of a start the step from which it continued, else the last step before the event."""
+    run: int
+    text: str
+
+
+class PlottedStep(WireModel):
+    """One row of a training step."""
+
+    run: int
+    step: int
+    loss: float | None = None
+    learning_rate: float | None = None
+    samples_per_second: float | None = None
+    time: float | None = None
+    """In seconds since 1970."""
+
+
+class PlottedEvaluation(WireModel):
+    """One evaluation on the test set."""
+
+    run: int
+    step: int
+    accuracy: float
+    """From 0 to 1."""
+    loss: float | None = None
+
+
+class PlottedTime(WireModel):
+    """Where the time of the job went until now, in seconds."""
+
+    queued: int
+    scheduling: int
+    starting: int
+    training: int
+    saving: int
+    lost: int
+    recovering: int
+    stopped: int
+    goodput: float | None = None
+    """training / (all - queued - stopped)."""
+
+
+class Plot(WireModel):
+    """The output of `ddpjob plot -o json`: a training as if it had never been interrupted, and what happened."""
+
+    job: str
+    namespace: str | None = None
+    place: str
+    """Where the job is: this machine, or cluster and namespace."""
+    state: str
+    step: int
+    """The last step in the metrics."""
+    total_steps: int | None = None
+    throughput: float | None = None
+    """Median of the throughput, in throughputUnit per second."""
+    throughput_unit: Literal["samples", "steps"]
+    """samples if the program reports samples per second, else steps, from the times of its rows."""
+    runs: list[PlottedRun]
+    marks: list[PlottedMark]
+    steps: list[PlottedStep]
+    repeated: list[PlottedStep]
+    """Steps of a run that a later run computed again."""
+    evaluations: list[PlottedEvaluation]
+    time: PlottedTime | None = None
+
+
+def plot_of(training: Training) -> Plot:
+    """Return the training as JSON has it."""
+    history, speed, time = training.history, training.history.throughput, training.time
+    return Plot(
+        job=training.job.name,
+        namespace=training.found.namespace,
+        place=training.job.place,
+        state=training.job.state,
+        step=history.last_step,
+        total_steps=history.total_steps,
+        throughput=speed.median,
+        throughput_unit="samples" if speed.unit == "samples" else "steps",
+        runs=[_run(history, at) for at in range(len(history.runs))],
+        marks=[PlottedMark(kind=m.kind, step=m.step, run=m.run, text=m.text) for m in marks(history)],
+        steps=list(_steps(history, lost=False)),
+        repeated=list(_steps(history, lost=True)),
+        evaluations=[
+            PlottedEvaluation(run=row.run, step=row.step, accuracy=row.accuracy, loss=row.loss)
+            for row in history.evaluations
+        ],
+        time=PlottedTime(**time.by_category, goodput=time.goodput) if time is not None else None,
+    )
+
+
+def _run(history: History, at: int) -> PlottedRun:
+    run = history.runs[at]
+    return PlottedRun(
+        run=run.number,
+        attempt=run.attempt or None,
+        life=run.life,
+        in_place=run.is_in_place,
+        world_size=run.world_size,
+        resumed_from_step=run.resumed,
+        reached_step=run.reached,
+        repeated_steps=run.repeated,
+        began=run.began,
+        ended=run.ended,
+        cause=run.cause or None,
+        reason=(run.failure.reason if run.failure else "") or None,
+        hint=(run.failure.hint if run.failure else "") or None,
+        next=(run.failure.next_step if run.failure else "") or None,
+    )
+
+
+def _steps(history: History, *, lost: bool) -> Iterator[PlottedStep]:
+    for row in history.lost if lost else history.steps:
+        yield PlottedStep(
+            run=row.run,
+            step=row.step,
+            loss=row.loss,
+            learning_rate=row.learning_rate,
+            samples_per_second=row.speed,
+            time=row.time,
+        )

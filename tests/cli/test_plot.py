@@ -1,0 +1,135 @@
+"""`ddpjob plot` and `ddpjob report` of a job of this machine whose script was killed, failed and resumed."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from ddpjob.api.objects import Json
+from tests.cli.program import ROOT, Program, shell_job, with_volume
+from tests.json_schema import faults
+
+SCHEMA = json.loads((ROOT / "docs" / "schemas" / "plot.json").read_text(encoding="utf-8"))
+# Killed after the save of step 4: restarted in place. In its second life it raises: a second attempt resumes.
+SCRIPT = """
+import os
+import ddprun
+
+checkpoints = ddprun.checkpoints(os.environ["DDPJOB_CHECKPOINT_DIR"])
+found = checkpoints.load_newest()
+start = os.environ["DDPJOB_ATTEMPT"], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+for step in range(found.step + 1 if found else 1, 13):
+    ddprun.report(step=step, total_steps=12, loss=1 / step)
+    if step % 4 == 0:
+        checkpoints.save(step, {"step": step})
+    if start == ("1", "0") and step == 5:
+        os.kill(os.getpid(), 9)
+    if start == ("1", "1") and step == 10:
+        raise ValueError("sample 17 is <bad>")
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """Run the job once; the tests only read it."""
+    ddpjob = Program(tmp_path_factory.mktemp("plot"))
+    (ddpjob.folder / "train.py").write_text(SCRIPT)
+    job = shell_job("tiny", "exec ddprun train.py", numNodes=1, nprocPerNode=1, **with_volume())
+    # One restart in place is granted; the exception then ends the attempt.
+    job["spec"]["env"] = [{"name": "DDPJOB_INPLACE_RESTARTS", "value": "1"}]
+    done = ddpjob("run", ddpjob.write(job), "-o", "json")
+    assert done.code == 0, done
+    return ddpjob
+
+
+def plotted(ddpjob: Program, *arguments: str) -> Json:
+    done = ddpjob("plot", "tiny", "-o", "json", *arguments)
+    assert (done.code, done.err) == (0, "")
+    found: Json = json.loads(done.out)
+    assert not list(faults(found, SCHEMA))
+    return found
+
+
+def test_json_has_each_step_once_and_what_happened(trained: Program) -> None:
+    found = plotted(trained)
+    assert [(run["attempt"], run["life"], run["inPlace"], run["resumedFromStep"]) for run in found["runs"]] == [
+        ("1", 1, False, 0),
+        ("1", 2, True, 4),
+        ("2", 1, False, 8),
+    ]
+    assert [step["step"] for step in found["steps"]] == list(range(1, 13))
+    assert (found["state"], found["step"], found["totalSteps"], found["place"]) == ("Succeeded", 12, 12, "this machine")
+    marks = [(mark["kind"], mark["run"], mark["step"]) for mark in found["marks"] if mark["kind"] != "failure"]
+    assert marks == [("save", 1, 4), ("inPlace", 2, 4), ("save", 2, 8), ("restart", 3, 8), ("save", 3, 12)]
+    raised = found["runs"][1]
+    assert (raised["reason"], "sample 17 is <bad>" in raised["cause"]) == ("ValueError", True)
+    assert (raised["reachedStep"], raised["repeatedSteps"]) == (10, 2)
+    spent = found["time"]
+    assert spent["training"] + spent["starting"] + spent["recovering"] + spent["lost"] > 0
+    assert 0 <= spent.get("goodput", 0) <= 1
+
+
+def test_text_lists_the_marks_below_the_curve(trained: Program) -> None:
+    done = trained("plot", "tiny", env={"COLUMNS": "90"})
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0] == "tiny Succeeded (this machine): step 12 of 12, loss 0.08333, 2 restarts (1 in place)"
+    assert "training loss by step" in done.out and "\x1b" not in done.out
+    assert "  ┊ step 4: attempt 1, life 2 resumed from step 4 in place" in lines
+    assert "  │ step 8: attempt 2 resumed from step 8" in lines
+    assert "  ▴ 3 saved, the last at step 12" in lines
+    assert lines[-1].startswith("time: ")
+    assert max(map(len, lines[1:-1])) <= 90
+
+
+def test_picture_goes_to_standard_output_or_a_file(trained: Program, tmp_path: Path) -> None:
+    printed = trained("plot", "tiny", "-o", "svg").out
+    classes = [element.get("class") for element in ET.fromstring(printed).iter()]  # noqa: S314 - our own
+    assert [classes.count(kind) for kind in ("restart", "restart inplace", "save")] == [1, 1, 3]
+    assert "failure" in classes
+    done = trained("plot", "tiny", "--output", "tiny.svg", cwd=tmp_path)
+    assert (done.code, done.out, done.err) == (0, "", "wrote tiny.svg\n")
+    assert (tmp_path / "tiny.svg").read_text() == printed
+
+
+def test_page_has_attempts_failures_and_time_and_no_markup_of_the_job(trained: Program, tmp_path: Path) -> None:
+    done = trained("report", "tiny", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "wrote tiny.html\n")
+    page = (tmp_path / "tiny.html").read_text()
+    assert "sample 17 is &lt;bad&gt;" in page and "<bad>" not in page
+    assert '<section id="runs">\n<h2>Attempts</h2>' in page
+    assert page.count('<div class="bar failed"') >= 1
+    assert "= training / (all - queued - stopped)" in page and "hint: " in page
+    assert "<script" not in page
+
+
+def test_a_copy_of_the_metrics_is_read(trained: Program, tmp_path: Path) -> None:
+    volume = trained.state / "volumes" / "default" / "tiny-checkpoints"
+    shutil.copytree(volume / "metrics", tmp_path / "copy")
+    own, copied = plotted(trained), plotted(trained, "--metrics", str(tmp_path / "copy"))
+    assert (copied["steps"], copied["runs"]) == (own["steps"], own["runs"])
+    saved = [(mark["run"], mark["step"]) for mark in copied["marks"] if mark["kind"] == "save"]
+    assert (2, 8) in saved, "a row of its own, which the save of the process that was killed may lack"
+    assert "no metrics" in trained("plot", "tiny", "--metrics", str(tmp_path)).is_refused()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["tiny", "-o", "x.png"], "--output x.png: there is no such form"),
+        (["tiny", "-o", "missing/x.svg"], "cannot be written"),
+        (["tniy"], "there is no job tniy"),
+    ],
+)
+def test_a_mistake_is_three_lines(trained: Program, arguments: list[str], error: str) -> None:
+    assert error in trained("plot", *arguments).is_refused()[0]
+
+
+def test_a_job_without_metrics_says_who_writes_them(ddpjob: Program) -> None:
+    ddpjob("run", ddpjob.write(shell_job("none", "true")))
+    lines = ddpjob("plot", "none").is_refused()
+    assert "no volume" in lines[0] and "ddprun.report" in lines[1] and "--metrics DIR" in lines[2]
+    ddpjob("run", ddpjob.write(shell_job("other", "true", **with_volume())))
+    assert "has no metrics in" in ddpjob("report", "other").is_refused()[0]

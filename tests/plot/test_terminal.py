@@ -1,0 +1,81 @@
+"""The curves in a terminal: their width, their marks, and that no text of a program reaches the terminal as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddpplot.history import Failure, History, StepRow
+from ddpplot.recorded import read_history
+from ddpplot.terminal import drawing, loss_drawing
+from tests.plot.rows import restarted
+
+
+def history_of(losses: dict[int, float]) -> History:
+    steps = [StepRow(1, step, loss, None, None, None) for step, loss in losses.items()]
+    return History([], steps, [], [], None, "")
+
+
+def test_curve_fits_the_width_without_escape_sequences() -> None:
+    lines = loss_drawing(history_of({step: 2.3 * math.exp(-step / 600) for step in range(1, 5001)}), 76)
+    assert len(lines) > 8
+    assert all(len(line) <= 76 for line in lines)
+    assert "\x1b" not in "".join(lines)
+    assert "5,000" in lines[-1]
+
+
+def test_two_points_draw_no_curve() -> None:
+    assert loss_drawing(history_of({1: 2.0, 2: 1.0}), 76) == []
+
+
+def test_equal_losses_and_a_step_that_is_too_large_are_drawn_or_left_out() -> None:
+    points = dict.fromkeys(range(20), 0.0)
+    assert loss_drawing(history_of(points | {10**400: 0.5, 21: math.nan}), 60) == loss_drawing(history_of(points), 60)
+
+
+def test_curve_of_a_file_of_an_older_trainer_leaves_out_what_a_resumed_run_repeated(tmp_path: Path) -> None:
+    def row(event: str, run: int, **values: Any) -> dict[str, Any]:
+        return {"event": event, "run": run, **values}
+
+    rows = [
+        row("start", 1, resumedFrom=None),
+        *(row("train", 1, step=step, loss=10.0 - step) for step in (1, 2, 3)),
+        row("start", 2, resumedFrom={"run": 1, "step": 2}),
+        row("train", 2, step=3, loss=1.0),
+        row("train", 1, step=4, loss=7.0),  # a leftover of the first run, still writing
+        row("train", 2, step=4, loss=None),
+    ]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("\n".join([*map(json.dumps, rows), '{"event": "train", "run": 2, "st']))
+    for place in (file, tmp_path):
+        assert [(step.step, step.loss) for step in read_history(place).steps] == [(1, 9), (2, 8), (3, 1), (4, None)]
+
+
+def test_marks_are_listed_below_both_curves(tmp_path: Path) -> None:
+    restarted(tmp_path)
+    history = read_history(tmp_path)
+    failed = replace(history.runs[0], cause="bad \x1b[2J\nline", failure=Failure("bad", 1, 1))
+    history = replace(history, runs=[failed, *history.runs[1:]])
+    lines = drawing(history, 90, coloured=False)
+    assert all(len(line) <= 90 for line in lines)
+    assert [line.count("┬") for line in lines if "┌" in line] == [2, 2], "a line at each restart, in both curves"
+    assert [line for line in lines if line.startswith("  ")][-4:] == [
+        "  × step 25: attempt 1, life 1 failed: bad ?[2J line",
+        "  ┊ step 20: attempt 1, life 2 resumed from step 20 in place",
+        "  │ step 40: attempt 2 resumed from step 40",
+        "  ▴ 2 saved, the last at step 40",
+    ]
+    coloured = "\n".join(drawing(history, 90, coloured=True))
+    assert "\x1b[31m×\x1b[0m" in coloured and "\x1b[2J" not in coloured
+
+
+def test_of_many_restarts_the_first_and_the_last_are_listed(tmp_path: Path) -> None:
+    restarted(tmp_path)
+    history = read_history(tmp_path)
+    runs = [replace(history.runs[0], number=number, attempt=str(number)) for number in range(1, 40)]
+    lines = drawing(replace(history, runs=runs), 80, coloured=False)
+    assert "  … 26 more" in lines
+    assert "attempt 2 " in lines[-14] and "attempt 39 " in lines[-2]
