@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 
 from ddpplot.history import History
@@ -12,6 +13,7 @@ _LOSS_HEIGHT, _SPEED_HEIGHT = 15, 9  # lines
 _LABELS = 7  # characters of a number beside a curve
 _LARGEST_STEP = 10**12  # that a drawing shows
 _MOST_LINES = 12  # of starts, failures and stops below the curves; then the first and the last ones
+_MOST_OF_A_MARK = 3  # lines
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COLOURS = {"restart": "orange", "inPlace": "blue", "failure": "red", "stop": "gray"}
 _SYMBOLS = {"restart": "│", "inPlace": "┊", "failure": "×", "stop": "■", "save": "▴"}
@@ -50,10 +52,15 @@ def _legend(found: Sequence[Mark], width: int, *, coloured: bool) -> list[str]:
         if at == _MOST_LINES // 2 and len(shown) < len(events):
             lines.append(f"  … {len(events) - len(shown)} more")
         symbol = _SYMBOLS[mark.kind]
-        text = _cut(f"step {mark.step:,}: {_printable(mark.text)}", width - 4)
-        lines.append(f"  {_painted(symbol, mark.kind) if coloured else symbol} {text}")
+        first, *others = textwrap.wrap(
+            f"step {mark.step:,}: {_printable(mark.text)}", width - 4, max_lines=_MOST_OF_A_MARK, placeholder=" …"
+        )
+        lines += [
+            f"  {_painted(symbol, mark.kind) if coloured else symbol} {first}",
+            *(f"    {line}" for line in others),
+        ]
     if saves := [mark.step for mark in found if mark.kind == "save"]:
-        lines.append(_cut(f"  {_SYMBOLS['save']} {len(saves)} saved, the last at step {max(saves):,}", width))
+        lines.append(f"  {_SYMBOLS['save']} {len(saves)} saved, the last at step {max(saves):,}")
     return lines
 
 
@@ -123,7 +130,3 @@ def _painted(text: str, kind: str) -> str:
 def _printable(text: str) -> str:
     """Return the text on one line; a message of a program may contain escape sequences."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
