@@ -233,6 +233,16 @@ def test_a_list_is_whole_also_if_the_server_forgets_the_place(
     assert {job.namespace for job in world.client.list(all_namespaces=True)} >= {world.namespace}
 
 
+def test_metrics_of_a_job_are_on_its_volume(world: ClusterWorld) -> None:
+    world.client.submit(DDPJob("mnist", image="none", checkpoint={"claim_name": "shared"}))
+    with pytest.raises(UnavailableError, match="on the volume of the claim shared") as caught:
+        world.client.metrics("mnist")
+    assert [label for label, _ in caught.value.parts()] == ["error: ", "hint:  ", "next:  "]
+    assert "ddpjob pull mnist --metrics" in caught.value.next_step and "--metrics DIR" in caught.value.next_step
+    with pytest.raises(JobNotFoundError):
+        world.client.metrics("mnits")
+
+
 def test_only_the_claim_of_the_job_is_deleted_with_it(world: ClusterWorld) -> None:
     path = f"/api/v1/namespaces/{world.namespace}/persistentvolumeclaims"
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}

@@ -9,7 +9,14 @@ import pytest
 
 from ddpjob import DDPJob
 from ddpjob.api.status import DDPJobStatus
-from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, JobNotFoundError, WaitTimeoutError
+from ddpjob.errors import (
+    DDPJobError,
+    InvalidJobError,
+    JobExistsError,
+    JobNotFoundError,
+    UnavailableError,
+    WaitTimeoutError,
+)
 from tests.client.worlds import World
 
 
@@ -38,6 +45,8 @@ def test_life_of_a_job_that_is_suspended_resumed_and_restarted(world: World) -> 
     assert restarted.spec.restarted_at
     world.run(first)
     assert client.get("mnist").status.attempt == 3
+    with pytest.raises(UnavailableError, match="mnist has no volume for its metrics"):
+        client.metrics("mnist")
 
     seen = []
     for status in client.watch("mnist", timeout=60):

@@ -1,13 +1,19 @@
-"""The page of a training that was killed and resumed, opened in Chromium: layout, requests, colours, hostile texts."""
+"""The pages of a training that was killed and resumed, in Chromium: layout, requests, colours, hostile texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ddpjob.api.status import TIME_CATEGORIES
+from ddpplot.history import Failure
+from ddpplot.job import Job
+from ddpplot.page import Page, as_html
 from ddprun.reporting.metrics import FOLDER
+from ddptrain.report_page.history import read_history
 from tests.kind.packages import MissingProgramsError, require
 from tests.prepared import skip_unless_ci
 from tests.trainer.browser.chromium import Browser, browser
@@ -27,6 +33,14 @@ PARTS = {
     "gallery": ".gallery",
     "miss": ".gallery img",
     "runs": "table.runs",
+}
+# Of the page of `ddpjob report`, which is the same without the model's mistakes and with the job's status.
+PARTS_OF_A_JOB = {name: PARTS[name] for name in ("curves", "loss", "throughput", "restart", "runs")} | {
+    "failure": ".failure path",
+    "bar": ".bar.failed",
+    "advice": "tr.why .muted",
+    "time": ".ledger i",
+    "goodput": ".formula",
 }
 _VISIBLE = """(selectors => Object.fromEntries(Object.entries(selectors).map(([name, selector]) => [name,
   [...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect()).filter(r => r.width > 1 && r.height > 1)
@@ -55,16 +69,38 @@ def page(ddptrain: ForkServer, tmp_path: Path) -> Path:
     return out
 
 
-def test_the_page_of_a_restarted_training_in_light_dark_and_narrow(chromium: Browser, page: Path) -> None:
+@pytest.fixture
+def page_of_a_job(page: Path) -> Path:
+    """Return the page of `ddpjob report` about the same training, with long texts in the status of its job."""
+    history = read_history(page.parent / HOSTILE)
+    failure = replace(history.runs[0].failure or Failure(""), message=HOSTILE * 20, hint="x" * 400, next_step=HOSTILE)
+    history = replace(history, runs=[replace(history.runs[0], failure=failure), *history.runs[1:]])
+    time = dict.fromkeys(TIME_CATEGORIES, 7)
+    job = Job("a" * 60, place=HOSTILE, state="Failed", nodes=2, restarts=1, in_place=1, time=time, goodput=0.2)
+    out = page.with_name("job.html")
+    out.write_text(as_html(Page(HOSTILE, "ddptrain 0.1.0", history, job)))
+    return out
+
+
+def test_the_pages_of_a_restarted_training_in_light_dark_and_narrow(
+    chromium: Browser, page: Path, page_of_a_job: Path
+) -> None:
+    _assert_looks_right(chromium, page_of_a_job, PARTS_OF_A_JOB)
+    _assert_looks_right(chromium, page, PARTS)
+    _assert_pointer_shows_numbers(chromium, page)
+    _assert_policy_refuses_scripts(chromium, page)
+
+
+def _assert_looks_right(chromium: Browser, page: Path, parts: Mapping[str, str]) -> None:
     backgrounds = set()
     for width, dark in ((1100, False), (1100, True), (390, False)):
         chromium.open(page, width=width, dark=dark)
         chromium.screenshot()  # paints everything
         assert chromium.requests() == [page.as_uri()], "nothing but the page itself is loaded"
         assert chromium.complaints() == []
-        for name, boxes in chromium.evaluate(f"{_VISIBLE}({PARTS})").items():
+        for name, boxes in chromium.evaluate(f"{_VISIBLE}({dict(parts)})").items():
             assert boxes, f"{name} is not visible at {width} pixels"
-            if name != "runs":  # which scrolls by itself
+            if name not in ("runs", "bar"):  # which scroll by themselves
                 assert all(left >= 0 and right <= width for left, right in boxes), f"{name} is cut at {width} pixels"
         assert chromium.evaluate("document.documentElement.scrollWidth") == width
         assert chromium.evaluate("[...document.images].every(image => image.naturalWidth === 28)")
@@ -72,8 +108,6 @@ def test_the_page_of_a_restarted_training_in_light_dark_and_narrow(chromium: Bro
     assert len(backgrounds) == 2, "dark is not light"
     assert chromium.evaluate("document.querySelector('h1').innerText").startswith(HOSTILE)
     assert chromium.evaluate("document.scripts.length") == 0
-    _assert_pointer_shows_numbers(chromium, page)
-    _assert_policy_refuses_scripts(chromium, page)
 
 
 def _assert_pointer_shows_numbers(chromium: Browser, page: Path) -> None:
