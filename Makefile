@@ -104,7 +104,7 @@ format: setup  ## format the code and apply ruff's fixes
 generate: setup  ## CRD, chart copy, plain manifests, field reference and diagram from their sources
 	$(PY) -m tests.install.generate
 
-pictures: setup  ## the curves and the report's screenshot in docs, from a training that is killed and restarted
+pictures: setup  ## the curves and the screenshots of both reports in docs, from a training in which a rank is killed
 	$(PY) -m tests.trainer.browser.pictures $(MNIST)
 
 constraints: setup  ## pin the installed versions

@@ -132,4 +132,5 @@ def test_a_job_without_metrics_says_who_writes_them(ddpjob: Program) -> None:
     lines = ddpjob("plot", "none").is_refused()
     assert "no volume" in lines[0] and "ddprun.report" in lines[1] and "--metrics DIR" in lines[2]
     ddpjob("run", ddpjob.write(shell_job("other", "true", **with_volume())))
-    assert "has no metrics in" in ddpjob("report", "other").is_refused()[0]
+    lines = ddpjob("report", "other").is_refused()
+    assert "no metrics of a training in" in lines[0] and "ddpjob logs other" in lines[2]

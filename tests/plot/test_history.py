@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -89,3 +91,25 @@ def test_a_copy_of_the_folder_metrics_suffices(tmp_path: Path) -> None:
     copy = tmp_path / "anything"
     shutil.copytree(tmp_path / "volume" / "metrics", copy)
     assert read_history(copy) == read_history(tmp_path / "volume")
+
+
+def test_a_directory_of_transformers_has_the_log_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    """As Trainer of transformers 5.23 writes it, with save_total_limit=2."""
+    for step in (20, 30):
+        log: list[dict[str, float]] = [
+            {"epoch": n / 10, "loss": 1 / n, "learning_rate": 0.1, "step": n} for n in (10, 20)
+        ]
+        log.append({"epoch": 2.0, "eval_loss": 0.5, "eval_accuracy": 0.75, "eval_runtime": 1.0, "step": 20})
+        log += [{"epoch": 3.0, "loss": math.nan, "step": 30}] if step == 30 else []
+        state = {"global_step": step, "max_steps": 40, "log_history": log, "best_metric": None}
+        folder = tmp_path / "output" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+    (tmp_path / "output" / "checkpoint-40").mkdir()
+    (tmp_path / "output" / "checkpoint-40" / "trainer_state.json").write_text('{"log_history"')
+    for root in (tmp_path, tmp_path / "output"):
+        history = read_history(root)
+        assert [(row.step, row.loss) for row in history.steps] == [(10, 0.1), (20, 0.05), (30, None)]
+        assert [(row.step, row.accuracy, row.loss) for row in history.evaluations] == [(20, 0.75, 0.5)]
+        assert [save.step for save in history.saves] == [20, 30, 40]
+        assert (history.total_steps, history.throughput.runs) == (40, [])

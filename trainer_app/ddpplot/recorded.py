@@ -1,4 +1,7 @@
-"""Reads the history of a training from its directory: metrics, the owners of its runs, and its checkpoints' names."""
+"""Reads the history of a training from its directory: metrics, the owners of its runs, and its checkpoints' names.
+
+Of a directory without metrics, the state in the checkpoints of transformers is read (``trainer_state``).
+"""
 
 import contextlib
 import json
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpplot.history import EvaluationRow, History, Run, SaveRow, StepRow
+from ddpplot.trainer_state import read_trainer_state
 from ddprun.checkpoint_files import all_manifests, reading, run_folder
 from ddprun.errors import DataMissing
 from ddprun.reporting.metrics import FOLDER, RecordedMetrics, read_metrics, whole
@@ -28,11 +32,14 @@ def read_history(root: Path) -> History:
     with reading(root):
         found = read_metrics(root)
         saved = {(run, step): None for run, step, _ in all_manifests(root)}
+        state = None if found.starts else read_trainer_state(root)
+    if state is not None:
+        return state
     if not found.starts:
         raise DataMissing(
             f"no metrics of a training in {root}",
-            hint="a training writes metrics/run-000001.jsonl into its --checkpoint-dir, else to a path that it prints",
-            next_step="name that directory",
+            hint="ddptrain, scripts that call ddprun.report, and Trainer of transformers write them beside checkpoints",
+            next_step="name the directory of the checkpoints, or the file that ddptrain prints if it has none",
         )
     steps, lost, evaluations = list[StepRow](), list[StepRow](), list[EvaluationRow]()
     # The names of the newest checkpoints tell what rows of another release, or of a killed run, do not.

@@ -41,13 +41,18 @@ def read_training(client: Client, name: str, metrics: str | None) -> Training:
     try:
         history = recorded.read_history(directory)
     except recorded.DataMissing as error:
-        next_step = error.next_step if metrics is None else "name the directory that holds the folder metrics"
-        raise UnavailableError(str(error), error.hint, next_step) from error
+        raise UnavailableError(str(error), error.hint, _elsewhere(name, metrics)) from error
     now, time = datetime.now(UTC), found.status.time
     if time is not None and found.state != INTERRUPTED:
         time = time.at(now)
     job = _job(found, client.place, now, time)
     return Training(found, job, with_failures(history, job), time)
+
+
+def _elsewhere(name: str, metrics: str | None) -> str:
+    if metrics is not None:
+        return "name the directory that holds the folder metrics, or this folder"
+    return f"ddpjob logs {name} shows how far it is; --metrics DIR names another directory"
 
 
 def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> Job:

@@ -276,10 +276,10 @@ class Client(Protocol):
         ...
 
     def metrics(self, job: str | DDPJob) -> Path:
-        """Return the directory of this machine that has the metrics of a job, as ``ddpjob plot`` reads them.
+        """Return the directory of this machine for the metrics of a job: that of its checkpoints.
 
         Raises:
-            UnavailableError: they are not on this machine, as those of a cluster's job, or there are none.
+            UnavailableError: they are not on this machine, as those of a cluster's job, or the job has no volume.
             JobNotFoundError: there is no such job.
         """
         ...

@@ -18,7 +18,7 @@ from ddpjob.client.local_logs import LogReader, attempts, last_lines
 from ddpjob.client.timeline import job_pods, local_events, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
-from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, UnavailableError, did_you_mean
+from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
 
@@ -182,15 +182,8 @@ class LocalClient(Client):
         found = _seen(record)
         volumes = {claim: Path(path) for claim, path in (record.place().get("volumes") or {}).items()}
         paths = HostPaths(Job.of(found.manifest), self.folder, volumes)
-        directory = paths.checkpoints()
-        if directory is None:
+        if (directory := paths.checkpoints()) is None:
             raise no_metrics(found)
-        if paths.metrics() is None:
-            raise UnavailableError(
-                f"the job {found.name} has no metrics in {directory}",
-                "ddptrain, and a script that calls ddprun.report, write them with the first step",
-                f"ddpjob logs {found.name} shows how far it is; --metrics DIR names another directory",
-            )
         return directory
 
     def suspend(self, job: str | DDPJob) -> DDPJob:

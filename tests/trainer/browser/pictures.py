@@ -1,7 +1,7 @@
-"""Make docs/curves.svg and docs/report.png from a training in which a rank is killed: ``make pictures``.
+"""Make the pictures of a training in which a rank is killed, docs/*.png and docs/curves.svg: ``make pictures``.
 
-The training is that of manifests/examples/mnist-cpu.yaml with more epochs, in local mode: two nodes of two ranks, and
-the operator restarts the group. It needs MNIST, Chromium and a few minutes.
+The training is that of manifests/examples/mnist-cpu.yaml with more epochs, in local mode: two nodes of two ranks, which
+are restarted in place. It needs MNIST, Chromium and a few minutes.
 """
 
 from __future__ import annotations
@@ -16,34 +16,45 @@ from pathlib import Path
 from PIL import Image
 
 from tests.kind.packages import require
-from tests.trainer.browser.chromium import browser
+from tests.trainer.browser.chromium import Browser, browser
 
 ROOT = Path(__file__).resolve().parents[3]
-CURVES, PAGE = ROOT / "docs" / "curves.svg", ROOT / "docs" / "report.png"
+CURVES = ROOT / "docs" / "curves.svg"
+PAGE, PAGE_OF_JOB = ROOT / "docs" / "report.png", ROOT / "docs" / "job-report.png"
 _ARGUMENTS = 'args=[train, --epochs, "4", --checkpoint-every, "50", --chaos, "kill:3:390"]'
 _COLOURS = 128  # in the picture; with all of them it would have twice the size
 
 
-def train(state: Path, data: Path) -> Path:
-    """Train below ``state`` and return the checkpoint directory."""
+def train(state: Path, data: Path) -> None:
+    """Train below ``state``."""
     example = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"
-    command = ["run", example, "--state-dir", state, "--data-dir", data, "--set", _ARGUMENTS]
-    subprocess.run([Path(sys.executable).with_name("ddpjob"), *command], check=True, timeout=1800)
-    return state / "volumes" / "default" / "mnist-cpu-checkpoints"
+    _run("ddpjob", "run", example, "--state-dir", state, "--data-dir", data, "--set", _ARGUMENTS)
 
 
-def draw(directory: Path, data: Path) -> None:
-    """Write both pictures of the training in ``directory``."""
-    with tempfile.TemporaryDirectory() as scratch:
-        page = Path(scratch) / "report.html"
-        command = ["report", directory, "--data-dir", data, "--out", page, "--svg", CURVES]
-        subprocess.run([Path(sys.executable).with_name("ddptrain"), *command], check=True, timeout=600)
-        with browser() as chromium:
-            chromium.open(page)
-            height = round(chromium.evaluate("document.querySelector('#settings').getBoundingClientRect().top"))
-            whole = Image.open(io.BytesIO(chromium.screenshot(height=height)))
-    whole.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(PAGE, optimize=True)
-    print(f"wrote {PAGE}; look at both", file=sys.stderr)
+def draw(state: Path, data: Path) -> None:
+    """Write all pictures of the training below ``state``."""
+    directory = state / "volumes" / "default" / "mnist-cpu-checkpoints"
+    with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
+        page, page_of_job = Path(scratch) / "report.html", Path(scratch) / "mnist-cpu.html"
+        _run("ddpjob", "plot", "mnist-cpu", "--state-dir", state, "-o", CURVES)
+        _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-o", page_of_job)
+        _run("ddptrain", "report", directory, "--data-dir", data, "--out", page)
+        _photograph(chromium, page_of_job, PAGE_OF_JOB, until="footer")
+        _photograph(chromium, page, PAGE, until="#settings")
+
+
+def _run(program: str, *arguments: object) -> None:
+    command = [Path(sys.executable).with_name(program), *map(str, arguments)]
+    subprocess.run(command, check=True, timeout=1800)
+
+
+def _photograph(chromium: Browser, page: Path, picture: Path, *, until: str) -> None:
+    """Write the part of the page above the element."""
+    chromium.open(page)
+    height = round(chromium.evaluate(f"document.querySelector('{until}').getBoundingClientRect().top"))
+    whole = Image.open(io.BytesIO(chromium.screenshot(height=height)))
+    whole.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+    print(f"wrote {picture}; look at it", file=sys.stderr)
 
 
 def main() -> None:
@@ -53,7 +64,8 @@ def main() -> None:
     data = parser.parse_args().data_dir.resolve()
     require("chromium")
     with tempfile.TemporaryDirectory() as state:
-        draw(train(Path(state), data), data)
+        train(Path(state), data)
+        draw(Path(state), data)
 
 
 if __name__ == "__main__":
