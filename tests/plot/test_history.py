@@ -25,7 +25,7 @@ JOB = Job("mnist", began=BEGAN + 90, ended=BEGAN + 390, failures=[RAISED, KILLED
 def test_marks_are_starts_lives_failures_and_saves_in_the_order_in_which_they_happened(tmp_path: Path) -> None:
     restarted(tmp_path)
     history = with_failures(read_history(tmp_path), JOB)
-    assert [(mark.kind, mark.step, mark.label) for mark in marks(history)] == [
+    assert [(one.kind, one.step, one.label) for one in marks(history)] == [
         ("save", 20, "saved"),
         ("failure", 25, "failed"),
         ("inPlace", 20, "life 2"),
