@@ -109,9 +109,10 @@ def test_a_copy_of_the_metrics_is_read(trained: Program, tmp_path: Path) -> None
     volume = trained.state / "volumes" / "default" / "tiny-checkpoints"
     shutil.copytree(volume / "metrics", tmp_path / "copy")
     own, copied = plotted(trained), plotted(trained, "--metrics", str(tmp_path / "copy"))
-    assert (copied["steps"], copied["runs"]) == (own["steps"], own["runs"])
+    assert copied["steps"] == own["steps"]
+    assert [run["cause"] for run in copied["runs"] if "cause" in run] == [own["runs"][1]["cause"]]
     saved = [(mark["run"], mark["step"]) for mark in copied["marks"] if mark["kind"] == "save"]
-    assert (2, 8) in saved, "a row of its own, which the save of the process that was killed may lack"
+    assert (3, 12) in saved, "the rows of processes that failed may lack the last save"
     assert "no metrics" in trained("plot", "tiny", "--metrics", str(tmp_path)).is_refused()[0]
 
 
