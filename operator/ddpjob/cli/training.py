@@ -9,9 +9,8 @@ from typing import Literal
 from ddpjob.api.model import WireModel
 from ddpjob.api.status import DDPJobStatus, TimeSpent
 from ddpjob.api.times import parse_time
-from ddpjob.client.base import Client
+from ddpjob.client.base import INTERRUPTED, Client
 from ddpjob.client.job import DDPJob
-from ddpjob.client.local import INTERRUPTED
 from ddpjob.errors import UnavailableError
 from ddpplot import recorded
 from ddpplot.history import Failure, History
