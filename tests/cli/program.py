@@ -51,9 +51,9 @@ class Done:
         assert last["type"] == "result"
         return last
 
-    def is_refused(self) -> list[str]:
+    def is_refused(self, code: int = 2) -> list[str]:
         """Return the three lines of an error; fail if the output is anything else."""
-        assert self.code == 2, self
+        assert self.code == code, self
         lines = self.err.splitlines()
         assert [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "], self.err
         return lines

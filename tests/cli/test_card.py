@@ -34,7 +34,7 @@ def a_world(**spec: object) -> World:
 
 def lines(world: World, width: int = 80, *, coloured: bool = False, state: str | None = None) -> list[str]:
     job = DDPJob.from_manifest(world.job, state=state)
-    found = list(facts_of(job, world.now, {1: 2.0, 2: 1.0, 3: 0.5}))
+    found = list(facts_of(job, world.now, [2.0, 1.0, 0.5]))
     return list(card_lines(headline(job, world.now), found, width=width, coloured=coloured))
 
 

@@ -113,7 +113,7 @@ def test_a_copy_of_the_metrics_is_read(trained: Program, tmp_path: Path) -> None
     assert [run["cause"] for run in copied["runs"] if "cause" in run] == [own["runs"][1]["cause"]]
     saved = [(mark["run"], mark["step"]) for mark in copied["marks"] if mark["kind"] == "save"]
     assert (3, 12) in saved, "the rows of processes that failed may lack the last save"
-    assert "no metrics" in trained("plot", "tiny", "--metrics", str(tmp_path)).is_refused()[0]
+    assert "no metrics" in trained("plot", "tiny", "--metrics", str(tmp_path)).is_refused(1)[0]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_mistake_is_three_lines(trained: Program, arguments: list[str], error:
 
 def test_a_job_without_metrics_says_who_writes_them(ddpjob: Program) -> None:
     ddpjob("run", ddpjob.write(shell_job("none", "true")))
-    lines = ddpjob("plot", "none").is_refused()
+    lines = ddpjob("plot", "none").is_refused(1)
     assert "no volume" in lines[0] and "ddprun.report" in lines[1] and "--metrics DIR" in lines[2]
     ddpjob("run", ddpjob.write(shell_job("other", "true", **with_volume())))
-    lines = ddpjob("report", "other").is_refused()
+    lines = ddpjob("report", "other").is_refused(1)
     assert "no metrics of a training in" in lines[0] and "ddpjob logs other" in lines[2]
