@@ -7,8 +7,8 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 # Wheels in this folder, such as a CPU build of torch, take precedence over the package index.
 FIND_LINKS := $(addprefix --find-links ,$(wildcard ../shared/wheels))
-# MNIST's four files; downloaded if the folder does not exist.
-MNIST  := $(addprefix --data-dir ,$(wildcard ../shared/mnist))
+# MNIST's four files; the demo downloads what is missing.
+MNIST  := $(or $(abspath $(wildcard ../shared/mnist)),$(or $(DDPJOB_CACHE),$(HOME)/.cache/ddpjob)/mnist)
 # pip shows its progress on a terminal only.
 QUIET  := $(if $(MAKE_TERMOUT),,--quiet)
 NAME   ?= ddpjob
@@ -40,7 +40,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
-	$(BIN)/ddpjob run manifests/examples/mnist-cpu.yaml --fresh --digits-if-offline $(MNIST)
+	@data='--data-dir $(MNIST)'; \
+		timeout 120 $(BIN)/ddptrain data fetch --data-dir $(MNIST) --tries 1 >/dev/null 2>&1 || { data='--data digits'; \
+		echo 'NOT MNIST: it cannot be downloaded. Training on handwritten digits of scikit-learn (1,797 images)'; }; \
+		set -x; $(BIN)/ddpjob run manifests/examples/mnist-cpu.yaml --fresh -- $$data
 	@command -v ddpjob >/dev/null || echo "  'source $(BIN)/activate' makes ddpjob and ddptrain available in this shell"
 
 demo-kind: setup  ## train MNIST on a kind cluster, which is created if necessary

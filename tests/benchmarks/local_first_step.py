@@ -56,7 +56,7 @@ def datasets() -> dict[str, list[str]]:
     found = {"digits": ["--set", "args=[train, --data, digits, --epochs, 2]"]}
     mnist = Path(os.environ.get("DDPJOB_MNIST_DIR") or ROOT.parent / "shared" / "mnist")
     if mnist.is_dir():
-        found["MNIST"] = ["--data-dir", str(mnist)]
+        found["MNIST"] = ["--", "--data-dir", str(mnist)]
     return found
 
 

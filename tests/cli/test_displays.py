@@ -220,7 +220,6 @@ def test_failure_ends_with_three_lines_and_the_end_of_the_log(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("failure", "hint"),
     [
-        ({"reason": "DownloadFailed", "exitCode": 66}, "--digits-if-offline"),
         ({"reason": "ConfigMismatch", "exitCode": 1}, "--fresh"),
         ({"reason": "DataMismatch", "exitCode": 78}, "--fresh"),
         ({"reason": "Mismatch", "exitCode": 78}, "--fresh"),

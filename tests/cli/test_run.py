@@ -112,6 +112,13 @@ def test_volume_option_uses_a_directory_as_a_claim(ddpjob: Program, tmp_path: Pa
     assert (mine / "x").read_text() == "here\n"
 
 
+def test_arguments_after_two_dashes_follow_those_of_the_job(ddpjob: Program) -> None:
+    job = shell_job("echo", 'echo "$0" "$@"', args=["train", "--lr", "1"])
+    done = ddpjob("run", ddpjob.write(job), "--", "--lr", "0.1")
+    assert done.code == 0
+    assert "n0 | train --lr 1 --lr 0.1" in done.out
+
+
 MISTAKES: dict[str, tuple[list[str], str, str]] = {
     "an unknown option": (["--ndoes", "2"], "No such option", "--nodes"),
     "an option without its value": (["--nodes"], "--nodes", ""),
@@ -122,9 +129,6 @@ MISTAKES: dict[str, tuple[list[str], str, str]] = {
     "a claim that the job does not mount": (["--volume", "shred=."], "mounts no claim shred", "shared"),
     "a directory that is not there": (["--volume", "shared=/nowhere"], "no such directory", ""),
     "a volume without a directory": (["--volume", "shared"], "=DIR is missing", "CLAIM=DIR"),
-    "data for another program": (["--data-dir", "."], "is for jobs that run ddptrain", ""),
-    "digits for another program": (["--digits-if-offline"], "is for jobs that run ddptrain", ""),
-    "arguments for a file": (["--", "--lr"], "takes no arguments", "SCRIPT.py"),
     "an unknown form": (["-o", "xml"], "xml", ""),
 }
 

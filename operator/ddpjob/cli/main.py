@@ -61,7 +61,10 @@ def run(
     ],
     script_args: Annotated[
         list[str] | None,
-        Argument(metavar="SCRIPT_ARGS", help="Arguments of the script; put -- before arguments that begin with -."),
+        Argument(
+            metavar="SCRIPT_ARGS",
+            help="Arguments of the script, or after spec.args; put -- before those that begin with -.",
+        ),
     ] = None,
     *,
     nodes: Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")] = None,
@@ -83,17 +86,6 @@ def run(
         list[str] | None,
         Option("--volume", metavar="CLAIM=DIR", help="Use DIR as the claim CLAIM. May be repeated."),
     ] = None,
-    data_dir: Annotated[
-        str | None,
-        Option("--data-dir", metavar="DIR", help="Train on the MNIST files in DIR, for jobs that run ddptrain."),
-    ] = None,
-    digits_if_offline: Annotated[
-        bool,
-        Option(
-            "--digits-if-offline",
-            help="Train on scikit-learn's digits if MNIST cannot be downloaded, for jobs that run ddptrain.",
-        ),
-    ] = False,
     fresh: Annotated[
         bool,
         Option(
@@ -127,7 +119,7 @@ def run(
 
     \b
     Example:
-      ddpjob run manifests/examples/mnist-cpu.yaml --digits-if-offline
+      ddpjob run manifests/examples/mnist-cpu.yaml -- --data digits
     """
     from ddpjob.cli.run import execute
 
@@ -138,8 +130,6 @@ def run(
         script_args,
         assignments=[*given, *(assignments or ())],
         volumes=volumes,
-        data_dir=data_dir,
-        digits_if_offline=digits_if_offline,
         fresh=fresh,
         state_dir=state_dir,
         dry_run=dry_run,
@@ -174,7 +164,7 @@ def ddpjob(
 
     \b
     Example:
-      ddpjob run manifests/examples/mnist-cpu.yaml --digits-if-offline
+      ddpjob run manifests/examples/mnist-cpu.yaml -- --data digits
     """
 
 

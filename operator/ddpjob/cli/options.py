@@ -41,8 +41,6 @@ class Request:
     script_args: Sequence[str] | None = None
     assignments: Sequence[str] = ()
     volumes: Sequence[str] | None = None
-    data_dir: str | None = None
-    digits_if_offline: bool = False
     fresh: bool = False
     state_dir: str | None = None
     dry_run: bool = False

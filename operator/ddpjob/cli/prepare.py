@@ -1,13 +1,10 @@
 """Prepares a run: applies the options of ``ddpjob run`` to the job of the file and admits the result.
 
-Holds ``--set``, ``--volume``, ``--data-dir`` and ``--digits-if-offline``; used by ``run``.
+Holds ``--set`` and ``--volume``; used by ``run``.
 """
 
-import argparse
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +20,7 @@ from ddpjob.errors import DDPJobError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
 from ddpjob.local.pod_process import ENTRYPOINT
-from ddpjob.local.programs import runs_ddptrain
 from ddpjob.local.resources import visible_gpus
-from ddpjob.local.shim import die_with_parent
 from ddpjob.local.state import HostPaths, StateFolder
 
 Part = str | int
@@ -33,8 +28,6 @@ Part = str | int
 _PART = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
 _ROOTS = ("metadata", "spec")
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
-
-FETCH_SECONDS = 120.0  # for 11 MB; on a slower network a copy of the files is the better way
 
 
 @dataclass
@@ -58,8 +51,6 @@ def prepare(request: Request) -> Prepared:
     admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
     root = Path(request.state_dir).expanduser() if request.state_dir else None
     paths = HostPaths(admitted.job, StateFolder(root), _volumes(request.volumes or (), admitted.claims))
-    if request.data_dir is not None:
-        admitted = use_directory(admitted, paths, request.data_dir)
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
     warnings = [_missing_gpus(admitted), launch_warning(admitted.job), injection_warning(admitted.job)]
     return Prepared(file, admitted, paths, notes, [warning for warning in warnings if warning])
@@ -195,99 +186,3 @@ def _require_entry(entries: Any, index: int, path: str) -> None:
         )
     if index == length:
         entries.append(None)
-
-
-def use_directory(admitted: AdmittedJob, paths: HostPaths, given: str) -> AdmittedJob:
-    """Return the job with the data of ``--data-dir``. Raises ``LocalError`` if it cannot use that directory."""
-    _require_ddptrain(admitted, "--data-dir")
-    directory = Path(given).expanduser().absolute()
-    if not directory.is_dir():
-        raise LocalError(
-            f"--data-dir {given}: no such directory",
-            "the directory must hold the four MNIST files, gzipped or not",
-            f"ddptrain data fetch --data-dir {given} downloads the files; without a network, use --digits-if-offline",
-        )
-    for mount in paths.mounts():
-        if directory.is_relative_to(mount):
-            raise LocalError(
-                f"--data-dir {given} is below {mount}, where the job mounts a volume",
-                "local mode translates that path into the volume's directory",
-                "--volume CLAIM=DIR uses a directory as the volume",
-            )
-    return _with_data_dir(admitted, directory)
-
-
-def digits_if_offline(
-    admitted: AdmittedJob, paths: HostPaths, *, fresh: bool, say: Callable[[str], None], warn: Callable[[str], None]
-) -> AdmittedJob:
-    """Return the job with MNIST on this machine instead of ``--download``, or with scikit-learn's digits."""
-    _require_ddptrain(admitted, "--digits-if-offline")
-    options, others = _data_options(admitted)
-    if not options.download:
-        return admitted
-    # --fresh empties the volume of the claimTemplate, and the data in it.
-    if options.data_dir and not fresh and _is_complete(paths.on_host(options.data_dir)):
-        return admitted
-    kept = paths.folder.root / "datasets" / "mnist"
-    say("looking for MNIST")
-    problem = _fetch(kept)
-    if problem is None:
-        return _with_data_dir(admitted, kept)
-    warn(f"NOT MNIST: it is not on this machine and cannot be downloaded ({problem})")
-    warn("training on scikit-learn's digits instead (1,797 images of 8×8)")
-    warn("ddpjob run --data-dir DIR trains on MNIST files that you have")
-    return admitted.with_args([*others, "--data", "digits"])
-
-
-def _data_options(admitted: AdmittedJob) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options of ``ddptrain train`` that choose its data, and its other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--data", nargs="?")
-    parser.add_argument("--data-dir", nargs="?")
-    parser.add_argument("--download", action="store_true")
-    return parser.parse_known_args(admitted.job.spec.args or ["train"])
-
-
-def _with_data_dir(admitted: AdmittedJob, directory: Path) -> AdmittedJob:
-    options, others = _data_options(admitted)
-    data = ["--data", options.data] if options.data else []
-    return admitted.with_args([*others, *data, "--data-dir", str(directory)])
-
-
-def _require_ddptrain(admitted: AdmittedJob, option: str) -> None:
-    if not runs_ddptrain(admitted):
-        raise LocalError(
-            f"{option} is for jobs that run ddptrain; this job runs {' '.join(admitted.command)}",
-            "other programs have other options for their data",
-            "--set 'args[0]=…' changes an argument, --volume CLAIM=DIR gives a volume a directory",
-        )
-
-
-def _is_complete(directory: Path) -> bool:
-    return directory.is_dir() and _ddptrain("verify", directory).returncode == 0
-
-
-def _fetch(directory: Path) -> str | None:
-    """Download MNIST. Return None on success, otherwise a short reason."""
-    try:
-        done = _ddptrain("fetch", directory, "--tries", "1")
-    except subprocess.TimeoutExpired:
-        return f"no answer for {FETCH_SECONDS:g} s"
-    if done.returncode == 0:
-        return None
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    return errors[0].removeprefix("error: ").split(";")[0] if errors else "ddptrain data fetch failed"
-
-
-def _ddptrain(verb: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    # A separate program: the trainer is not part of the operator's package and may not be installed.
-    command = [sys.executable, "-m", "ddptrain", "data", verb, "--data-dir", str(directory), *options]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=FETCH_SECONDS,
-        check=False,
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,
-    )

@@ -12,7 +12,7 @@ from typing import TextIO
 from ddpjob.api.objects import Json
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import Display, JsonDisplay, PlainDisplay, guarded
-from ddpjob.cli.prepare import Prepared, differences, digits_if_offline, prepare
+from ddpjob.cli.prepare import Prepared, differences, prepare
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
@@ -59,8 +59,6 @@ def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> 
     for warning in prepared.warnings:
         warn(warning)
     admitted, paths = prepared.admitted, prepared.paths
-    if request.digits_if_offline:
-        admitted = digits_if_offline(admitted, paths, fresh=request.fresh, say=display.note, warn=warn)
     output = LogReader(paths.record, nodes={0})
     job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
@@ -107,8 +105,6 @@ def _dry_run(request: Request, prepared: Prepared) -> int:
     notes = [one_line(note) for note in prepared.notes]
     if len(shown) < len(prepared.file.others):
         notes.append("Secrets are left out")
-    if request.digits_if_offline:
-        notes.append("--digits-if-offline takes effect when the job runs, not here")
     for note in notes:
         print(f"· {note}", file=sys.stderr)
     if request.output == "json":

@@ -199,8 +199,6 @@ def _local_hint(failure: Json, finished: Json) -> str:
         return "local mode does not use images: the program must be installed here and on PATH"
     if reason in ("ConfigMismatch", "DataMismatch") or failure.get("exitCode") == exit_codes.MISMATCH:
         return "--fresh removes the existing checkpoints, another --name keeps them"
-    if reason == "DownloadFailed":
-        return "ddpjob run --data-dir DIR uses MNIST files that you have, --digits-if-offline scikit-learn's digits"
     if number == signal.SIGKILL:
         return "SIGKILL often comes from the kernel's out-of-memory killer: try fewer processes or a smaller batch"
     if number == signal.SIGBUS:

@@ -66,6 +66,9 @@ class JobFile:
 def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
     """Return the job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.
 
+    script_args: of the script, or appended to ``spec.args``: of an option that is given twice, most programs take the
+    last.
+
     Raises:
         InvalidJobError: there is no such file, it is not YAML, or it does not hold exactly one DDPJob.
     """
@@ -73,13 +76,11 @@ def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
     try:
         if source.endswith(".py"):
             return _for_script(_existing(source), script_args)
-        if script_args:
-            raise InvalidJobError(
-                f"a job takes no arguments, but {script_args[0]} is given",
-                "only a SCRIPT.py takes arguments; the arguments of a job are spec.args",
-                "--set 'args=[train, --epochs, \"3\"]' sets them",
-            )
-        return from_text(read_text(source), Path.cwd() if source == "-" else _existing(source).parent)
+        file = from_text(read_text(source), Path.cwd() if source == "-" else _existing(source).parent)
+        spec = file.job.get("spec")
+        if script_args and isinstance(spec, dict) and isinstance(args := spec.get("args") or [], list):
+            spec["args"] = [*args, *script_args]  # a spec or args of another type is refused later, with its field
+        return file
     except DDPJobError as error:
         raise InvalidJobError(f"{label}: {error.error}", error.hint, error.next_step) from error
 

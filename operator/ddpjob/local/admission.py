@@ -89,10 +89,6 @@ class AdmittedJob:
         names_given = [source.get("claimName") for source in sources if isinstance(source, dict)]
         return list(dict.fromkeys(name for name in names_given if isinstance(name, str)))
 
-    def with_args(self, args: list[str]) -> "AdmittedJob":
-        """Return the job with other ``spec.args``. Raises ``InvalidJobError`` if the spec refuses them."""
-        return admit(self.body | {"spec": self.body["spec"] | {"args": args}}, uid=self.job.uid)
-
     def manifests(self) -> list[Json]:
         """Return what a cluster would hold: the DDPJob, and what the operator creates for it."""
         meta = {key: value for key, value in self.body["metadata"].items() if key not in SET_BY_SERVER}

@@ -160,7 +160,8 @@ def _download(
     raise DownloadFailed(
         f"no mirror delivered {file.name}: {'; '.join(f'{url}: {failure}' for url, failure in failures.items())}",
         hint="this machine may have no network",
-        next_step="try another mirror with `ddptrain data fetch --url URL`, or copy the four files into the directory",
+        next_step="try another mirror with `ddptrain data fetch --url URL`, copy the four files into the directory, or "
+        "train on digits without files: --data digits",
     )
 
 
