@@ -19,6 +19,7 @@ from ddpjob.cli.training import Plot
 from ddpjob.client.bundle.manifest import Manifest
 from ddpjob.client.bundle.replay import Replay
 from ddpjob.client.checkup.check import Checkup
+from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
@@ -45,6 +46,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "checkpoints": VolumeContents,
     "pull": Pulled,
     "plot": Plot,
+    "top": RankTable,
 }
 """What commands print with ``-o json``, by the name of the command."""
 FLOW = ROOT / "docs" / "flow.svg"

@@ -15,7 +15,8 @@ from typing import Protocol
 _LAYOUT = struct.Struct("<qqqqdd24s40s")
 _COUNTS, _STEP, _TIME = struct.Struct("<qqq"), struct.Struct("<qq"), struct.Struct("<d")
 _TIME_AT = struct.calcsize("<qqqq")
-SIZE = _LAYOUT.size
+_WAITED_AT = _LAYOUT.size  # seconds of waiting for data
+SIZE = _LAYOUT.size + _TIME.size
 _NOTHING = contextlib.nullcontext()
 # In these phases there is no progress that a stop could save.
 BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup", "resume")
@@ -34,6 +35,7 @@ class HeartbeatRecord:
         process: that has written it: the rank's own, or one that its script has started.
         limit: seconds without a change that this phase may take; 0 for the limit of the observer.
         collective: what the rank waits in; empty while it works by itself.
+        waited: seconds that it has waited for data in all.
     """
 
     changes: int = 0
@@ -44,13 +46,15 @@ class HeartbeatRecord:
     limit: float = 0.0
     phase: str = "start"
     collective: str = ""
+    waited: float = 0.0
 
     @classmethod
     def unpack(cls, memory: bytes | memoryview) -> "HeartbeatRecord":
         """Read the record from ``memory``. The write is not atomic, but a rank that hangs does not write."""
         changes, step, collectives, process, at, limit, phase, collective = _LAYOUT.unpack_from(memory)
         text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
-        return cls(changes, step, collectives, process, at, limit, text[0] or "start", text[1])
+        (waited,) = _TIME.unpack_from(memory, _WAITED_AT)
+        return cls(changes, step, collectives, process, at, limit, text[0] or "start", text[1], waited)
 
 
 class StallTimer:
@@ -148,6 +152,12 @@ class Heartbeat:
         _STEP.pack_into(self._memory, 0, changes + 1, before if step is None else step)
         _TIME.pack_into(self._memory, _TIME_AT, now)
         return True
+
+    def add_data_wait(self, seconds: float) -> None:
+        """Add time in which the rank waited for its data; this is no sign of life."""
+        if self._may_write():
+            (before,) = _TIME.unpack_from(self._memory, _WAITED_AT)
+            _TIME.pack_into(self._memory, _WAITED_AT, before + seconds)
 
     def _write(self, step: int | None = None, begun: int = 0) -> None:
         """Write the record; its numbers continue those in the memory, which may be of another process."""

@@ -11,6 +11,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from types import ModuleType
@@ -24,6 +26,7 @@ from ddprun.settings import Settings
 from ddprun.turns import BEATS, REPORTS, Turn
 
 _OPTIMIZERS = "torch.optim.optimizer"
+_DATA = "torch.utils.data.dataloader"
 _STARTS = "multiprocessing.spawn"  # makes the data for a new interpreter, also for one of a fork server
 # The new interpreter must run in any case, also one that does not find this package.
 _ATTACH = """
@@ -54,6 +57,7 @@ def connect(
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
     after_import(_OPTIMIZERS, _count_steps)
+    after_import(_DATA, lambda module: _time_data(module, heartbeat))
 
     def hand_over(module: Any) -> None:
         of_multiprocessing = module.get_preparation_data
@@ -96,6 +100,27 @@ def attach(descriptors: Sequence[Any], world_size: int, settings: Settings) -> N
 def _count_steps(module: ModuleType) -> None:
     """Make each step of an optimizer a heartbeat, and count a step when an optimizer has stepped again."""
     module.register_optimizer_step_post_hook(script_interface.stepped)
+
+
+def _time_data(module: ModuleType, heartbeat: Heartbeat) -> None:
+    """Add the time of each batch that the main thread takes from a DataLoader to the wait for data.
+
+    PyTorch has no hook for it; a release whose iterators have another class shows no wait.
+    """
+    iterator = getattr(module, "_BaseDataLoaderIter", None)
+    take = getattr(iterator, "__next__", None)
+    if iterator is None or take is None:
+        return
+
+    def timed(self: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return take(self)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                heartbeat.add_data_wait(time.monotonic() - began)
+
+    iterator.__next__ = timed
 
 
 def after_import(name: str, work: Callable[[ModuleType], None]) -> None:

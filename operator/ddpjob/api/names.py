@@ -51,6 +51,8 @@ LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_NODE_RANK: Final = f"{GROUP}/node-rank"
+ANNOTATION_PROGRESS_PORT: Final = f"{GROUP}/progress-port"
+"""Of a pod of this machine: its DDPJOB_PROGRESS_PORT, which differs from the spec's."""
 # The label that an object of each kind has if it is of this operator; a selector of a key alone means that the label
 # exists. Not LABEL_MANAGED_BY, which other operators use, too. A claim has no uid: it outlives the job.
 SELECTORS: Final[Mapping[Resource, str]] = {

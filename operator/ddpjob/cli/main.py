@@ -35,6 +35,7 @@ from ddpjob.cli.replay import replay
 from ddpjob.cli.report import report
 from ddpjob.cli.submit import submit
 from ddpjob.cli.text import show_error
+from ddpjob.cli.top import top
 from ddpjob.cli.validate import validate
 from ddpjob.cli.wait import wait
 from ddpjob.cli.why import why
@@ -139,7 +140,7 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = (run, submit, ls, get, why, logs, events, describe, wait, suspend, resume, restart, delete)
+_ON_JOBS = (run, submit, ls, get, why, top, logs, events, describe, wait, suspend, resume, restart, delete)
 _ON_VOLUME = (checkpoints, pull, plot, report)
 _ON_FILES = (init, validate, render, convert)
 _ON_TROUBLE = (doctor, bundle, replay)

@@ -45,7 +45,12 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    made = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="",
+    )
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     texts = [[one_line("" if cell.text is None else cell.text) for cell in row] for row in cells]
     for number, name in enumerate(header):
@@ -68,6 +73,19 @@ def show(drawn: "RenderableType") -> None:
     with console.capture() as captured:
         console.print(drawn)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+
+
+def stacked(title: str, drawn: "RenderableType") -> "RenderableType":
+    """Return a table below a title."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(title), drawn)
+
+
+def height() -> int:
+    """Return the lines of the terminal."""
+    return _console().height
 
 
 def live(draw: "Callable[[], RenderableType]") -> "AbstractContextManager[object]":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
+from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import JobEvent, JobPod
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
@@ -281,6 +282,19 @@ class Client(Protocol):
         Raises:
             UnavailableError: they are not on this machine, as those of a cluster's job, or the job has no volume.
             JobNotFoundError: there is no such job.
+        """
+        ...
+
+    def ranks(self, job: str | DDPJob) -> RankTable:
+        """Return what each rank does now: step, time of a step, wait for data, memory, last heartbeat.
+
+        The launcher of node 0 knows it: ``ddprun`` or ``ddptrain``. On a cluster the API server is asked to connect to
+        the pod, for which the user needs the right to ``get`` ``pods/proxy``.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+            NotAllowedError: the user may not reach the port of a pod.
+            UnavailableError: no rank runs, or another program than ``ddprun`` or ``ddptrain`` started them.
         """
         ...
 

@@ -12,6 +12,7 @@ from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.base import Client, Events, Jobs, LogLine, Pods, already_finished, no_metrics, timed_out
 from ddpjob.client.cluster_logs import JobLogs
+from ddpjob.client.cluster_ranks import ask_launcher
 from ddpjob.client.cluster_story import events_of, pods_of
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
@@ -25,6 +26,7 @@ from ddpjob.client.connection import (
 )
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import SCRIPT_IMAGE
+from ddpjob.client.ranks import RankTable, asked_twice, rank_table, require_running
 from ddpjob.client.timeline import job_pods, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
@@ -183,6 +185,11 @@ class ClusterClient(Client):
             "this machine reads a copy of them: the folder metrics of that volume",
             f"ddpjob pull {found.name} --metrics copies it; then add --metrics DIR with the directory of the copy",
         )
+
+    def ranks(self, job: str | DDPJob) -> RankTable:
+        found = self.get(job)
+        require_running(found)
+        return asked_twice(lambda: rank_table(found, self.place, ask_launcher(self._connection, found)))
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})

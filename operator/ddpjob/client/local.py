@@ -1,5 +1,6 @@
 """``Client.local``: the jobs of this machine, in the state folder that ``ddpjob run`` uses, too."""
 
+import json
 import os
 import select
 import signal
@@ -15,12 +16,14 @@ from ddpjob.api.objects import Json
 from ddpjob.client.base import INTERRUPTED, Client, Events, Jobs, LogLine, Pods, already_finished, no_metrics, timed_out
 from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader, attempts, last_lines
+from ddpjob.client.ranks import LONGEST, SECONDS, RankTable, asked_twice, no_ranks, rank_table, require_running
 from ddpjob.client.timeline import job_pods, local_events, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
+from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
@@ -186,6 +189,17 @@ class LocalClient(Client):
             raise no_metrics(found)
         return directory
 
+    def ranks(self, job: str | DDPJob) -> RankTable:
+        record = self.record(job)
+        found = _seen(record)
+        attempt = require_running(found)
+        name = names.pod_name(found.name, str(found.uid), attempt, 0)
+        pod = next((pod for pod in record.pods() if pod["metadata"]["name"] == name), {})
+        port = ((pod.get("metadata") or {}).get("annotations") or {}).get(names.ANNOTATION_PROGRESS_PORT)
+        if port is None:
+            raise no_ranks(found, "its port is not in the record, because an earlier release runs it")
+        return asked_twice(lambda: rank_table(found, self.place, _ask(found, int(port))))
+
     def suspend(self, job: str | DDPJob) -> DDPJob:
         record, found = self._unfinished(job)
         if record.runner() is not None:
@@ -348,6 +362,25 @@ def stop(record: JobFolder) -> None:
         ) from error
     finally:
         os.close(process)
+
+
+def _ask(job: DDPJob, port: int) -> Json:
+    """Return the answer of a launcher to ``GET /ranks``."""
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection(LOOPBACK, port, timeout=SECONDS)
+    try:
+        connection.request("GET", "/ranks")
+        response = connection.getresponse()
+        body = response.read(LONGEST)
+        answer = json.loads(body) if response.status == 200 else None
+    except (OSError, HTTPException, ValueError) as error:
+        raise no_ranks(job, f"port {port}: {error}") from error
+    finally:
+        connection.close()
+    if not isinstance(answer, dict):
+        raise no_ranks(job, f"port {port} answers with HTTP {response.status}")
+    return answer
 
 
 def _seen(record: JobFolder) -> DDPJob:

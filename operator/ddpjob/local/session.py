@@ -162,7 +162,9 @@ class Session:
                 process.stop()
         for create in (create for phase in made.creates for create in phase):
             if create.resource is names.PODS:
-                meta = {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(self._clock.now())}
+                port = {names.ANNOTATION_PROGRESS_PORT: str(self.machine.ports.of(create.name))}
+                meta: Json = {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(self._clock.now())}
+                meta |= {"annotations": (create.body["metadata"].get("annotations") or {}) | port}
                 spec = create.body["spec"] | {"nodeName": NODE_NAME}
                 pod = create.body | {"metadata": create.body["metadata"] | meta, "spec": spec}
                 self._pods[create.name] = PodProcess(pod, self.machine, self._changed.set)

@@ -24,6 +24,7 @@ from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import LogPrinter, WorkerProcess, is_exiting
+from ddprun.launcher.rank_table import RankTable
 from ddprun.script import Script
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS
@@ -209,7 +210,9 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """The supervisor of a node that trains alone, whose rank it has just killed."""
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
     settings, peers = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None)
-    services = Services(NodeProgress(1), peers, None, agreement=Agreement(Ranks(), peers, grant=5))
+    services = Services(
+        NodeProgress(1), peers, RankTable(Ranks(), peers), None, agreement=Agreement(Ranks(), peers, grant=5)
+    )
     options = LaunchOptions(Script("script", "train.py", (), settings))
     found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)
     found._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL, killed_by_us=True)]

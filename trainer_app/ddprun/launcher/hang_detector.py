@@ -265,7 +265,7 @@ class WorkMeter:
 
     def has_grown(self, workers: Sequence[WorkerProcess]) -> bool:
         """Return whether they have done more since the call before than processes that wait."""
-        now, processes = time.monotonic(), [pid for worker in workers for pid in _tree(worker.pid)]
+        now, processes = time.monotonic(), [pid for worker in workers for pid in process_tree(worker.pid)]
         used, read = sum(map(_cpu_seconds, processes)), sum(map(_bytes_read, processes))
         seconds = now - self._looked
         grown = used - self._used >= _WORKING_CPUS * seconds or read - self._read >= _WORKING_BYTES * seconds
@@ -273,12 +273,13 @@ class WorkMeter:
         return grown
 
 
-def _tree(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
+    """Yield the process and all that it has started."""
     yield pid
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in (thread / "children").read_text().split():
-                yield from _tree(int(child))
+                yield from process_tree(int(child))
 
 
 def _cpu_seconds(pid: int) -> float:

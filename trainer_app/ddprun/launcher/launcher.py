@@ -40,6 +40,7 @@ from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_r
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers, leader_port
 from ddprun.launcher.processes import LogPrinter, WorkerProcess
+from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.stalls import StallWatch
 from ddprun.launcher.trainer_port import TrainerPort, is_wanted
 from ddprun.program import Program
@@ -163,6 +164,7 @@ class Services:
 
     progress: NodeProgress
     peers: Peers
+    table: RankTable
     port: ProgressPort | None
     trainer_port: TrainerPort | None = None
     agreement: Agreement | None = None
@@ -176,13 +178,15 @@ class Services:
         """
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number)
+        table = RankTable(ranks, peers)
         agreement = Agreement(ranks, peers, grant, gpus=visible_gpus() > 0) if grant else None
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
                 port = ProgressPort(
-                    number, lambda: progress.snapshot() | (agreement.reports() if agreement else {}), peers.takes
-                )
+                    number, lambda: progress.snapshot() | (agreement.reports() if agreement else {}), peers.takes,
+                    ranks=table.answer,
+                )  # fmt: skip
             except (OSError, OverflowError) as error:
                 printer.launcher_line(f"warning: no progress on port {number}: {error}")
             if is_wanted() and not program.sends_an_ending:
@@ -190,7 +194,7 @@ class Services:
                     trainer_port = TrainerPort(progress.take, printer.launcher_line)
                 except OSError as error:
                     printer.launcher_line(f"warning: no port for the reports of the script: {error}")
-        return cls(progress, peers, port, trainer_port, agreement)
+        return cls(progress, peers, table, port, trainer_port, agreement)
 
     def begin(self, life: int) -> None:
         """Set the variables for the ranks of this life."""
@@ -262,6 +266,7 @@ class Supervisor:
         for local_rank in range(self.ranks.nproc_per_node):
             ranks = self.ranks.of_local_rank(local_rank)
             self._workers.append(self._start(ranks))
+        self.services.table.follow(self._workers)
         if self.ranks.node_rank == 0:
             self.services.progress.follow(self._workers[0].diagnostics)
             if self.services.trainer_port:
@@ -278,6 +283,7 @@ class Supervisor:
         if ending.code == 0 or self.next_life:
             self._watch.withdraw()
         self.services.progress.keep()
+        self.services.table.follow(())
         for worker in self._workers:
             worker.close()
         return ending
@@ -351,6 +357,7 @@ class Supervisor:
                 self._pass_on_signals()
                 self._reap()
                 self._check_for_hang()
+                self.services.table.turn()
                 self._agree()
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     self._kill()

@@ -22,6 +22,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ddprun.distributed.topology import Ranks
 from ddprun.files import Json, dumps_json
@@ -172,6 +173,8 @@ class Peers:
         stalled: the nodes that say that they are stalled; of another node than 0, at most itself.
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
+        is_asked_for_ranks: node 0 wants the rows of this node's ranks.
+        rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows, which are not checked.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
@@ -192,6 +195,8 @@ class Peers:
         self.node, self.is_asked = ranks.node_rank, False
         self.stalled: set[int] = set()
         self.said, self.is_over = "", False
+        self.is_asked_for_ranks = False
+        self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
@@ -338,6 +343,15 @@ class Peers:
         """Of node 0: withdraw what was reported."""
         self._send({"over": True})
 
+    def ask_for_ranks(self) -> None:
+        """Of node 0: make the other nodes send the rows of their ranks."""
+        self._send({"ranks": True})
+
+    def give_ranks(self, rows: list[Json]) -> None:
+        """Send the rows of this node's ranks to node 0."""
+        self.is_asked_for_ranks = False
+        self._send({"rows": rows})
+
     def _begin(self) -> None:
         if self._missing or self.is_asked:
             return  # an inspection is under way
@@ -360,6 +374,7 @@ class Peers:
         if not self.is_leader:
             self.is_asked |= "inspect" in message
             self.is_over |= "over" in message
+            self.is_asked_for_ranks |= "ranks" in message
             if "settled" in message:
                 self._waits, self.is_over = False, False
                 self.said = str(message["settled"])
@@ -369,6 +384,8 @@ class Peers:
             self._begin()
         if "stalled" in message:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
+        if isinstance(rows := message.get("rows"), list):
+            self.rank_rows[node] = (time.monotonic(), rows[: self._ranks.nproc_per_node])
         given = message.get("findings")
         if isinstance(given, dict) and isinstance(given.get("ranks"), list) and isinstance(given.get("stacks"), dict):
             first = node * self._ranks.nproc_per_node
@@ -383,6 +400,7 @@ class Peers:
         del self._nodes[node]
         self._missing.discard(node)
         self.stalled.discard(node)
+        self.rank_rows.pop(node, None)
         self.life_events.append(Lost(node))
         self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
 

@@ -5,7 +5,6 @@ a bounded number of descriptors and bytes.
 """
 
 import collections
-import contextlib
 import os
 import selectors
 import socket
@@ -65,6 +64,7 @@ class HttpPort:
     ) -> None:
         self._listener, self._answer, self._takes, self._expects = listener, answer, takes, expects
         self._received: collections.OrderedDict[socket.socket, bytes] = collections.OrderedDict()
+        self._unsent: dict[socket.socket, memoryview] = {}  # of answers, until the clients have taken them
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         _open.add(self)
@@ -78,6 +78,9 @@ class HttpPort:
         for key, _ in self._selector.select(wait):
             if key.fileobj is self._listener:
                 self._accept()
+            elif key.fileobj in self._unsent:
+                assert isinstance(key.fileobj, socket.socket)
+                self._send(key.fileobj)
             elif key.fileobj in self._received:  # not ended meanwhile, for a newer connection
                 assert isinstance(key.fileobj, socket.socket)
                 self._receive(key.fileobj)
@@ -136,10 +139,23 @@ class HttpPort:
         if not data or (request is None and len(received) > _LONGEST_HEAD):
             self._end(connection)
         elif request and len(request.body) >= self._expects(request):
-            with contextlib.suppress(OSError):  # the client has gone, or reads nothing: a short answer needs no wait
-                connection.sendall(self._response(request))
-                connection.shutdown(socket.SHUT_WR)
-            self._end(connection)
+            self._unsent[connection] = memoryview(self._response(request))
+            self._send(connection)
+
+    def _send(self, connection: socket.socket) -> None:
+        """Send what the client takes now of the answer, and the rest when it takes more."""
+        try:
+            rest = self._unsent[connection] = self._unsent[connection][connection.send(self._unsent[connection]) :]
+            if rest:
+                self._selector.modify(connection, selectors.EVENT_WRITE)
+                return
+            connection.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            self._selector.modify(connection, selectors.EVENT_WRITE)
+            return
+        except OSError:  # the client has gone
+            pass
+        self._end(connection)
 
     def _response(self, request: Request) -> bytes:
         status, content = self._answer(request)
@@ -149,6 +165,7 @@ class HttpPort:
 
     def _end(self, connection: socket.socket) -> None:
         del self._received[connection]
+        self._unsent.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()
 

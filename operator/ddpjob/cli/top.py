@@ -1,0 +1,123 @@
+"""``ddpjob top``: what each rank of a job does now, and which of them is slow."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddpjob.cli.events import Form
+from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.table import Cell, Row, height, live, show, stacked, table
+from ddpjob.cli.text import duration, one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ddpjob.client.ranks import RankState, RankTable
+
+_PAUSE = 2.0  # seconds between two looks
+_SLOW, _WAITING = 1.5, 0.3
+"""A step so many times longer than the median, and a wait for data that is so much of a step, are abnormal."""
+_LATE, _LATE_SECONDS = 5, 30.0
+"""So is a heartbeat older than so many steps, and than this time without a known step."""
+_AROUND = 6  # lines of the terminal that are not ranks
+
+
+def top(
+    name: Name,
+    output: Form = "text",
+    *,
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Show what each rank does: step, time of a step, wait for data, memory, last heartbeat.
+
+    On a terminal the table stays in place until the job ends; elsewhere it is printed once. Only what is abnormal is in
+    colour. It needs ddprun or ddptrain as the launcher, and on a cluster the right to get pods/proxy. The JSON has the
+    schema docs/schemas/top.json.
+
+    \b
+    Example:
+      ddpjob top mnist-cpu
+    """
+    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+        seen = client.ranks(name)
+        if output == "json":
+            print(json.dumps(seen.wire(), indent=2))
+        elif not sys.stdout.isatty():
+            print(headline(seen))
+            show(ranks_table(seen.ranks))
+        else:
+            with live(lambda: stacked(headline(seen), ranks_table(seen.ranks, most=height() - _AROUND))):
+                while not client.get(name).finished:
+                    time.sleep(_PAUSE)
+                    seen = client.ranks(name)
+    return 0
+
+
+def headline(seen: "RankTable") -> str:
+    """Return what is said about all ranks."""
+    steps = [rank.step for rank in seen.ranks]
+    parts = [f"{one_line(seen.job)} attempt {seen.attempt}", f"{len(seen.ranks)} of {seen.world_size} ranks"]
+    if steps:
+        parts.append(f"step {max(steps)}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}")
+    if (middle := _median(seen.ranks)) is not None:
+        parts.append(f"median {_seconds(middle)} a step")
+    if seen.missing_nodes:
+        shown = ", ".join(map(str, seen.missing_nodes[:8])) + (" …" if len(seen.missing_nodes) > 8 else "")
+        parts.append(f"nothing is known of node {shown}")
+    if seen.omitted_ranks:
+        parts.append(f"{seen.omitted_ranks} ranks are left out")
+    return f"{', '.join(parts)} ({one_line(seen.place)})"
+
+
+def ranks_table(ranks: "Sequence[RankState]", *, most: int | None = None) -> "Table":
+    """Return one row for each rank.
+
+    Args:
+        most: rows that fit; then abnormal ranks are shown first.
+    """
+    middle, furthest = _median(ranks), max((rank.step for rank in ranks), default=0)
+    rows = [(rank.rank, _row(rank, middle, furthest)) for rank in ranks]
+    left_out = 0
+    if most is not None and len(rows) > max(most, 1):
+        rows.sort(key=lambda row: not any(isinstance(cell, Cell) and cell.is_abnormal for cell in row[1]))
+        rows, left_out = sorted(rows[: max(most, 1)]), len(rows) - max(most, 1)
+    shown: list[Row] = [row for _, row in rows]
+    if left_out:
+        shown.append(["…", f"{left_out} more", *[""] * 6])
+    header = ["RANK", "STEP", "STEP TIME", "MEDIAN", "DATA WAIT", "MEMORY", "HEARTBEAT", "DOES"]
+    return table(header, shown, whole=("RANK",))
+
+
+def _row(rank: "RankState", middle: float | None, furthest: int) -> Row:
+    step, wait = rank.step_seconds, rank.data_wait_seconds
+    ratio = step / middle if step and middle else None
+    share = wait / step if wait is not None and step else None
+    passed = rank.age_seconds / step if step else 0.0  # steps since the launcher of its node looked at it
+    is_late = rank.age_seconds > (max(_LATE * step, 1.0) if step else _LATE_SECONDS)
+    return [
+        f"n{rank.node}r{rank.rank}",
+        Cell(rank.step, furthest - rank.step > 1.5 + passed),
+        Cell(_seconds(step), ratio is not None and ratio >= _SLOW),
+        Cell(f"×{ratio:.2f}" if ratio is not None else "-", ratio is not None and ratio >= _SLOW),
+        Cell(f"{_seconds(wait)} ({share:.0%})" if share is not None else "-", (share or 0.0) >= _WAITING),
+        f"{rank.memory_bytes / 2**30:.2f} GiB" if rank.memory_bytes is not None else "-",
+        Cell(f"{duration(rank.age_seconds)} ago", is_late),
+        f"waits in {rank.collective}" if rank.collective else rank.phase,
+    ]
+
+
+def _median(ranks: "Sequence[RankState]") -> float | None:
+    known = sorted(rank.step_seconds for rank in ranks if rank.step_seconds is not None)
+    return known[len(known) // 2] if known else None
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"

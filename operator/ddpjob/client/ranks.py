@@ -1,0 +1,111 @@
+"""What the ranks of a job do now, as the launcher of node 0 answers ``GET /ranks`` (docs/write-a-job.md)."""
+
+import time
+from collections.abc import Callable
+
+from pydantic import Field, ValidationError
+
+from ddpjob.api.model import WireModel
+from ddpjob.api.objects import Json
+from ddpjob.client.job import DDPJob
+from ddpjob.errors import DDPJobError, UnavailableError
+
+SECONDS = 5.0
+"""Time limit of a request."""
+LONGEST = 4 * 2**20  # bytes of an answer
+_AGAIN_SECONDS, _SOON_SECONDS = 0.7, 0.2  # until node 0 has heard from the other nodes, for the first time or again
+_OF_TORCH = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+class RankState(WireModel):
+    """One process of the training."""
+
+    rank: int
+    """Global rank."""
+    node: int
+    """node_rank of its node."""
+    step: int
+    """Optimizer steps since this rank began, or as the program numbers them."""
+    phase: str
+    """What it does: start, train, save, ..."""
+    collective: str
+    """The collective in which it waits for the others; empty while it works by itself, or if that is not known."""
+    age_seconds: float
+    """Time since its last heartbeat."""
+    step_seconds: float | None = None
+    """Time of a step: the mean over the last 10 to 20 s, or of the last step if that took longer."""
+    data_wait_seconds: float | None = None
+    """Of that, the wait for batches of a DataLoader in the main thread; absent if there is none."""
+    memory_bytes: int | None = None
+    """Resident memory of the process and of all that it has started; memory that they share counts in each."""
+
+
+class RankTable(WireModel):
+    """The ranks of a job."""
+
+    job: str
+    namespace: str
+    place: str
+    """Where the job is: this machine, or cluster and namespace."""
+    attempt: int
+    world_size: int
+    """Number of ranks of the job."""
+    missing_nodes: list[int] = Field(default_factory=list)
+    """node_ranks of which nothing is known: their launcher is not connected, or is of an earlier release."""
+    omitted_ranks: int = 0
+    """Ranks that are left out because there are too many."""
+    ranks: list[RankState]
+    """By rank."""
+
+
+def rank_table(job: DDPJob, place: str, answer: Json) -> RankTable:
+    """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
+    head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
+    try:
+        return RankTable.model_validate({**answer, **head})
+    except (ValidationError, TypeError) as error:
+        raise UnavailableError(
+            f"node 0 of {job.name} answers GET /ranks with something else than ranks",
+            "another program listens on the job's progress port",
+            f"ddpjob logs {job.name} --node 0",
+        ) from error
+
+
+def require_running(job: DDPJob) -> int:
+    """Return the number of the attempt. Raises ``UnavailableError`` if no rank runs."""
+    current = job.status.current_attempt
+    if job.finished or current is None or not current.number or current.verdict is not None:
+        raise UnavailableError(
+            f"no rank of {job.name} runs: it is {job.state}",
+            "only the ranks of a running attempt have a pace",
+            f"ddpjob get {job.name} shows what it has done",
+        )
+    return current.number
+
+
+def no_ranks(job: DDPJob, why: str) -> DDPJobError:
+    """Return the error of a job whose node 0 has no launcher that knows the ranks."""
+    from ddpjob.engine.desired import Job
+    from ddpjob.engine.launcher import trainer_command
+
+    words = trainer_command(Job.of(job.manifest))
+    if job.spec.launcher is None and any(word.rpartition("/")[2] in _OF_TORCH for word in words):
+        return UnavailableError(
+            f"{job.name} runs under torchrun, which does not know what its ranks do",
+            "ddprun measures them, without a change of the script",
+            "set launcher: Injected in the spec, or command: [ddprun, train.py] (docs/scripts.md)",
+        )
+    return UnavailableError(
+        f"node 0 of {job.name} does not answer GET /ranks: {why}",
+        "it starts or ends, or its program is started by another launcher or another release than ddprun of this one",
+        f"ddpjob why {job.name}; or set launcher: Injected in the spec (docs/scripts.md)",
+    )
+
+
+def asked_twice(ask: Callable[[], RankTable]) -> RankTable:
+    """Return an answer with the ranks of all nodes as they are now: node 0 asks the others when it is asked."""
+    first = ask()
+    if not first.missing_nodes and all(rank.node == 0 for rank in first.ranks):
+        return first
+    time.sleep(_AGAIN_SECONDS if first.missing_nodes else _SOON_SECONDS)
+    return ask()

@@ -1,0 +1,118 @@
+"""`ddpjob top`: what is abnormal among the ranks, and the ranks of a job of this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.table import Table
+
+from ddpjob.cli.top import headline, ranks_table
+from ddpjob.client.ranks import RankState, RankTable
+from tests.cli.program import ROOT, Program, shell_job
+from tests.json_schema import faults
+from tests.processes import eventually
+
+SCRIPT = """
+import os, time
+import ddprun
+step = 0
+while not os.path.exists("go"):
+    step += 1
+    ddprun.report(step=step)
+    time.sleep(0.05)
+"""
+
+
+def a_rank(rank: int, **fields: Any) -> RankState:
+    usual = {"node": rank // 2, "step": 100, "phase": "train", "collective": "", "age_seconds": 0.1}
+    return RankState(rank=rank, **usual | {"step_seconds": 0.2, "memory_bytes": 2**30} | fields)
+
+
+def texts(shown: Table) -> list[list[str]]:
+    """Return the rows; what is abnormal is in brackets."""
+    columns = [[f"[{c}]" if c.style == "red" else str(c) for c in column._cells] for column in shown.columns]  # type: ignore[union-attr]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_the_slow_the_waiting_and_the_silent_rank_are_abnormal() -> None:
+    ranks = [
+        a_rank(0, collective="all_reduce"),
+        a_rank(1, step_seconds=0.5, data_wait_seconds=0.4),
+        a_rank(2, age_seconds=30.0),
+        a_rank(3, step=90, data_wait_seconds=0.002),
+        a_rank(4, step_seconds=None, step=0, phase="start", memory_bytes=None, age_seconds=10.0),
+    ]
+    assert texts(ranks_table(ranks)) == [
+        ["n0r0", "100", "200.0 ms", "×1.00", "-", "1.00 GiB", "0s ago", "waits in all_reduce"],
+        ["n0r1", "100", "[500.0 ms]", "[×2.50]", "[400.0 ms (80%)]", "1.00 GiB", "0s ago", "train"],
+        ["n1r2", "100", "200.0 ms", "×1.00", "-", "1.00 GiB", "[30s ago]", "train"],
+        ["n1r3", "[90]", "200.0 ms", "×1.00", "2.0 ms (1%)", "1.00 GiB", "0s ago", "train"],
+        ["n2r4", "[0]", "-", "-", "-", "-", "10s ago", "start"],
+    ]
+
+
+def test_a_row_that_is_older_than_the_others_is_not_behind() -> None:
+    rows = texts(ranks_table([a_rank(0), a_rank(1, step=92, age_seconds=1.7)]))
+    assert [row[1] for row in rows] == ["100", "92"]
+
+
+def test_a_small_terminal_shows_abnormal_ranks_first_and_says_what_is_left_out() -> None:
+    ranks = [a_rank(number, age_seconds=60.0 if number == 77 else 0.1) for number in range(100)]
+    rows = texts(ranks_table(ranks, most=3))
+    assert [row[:2] for row in rows] == [["n0r0", "100"], ["n0r1", "100"], ["n38r77", "100"], ["…", "97 more"]]
+
+
+def test_the_headline_names_what_is_missing() -> None:
+    seen = RankTable(
+        job="big", namespace="default", place="here", attempt=2, world_size=8, missing_nodes=[1, 3], omitted_ranks=1,
+        ranks=[a_rank(0), a_rank(1, step=99, step_seconds=0.3), a_rank(2, step_seconds=1.5)],
+    )  # fmt: skip
+    assert headline(seen) == (
+        "big attempt 2, 3 of 8 ranks, steps 99 to 100, median 300.0 ms a step, nothing is known of node 1, 3, "
+        "1 ranks are left out (here)"
+    )
+
+
+def test_top_shows_the_ranks_of_all_nodes_of_a_job_and_ends_with_it(ddpjob: Program) -> None:
+    (ddpjob.folder / "train.py").write_text(SCRIPT)
+    job = shell_job("tiny", "", numNodes=2, nprocPerNode=2)
+    job["spec"]["command"] = ["ddprun", "--preload", "", "train.py"]
+    with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
+
+        def measured() -> dict[str, Any] | None:
+            done = ddpjob("top", "tiny", "-o", "json")
+            if done.code:
+                assert done.err.startswith(("error: no rank of tiny runs", "error: node 0 of tiny", "error: there is"))
+                return None
+            seen: dict[str, Any] = json.loads(done.out)
+            return seen if len([rank for rank in seen["ranks"] if rank.get("stepSeconds")]) == 4 else None
+
+        seen = eventually("all ranks have a speed", measured, timeout=300)
+        schema = json.loads((ROOT / "docs" / "schemas" / "top.json").read_text(encoding="utf-8"))
+        assert not list(faults(seen, schema))
+        assert [(rank["rank"], rank["node"]) for rank in seen["ranks"]] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+        assert all(rank["stepSeconds"] >= 0.05 and rank["memoryBytes"] > 2**20 for rank in seen["ranks"])
+        first, header, *rows = ddpjob("top", "tiny").out.splitlines()
+        assert first.startswith("tiny attempt 1, 4 of 4 ranks, step") and first.endswith("(this machine)")
+        assert header.split()[0] == "RANK" and [row.split()[0] for row in rows] == ["n0r0", "n0r1", "n1r2", "n1r3"]
+        with ddpjob.on_terminal("top", "tiny") as read:
+            eventually("the table is drawn again", lambda: read().count("n1r3") >= 2)
+            (ddpjob.folder / "go").touch()
+            assert run.wait(120) == 0
+            eventually("the table ends with the job", lambda: "\x1b[?25h" in read())
+    refused = ddpjob("top", "tiny")
+    assert refused.err.startswith("error: no rank of tiny runs: it is Succeeded\nhint:  ")
+
+
+def test_what_torchrun_lacks_is_said_in_three_lines(ddpjob: Program) -> None:
+    (ddpjob.folder / "torchrun").write_text("#!/bin/sh\necho up; exec sleep 600\n")
+    (ddpjob.folder / "torchrun").chmod(0o755)
+    job = shell_job("plain", "")
+    job["spec"]["command"] = [str(ddpjob.folder / "torchrun"), "train.py"]
+    with ddpjob.started("run", ddpjob.write(job), "-o", "json"):
+        ddpjob.until_log("plain", "up")
+        done = ddpjob("top", "plain")
+    lines = done.err.splitlines()
+    assert done.code == 1 and [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "]
+    assert "runs under torchrun" in lines[0] and "launcher: Injected" in lines[2]

@@ -1,0 +1,150 @@
+"""What node 0's launcher answers to ``GET /ranks``: one row for each rank of all nodes.
+
+The launcher of a node measures the speed of its ranks from their heartbeats, once a second. It looks at their memory
+when somebody asks. Node 0 then asks the other launchers, over the connections of ``peers``, and answers with what they
+sent last: the first answer may lack their ranks, and an answer soon after has them.
+"""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddprun.distributed.topology import Ranks
+from ddprun.files import Json
+from ddprun.heartbeat import HeartbeatRecord
+from ddprun.launcher.hang_detector import process_tree
+from ddprun.launcher.peers import Peers
+from ddprun.launcher.processes import WorkerProcess
+from ddprun.reporting.progress import StepRate
+
+SCHEMA = 1
+MOST_RANKS = 2048  # in an answer, of some 200 bytes each
+_INTERVAL = 1.0  # seconds between looks at the heartbeats
+_ASK_INTERVAL = 0.5  # seconds between questions to the other nodes
+_LONGEST_TEXT = 64  # characters
+_NUMBERS: Any = (int, float, type(None))
+_TYPES: dict[str, Any] = {
+    "rank": int, "step": int, "phase": str, "collective": str, "ageSeconds": (int, float), "stepSeconds": _NUMBERS,
+    "dataWaitSeconds": _NUMBERS, "memoryBytes": _NUMBERS,
+}  # fmt: skip
+
+
+@dataclass
+class _Pace:
+    """The speed of a rank, over the last 10 to 20 seconds or its last two steps.
+
+    Attributes:
+        waits: by step, the seconds that it had waited for data until then.
+    """
+
+    steps: StepRate = field(default_factory=StepRate)
+    began: float = field(default_factory=time.monotonic)
+    waits: dict[int, float] = field(default_factory=dict)
+    last: int = 0
+    per_second: float | None = None
+
+    def observe(self, record: HeartbeatRecord) -> None:
+        if record.step == self.last:
+            return
+        if record.step < self.last:
+            self.waits.clear()
+        self.last, self.per_second = record.step, self.steps.after(record.step, record.time)
+        self.waits[record.step] = record.waited
+        kept = {record.step, self.steps.newer[1], self.steps.older[1] if self.steps.older else 0}
+        self.waits = {step: seconds for step, seconds in self.waits.items() if step in kept}
+
+    @property
+    def data_wait(self) -> float | None:
+        """Seconds per step that the rank waits for data; None if it has used no DataLoader, or has no speed yet."""
+        if not self.per_second or len(self.waits) < 2 or not self.waits[max(self.waits)]:
+            return None
+        first, last = min(self.waits), max(self.waits)
+        return (self.waits[last] - self.waits[first]) / (last - first)
+
+
+class RankTable:
+    """The ranks of this node; on node 0 those of all nodes, as far as their launchers are connected."""
+
+    def __init__(self, ranks: Ranks, peers: Peers) -> None:
+        self._ranks, self._peers = ranks, peers
+        self._paces: dict[int, _Pace] = {}
+        self._workers: Sequence[WorkerProcess] = ()
+        self._next_look = self._next_question = 0.0
+
+    def follow(self, workers: Sequence[WorkerProcess]) -> None:
+        """Answer with these ranks from now on; none, before they are closed."""
+        self._workers = workers
+        self._paces = {worker.rank: _Pace() for worker in workers}
+
+    def turn(self) -> None:
+        """Look at the heartbeats if it is time, and answer node 0. Call it at least once a second."""
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + _INTERVAL
+            for worker in self._workers:
+                if worker.status is None:
+                    self._paces[worker.rank].observe(worker.diagnostics.last_heartbeat())
+        if self._peers.is_asked_for_ranks:
+            self._peers.give_ranks(self._rows())
+
+    def answer(self) -> Json:
+        """Of node 0: return the table, and ask the other nodes for theirs."""
+        if (now := time.monotonic()) >= self._next_question:
+            self._next_question = now + _ASK_INTERVAL
+            self._peers.ask_for_ranks()
+        rows = [row | {"node": 0} for row in self._rows()]
+        nproc = self._ranks.nproc_per_node
+        for node, (received, given) in self._peers.rank_rows.items():
+            of_node = range(node * nproc, (node + 1) * nproc)
+            rows += [
+                {name: row[name] for name in _TYPES}
+                | {"node": node, "ageSeconds": round(row["ageSeconds"] + now - received, 3)}
+                for row in given[:nproc]
+                if _is_row(row) and row["rank"] in of_node
+            ]
+        rows.sort(key=lambda row: int(row["rank"]))
+        known = {row["node"] for row in rows}
+        return {
+            "schema": SCHEMA, "worldSize": self._ranks.world_size,
+            "missingNodes": [node for node in range(self._ranks.nnodes) if node not in known],
+            "omittedRanks": max(0, len(rows) - MOST_RANKS), "ranks": rows[:MOST_RANKS],
+        }  # fmt: skip
+
+    def _rows(self) -> list[Json]:
+        now = time.monotonic()
+        return [self._row(worker, now) for worker in self._workers if worker.status is None]
+
+    def _row(self, worker: WorkerProcess, now: float) -> Json:
+        record, pace = worker.diagnostics.last_heartbeat(), self._paces[worker.rank]
+        age = now - record.time if record.changes else now - pace.began
+        return {
+            "rank": worker.rank, "step": record.step, "phase": record.phase, "collective": record.collective,
+            "ageSeconds": round(age, 3), "stepSeconds": _rounded(1 / pace.per_second if pace.per_second else None),
+            "dataWaitSeconds": _rounded(pace.data_wait),
+            "memoryBytes": sum(map(_resident_bytes, process_tree(worker.pid))),
+        }  # fmt: skip
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else float(f"{seconds:.4g}")
+
+
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _is_row(row: object) -> bool:
+    """Return whether what another node sent is a row; a launcher of another release may send other fields."""
+    return isinstance(row, dict) and all(name in row and _fits(row[name], kind) for name, kind in _TYPES.items())
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        return False
+    return len(value) <= _LONGEST_TEXT if isinstance(value, str) else value is None or math.isfinite(value)
