@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ddpjob.cli.logs import _seconds, shown
+from ddpjob.client.base import log_line
 from tests.cli.program import Program, shell_job, with_volume
 
 # The failing node waits until the others have printed: they are stopped with it.
@@ -41,6 +43,61 @@ def test_logs_can_be_selected_by_node_attempt_and_length(failed: Program) -> Non
         "n2 second line",
     ]
     assert failed("logs", "bad", "--tail", "0").out == ""
+    assert failed("logs", "bad", "--rank", "1").out.splitlines() == ["n1 node 1 of attempt 2", "n1 second line"]
+    assert failed("logs", "bad", "--rank", "1", "--rank", "2", "--grep", "^node").out.splitlines() == [
+        "n1 node 1 of attempt 2",
+        "n2 node 2 of attempt 2",
+    ]
+    assert failed("logs", "bad", "--previous", "--node", "2", "--tail", "2").out.splitlines() == [
+        "n2 node 2 of attempt 1",
+        "n2 second line",
+    ]
+
+
+def test_logs_are_written_as_they_were_printed_into_a_file_for_each_node(failed: Program) -> None:
+    done = failed("logs", "bad", "--out-dir", "logs")
+    assert done.out.splitlines() == [f"logs/attempt-2-n{node}.log" for node in range(3)]
+    assert done.err == "3 files in logs\n"
+    text = (failed.folder / "logs" / "attempt-2-n1.log").read_bytes()
+    assert text == b"node 1 of attempt 2\n\x1b[2J\rsecond line\n"
+    failed("logs", "bad", "--out-dir", "logs", "--node", "1", "--attempt", "1", "--grep", "node")
+    assert (failed.folder / "logs" / "attempt-1-n1.log").read_text() == "node 1 of attempt 1\n"
+    (failed.folder / "file").touch()
+    assert "file" in failed("logs", "bad", "--out-dir", "file").is_refused()[0]
+
+
+def test_lines_begin_with_the_rank_that_printed_them() -> None:
+    by_ddprun = log_line(1, 1, "[n1r3] loss 0.5", 2)
+    assert shown(by_ddprun, several=True) == "n1r3 loss 0.5"
+    by_torchrun = log_line(1, 1, "[default1]:loss 0.5", 2)
+    assert (by_torchrun.rank, shown(by_torchrun, several=True)) == (3, "n1 [default1]:loss 0.5")
+    alone = log_line(0, 1, "loss", 2)
+    assert (alone.rank, shown(alone, several=False)) == (None, "loss")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("10m", 600), ("1h30m", 5400), ("1d2s", 86_402)])
+def test_durations(text: str, seconds: int) -> None:
+    assert _seconds(text) == seconds
+
+
+def test_ranks_that_no_line_names_are_an_error(ddpjob: Program) -> None:
+    ddpjob("run", ddpjob.write(shell_job("two", "echo hello", nprocPerNode=2)))
+    done = ddpjob("logs", "two", "--rank", "1")
+    assert done.out == "" and "do not say which rank" in done.is_refused()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--since", "5m"], "cannot be selected on this machine"),
+        (["--since", "soon"], "no duration"),
+        (["--grep", "("], "--grep ("),
+        (["--previous", "--attempt", "1"], "exclude each other"),
+        (["--node", "1", "--rank", "1"], "exclude each other"),
+    ],
+)
+def test_options_of_logs_that_make_no_sense_are_refused(failed: Program, arguments: list[str], error: str) -> None:
+    assert error in failed("logs", "bad", *arguments).is_refused()[0]
 
 
 @pytest.mark.parametrize(

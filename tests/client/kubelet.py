@@ -120,6 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         with_time = options.get("timestamps") == "true"
         log, sent = self.kubelet.logs[path.split("/")[3]], 0
         since = datetime.fromisoformat(options.get("sinceTime", TIME))
+        if "sinceSeconds" in options:  # as if it were the second of the last line now
+            since = log.lines[-1][0] - timedelta(seconds=int(options["sinceSeconds"]))
         if "tailLines" in options:
             sent = max(0, len(log.lines) - int(options["tailLines"]))
         self.send_response(200)

@@ -295,6 +295,9 @@ def test_logs_have_each_line_once_through_lost_connections_and_restarts(world: C
             assert [x for x in lines.items if x.attempt == attempt] == [x for x in expected if x.attempt == attempt]
         assert list(world.client.logs(job, tail=2)) == expected[-2:]
         assert list(world.client.logs(job, attempt=1, tail=1)) == expected[24:25]
+        assert list(world.client.logs(job, ranks={3})) == expected[-1:]
+        recent = list(world.client.logs(job, since=1.5))
+        assert expected[-len(recent) :] == recent and 4 < len(recent) < 25, "of the last two seconds"
     with pytest.raises(UnavailableError, match="no pods of attempt 9"):
         list(world.client.logs(job, attempt=9))
 

@@ -1,33 +1,53 @@
 """``ddpjob logs``: prints what the nodes of a job printed, also while it runs."""
 
-from typing import TYPE_CHECKING, Annotated
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import is_coloured, sanitize_line
+from ddpjob.cli.text import is_coloured, number_of, one_line, sanitize_line
+from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddpjob.client.base import LogLine
     from ddpjob.client.job import DDPJob
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+_UNITS = (86_400, 3600, 60, 1)
 
 
 def logs(
     name: Name,
     *,
     node: Annotated[int | None, Option("--node", min=0, metavar="N", help="Only this node.")] = None,
+    rank: Annotated[
+        list[int] | None, Option("--rank", min=0, metavar="N", help="Only this global rank. May be repeated.")
+    ] = None,
     attempt: Annotated[
         int | None, Option("--attempt", min=1, metavar="N", help="Logs of this attempt.", show_default="the newest")
     ] = None,
+    previous: Annotated[bool, Option("--previous", "-p", help="Logs of the attempt before the newest.")] = False,
     all_nodes: Annotated[bool, Option("--all", help="All nodes, not only node 0 and nodes that failed.")] = False,
     follow: Annotated[bool, Option("--follow", "-f", help="Follow the logs until the run ends.")] = False,
     tail: Annotated[
         int | None, Option("--tail", min=0, metavar="N", help="Only the last N lines of each node.")
+    ] = None,
+    since: Annotated[
+        str | None, Option("--since", metavar="TIME", help="Only lines of the last TIME, for example 90s or 1h30m.")
+    ] = None,
+    grep: Annotated[
+        str | None, Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
+    ] = None,
+    out_dir: Annotated[
+        Path | None,
+        Option("--out-dir", metavar="DIR", help="Write a file for each node and attempt into DIR; implies --all."),
     ] = None,
     local: Local = False,
     context: Context = None,
@@ -36,28 +56,110 @@ def logs(
 ) -> int:
     """Print the logs of a job: of node 0 and of nodes that failed.
 
-    Lines of a job with several nodes begin with the node, for example n1. Control characters are escaped.
+    Lines begin with node and rank where they say which rank printed them, for example n1r3, else with the node if there
+    are several. Control characters are escaped.
 
     \b
     Example:
       ddpjob logs mnist-cpu --all --tail 20
     """
-    nodes = None if node is None else {node}
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-    with client:
+    if previous and (attempt is not None or follow):
+        other = "--attempt" if attempt is not None else "--follow"
+        raise InvalidJobError(
+            f"--previous and {other} exclude each other", "it is an attempt of before", "leave out one of them"
+        )
+    if node is not None and rank:
+        raise InvalidJobError("--node and --rank exclude each other", "a rank is on one node", "leave out --node")
+    pattern, seconds = _pattern(grep), None if since is None else _seconds(since)
+    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
         job = client.get(name)
-        lines = client.logs(name, nodes=nodes, all_nodes=all_nodes, attempt=attempt, follow=follow, tail=tail)
+        found = client.logs(
+            job,
+            nodes=None if node is None else {node},
+            ranks=set(rank) if rank else None,
+            all_nodes=all_nodes or (out_dir is not None and node is None),
+            attempt=_before_newest(job) if previous else attempt,
+            follow=follow,
+            tail=tail,
+            since=seconds,
+        )
+        lines = found if pattern is None else (line for line in found if pattern.search(line.text))
+        if out_dir is not None:
+            _write(lines, out_dir)
+            return 0
         print_lines(job, lines, flush=follow)
     return 0
 
 
-def print_lines(job: "DDPJob", lines: "Iterable[LogLine]", *, flush: bool) -> None:
-    """Print lines of a job, after the node if it has several."""
+def print_lines(job: "DDPJob", lines: Iterable["LogLine"], *, flush: bool) -> None:
+    """Print lines of a job, each after the node or rank that printed it."""
     several = job.manifest["spec"].get("numNodes", 1) > 1
     for line in lines:
-        print((_prefix(line.node) if several else "") + sanitize_line(line.text), flush=flush)
+        print(shown(line, several=several), flush=flush)
 
 
-def _prefix(rank: int) -> str:
-    """Return the node, in colour on a terminal; see https://no-color.org."""
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}mn{rank}\x1b[0m " if is_coloured() else f"n{rank} "
+def shown(line: "LogLine", *, several: bool) -> str:
+    """Return a line with the node, or the rank, that printed it; in colour on a terminal."""
+    from ddpjob.client.base import RANK_PREFIX
+
+    text = line.text
+    if (prefix := RANK_PREFIX.match(text)) is not None:
+        return _prefix(f"n{line.node}r{line.rank}", line.rank or 0) + sanitize_line(text[prefix.end() :])
+    return (_prefix(f"n{line.node}", line.node) if several else "") + sanitize_line(text)
+
+
+def _prefix(name: str, number: int) -> str:
+    return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{name}\x1b[0m " if is_coloured() else f"{name} "
+
+
+def _write(lines: "Iterable[LogLine]", folder: Path) -> None:
+    """Write the lines as they were printed into one file for each node and attempt."""
+    files: dict[Path, IO[str]] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as opened:
+            for line in lines:
+                path = folder / f"attempt-{line.attempt}-n{line.node}.log"
+                if path not in files:
+                    files[path] = opened.enter_context(path.open("w", encoding="utf-8", errors="backslashreplace"))
+                files[path].write(f"{line.text}\n")
+    except OSError as error:
+        raise DDPJobError(
+            f"{error.filename or folder}: {error.strerror}",
+            "the logs are written there",
+            "free space or fix the permissions, or name another folder with --out-dir",
+        ) from error
+    print(f"{number_of(len(files), 'file')} in {one_line(folder)}", file=sys.stderr)
+    for path in sorted(files):
+        print(one_line(path))
+
+
+def _before_newest(job: "DDPJob") -> int:
+    newest = job.status.attempt or 0
+    if newest < 2:
+        raise InvalidJobError(
+            f"{job.name} has no attempt before its newest", f"it is in attempt {newest}", "leave out --previous"
+        )
+    return newest - 1
+
+
+def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if grep is None else re.compile(grep)
+    except re.error as error:
+        raise InvalidJobError(
+            f"--grep {grep}: {error}",
+            "it is a regular expression of Python",
+            r"put \ before ( [ * + ? . for themselves",
+        ) from error
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of ``90``, ``90s``, ``10m`` or ``1h30m``."""
+    found = _DURATION.fullmatch(text)
+    seconds = sum(int(part or 0) * unit for part, unit in zip(found.groups(), _UNITS, strict=True)) if found else 0
+    if not seconds:
+        raise InvalidJobError(
+            f"--since {text}: this is no duration", "it takes days, hours, minutes, seconds", "--since 1h30m"
+        )
+    return seconds

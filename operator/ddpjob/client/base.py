@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
 
-_LAUNCHER_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")  # before each line of a rank of ddprun
+RANK_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")
+"""Before each line of a rank of ddprun."""
+_TORCHRUN_PREFIX = re.compile(r"\[default(\d+)\]:")  # with --tee: the rank on its node
 
 
 INTERRUPTED = "Interrupted"
@@ -46,9 +48,33 @@ class LogLine:
 
 def log_line(node: int, attempt: int, text: str, nproc_per_node: int | None) -> LogLine:
     """Return a line of a node with the rank that printed it."""
-    prefix = _LAUNCHER_PREFIX.match(text)
-    alone = node if nproc_per_node == 1 else None
-    return LogLine(node, int(prefix.group(1)) if prefix else alone, attempt, text)
+    if (prefix := RANK_PREFIX.match(text)) is not None:
+        return LogLine(node, int(prefix.group(1)), attempt, text)
+    if (prefix := _TORCHRUN_PREFIX.match(text)) is not None and nproc_per_node:
+        return LogLine(node, node * nproc_per_node + int(prefix.group(1)), attempt, text)
+    return LogLine(node, node if nproc_per_node == 1 else None, attempt, text)
+
+
+def nodes_of(job: DDPJob, ranks: Collection[int]) -> set[int] | None:
+    """Return the nodes of some ranks; None if it is not known how many ranks a node has."""
+    world = job.status.world
+    nproc = world.nproc_per_node if world else job.manifest["spec"].get("nprocPerNode")
+    return {rank // nproc for rank in ranks} if isinstance(nproc, int) else None
+
+
+def of_ranks(lines: Iterator[LogLine], job: DDPJob, ranks: Collection[int]) -> Iterator[LogLine]:
+    """Yield the lines of some ranks. Raises ``DDPJobError`` if there are lines, and none says which rank printed it."""
+    is_known, is_empty = False, True
+    for line in lines:
+        is_known, is_empty = is_known or line.rank is not None, False
+        if line.rank in ranks:
+            yield line
+    if not is_known and not is_empty:
+        raise DDPJobError(
+            f"the lines of {job.name} do not say which rank printed them",
+            "ddprun puts the rank before each line, and so does torchrun --tee 3",
+            f"ddpjob logs {job.name} --node N shows the lines of a node",
+        )
 
 
 def is_finished(status: DDPJobStatus) -> bool:
@@ -165,18 +191,22 @@ class Client(Protocol):
         job: str | DDPJob,
         *,
         nodes: Collection[int] | None = None,
+        ranks: Collection[int] | None = None,
         all_nodes: bool = False,
         attempt: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        since: float | None = None,
     ) -> Iterator[LogLine]:
         """Yield what the nodes of a job printed, each line once.
 
         Args:
             nodes: default: node 0 and the nodes that failed.
+            ranks: only the lines of these ranks, in place of ``nodes``.
             attempt: default: the newest, and with ``follow`` those that begin later.
             follow: go on until the job is finished, on this machine until no process runs it.
             tail: only so many last lines of each node; does not limit what is printed later.
+            since: only lines of the last so many seconds; not on this machine, where lines have no time.
         """
         ...
 

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
-from ddpjob.client.base import Client, Events, Jobs, LogLine, Pods, already_finished, no_metrics, timed_out
+from ddpjob.client.base import (
+    Client,
+    Events,
+    Jobs,
+    LogLine,
+    Pods,
+    already_finished,
+    no_metrics,
+    nodes_of,
+    of_ranks,
+    timed_out,
+)
 from ddpjob.client.cluster_logs import JobLogs
 from ddpjob.client.cluster_ranks import ask_launcher
 from ddpjob.client.cluster_story import events_of, pods_of
@@ -116,14 +127,20 @@ class ClusterClient(Client):
         job: str | DDPJob,
         *,
         nodes: Collection[int] | None = None,
+        ranks: Collection[int] | None = None,
         all_nodes: bool = False,
         attempt: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        since: float | None = None,
     ) -> Iterator[LogLine]:
         found = self.get(job)
-        logs = JobLogs(self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail)
-        return logs.follow(self._watched(found, None), attempt) if follow else logs.read(attempt)
+        if ranks is not None:
+            nodes = nodes_of(found, ranks)
+            all_nodes = nodes is None
+        logs = JobLogs(self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail, since=since)
+        lines = logs.follow(self._watched(found, None), attempt) if follow else logs.read(attempt)
+        return lines if ranks is None else of_ranks(lines, found, ranks)
 
     def explain(self, job: str | DDPJob) -> Explanation:
         from ddpjob.client.cluster_facts import read_facts

@@ -5,6 +5,7 @@ lost connection the log is requested from the second of the last line, and the k
 """
 
 import contextlib
+import math
 import queue
 import re
 import threading
@@ -81,10 +82,12 @@ class JobLogs:
         nodes: Collection[int] | None,
         all_nodes: bool,
         tail: int | None,
+        since: float | None = None,
     ) -> None:
         self.connection = connection
         self.job = job
         self.tail = tail
+        self.since = None if since is None else max(1, math.ceil(since))
         self._nodes = nodes
         self._all_nodes = all_nodes
         self._lines: queue.Queue[LogLine | Exception] = queue.Queue(_MOST_WAITING)
@@ -291,6 +294,7 @@ class PodLog:
             "follow": follow,
             "sinceTime": since,
             "tailLines": self._logs.tail if since is None else None,
+            "sinceSeconds": self._logs.since if since is None else None,
         }
         path = path_of(names.PODS, self._namespace, self._pod, "log")
         return self._logs.connection.send("GET", path, query, seconds=(_CONNECT_SECONDS, _QUIET_SECONDS))

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.base import INTERRUPTED, Client, Events, Jobs, LogLine, Pods, already_finished, no_metrics, timed_out
+from ddpjob.client.base import (
+    INTERRUPTED,
+    Client,
+    Events,
+    Jobs,
+    LogLine,
+    Pods,
+    already_finished,
+    no_metrics,
+    nodes_of,
+    of_ranks,
+    timed_out,
+)
 from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader, attempts, last_lines
 from ddpjob.client.ranks import LONGEST, SECONDS, RankTable, asked_twice, no_ranks, rank_table, require_running
@@ -104,19 +116,34 @@ class LocalClient(Client):
         job: str | DDPJob,
         *,
         nodes: Collection[int] | None = None,
+        ranks: Collection[int] | None = None,
         all_nodes: bool = False,
         attempt: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        since: float | None = None,
     ) -> Iterator[LogLine]:
         record = self.record(job)
+        if since is not None:
+            raise LocalError(
+                "lines of the last seconds cannot be selected on this machine",
+                "its logs have no times",
+                f"ddpjob logs {record.name} --tail 100 shows the last lines",
+            )
+        if ranks is not None:
+            nodes = nodes_of(_seen(record), ranks)
+            all_nodes = nodes is None
         reader = LogReader(record, nodes=nodes, all_nodes=all_nodes, attempt=attempt, tail=tail)
+        lines = self._lines(record, reader, follow=follow)
+        return lines if ranks is None else of_ranks(lines, _seen(record), ranks)
+
+    def _lines(self, record: JobFolder, reader: LogReader, *, follow: bool) -> Iterator[LogLine]:
         while follow and record.runner() is not None:
             yield from reader.read()
             time.sleep(_PAUSE)
         yield from reader.read(to_the_end=True)
         if not reader.found:
-            raise _no_logs(record, nodes, attempt)
+            raise _no_logs(record, reader.nodes, reader.attempt)
 
     def explain(self, job: str | DDPJob) -> Explanation:
         from ddpjob.client.verdict.explain import explain, needed
