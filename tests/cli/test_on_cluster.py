@@ -24,6 +24,7 @@ pytestmark = pytest.mark.apiserver
 ROLES = {
     "viewer": ("ddpjob-view", "system:aggregate-to-view"),
     "editor": ("ddpjob-view", "ddpjob-edit", "system:aggregate-to-view", "system:aggregate-to-edit"),
+    "reader": ("ddpjob-view",),
     "stranger": (),
 }
 CHANGES = (["suspend", "mnist"], ["resume", "mnist"], ["restart", "mnist"], ["delete", "mnist", "--volumes"])
@@ -141,6 +142,19 @@ def test_a_user_without_rights_is_told_so_by_each_command(ddpjob: Program, world
     reading = (["get", "mnist"], ["logs", "mnist"], ["why", "mnist"], ["wait", "mnist"])
     for command in (*reading, *CHANGES, ["ls", "--context", f"{world.namespace}-stranger"]):
         assert is_forbidden(stranger(*command)), command
+
+
+def test_without_the_right_to_read_pods_events_and_describe_tell_what_the_status_says(
+    ddpjob: Program, world: ClusterWorld
+) -> None:
+    reader = user(ddpjob, world, "reader")
+    world.run(world.client.submit(world.job("mnist")))
+    for verb in ("events", "describe"):
+        done = reader(verb, "mnist", "-o", "json")
+        assert done.code == 0 and done.err.startswith("error: not allowed: pods"), done
+        found = json.loads(done.out)
+        assert [entry["reason"] for entry in found["events"]] == ["Submitted"]
+        assert found["unread"] == [done.err.splitlines()[0].removeprefix("error: ")]
 
 
 def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machine(
