@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
-from ddpjob.client.ranks import RankTable
-from ddpjob.client.timeline import JobEvent, JobPod
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, UnavailableError, WaitTimeoutError
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from ddpjob.client.bundle.manifest import Manifest
     from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
+    from ddpjob.client.ranks import RankTable
+    from ddpjob.client.timeline import JobEvent, JobPod
 
 RANK_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")
 """Before each line of a rank of ddprun."""
@@ -28,8 +28,8 @@ _TORCHRUN_PREFIX = re.compile(r"\[default(\d+)\]:")  # with --tee: the rank on i
 INTERRUPTED = "Interrupted"
 """State of a job of this machine that is not finished and that no process runs: its process was killed."""
 Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the method
-Events = list[JobEvent]
-Pods = list[JobPod]
+Events = list["JobEvent"]
+Pods = list["JobPod"]
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class Client(Protocol):
         """
         ...
 
-    def ranks(self, job: str | DDPJob) -> RankTable:
+    def ranks(self, job: str | DDPJob) -> "RankTable":
         """Return what each rank does now: step, time of a step, wait for data, memory, last heartbeat.
 
         The launcher of node 0 knows it: ``ddprun`` or ``ddptrain``. On a cluster the API server is asked to connect to

@@ -23,8 +23,6 @@ from ddpjob.client.base import (
     timed_out,
 )
 from ddpjob.client.cluster_logs import JobLogs
-from ddpjob.client.cluster_ranks import ask_launcher
-from ddpjob.client.cluster_story import events_of, pods_of
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
     MERGE_PATCH,
@@ -37,8 +35,6 @@ from ddpjob.client.connection import (
 )
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import SCRIPT_IMAGE
-from ddpjob.client.ranks import RankTable, asked_twice, rank_table, require_running
-from ddpjob.client.timeline import job_pods, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
@@ -46,6 +42,7 @@ from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, Unavai
 if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
+    from ddpjob.client.ranks import RankTable
 
 Items = list[Json]  # named, because in the class ``list`` is the method
 _PAGE = 100  # jobs of one request
@@ -155,10 +152,16 @@ class ClusterClient(Client):
         return check_cluster(self._connection, self.namespace)
 
     def events(self, job: str | DDPJob) -> Events:
+        from ddpjob.client.cluster_story import events_of, pods_of
+        from ddpjob.client.timeline import timeline
+
         found = self.get(job)
         return timeline(found, pods_of(self._connection, found), events_of(self._connection, found))
 
     def pods(self, job: str | DDPJob) -> Pods:
+        from ddpjob.client.cluster_story import pods_of
+        from ddpjob.client.timeline import job_pods
+
         return job_pods(pods_of(self._connection, self.get(job)))
 
     def checkpoints(
@@ -203,7 +206,10 @@ class ClusterClient(Client):
             f"ddpjob pull {found.name} --metrics copies it; then add --metrics DIR with the directory of the copy",
         )
 
-    def ranks(self, job: str | DDPJob) -> RankTable:
+    def ranks(self, job: str | DDPJob) -> "RankTable":
+        from ddpjob.client.cluster_ranks import ask_launcher
+        from ddpjob.client.ranks import asked_twice, rank_table, require_running
+
         found = self.get(job)
         require_running(found)
         return asked_twice(lambda: rank_table(found, self.place, ask_launcher(self._connection, found)))

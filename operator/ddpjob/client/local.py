@@ -28,8 +28,6 @@ from ddpjob.client.base import (
 )
 from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader, attempts, last_lines
-from ddpjob.client.ranks import LONGEST, SECONDS, RankTable, asked_twice, no_ranks, rank_table, require_running
-from ddpjob.client.timeline import job_pods, local_events, timeline
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
@@ -40,6 +38,7 @@ from ddpjob.local.translate import LOOPBACK
 if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
+    from ddpjob.client.ranks import RankTable
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
@@ -163,6 +162,8 @@ class LocalClient(Client):
         return explain(replace(facts, logs=ends))
 
     def events(self, job: str | DDPJob) -> Events:
+        from ddpjob.client.timeline import local_events, timeline
+
         record = self.record(job)
         found = _seen(record)
         try:
@@ -172,6 +173,8 @@ class LocalClient(Client):
         return timeline(found, record.pods(), local_events(found, lines))
 
     def pods(self, job: str | DDPJob) -> Pods:
+        from ddpjob.client.timeline import job_pods
+
         return job_pods(self.record(job).pods())
 
     def checkpoints(
@@ -216,7 +219,9 @@ class LocalClient(Client):
             raise no_metrics(found)
         return directory
 
-    def ranks(self, job: str | DDPJob) -> RankTable:
+    def ranks(self, job: str | DDPJob) -> "RankTable":
+        from ddpjob.client.ranks import asked_twice, no_ranks, rank_table, require_running
+
         record = self.record(job)
         found = _seen(record)
         attempt = require_running(found)
@@ -394,6 +399,8 @@ def stop(record: JobFolder) -> None:
 def _ask(job: DDPJob, port: int) -> Json:
     """Return the answer of a launcher to ``GET /ranks``."""
     from http.client import HTTPConnection, HTTPException
+
+    from ddpjob.client.ranks import LONGEST, SECONDS, no_ranks
 
     connection = HTTPConnection(LOOPBACK, port, timeout=SECONDS)
     try:
