@@ -7,7 +7,11 @@ which the control plane of the tests has no controller for: users are bound to t
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,6 +23,8 @@ from tests.client.kubelet import Kubelet
 from tests.client.worlds import ClusterWorld
 from tests.controlplane import ApiError, ControlPlane
 from tests.faults import Fault, FaultProxy
+from tests.prepared import program
+from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
 ROLES = {
@@ -78,25 +84,25 @@ def is_forbidden(done: Done) -> bool:
     return done.code == 1 and lines[0].startswith("error: not allowed: ddpjobs") and done.out == ""
 
 
-def reads_everything(program: Program, world: ClusterWorld) -> None:
+def reads_everything(run: Program, world: ClusterWorld) -> None:
     """Check the commands that only read."""
     where = f"cluster {world.plane.server}, namespace {world.namespace}"
-    listed = program("ls")
+    listed = run("ls")
     assert (listed.code, listed.err) == (0, f"jobs on {where}:\n")
     assert listed.out.splitlines()[1].split()[:2] == ["mnist", "Running"]
-    assert json.loads(program("get", "mnist", "-o", "json").out)["status"]["state"] == "Running"
-    assert where in program("get", "mnist").out
-    assert program("logs", "mnist", "--tail", "2").out.splitlines() == ["line 3", "line 4"]
+    assert json.loads(run("get", "mnist", "-o", "json").out)["status"]["state"] == "Running"
+    assert where in run("get", "mnist").out
+    assert run("logs", "mnist", "--tail", "2").out.splitlines() == ["line 3", "line 4"]
     for verb in ("events", "describe"):
-        done = program(verb, "mnist")
+        done = run(verb, "mnist")
         assert (done.code, done.err) == (0, "") and where in done.out, done
-    found = json.loads(program("why", "mnist", "-o", "json").out)
+    found = json.loads(run("why", "mnist", "-o", "json").out)
     assert found["stage"] in ("Running", "FirstStep")
     assert [text for text in found.get("unread", []) if "Deployment" not in text] == []
-    done = program("wait", "mnist", "--for", "running")
+    done = run("wait", "mnist", "--for", "running")
     assert (done.code, done.out) == (0, f"mnist is Running ({where})\n")
-    assert program("wait", "mnist", "--timeout", "0.2").code == 101
-    assert program("wait", "other").code == 103
+    assert run("wait", "mnist", "--timeout", "0.2").code == 101
+    assert run("wait", "other").code == 103
 
 
 def test_a_user_with_the_role_view_reads_everything_and_changes_nothing(ddpjob: Program, world: ClusterWorld) -> None:
@@ -178,6 +184,40 @@ def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machi
         assert away.err.splitlines()[2] == "next:  --local lists the jobs of this machine alone"
     contradiction = viewer("ls", "--local", "--context", "any")
     assert "one place" in contradiction.is_refused()[1]
+
+
+def test_a_shell_and_kubectl_complete_the_jobs_of_the_cluster(ddpjob: Program, world: ClusterWorld) -> None:
+    assert ddpjob("run", ddpjob.write(shell_job("here", "true"))).code == 0
+    job = world.client.submit(DDPJob("there", image="none", command=["train"], num_nodes=2))
+    world.run(job)
+    viewer = user(ddpjob, world, "viewer")
+    asked = {"_DDPJOB_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+    def completed(line: str) -> list[str]:
+        done = viewer(env=asked | {"_TYPER_COMPLETE_ARGS": line})
+        assert done.err == ""
+        return done.out.splitlines()
+
+    def in_time(line: str, *expected: str) -> None:
+        """Wait, because a busy machine may not answer within the time that a completion has."""
+        eventually(f"{line!r} is completed", lambda: completed(line) == list(expected))
+
+    in_time("ddpjob logs ", "here", "there")
+    in_time("ddpjob logs --local ", "here")
+    in_time(f"ddpjob logs --context {world.namespace}-viewer ", "there")
+    in_time("ddpjob logs there --node ", "0", "1")
+    in_time("ddpjob logs there --attempt ", "1")
+    in_time("ddpjob logs --namespace test-", world.namespace)
+    config = viewer.environment["KUBECONFIG"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kubectl = [str(program("kubectl")), "__complete", "ddpjob", "why", "th"]
+
+    def by_kubectl() -> bool:
+        env = viewer.environment | {"PATH": path, "KUBECONFIG": config}
+        done = subprocess.run(kubectl, env=env, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.splitlines()[0] == "there"
+
+    eventually("kubectl completes its plugin", by_kubectl)
 
 
 def _names(done: Done) -> list[str]:

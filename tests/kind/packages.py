@@ -20,7 +20,11 @@ _PACKAGES = {
     "ip": ["iproute2"],
     "debootstrap": ["debootstrap", "debian-archive-keyring"],
     "chromium": ["chromium", "fonts-dejavu-core"],
+    "zsh": ["zsh"],
+    "fish": ["fish"],
 }
+_BESIDE_DOCKER = {"chromium", "zsh", "fish"}
+"""Programs that Docker does not need."""
 
 
 class MissingProgramsError(CommandError):
@@ -42,7 +46,7 @@ def require(*programs: str, install: bool | None = None) -> None:
             f"Not installed: {', '.join(missing)}. Install what is missing; on Debian this does it: "
             + (
                 f"apt-get install {' '.join(packages)}"
-                if missing == ["chromium"]
+                if _BESIDE_DOCKER.issuperset(missing)
                 else "python -m tests.kind docker --install"
             )
         )

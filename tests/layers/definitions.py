@@ -75,7 +75,10 @@ LAYERS = (
         ),
     ),
     Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.3),)),
-    Layer("local", (pytest_command("tests/local", "tests/cli", "tests/client", *_NO_CLUSTER, cores=0.4),)),
+    Layer(
+        "local",
+        (pytest_command("tests/local", "tests/cli", "tests/client", *_NO_CLUSTER, needs=("shells",), cores=0.4),),
+    ),
     Layer(
         "unit",
         (

@@ -3,12 +3,14 @@
 Imports little, so that ``--help`` and usage errors answer at once; ``run`` imports the operator.
 """
 
+import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -135,7 +137,7 @@ def run(
         state_dir=state_dir,
         dry_run=dry_run,
         output=output,
-        again=shlex.join(["ddpjob", *(argument for argument in sys.argv[1:] if argument != "--fresh")]),
+        again=shlex.join([*program().split(), *(argument for argument in sys.argv[1:] if argument != "--fresh")]),
     )
     return execute(request)
 
@@ -174,8 +176,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if os.environ.get("_DDPJOB_COMPLETE", "").startswith("complete_"):
+        return _complete()
+    command = get_command(app)
+    if program() != "ddpjob":
+        _rename(command)
     try:
-        return int(get_command(app).main(arguments, prog_name="ddpjob", standalone_mode=False) or 0)
+        return int(command.main(arguments, prog_name=program(), standalone_mode=False) or 0)
     except DDPJobError as error:
         return _refused(error, arguments)
     except typer.TyperException as error:
@@ -187,6 +194,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         discard(sys.stdout.fileno())
         return SIGNAL_BASE + signal.SIGPIPE
+
+
+def complete_for_kubectl() -> int:
+    """Run ``kubectl_complete-ddpjob``, with which kubectl completes its plugin."""
+    from ddpjob.cli.completion import for_kubectl
+
+    return for_kubectl(sys.argv[1:], _complete)
+
+
+def program() -> str:
+    """Return how the user calls this program: as a command, or as a plugin of kubectl."""
+    return "kubectl ddpjob" if Path(sys.argv[0]).name == "kubectl-ddpjob" else "ddpjob"
+
+
+def _complete() -> int:
+    from ddpjob.cli import completion
+
+    completion.attach(app)
+    return completion.answer(lambda: get_command(app).main([], prog_name="ddpjob"))
+
+
+def _rename(command: Any) -> None:
+    """Let examples call the plugin, whose completion is kubectl's."""
+    for one in (command, *command.commands.values()):
+        one.help = re.sub(r"(?m)^(\s*)ddpjob ", rf"\1{program()} ", one.help or "")
+    command.params = [parameter for parameter in command.params if "completion" not in parameter.name]
 
 
 def _refused(error: DDPJobError, arguments: Sequence[str]) -> int:
@@ -203,7 +236,7 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> DDPJobError
     """Return a usage error as three lines."""
     context = getattr(error, "ctx", None)
     verb = next((argument for argument in arguments[:1] if argument in _VERBS), "")
-    command = getattr(context, "command_path", None) or f"ddpjob {verb}".strip()
+    command = getattr(context, "command_path", None) or f"{program()} {verb}".strip()
     near = ", ".join(getattr(error, "possibilities", None) or ())
     usage = " ".join(context.get_usage().split()) if context is not None else f"Usage: {command} [OPTIONS] …"
     return DDPJobError(

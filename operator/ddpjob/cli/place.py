@@ -115,6 +115,10 @@ def on_cluster(context: str | None, namespace: str | None, timeout: float = 30.0
 
 def has_kubeconfig(exists: Callable[[Path], bool] = Path.exists) -> bool:
     """Return whether there is something that says which cluster is meant."""
-    given = os.environ.get("KUBECONFIG")
-    paths = [Path(part) for part in given.split(os.pathsep) if part] if given else [Path.home() / ".kube" / "config"]
-    return any(exists(path.expanduser()) for path in (*paths, _SERVICE_ACCOUNT))
+    return any(exists(path) for path in (*kubeconfigs(), _SERVICE_ACCOUNT))
+
+
+def kubeconfigs() -> list[Path]:
+    """Return the files of the kubeconfig, which may not exist."""
+    given = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return [Path(part).expanduser() for part in given.split(os.pathsep) if part]
