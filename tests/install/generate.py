@@ -3,7 +3,8 @@
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas; table of failures →
 docs/failures.md; options of `ddpjob` → docs/commands.md; flow.py → docs/flow.svg; lessons → manifests/examples/lessons,
 diffs and pictures of docs/torch-distributed; manifests/examples/train.py → ddprun-script.yaml beside it;
-chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
+chart → manifests/rbac.yaml, operator.yaml; krew.py → manifests/krew/ddpjob.yaml. Tests in this folder compare each file
+with what this module writes.
 """
 
 import json
@@ -24,7 +25,7 @@ from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from ddpjob.client.volume.contents import Pulled, VolumeContents
-from tests.install import commands, failures, guide, lessons, scripts
+from tests.install import commands, failures, guide, krew, lessons, scripts
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -119,6 +120,7 @@ def main() -> None:
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
     texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation()}
     texts |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
+    texts[krew.MANIFEST] = krew.text()
     EXPLANATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)
     for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():
