@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
 from ddpjob import Client, DDPJob
 from ddpjob.api.objects import Json
@@ -21,6 +20,7 @@ from ddpjob.errors import NotAllowedError
 from tests.cutting_proxy import CuttingProxy
 from tests.e2e.jobs import shell_job
 from tests.e2e.trials import Trial, Trials
+from tests.e2e.users import cluster_of, kubeconfig_of
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
@@ -84,33 +84,6 @@ def copied_checkpoint(trial: Trial) -> Copied:
         ]
     trial.kubectl("delete", "ddp", trial.name, "--wait=false")
     return Copied(listed, pulled, again, digests, proxy.cuts, nodes, left, refused.value)
-
-
-def cluster_of(trial: Trial) -> Json:
-    config = yaml.safe_load(trial.cluster.kubeconfig.read_text())
-    found: Json = config["clusters"][0]["cluster"]
-    return found
-
-
-def kubeconfig_of(trial: Trial, role: str, folder: Path, port: int | None = None) -> Path:
-    """Return a kubeconfig with the rights of a role in the namespace. port: of a proxy before the API server."""
-    space = trial.kubectl.namespace
-    trial.kubectl("create", "serviceaccount", role)
-    trial.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--serviceaccount={space}:{role}")
-    cluster = cluster_of(trial)
-    if port is not None:
-        cluster |= {"tls-server-name": urlsplit(cluster["server"]).hostname, "server": f"https://127.0.0.1:{port}"}
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "kind", "cluster": cluster}],
-        "users": [{"name": role, "user": {"token": trial.kubectl("create", "token", role).strip()}}],
-        "contexts": [{"name": role, "context": {"cluster": "kind", "user": role, "namespace": space}}],
-        "current-context": role,
-    }
-    path = folder / f"{role}.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 TRIALS = Trials.of(1, copied_checkpoint)._replace(has_claim=False)
