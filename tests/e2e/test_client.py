@@ -131,7 +131,9 @@ def test_a_package_is_submitted_without_an_image_of_its_own(trials: Mapping[str,
     submitted: Submitted = trials["submitted_package"].result()
     assert submitted.code == 0, submitted
     assert (submitted.job.state, submitted.job.status.restarts) == ("Succeeded", 1)
-    printed = [(line.attempt, line.node, line.text) for line in submitted.lines if line.text.startswith("sent")]
+    # Each line begins with the rank, as the launcher writes it.
+    words = [(line.attempt, line.node, line.text.partition("] ")[2]) for line in submitted.lines]
+    printed = [(attempt, node, text) for attempt, node, text in words if text.startswith("sent")]
     # Node 0 of the first attempt may be stopped before it prints.
     assert {(1, 1), (2, 0), (2, 1)} <= {(attempt, node) for attempt, node, _ in printed}
     assert {text for _, _, text in printed} == {"sent /workdir --epochs=3 False"}
