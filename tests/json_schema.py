@@ -40,6 +40,11 @@ def _enum(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
         yield f"{place}: {value!r} is not one of {schema['enum']}"
 
 
+def _const(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
+    if value != schema["const"]:
+        yield f"{place}: {value!r} is not {schema['const']!r}"
+
+
 def _any_of(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
     if all(any(faults(value, option, root, place)) for option in schema["anyOf"]):
         yield f"{place}: {value!r} fits none of {len(schema['anyOf'])} schemas"
@@ -78,6 +83,7 @@ _CHECKS: Mapping[str, Callable[[Any, Json, Json, str], Iterator[str]]] = {
     "$ref": _ref,
     "type": _type,
     "enum": _enum,
+    "const": _const,
     "anyOf": _any_of,
     "properties": _properties,
     "required": _required,

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from ddpjob import __version__
-from tests.cli.program import Program, shell_job, with_volume
+from tests.cli.program import ROOT, Program, shell_job, with_volume
+from tests.json_schema import faults
 
 
 def test_successful_job_ends_with_0_and_prints_locations(ddpjob: Program) -> None:
@@ -110,6 +111,16 @@ def test_volume_option_uses_a_directory_as_a_claim(ddpjob: Program, tmp_path: Pa
     job = shell_job("echo", 'echo here > "$DDPJOB_CHECKPOINT_DIR/x"', checkpoint={"claimName": "shared"})
     assert ddpjob("run", ddpjob.write(job), "--volume", f"shared={mine}").code == 0
     assert (mine / "x").read_text() == "here\n"
+
+
+def test_each_line_of_the_json_output_has_the_schema(ddpjob: Program) -> None:
+    schema = json.loads((ROOT / "docs" / "schemas" / "run.json").read_text(encoding="utf-8"))
+    job = shell_job("echo", "echo out; sleep 0.5; exit 3", restartPolicy={"maxRestarts": 1})
+    runs = [ddpjob("run", ddpjob.write(job), "-o", "json"), ddpjob("run", "missing.yaml", "-o", "json")]
+    lines = [line for done in runs for line in done.objects]
+    assert {line["type"] for line in lines} == {"status", "note", "output", "result"}
+    assert [fault for line in lines for fault in faults(line, schema)] == []
+    assert list(faults({"type": "result", "time": ""}, schema)), "the exit code is missing"
 
 
 def test_arguments_after_two_dashes_follow_those_of_the_job(ddpjob: Program) -> None:

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from ddpjob.api.crd import as_yaml
+from ddpjob.cli.output import RunLine
 from ddpjob.cli.training import Plot
 from ddpjob.client.bundle.manifest import Manifest
 from ddpjob.client.bundle.replay import Replay
@@ -38,6 +39,7 @@ FAILURES = ROOT / "docs" / "failures.md"
 COMMANDS = ROOT / "docs" / "commands.md"
 EXPLANATION = ROOT / "docs" / "schemas" / "explanation.json"
 SCHEMAS: dict[str, type[BaseModel]] = {
+    "run": RunLine,
     "validate": Validation,
     "events": Timeline,
     "describe": Description,

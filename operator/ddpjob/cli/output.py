@@ -7,8 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Self, TextIO
+from typing import Any, Literal, Self, TextIO
 
+from pydantic import RootModel
+
+from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
@@ -99,8 +102,69 @@ class PlainDisplay(Display):
         print(f"{duration(self._clock() - self._begin):>6}  {line}", file=self._stream, flush=True)
 
 
+class StatusLine(Snapshot):
+    """The job after a change. Numbers from the training are strings, as in the status."""
+
+    type: Literal["status"]
+    time: str
+
+
+class MessageLine(WireModel):
+    """A line for the user."""
+
+    type: Literal["note", "warning"]
+    time: str
+    message: str
+
+
+class OutputLine(WireModel):
+    """A line that a node printed, of programs that report no progress."""
+
+    type: Literal["output"]
+    time: str
+    node: int
+    line: str
+
+
+class ResultLine(WireModel):
+    """The last line. A run that was refused has `exitCode`, `error`, `hint` and `next` alone."""
+
+    type: Literal["result"]
+    time: str
+    exit_code: int
+    name: str | None = None
+    namespace: str | None = None
+    state: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    accuracy: float | None = None
+    """From 0 to 1."""
+    loss: str | None = None
+    restarts: int | None = None
+    restarts_in_place: int | None = None
+    failures: list[dict[str, Any]] | None = None
+    """As `status.failures`."""
+    time_spent: dict[str, Any] | None = None
+    """As `status.time`."""
+    checkpoint: str | None = None
+    """Path of the last checkpoint on this machine."""
+    metrics: str | None = None
+    logs: str | None = None
+    """Directory with the log of each pod."""
+    seconds: float | None = None
+    resume: str | None = None
+    """The command that resumes a suspended job."""
+    error: str | None = None
+    hint: str | None = None
+    next: str | None = None
+
+
+class RunLine(RootModel[StatusLine | MessageLine | OutputLine | ResultLine]):
+    """One line of `ddpjob run -o json`."""
+
+
 class JsonDisplay(Display):
-    """Writes one JSON object per line. JSON escapes everything that is not ASCII, control characters included."""
+    """Writes one ``RunLine`` per line. JSON escapes everything that is not ASCII, control characters included."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
