@@ -123,7 +123,8 @@ kind-up: setup  ## create a kind cluster for development (NAME=ddpjob)
 kind-down: setup  ## delete that cluster
 	$(PY) -m tests.kind down --name $(NAME)
 
-bench-local: setup  ## measure the time to the first training step: of `ddpjob run`, of ddprun and of torchrun
+bench-local: setup  ## measure the start of commands, and the time to the first step of `ddpjob run`, ddprun and torchrun
+	$(PY) -m tests.benchmarks.command_start
 	$(PY) -m tests.benchmarks.local_first_step
 	$(PY) -m tests.benchmarks.script_start
 
