@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ddpjob.api.model import descriptions
 from ddpjob.api.spec import DDPJobSpec
 from tests.controlplane import ApiError, ControlPlane
 from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, template
@@ -87,7 +88,7 @@ def test_kubectl_explain_describes_every_field(control_plane: ControlPlane) -> N
         assert "<no description>" not in output, output
         assert "DESCRIPTION:\n    <empty>" not in output, output
     shown = " ".join(control_plane.kubectl("explain", "ddpjob.spec").stdout.split())
-    described = {name: field.description for name, field in DDPJobSpec.model_fields.items() if field.description}
+    described = descriptions(DDPJobSpec)
     assert {"num_nodes", "active_deadline_seconds"} <= set(described)
     for name, description in described.items():
         assert " ".join(description.split()) in shown, name

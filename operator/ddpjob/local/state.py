@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, is_true
-from ddpjob.engine.desired import Job
 from ddpjob.local import LocalError
+
+if TYPE_CHECKING:
+    from ddpjob.engine.desired import Job  # what renders pods takes a tenth of the time of a command that reads
 
 _PROBE_SECONDS = 0.5  # ``runner`` takes the lock, shared, for a moment
 _PAUSE = 0.02
@@ -239,7 +241,7 @@ def _is_at(path: Path, file: TextIO) -> bool:
 class HostPaths:
     """Paths of one job. volumes: claim name to the directory that the user named for it."""
 
-    job: Job
+    job: "Job"
     folder: StateFolder
     volumes: Mapping[str, Path] = field(default_factory=dict)
 
