@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ddpjob.api.names import ANNOTATION_PROGRESS_PORT
 from ddpjob.api.objects import Json, condition
 from ddpjob.local.admission import admit
 from ddpjob.local.pod_process import Machine
@@ -103,6 +104,11 @@ def missing(here: Any, there: Any, path: str = "") -> list[str]:
 
 def _rendered(pod: Json, job: Json) -> Json:
     metadata = {key: value for key, value in pod["metadata"].items() if key not in _METADATA}
+    # Where the port is on this machine; on a cluster it is the same in each pod.
+    given = {
+        key: value for key, value in (metadata.get("annotations") or {}).items() if key != ANNOTATION_PROGRESS_PORT
+    }
+    metadata = {key: value for key, value in metadata.items() if key != "annotations"} | {"annotations": given}
     rendered: Json = _plain({"metadata": metadata, "spec": pod["spec"]}, job)
     return rendered
 
