@@ -83,9 +83,10 @@ class Clock:
 
 
 def drawn(shown: Snapshot, width: int = 120) -> str:
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
-    display = LiveDisplay(console)
+    # The display refreshes its own console at any time.
+    display = LiveDisplay(Console(width=width, file=io.StringIO(), force_terminal=True))
     display.show(shown)
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print(display.table(shown))
     return console.export_text()
 
