@@ -22,7 +22,8 @@ GPU = "nvidia.com/gpu"
 ONCE = {"restartPolicy": {"maxRestarts": 0}}
 RETRY = {"restartPolicy": {"backoff": {"initialSeconds": 300, "maxSeconds": 300}}}
 RAISE = ["python3", "-c", "def load(n):\n    raise ValueError(f'sample {n} has 3 channels')\nload(17)"]
-FILL = ["python3", "-c", "x = bytearray(10**9)"]
+# The runtime notices a killed process a moment later, which the container must outlive.
+FILL = ["sh", "-c", "python3 -c 'x = bytearray(10**9)'; code=$?; sleep 2; exit $code"]
 
 
 # Name of the job, fields of its spec, and fields of the verdict.

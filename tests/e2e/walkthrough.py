@@ -84,6 +84,7 @@ class User:
         )  # fmt: skip
         os.close(terminal)
         text = _all_of(master)
+        text = text.replace("\r\n", "\n").replace(str(self._folder), "~")
         said = Said(command, text, process.wait(600), time.monotonic() - begin)
         if said.code != code:
             raise RuntimeError(f"exit code {said.code}:\n{said.shown}")
@@ -131,8 +132,8 @@ def walk(user: User, folder: Path) -> str:
 
 _HEAD = f"""# From a mistake to a page
 
-What a new user types: [train.py](../manifests/examples/train.py) with `{WRONG}` in place of `{RIGHT}`, so that
-one of ten labels has no output. The kubeconfig is that of a kind cluster with the operator and the trainer's image. The
+What a new user types: [train.py](../manifests/examples/train.py) with `{WRONG}` in place of
+`{RIGHT}`, so that one of ten labels has no output. The kubeconfig is that of a kind cluster with the operator and the trainer's image. The
 commands are here as they were typed, with their output and time; `python -m tests.e2e.walkthrough` repeats them and
 writes this page.
 """
