@@ -188,12 +188,28 @@ def test_a_plan_that_pseudonyms_change_is_told_in_the_manifest() -> None:
         ("https://b/x?X-Amz-Signature=ab12&y=1", f"https://b/x?X-Amz-Signature={MARK}&y=1"),
         ('{"password": "x", "step": 3}', f'{{"password": "{MARK}", "step": 3}}'),
         ("-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nafter", f"{MARK}\nafter"),
+        ('{"event": "login password=hunter2"}', f'{{"event": "login password={MARK}"}}'),
+        ('{"name": "x --token abc"}', f'{{"name": "x --token {MARK}"}}'),
+        ('{"path": "/x?token=abc"}', f'{{"path": "/x?token={MARK}"}}'),
+        ('{"password": 12345678, "tokens": 9}', f'{{"password": "{MARK}", "tokens": 9}}'),
+        ("PASSWORD=12345678", f"PASSWORD={MARK}"),
+        ("PASSWORD=$ecretpw", f"PASSWORD={MARK}"),
+        ("--password 123456", f"--password {MARK}"),
+        ("WANDB_API_KEY=1234567890", f"WANDB_API_KEY={MARK}"),
+        ("DB_PASS=hunter2 dbPass: hunter3", f"DB_PASS={MARK} dbPass: {MARK}"),
+        ("train.py --db-pass hunter2", f"train.py --db-pass {MARK}"),
+        ("PASSWORD=abc,def,user=me", f"PASSWORD={MARK},user=me"),
+        ("curl -u me:pw https://hub", f"curl -u {MARK} https://hub"),
+        ("Cookie: session=1f; id=2", f"Cookie: {MARK}"),
         # What only sounds like a secret stays.
         ("InvalidTokenError: sample 17 is bad", "InvalidTokenError: sample 17 is bad"),
         ('secret "wandb" not found', 'secret "wandb" not found'),
         ("tokens_per_second=1234.5, max_tokens: 512", "tokens_per_second=1234.5, max_tokens: 512"),
         ("tokenizer: bert-base", "tokenizer: bert-base"),
-        ("--token $HF_TOKEN", "--token $HF_TOKEN"),
+        ("--token ${HF_TOKEN} --key $(KEY)", "--token ${HF_TOKEN} --key $(KEY)"),
+        ("num_tokens=12 token_count: 3 forward_pass=0.1", "num_tokens=12 token_count: 3 forward_pass=0.1"),
+        ('{"token_ids": 5, "step": 8}', '{"token_ids": 5, "step": 8}'),
+        ("run -u 1000:1000 bypass=on compass: n", "run -u 1000:1000 bypass=on compass: n"),
         ('{"loss": 0.25, "step": 7}', '{"loss": 0.25, "step": 7}'),
     ],
 )
@@ -213,6 +229,20 @@ def test_a_variable_that_the_program_prints_is_removed_there_too() -> None:
     world = a_running_world(secretive())
     after, _ = redacted(recording(world, texts={"logs/a.log": f"my key is {PASSWORD}\nlevel INFO\n"}))
     assert after.texts == {"logs/a.log": f"my key is {MARK}\nlevel INFO\n"}
+
+
+def test_a_number_is_removed_as_a_whole_word_if_it_is_a_secret() -> None:
+    env = [{"name": "MY_PASSWORD", "value": "87654321"}, {"name": "MAX_TOKENS", "value": "1000000"}]
+    text = 'I am 87654321, at 0.87654321 of 1000000\n{"pin": 87654321}\n'
+    after, redaction = redacted(recording(a_running_world(a_job(env=env)), texts={"logs/a.log": text}))
+    assert after.texts == {"logs/a.log": f'I am {MARK}, at 0.87654321 of 1000000\n{{"pin": "{MARK}"}}\n'}
+    assert redaction.same_plan
+
+
+def test_passwords_are_removed_from_arguments() -> None:
+    args = ["--db-pass", "hunter2", "--password", "123456", "--max-tokens", "512", "-u", "me:pw", "-u", "train.py"]
+    made = Redactor().object({"args": args})
+    assert made["args"] == ["--db-pass", MARK, "--password", MARK, "--max-tokens", "512", "-u", MARK, "-u", "train.py"]
 
 
 def test_a_value_that_a_plan_needs_stays_although_a_variable_has_it() -> None:

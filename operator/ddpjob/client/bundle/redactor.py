@@ -22,16 +22,29 @@ _OWN_VARIABLES = names.OWNED_ENV | {
 }
 _WORDS = (
     r"token|secret|passw(?:or)?d|passphrase|(?<=[_-])pwd|api[_.-]?key|access[_.-]?key|secret[_.-]?key|private[_.-]?key"
-    r"|credential|authorization|(?<=amz-)signature|(?<=goog-)signature"
+    r"|credential|authorization|cookie|(?<=amz-)signature|(?<=goog-)signature"
+    r"|(?<![A-Za-z])pass|(?-i:(?<=[a-z])Pass)"
 )
 _NAMED = rf"[\w.-]{{0,64}}?(?:{_WORDS})s?(?![A-Za-z])[\w-]{{0,64}}"
 _IS_VARIABLE = re.compile(rf"(?i){_NAMED}$")
 _IS_KEY = re.compile(rf"(?i)[\w.-]{{0,64}}?(?:{_WORDS})s?$")
 _IS_FLAG = re.compile(rf"(?i)--?{_NAMED}$")
-_VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|(?!\[redacted\]|(?:Bearer|Basic|Token) )[^\s,;&\"'}\])]+)"
+_COMMA = r",(?![\s\"'}\])]|[\w.-]{1,64}[\"']?\s?[=:]|$)"
+"""A comma within a value; another one separates it from the next name."""
+_EXPANDED = r"\$\(\w+\)|\$\{\w+\}"
+_VALUE = rf"(\"[^\"\n]*\"|'[^'\n]*'|(?!\[redacted\]|(?:Bearer|Basic|Token) )(?:{_EXPANDED}|[^\s,;&\"'}}\])]|{_COMMA})+)"
 _ASSIGNED = re.compile(rf"(?i)(?<![\w.-])(-{{0,2}}{_NAMED})(\"?'?\s?=\s?|\"?'?: ?)((?:Bearer |Basic |Token )?){_VALUE}")
 _FLAGGED = re.compile(rf"(?i)(?<!\S)(--{_NAMED})(\s+)()(?!-){_VALUE}")
-_HARMLESS = re.compile(r"(?i)[\"']?(-?[\d.]+(e[+-]?\d+)?|true|false|none|null|nan|<[^>]*>|\$\(?\{?\w+\)?\}?)[\"']?$")
+_HARMLESS = re.compile(rf"(?i)[\"']?(true|false|none|null|{_EXPANDED})[\"']?$")
+_NUMBER = re.compile(r"(?i)[\"']?(-?[\d.]+(e[+-]?\d+)?|nan)[\"']?$")
+_IS_MEASURE = re.compile(
+    r"(?i)tokens(?![a-z])|token[_-](?:count|ids?|accuracy|length|loss)(?![a-z])|per[_-]token"
+    r"|(?:forward|backward)[_-]pass|pass[_-]rate"
+)
+"""Names with the word of a secret whose numbers are none."""
+_LOGIN_FLAGS = frozenset({"-u", "--user"})
+_LOGIN = r"(?!\d+:\d+(?!\S))[^\s:\"']{1,256}:[^\s\"']+"
+"""user:password, but not the numbers of a user and a group."""
 _IS_EXCEPTION = re.compile(r"(Error|Exception|Warning)$")
 _PATTERNS = tuple(
     re.compile(pattern)
@@ -42,9 +55,13 @@ _PATTERNS = tuple(
         r"\b(?:gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|hf_\w{16,}|npm_\w{16,}|dckr_pat_[\w-]{16,})",
         r"\b(?:sk|pk|rk)-(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{16,}|\bxox[a-z]-[\w-]{10,}|\bAIza[\w-]{30,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
         r"(?<=://)(?!\[redacted\]@)[^/\s@:\"']{0,256}:[^/\s@\"']{1,256}(?=@)",  # user:password@ of a URL
+        rf"(?:(?<=\s-u )|(?<=\s--user )|(?<=\s--user=))[\"']?{_LOGIN}[\"']?",
+        r"(?i)(?<=cookie: )(?!\[redacted\])[^\n\"']+",
     )
 )
 _MIN_SECRET = 4
+_MIN_NUMBER = 6
+"""A shorter number would also be found in times."""
 _TOKEN = re.compile(r"(?=.*[0-9])(?=.*[a-z])(?=.*[A-Z])[\w+=~-]{20,}|[0-9a-f]{32,}")
 """Values that look random; names and paths of Kubernetes objects do not."""
 
@@ -82,7 +99,7 @@ class Redactor:
 
     def object(self, value: Json) -> Json:
         """Return an API object without secrets."""
-        redacted: Json = self._value(value, "", "")
+        redacted: Json = self._value(value, "", "", is_text=False)
         return redacted
 
     def text(self, text: str) -> str:
@@ -95,15 +112,18 @@ class Redactor:
         """Return a name, or a text with names, with pseudonyms."""
         return self._names.sub(lambda match: self._pseudonyms[match.group()], name) if self._names else name
 
-    def _value(self, value: Any, key: str, parent: str) -> Any:
-        """Return a value without secrets. parent: the key of the object that has the value below ``key``."""
+    def _value(self, value: Any, key: str, parent: str, *, is_text: bool) -> Any:
+        """Return a value without secrets.
+
+        parent: the key of the object that has the value below ``key``.
+        is_text: in a text any program may have written the JSON, and any of its keys may have a secret.
+        """
         if isinstance(value, str):
-            is_word = key in _VOCABULARY or (key == "name" and not _OBJECTS.match(parent))
-            return value if is_word else self._string(value, key)
+            return self._string(value, key) if is_text else self._field(value, key, parent)
         if isinstance(value, list):
-            return [self._value(item, "", key) for item in self._arguments(value)]
+            return [self._value(item, "", key, is_text=is_text) for item in self._arguments(value)]
         if not isinstance(value, dict):
-            return value
+            return self._number(value, key) if is_text else value
         found: Json = {}
         for name, item in value.items():
             if name == "managedFields":
@@ -111,38 +131,56 @@ class Redactor:
             if name == "annotations" and isinstance(item, dict):
                 found[name] = {label: self._mark("annotations", text) for label, text in item.items()}
             elif name == "env" and isinstance(item, list):
-                found[name] = [self._variable(variable) for variable in item]
+                found[name] = [self._variable(variable, is_text=is_text) for variable in item]
             else:
-                found[name] = self._value(item, name, key or parent)
+                found[name] = self._value(item, name, key or parent, is_text=is_text)
         return found
 
-    def _variable(self, variable: Any) -> Any:
+    def _variable(self, variable: Any, *, is_text: bool) -> Any:
         if not isinstance(variable, dict) or variable.get("name") in _OWN_VARIABLES or "value" not in variable:
-            return self._value(variable, "", "env")
+            return self._value(variable, "", "env", is_text=is_text)
         return variable | {"value": self._mark("envValues", variable["value"])}
 
     def _arguments(self, words: list[Any]) -> list[Any]:
         """Return a list in which the word after a flag such as ``--token`` is removed."""
         found: list[Any] = []
-        is_value = False
+        flag = ""
         for word in words:
             is_text = isinstance(word, str)
-            hidden = is_value and is_text and not word.startswith("-") and not _HARMLESS.match(word)
+            hidden = is_text and (
+                (_IS_FLAG.match(flag) and not word.startswith("-") and not _is_harmless(flag, word))
+                or (flag in _LOGIN_FLAGS and re.match(_LOGIN, word))
+            )
             found.append(self._mark("secrets", word) if hidden else word)
-            is_value = is_text and _IS_FLAG.match(word) is not None
+            flag = word if is_text else ""
         return found
 
+    def _field(self, text: str, key: str, parent: str) -> str:
+        """Return a text of an API object. Words that the plan needs stay."""
+        is_word = key in _VOCABULARY or (key == "name" and not _OBJECTS.match(parent))
+        if is_word:
+            return text
+        return self.rename(text) if key in _REFERENCES else self._string(text, key)
+
     def _string(self, text: str, key: str) -> str:
-        if key in _REFERENCES:
-            return self.rename(text)
-        if _IS_KEY.match(_snake(key)) and not _HARMLESS.match(text):
+        if key in _VOCABULARY and text in self._pseudonyms:
+            return text  # in the report of a trainer, too, it is a word
+        name = _snake(key)
+        if _IS_KEY.match(name) and not _is_harmless(name, text):
             return str(self._mark("secrets", text))
         return self.text(text)
+
+    def _number(self, value: Any, key: str) -> Any:
+        shown, name = json.dumps(value), _snake(key)
+        is_secret = _IS_KEY.match(name) and not _is_harmless(name, shown)
+        if is_secret or (self._secrets is not None and self._secrets.fullmatch(shown)):
+            return self._mark("secrets", shown)
+        return value
 
     def _line(self, text: str) -> str:
         document = _document(text)
         if document is not None:
-            redacted = self._value(document, "", "")
+            redacted = self._value(document, "", "", is_text=True)
             if redacted == document:
                 return text
             return json.dumps(redacted, ensure_ascii=text.isascii()) + ("\n" if text.endswith("\n") else "")
@@ -159,7 +197,7 @@ class Redactor:
 
     def _assigned(self, match: re.Match[str]) -> str:
         name, separator, scheme, value = match.groups()
-        if _HARMLESS.match(value) or (separator.startswith(":") and _IS_EXCEPTION.search(name)):
+        if _is_harmless(name, value) or (separator.startswith(":") and _IS_EXCEPTION.search(name)):
             return match.group()
         return f"{name}{separator}{scheme}{self._count(match)}"
 
@@ -198,9 +236,16 @@ def secret_values(objects: Iterable[Json]) -> set[str]:
 
 def _is_secret(variable: Json) -> bool:
     name, value = str(variable.get("name")), variable.get("value")
-    if not isinstance(value, str) or name in _OWN_VARIABLES or _HARMLESS.match(value) or len(value) < _MIN_SECRET:
+    if not isinstance(value, str) or name in _OWN_VARIABLES or _is_harmless(name, value):
         return False
-    return _IS_VARIABLE.match(name) is not None or _TOKEN.fullmatch(value) is not None
+    if _NUMBER.match(value):
+        return _IS_VARIABLE.match(name) is not None and len(value) >= _MIN_NUMBER
+    return len(value) >= _MIN_SECRET and (_IS_VARIABLE.match(name) is not None or _TOKEN.fullmatch(value) is not None)
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Return whether a value is no secret although the name is that of one."""
+    return bool(_HARMLESS.match(value) or (_NUMBER.match(value) and _IS_MEASURE.search(name)))
 
 
 def _snake(key: str) -> str:
@@ -218,8 +263,11 @@ def _document(text: str) -> Json | None:
 
 
 def _any_of(words: Iterable[str], *, whole: bool = False) -> re.Pattern[str] | None:
-    """Return what matches one of the words, the longest first; whole: not within a longer word."""
-    given = "|".join(map(re.escape, sorted(filter(None, words), key=lambda word: (-len(word), word))))
+    """Return what matches one of the words, the longest first; whole, or a number: not within a longer word."""
+    ordered = sorted(filter(None, words), key=lambda word: (-len(word), word))
+    given = "|".join(
+        rf"(?<![\w.]){re.escape(word)}(?!\w)" if _NUMBER.match(word) else re.escape(word) for word in ordered
+    )
     if not given:
         return None
     return re.compile(rf"(?<![A-Za-z0-9_])(?:{given})(?![A-Za-z0-9_])" if whole else given)
