@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
+import signal
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from ddpjob.client.bundle.redaction import redacted
 from ddpjob.client.bundle.redactor import MARK, Redactor
 from ddpjob.client.bundle.replay import decisions
 from ddpjob.engine.actions import Problem
-from ddpjob.errors import InvalidJobError
+from ddpjob.errors import DDPJobError, InvalidJobError
 from tests.builders import SETTINGS, World, a_job, a_running_world, ended, failed, running
 from tests.engine.test_plain_scripts import VALUE_ERROR, log
 from tests.json_schema import faults
@@ -307,6 +309,39 @@ def test_a_bundle_is_read_as_it_was_written_and_lists_its_files(tmp_path: Path) 
     assert {one.path: one.bytes for one in manifest.files} == {k: v for k, v in sizes.items() if k != "manifest.json"}
     schema = json.loads((SCHEMAS / "bundle.json").read_text(encoding="utf-8"))
     assert not list(faults(manifest.wire(), schema))
+
+
+def test_a_bundle_is_written_over_nothing_and_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = redacted(recording(WORLDS["runs"]))
+    other = tmp_path / "other"
+    other.write_text("mine")
+    for link in (".b.zip.tmp", "link.zip"):
+        Path(link).symlink_to(other)
+    Path("dangling.zip").symlink_to(tmp_path / "absent")
+    archive.write("b.zip", *made)
+    assert archive.read("b.zip").recording.name == "mnist"
+    for path in ("b.zip", "link.zip", "dangling.zip", "."):
+        with pytest.raises(DDPJobError, match="exists"):
+            archive.write(path, *made)
+    for path in ("b.zip/x.zip", "absent/x.zip", "~nosuch-user/x.zip"):
+        with pytest.raises(DDPJobError, match="cannot be written"):
+            archive.write(path, *made)
+    assert other.read_text() == "mine"
+    assert {one.name for one in tmp_path.iterdir()} == {"b.zip", "other", ".b.zip.tmp", "link.zip", "dangling.zip"}
+
+
+def test_a_bundle_that_does_not_fit_leaves_no_file(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        with pytest.raises(DDPJobError, match="cannot be written: File too large"):
+            archive.write(tmp_path / "b.zip", *redacted(recording(WORLDS["runs"])))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_incident_can_be_asserted_on(tmp_path: Path) -> None:

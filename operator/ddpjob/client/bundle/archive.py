@@ -62,19 +62,22 @@ class Bundle:
 def write(path: str | Path, recording: Recording, redaction: Redaction) -> Manifest:
     """Write a bundle whole or not at all, and return its manifest. An existing file is not overwritten."""
     content, manifest = encode(recording, redaction)
-    target = Path(path).expanduser()
-    temporary = target.with_name(f".{target.name}.tmp")
     try:
-        if target.exists():
-            raise DDPJobError(
-                f"{target} exists", "a bundle is not written over another file", "remove it, or name another file"
-            )
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
+        target = Path(path).expanduser()
+        with target.open("xb") as file:  # fails for a link, too
+            try:
+                file.write(content)
+                file.flush()
+            except BaseException:
+                target.unlink(missing_ok=True)
+                raise
+    except FileExistsError as error:
         raise DDPJobError(
-            f"{target} cannot be written: {error.strerror}",
+            f"{path} exists", "a bundle is not written over another file", "remove it, or name another file"
+        ) from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~name, and there is no such user
+        raise DDPJobError(
+            f"{path} cannot be written: {_reason(error)}",
             "the directory does not exist, or is not yours",
             "name another file",
         ) from error
