@@ -69,6 +69,22 @@ def test_followed_logs_have_what_an_attempt_prints_while_the_next_runs(client: L
     assert {line.rank - line.node for line in lines if line.rank is not None} == {0}, "one process per node"
 
 
+def test_a_bundle_has_the_metrics_of_the_job_but_no_file_that_they_link_to(client: LocalClient, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("mine")
+    checkpoint = tmp_path / "state/volumes/default/c"
+    (checkpoint / "metrics").mkdir(parents=True)
+    (checkpoint / "metrics" / "run-1.jsonl").write_text('{"loss": 1}')
+    for link in ("metrics.jsonl", "metrics/run-2.jsonl"):
+        (checkpoint / link).symlink_to(tmp_path / "private")
+    client.submit(DDPJob("tiny", image="none", command=["true"], checkpoint={"claimName": "c"}))
+    client.wait("tiny", timeout=60)
+    manifest = client.bundle("tiny", tmp_path / "b.zip")
+    assert [one.path for one in manifest.files if one.path.startswith("metrics")] == ["metrics/run-1.jsonl"]
+    (checkpoint / "metrics").rename(checkpoint / "other")
+    (checkpoint / "metrics").symlink_to("other")
+    assert [one.what for one in client.bundle("tiny", tmp_path / "c.zip").unread] == ["metrics"]
+
+
 def test_a_job_that_local_mode_cannot_run_is_refused_by_submit(client: LocalClient) -> None:
     sidecar = {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}
     with pytest.raises(LocalError, match="runs only the container trainer") as raised:

@@ -85,8 +85,11 @@ def _metrics(folder: StateFolder, record: JobFolder, job: Json, unread: list[Unr
         return {}
     found: dict[str, str] = {}
     left = _METRICS_BYTES
-    files = [*sorted((directory / "metrics").glob("*.jsonl"), reverse=True), directory / "metrics.jsonl"]
-    for path in (path for path in files if path.is_file() and left > 0):
+    of_runs = directory / "metrics"
+    files = [] if of_runs.is_symlink() else sorted(of_runs.glob("*.jsonl"), reverse=True)
+    for path in [*files, directory / "metrics.jsonl"]:
+        if path.is_symlink() or not path.is_file() or left <= 0:
+            continue  # the program may link to any file of the user
         text = _text(path)[-left:]
         left -= len(text)
         found[f"metrics/{path.name}"] = text
