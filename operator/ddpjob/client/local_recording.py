@@ -1,5 +1,6 @@
 """What of a job of this machine is read for a bundle."""
 
+import contextlib
 import getpass
 import importlib.metadata
 import platform
@@ -45,7 +46,7 @@ def read_recording(folder: StateFolder, record: JobFolder, job: Json, *, logs: b
         texts={path: text for path, text in texts.items() if text},
         versions=versions(),
         unread=unread,
-        names=(getpass.getuser(), socket.gethostname()),
+        names=(*_user(), socket.gethostname()),
     )
 
 
@@ -56,6 +57,12 @@ def versions() -> dict[str, str]:
         return found | {"torch": importlib.metadata.version("torch")}
     except importlib.metadata.PackageNotFoundError:
         return found
+
+
+def _user() -> Iterator[str]:
+    """Yield the name of the user. In a container the uid may have none, and as a name it would hide other numbers."""
+    with contextlib.suppress(KeyError, OSError):  # OSError: since Python 3.13
+        yield getpass.getuser()
 
 
 def _failure(record: JobFolder, pod: Json) -> LogFailure | None:
