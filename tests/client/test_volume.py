@@ -20,7 +20,8 @@ from ddpjob.client.volume import reader
 from ddpjob.client.volume.contents import Choice, Place, Pulled, VolumeContents, listing
 from ddpjob.client.volume.messages import CutError, messages
 from ddpjob.client.volume.pull import pull, read_contents
-from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError
+from ddpjob.client.volume.receive import Tries
+from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints
 from ddprun.reporting.metrics import RowsFile
 
@@ -274,20 +275,56 @@ def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path
 
 
 class Lines:
-    """A reader whose output a test writes."""
+    """A reader whose output a test writes: the same each time, of ``list`` and of ``send``."""
 
-    def __init__(self, *messages: object) -> None:
-        self.lines = [json.dumps(message).encode() + b"\n" for message in messages]
+    def __init__(self, *messages: object, sent: Sequence[object] = ()) -> None:
+        self.lines = {"list": messages, "send": sent}
+        self.outputs = 0
 
     def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
-        yield from self.lines
+        self.outputs += 1
+        assert self.outputs < 20, "it asks for ever"
+        yield from (json.dumps(message).encode() + b"\n" for message in self.lines[command])
 
 
 @pytest.mark.parametrize("path", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "", "a\0b", "./a"])
 def test_a_path_that_leads_out_of_the_directory_is_no_output_of_the_reader(path: str, tmp_path: Path) -> None:
     output = Lines({"file": {"path": path, "bytes": 1, "modified": 0}}, {"end": {"complete": True}})
-    with pytest.raises(CutError, match="not the output of the reader"):
+    with pytest.raises(UnavailableError, match="not the output of the reader"):
         listing(at(tmp_path), messages(output.output("list")))
+
+
+def test_a_manifest_with_an_impossible_time_makes_its_checkpoint_unreadable(volume: Path) -> None:
+    store = Checkpoints(volume, keep=3)
+    store.claim({"uid": "u"})
+    store.save(30, b"content", {"time": "yesterday", "worldSize": 2})
+    found = listing(at(volume), messages(ProcessReader(volume).output("list"))).contents
+    assert [(one.step, one.state) for one in found.checkpoints] == [
+        (30, "Unreadable"),
+        (20, "Unverified"),
+        (10, "Unverified"),
+    ]
+
+
+A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0}}
+ALL = {"end": {"complete": True}}
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        Lines({"working": "a"}, A_FILE),
+        Lines(A_FILE, ALL, sent=[{"begin": "a"}, {"working": "a"}]),
+        Lines(A_FILE, ALL, sent=[{"begin": "a"}, {"end": {}}]),
+    ],
+    ids=["list", "send", "nothing-sent"],
+)
+def test_a_reader_that_brings_nothing_new_is_given_up(
+    reader: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpjob.client.volume.pull.Tries", lambda: Tries(0.1))
+    with pytest.raises(UnavailableError, match=r"could not be read for 0\.1 s"):
+        pull(reader, at(tmp_path), tmp_path / "to", Choice(everything=True))
 
 
 def test_a_file_that_was_deleted_meanwhile_and_a_disk_that_refuses(volume: Path, tmp_path: Path) -> None:

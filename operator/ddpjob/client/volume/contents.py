@@ -5,7 +5,7 @@ The JSON of ``VolumeContents`` is that of ``ddpjob checkpoints -o json``, the JS
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.client.volume.messages import CutError
+from ddpjob.client.volume.messages import not_of_reader
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError
 
 _METRICS = re.compile(r"(?:^|/)metrics(?:/run-\d{6,})?\.jsonl$")
@@ -157,7 +157,12 @@ class Listing:
 
 
 def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
-    """Return what a volume holds, from the messages of ``list``. Raises ``CutError``."""
+    """Return what a volume holds, from the messages of ``list``.
+
+    Raises:
+        CutError: they ended early.
+        UnavailableError: they are wrong.
+    """
     files: dict[str, VolumeFile] = {}
     checkpoints: list[CheckpointFile] = []
     end: Json = {}
@@ -168,14 +173,12 @@ def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
                     files[path] = VolumeFile.model_validate(
                         {"path": _safe(path), "bytes": size, "modified": _time(modified)}
                     )
-                case {"checkpoint": {"path": path, "saved": saved, **fields}}:
-                    known = {key: value for key, value in fields.items() if key != "manifest" and value != ""}
-                    values = known | {"path": _safe(path), "saved": _time(saved)}
-                    checkpoints.append(CheckpointFile.model_validate(values))
+                case {"checkpoint": {"path": path, **fields}}:
+                    checkpoints.append(_checkpoint(_safe(path), fields))
                 case {"end": end}:
                     pass
         except (ValueError, TypeError, OverflowError, OSError) as error:  # of pydantic, too
-            raise CutError(f"not the output of the reader: {message!r}"[:300]) from error
+            raise not_of_reader(message) from error
     # A training that goes on may have deleted the file since the manifest was read.
     checkpoints = [found for found in checkpoints if found.problem or all(path in files for path in _pair(found))]
     checkpoints.sort(key=lambda checkpoint: (-checkpoint.run, -checkpoint.step, checkpoint.path))
@@ -191,6 +194,16 @@ def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
         unreadable=[str(text) for text in end.get("unreadable") or ()],
     )
     return Listing(made, files)
+
+
+def _checkpoint(path: str, fields: Mapping[Any, Any]) -> CheckpointFile:
+    """Return a checkpoint; it is unreadable if its manifest holds values that none has. Raises ``ValueError``."""
+    known = {key: value for key, value in fields.items() if key != "manifest" and value != ""} | {"path": path}
+    try:
+        return CheckpointFile.model_validate(known | {"saved": _time(fields.get("saved"))})
+    except (ValueError, TypeError, OverflowError, OSError):
+        name = {key: fields.get(key) for key in ("run", "step")} | {"path": path, "state": "Unreadable"}
+        return CheckpointFile.model_validate(name | {"problem": "its manifest holds a value that is not valid"})
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Protocol
 
 from ddpjob.api.objects import Json
+from ddpjob.errors import UnavailableError
 
 _LONGEST_LINE = 1024 * 1024
 
@@ -26,7 +27,8 @@ def messages(output: Generator[bytes, None, None]) -> Iterator[Json | bytes]:
     """Yield the objects, and the bytes of files as they arrive, up to ``end``.
 
     Raises:
-        CutError: the output ended before, or is not that of ``reader``.
+        CutError: the output ended before.
+        UnavailableError: it is not that of ``reader``.
     """
     with contextlib.closing(output):
         yield from _parsed(output)
@@ -46,7 +48,7 @@ def _parsed(output: Iterable[bytes]) -> Iterator[Json | bytes]:
             line += piece[at : end or len(piece)]
             at = end or len(piece)
             if len(line) > _LONGEST_LINE:
-                raise CutError(f"not the output of the reader: {line[:80]!r}")
+                raise not_of_reader(line)
             if end:
                 message, line = _object(line), b""
                 yield message
@@ -62,5 +64,14 @@ def _object(line: bytes) -> Json:
     except ValueError:
         message = None
     if not isinstance(message, dict) or not isinstance(message.get("data", 0), int):
-        raise CutError(f"not the output of the reader: {line[:80]!r}")
+        raise not_of_reader(line)
     return message
+
+
+def not_of_reader(output: object) -> UnavailableError:
+    """Return the error about output that arrived whole and is wrong: asking again would bring the same."""
+    return UnavailableError(
+        f"this is not the output of the reader: {output!r:.100}",
+        "python3 of the job's image prints something else, or the volume holds names or times that are not valid",
+        "check the image of the job and the files on its volume",
+    )

@@ -36,20 +36,25 @@ def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: On
 
 
 def _listing(reader: Reader, place: Place, on_progress: OnProgress, tries: Tries, *, verify: bool) -> Listing:
+    seen: set[str] = set()
     while True:
         try:
-            return listing(place, _shown(reader, on_progress, tries, verify=verify))
+            return listing(place, _shown(reader, on_progress, tries, seen, verify=verify))
         except CutError as cut:
             on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
             tries.wait(cut)
 
 
-def _shown(reader: Reader, on_progress: OnProgress, tries: Tries, *, verify: bool) -> Iterator[Json | bytes]:
-    """Yield the messages of ``list``, and show which file is read."""
+def _shown(
+    reader: Reader, on_progress: OnProgress, tries: Tries, seen: set[str], *, verify: bool
+) -> Iterator[Json | bytes]:
+    """Yield the messages of ``list``, and show which file is read. seen: the files that have been listed."""
     for message in messages(reader.output("list", *(["verify"] if verify else []))):
-        tries.reset()
         match message:
             case {"working": path}:
                 on_progress(PullProgress(path=path))
-            case _:
-                yield message
+                continue
+            case {"file": {"path": str(path)}} if path not in seen:
+                seen.add(path)
+                tries.reset()
+        yield message

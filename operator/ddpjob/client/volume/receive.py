@@ -35,17 +35,23 @@ def ignore(_progress: PullProgress) -> None:
 
 
 class Tries:
-    """Decides how long transfers that are cut are repeated; ``reset`` after each byte that has arrived."""
+    """Decides how long transfers that are cut are repeated; ``reset`` after each new byte that has arrived.
+
+    The time begins with the first cut: a reader may need long for what it has sent already.
+    """
 
     def __init__(self, seconds: float = PATIENCE_SECONDS) -> None:
-        self._seconds, self._since, self._count = seconds, time.monotonic(), 0
+        self._seconds, self._count = seconds, 0
+        self._since: float | None = None
 
     def reset(self) -> None:
-        self._since, self._count = time.monotonic(), 0
+        self._since, self._count = None, 0
 
     def wait(self, cut: CutError) -> None:
         """Wait before the next try. Raises ``UnavailableError`` if there is none."""
-        if time.monotonic() - self._since > self._seconds:
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since > self._seconds:
             raise UnavailableError(
                 f"the volume could not be read for {self._seconds:g} s: {cut}",
                 "the API server, the kubelet of the pod or the volume does not answer",
@@ -72,6 +78,7 @@ def receive(
                 for message in messages(reader.output("send", json.dumps(asked))):
                     if transfer.take(message):
                         tries.reset()
+                transfer.require_all(asked)
             except CutError as cut:
                 on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
                 tries.wait(cut)
@@ -124,14 +131,17 @@ class _Part:
         """Whether an old file has the digest that it must have, so that it need not be asked for."""
         return self.is_old and self._digest.hexdigest() == self.wanted.sha256
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> bool:
+        """Return whether a byte of it is new."""
         if self._file is None:  # nothing was asked for
-            return
+            return False
         view = memoryview(data)[: self.wanted.bytes - self.have]
         self._digest.update(view)
+        before = self.have
         self.have += len(view)
         while view:
             view = view[os.write(self._file, view) :]
+        return self.have > before
 
     def matches(self, sha256: str) -> bool:
         return self.have == self.wanted.bytes and self._digest.hexdigest() == sha256
@@ -209,21 +219,28 @@ class _Transfer:
 
     def take(self, message: Any) -> bool:
         """Take one message of the reader. Return whether it brought something new."""
+        is_new = False
         match message:
             case {"begin": path} if path in self._left:
                 self._current = self._left[path]
             case bytes() if self._current is not None:
-                self._current.write(message)
+                is_new = self._current.write(message)
             case {"sent": path, "sha256": str(digest)} if path in self._left:
                 self._end(self._left[path], digest)
+                is_new = True
             case {"failed": path, "reason": reason} if path in self._left:
                 raise _unreadable(self._job, path, reason, message.get("errno"))
             case _:
-                return isinstance(message, dict) and "working" in message
+                return False
         at = self._current.have if self._current is not None else 0
         path = self._current.wanted.path if self._current is not None else ""
         self._on_progress(PullProgress(path=path, done=self._finished + at, total=self._total))
-        return True
+        return is_new
+
+    def require_all(self, asked: Sequence[tuple[str, int, int]]) -> None:
+        """Raise ``CutError`` if one of these files has not arrived."""
+        if missing := next((path for path, *_ in asked if path in self._left), None):
+            raise CutError(f"{missing} was not sent")
 
     def close(self) -> None:
         for part in self._left.values():
