@@ -294,6 +294,12 @@ def test_a_path_that_leads_out_of_the_directory_is_no_output_of_the_reader(path:
         listing(at(tmp_path), messages(output.output("list")))
 
 
+@pytest.mark.parametrize("data", [-1, "1"])
+def test_a_wrong_number_of_bytes_is_no_output_of_the_reader(data: object) -> None:
+    with pytest.raises(UnavailableError, match="not the output of the reader"):
+        list(messages(Lines({"data": data}, {"end": {}}).output("list")))
+
+
 def test_a_manifest_with_an_impossible_time_makes_its_checkpoint_unreadable(volume: Path) -> None:
     store = Checkpoints(volume, keep=3)
     store.claim({"uid": "u"})

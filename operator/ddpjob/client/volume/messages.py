@@ -63,9 +63,11 @@ def _object(line: bytes) -> Json:
         message = json.loads(line)
     except ValueError:
         message = None
-    if not isinstance(message, dict) or not isinstance(message.get("data", 0), int):
-        raise not_of_reader(line)
-    return message
+    if isinstance(message, dict):
+        count = message.get("data", 0)
+        if isinstance(count, int) and count >= 0:
+            return message
+    raise not_of_reader(line)
 
 
 def not_of_reader(output: object) -> UnavailableError:
