@@ -21,6 +21,7 @@ from kubernetes.client.configuration import Configuration
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+from yaml import YAMLError
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
@@ -304,7 +305,7 @@ class Connection:
                     config_file=path, context=self._context, client_configuration=configuration, persist_config=False
                 )
                 self.namespace = _namespace_of(path, self._context)
-        except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             raise UnavailableError(
                 f"no cluster to connect to: {path}: {' '.join(str(error).split())}",
                 "the kubeconfig is that of kubeconfig=…, of $KUBECONFIG or ~/.kube/config",
