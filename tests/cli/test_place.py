@@ -19,3 +19,9 @@ def test_a_kubeconfig_that_is_none_is_named(ddpjob: Program, content: str) -> No
     file.write_text(content)
     line = ddpjob("get", "mnist", env={"KUBECONFIG": str(file)}).is_refused(1)[0]
     assert line.startswith(f"error: no cluster to connect to: {file}: ")
+
+
+@pytest.mark.parametrize(("path", "code"), [("~nosuch/config", 0), ("n" * 300, 1)], ids=["no-user", "unknown"])
+def test_a_kubeconfig_that_cannot_be_looked_for_is_no_traceback(ddpjob: Program, path: str, code: int) -> None:
+    done = ddpjob("ls", env={"KUBECONFIG": path})
+    assert (done.code, "Traceback" in done.err) == (code, False), done.err

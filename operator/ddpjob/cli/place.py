@@ -1,7 +1,6 @@
 """Where a command acts: on the jobs of this machine, or on those of a cluster."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,12 +112,26 @@ def on_cluster(context: str | None, namespace: str | None, timeout: float = 30.0
     return Client.cluster(context, namespace=namespace, timeout=timeout)
 
 
-def has_kubeconfig(exists: Callable[[Path], bool] = Path.exists) -> bool:
+def _may_exist(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # its directory may not be searched
+        return True
+
+
+def has_kubeconfig() -> bool:
     """Return whether there is something that says which cluster is meant."""
-    return any(exists(path) for path in (*kubeconfigs(), _SERVICE_ACCOUNT))
+    return any(_may_exist(path) for path in (*kubeconfigs(), _SERVICE_ACCOUNT))
 
 
 def kubeconfigs() -> list[Path]:
     """Return the files of the kubeconfig, which may not exist."""
     given = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    return [Path(part).expanduser() for part in given.split(os.pathsep) if part]
+    return [_expanded(Path(part)) for part in given.split(os.pathsep) if part]
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # there is no such user
+        return path

@@ -294,8 +294,8 @@ class Connection:
     def _load(self) -> ApiClient:
         configuration = Configuration()
         path = self._kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
-        in_pod = Path(SERVICE_TOKEN_FILENAME).exists() and "KUBERNETES_SERVICE_HOST" in os.environ
         try:
+            in_pod = Path(SERVICE_TOKEN_FILENAME).exists() and "KUBERNETES_SERVICE_HOST" in os.environ
             if in_pod and not (self._context or self._kubeconfig or "KUBECONFIG" in os.environ):
                 path = "the pod's service account"
                 config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
