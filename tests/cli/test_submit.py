@@ -64,6 +64,16 @@ def test_a_wait_ends_with_its_time_and_the_job_goes_on(ddpjob: Program) -> None:
     assert ddpjob("wait", "tiny").code == 0
 
 
+def test_following_the_logs_ends_with_the_time_too(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "until [ -e go ]; do sleep 0.02; done", **NEVER))
+    with ddpjob.started("submit", file, "--local", "--logs", "--timeout", "1") as submit:
+        assert submit.wait(100) == 101
+        assert submit.stderr is not None
+        assert " after 1 s" in submit.stderr.readline()
+    (ddpjob.folder / "go").touch()
+    assert ddpjob("wait", "tiny").code == 0
+
+
 def test_the_finished_job_is_printed_as_an_object(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "true", **NEVER))
     done = ddpjob("submit", file, "--local", "--wait", "--output", "yaml")

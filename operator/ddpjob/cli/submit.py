@@ -1,7 +1,10 @@
 """``ddpjob submit``: creates a job on the cluster, or in the background of this machine, and waits for it if asked."""
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +16,7 @@ from ddpjob.cli.logs import print_lines
 from ddpjob.cli.options import StateDir
 from ddpjob.cli.place import Context, for_new_job
 from ddpjob.cli.text import one_line, show_error
-from ddpjob.cli.wait import NOT_FOUND, wait_for
+from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
 from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
@@ -140,14 +143,50 @@ def _follow(client: "Client", job: "DDPJob", output: Form | None, *, logs: bool,
         typer.echo(f"{job.name} is submitted ({client.place})")
     sys.stdout.flush()
     if logs:
-        try:
-            print_lines(job, client.logs(job, follow=True), flush=True)
-        except DDPJobError as error:  # the end of the job says more
-            show_error(error)
+        return _follow_logs(client, job, timeout)
     code = wait_for(client, job, timeout=timeout, to_stderr=output is not None)
     if output is not None and code != NOT_FOUND:
         _show(client.get(job), output, "")
     return code
+
+
+def _follow_logs(client: "Client", job: "DDPJob", timeout: float | None) -> int:
+    """Print the logs until the job has finished, and return the exit code."""
+    from ddpjob.client.base import timed_out
+
+    try:
+        with _time_limit(timeout):
+            try:
+                print_lines(job, client.logs(job, follow=True), flush=True)
+            except DDPJobError as error:  # the end of the job says more
+                show_error(error)
+            return wait_for(client, job)
+    except _TimeIsOverError:
+        show_error(timed_out(client.get(job), timeout))
+        return TIMEOUT
+
+
+class _TimeIsOverError(BaseException):
+    """As KeyboardInterrupt, it passes what catches errors of requests."""
+
+
+@contextmanager
+def _time_limit(seconds: float | None) -> Iterator[None]:
+    """End the block by ``_TimeIsOverError`` after this time."""
+    if seconds is None:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise _TimeIsOverError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))  # 0 would be no limit
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _show(job: "DDPJob", output: Form | None, line: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpjob.client.base import Client
     from ddpjob.client.job import DDPJob
 
-_FAILED, _TIMEOUT, _SUSPENDED, NOT_FOUND = 100, 101, 102, 103
+_FAILED, TIMEOUT, _SUSPENDED, NOT_FOUND = 100, 101, 102, 103
 
 
 def wait(
@@ -89,7 +89,7 @@ def wait_for(
         return NOT_FOUND
     except WaitTimeoutError as error:
         show_error(error)
-        return _TIMEOUT
+        return TIMEOUT
     typer.echo(f"{ended.name} is {ended.state} ({client.place})", err=to_stderr)
     if ended.finished:
         return 0 if ended.succeeded else _FAILED
