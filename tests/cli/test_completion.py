@@ -32,7 +32,7 @@ STARTS = {
 def ddpjob(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """Provide a program that knows the local job ``tiny``, and a kubeconfig whose cluster does not answer."""
     made = Program(tmp_path_factory.mktemp("completion"))
-    assert made("run", made.write(shell_job("tiny", "true", numNodes=2))).code == 0
+    assert made("run", made.write(shell_job("tiny", "true", numNodes=2, nprocPerNode=1))).code == 0
     context = {"cluster": "c", "user": "u", "namespace": "team-a"}
     config = {
         "apiVersion": "v1",
@@ -96,7 +96,7 @@ def test_a_shell_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program, s
         "ddpjob lo": "ddpjob logs",
         "ddpjob logs --local ti": "ddpjob logs --local tiny",
         "ddpjob wait ti": "ddpjob wait tiny",
-        "ddpjob logs --local tiny --node 1": "ddpjob logs --local tiny --node 1",
+        "ddpjob logs --local tiny --rank ": "ddpjob logs --local tiny --rank",  # 0 or 1
         "ddpjob get -n te": "ddpjob get -n team-a",
         "ddpjob get --context h": "ddpjob get --context here",
         "ddpjob get --context arn:aws:eks:eu-west-1:1:cluster/tr": f"ddpjob get --context {EKS}",
@@ -121,6 +121,7 @@ def test_fish_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program) -> N
     assert completed("ddpjob logs --local ") == ["tiny"]
     assert completed("ddpjob wait ti") == ["tiny"]
     assert completed("ddpjob logs --local tiny --node ") == ["0", "1"]
+    assert completed("ddpjob logs --local tiny --rank ") == ["0", "1"]
     assert completed("ddpjob logs --local tiny --attempt ") == ["1"]
     assert set(completed("ddpjob get -n ")) == {"default", "team-a"}
     assert completed("ddpjob get --context h") == ["here"]

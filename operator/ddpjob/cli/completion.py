@@ -1,4 +1,4 @@
-"""What a shell completes: jobs, namespaces, contexts, nodes and attempts, here and on a cluster.
+"""What a shell completes: jobs, namespaces, contexts, nodes, ranks and attempts, here and on a cluster.
 
 A completion writes nothing but its candidates, because all else appears in the line that the user types. A cluster that
 does not answer in time is left out.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 VARIABLE = "_DDPJOB_COMPLETE"
 """How the script in a shell asks for candidates: Typer's protocol."""
 _SECONDS = 1.2
-_MOST = 1000  # nodes or attempts
+_MOST = 1000  # nodes, ranks or attempts
 
 
 def attach(app: typer.Typer) -> None:
@@ -83,6 +83,12 @@ def contexts(incomplete: str) -> list[str]:
 def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the node ranks of the job that the line names."""
     count = _of_named(ctx, lambda job: int(job.manifest["spec"].get("numNodes") or 1))
+    return _matching(incomplete, map(str, range(min(count, _MOST))))
+
+
+def ranks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the global ranks of the job that the line names, once it has run."""
+    count = _of_named(ctx, lambda job: int(job.status.world.world_size or 0) if job.status.world else 0)
     return _matching(incomplete, map(str, range(min(count, _MOST))))
 
 
@@ -180,6 +186,7 @@ _COMPLETERS: Mapping[str, Callable[..., Any]] = {
     "namespace": namespaces,
     "context": contexts,
     "node": nodes,
+    "rank": ranks,
     "attempt": attempts,
 }
 """The candidates by the name of a command's parameter."""
