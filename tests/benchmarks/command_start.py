@@ -20,7 +20,6 @@ from tests.client.worlds import ClusterWorld
 from tests.controlplane import control_plane
 
 SECTION = "command-start"
-LIMIT = 0.35
 PROGRAM = str(Path(sys.executable).with_name("ddpjob"))
 
 
