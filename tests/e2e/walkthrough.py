@@ -133,9 +133,9 @@ def walk(user: User, folder: Path) -> str:
 _HEAD = f"""# From a mistake to a page
 
 What a new user types: [train.py](../manifests/examples/train.py) with `{WRONG}` in place of
-`{RIGHT}`, so that one of ten labels has no output. The kubeconfig is that of a kind cluster with the operator and the trainer's image. The
-commands are here as they were typed, with their output and time; `python -m tests.e2e.walkthrough` repeats them and
-writes this page.
+`{RIGHT}`, so that one of ten labels has no output. The kubeconfig is that of a kind cluster with the operator
+and the trainer's image. The commands are here as they were typed, with their output and time;
+`python -m tests.e2e.walkthrough` repeats them and writes this page.
 """
 
 
