@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 import resource
 import signal
 import zipfile
@@ -350,6 +352,9 @@ def test_an_incident_can_be_asserted_on(tmp_path: Path) -> None:
     assert (made.urgent, made.is_idle, made.starts_attempt) == (True, False, 2)
     assert made.status is not None and made.status["failures"][0]["nodeRank"] == 1
     assert {one.kind for phase in made.creates for one in phase} == {"Pod"}
+    for after in (math.inf, math.nan, 1e15, -1):
+        with pytest.raises(InvalidJobError, match="after is"):
+            replay(path, after=after)
     later = replay(path, after=3600)
     assert later.now > made.now
     schema = json.loads((SCHEMAS / "replay.json").read_text(encoding="utf-8"))
@@ -389,6 +394,13 @@ def test_a_file_that_is_no_bundle(tmp_path: Path) -> None:
         files | {"manifest.json": files["manifest.json"].replace(b'"format": 1', b'"format": 99')},
         files | {"job.json": b'{"metadata": 1}'},
         files | {"pods.json": b"[" * 100_000},
+        files | {"pods.json": b'{"items": [{}]}'},
+        files | {"pods.json": b'{"items": ["x"]}'},
+        files | {"pods.json": files["pods.json"].replace(b'"status": {', b'"status": "x", "was": {')},
+        files | {"job.json": json.dumps(WORLDS["runs"].job | {"status": "x"}).encode()},
+        files | {"service.json": b'"x"'},
+        files | {"claims.json": b'{"c": 1}'},
+        files | {"plan-inputs.json": re.sub(rb'("now": ".*)Z"', rb'\1"', files["plan-inputs.json"])},
         {name: content for name, content in files.items() if name != "plan-inputs.json"},
     ]
     for number, content in enumerate(spoiled):
@@ -399,6 +411,11 @@ def test_a_file_that_is_no_bundle(tmp_path: Path) -> None:
         with pytest.raises(InvalidJobError, match="cannot be read as a bundle"):
             archive.read(other)
     (tmp_path / "text.zip").write_text("no zip")
-    for missing in ("text.zip", "absent.zip"):
+    with zipfile.ZipFile(path) as zipped:
+        start = zipped.getinfo("job.json").header_offset + 30 + len("job.json")
+    content = bytearray(path.read_bytes())
+    content[start] = 0xFF  # a kind of block that deflate does not have
+    (tmp_path / "damaged.zip").write_bytes(content)
+    for missing in ("text.zip", "absent.zip", "damaged.zip"):
         with pytest.raises(InvalidJobError, match="cannot be read as a bundle"):
             archive.read(tmp_path / missing)

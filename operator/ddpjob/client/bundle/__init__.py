@@ -15,6 +15,7 @@ from ddpjob.client.bundle.replay import Replay
 from ddpjob.client.bundle.replay import replay as _replay
 from ddpjob.errors import InvalidJobError
 
+_MOST_SECONDS = 10 * 365 * 86_400
 __all__ = ["Replay", "replay"]
 
 
@@ -26,8 +27,14 @@ def replay(path: str | Path, *, after: float = 0.0, now: datetime | None = None)
         now: at this time instead.
 
     Raises:
-        InvalidJobError: the file is no bundle, or has no pods, without which there is no plan.
+        InvalidJobError: the file is no bundle, or has no pods, without which there is no plan, or after is too large.
     """
+    if not 0 <= after <= _MOST_SECONDS:
+        raise InvalidJobError(
+            f"after is {after}, and may be 0 to {_MOST_SECONDS:,} seconds",
+            "it is counted from the time of the recording",
+            "give fewer seconds",
+        )
     recording = read(path).recording
     if recording.pods is None:
         why = next((one.reason for one in recording.unread if one.what == "pods"), "they were not read")

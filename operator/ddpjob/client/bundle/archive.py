@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import pod_view
 from ddpjob.api.times import parse_time
 from ddpjob.client.bundle.manifest import FORMAT, BundledFile, Manifest, Redaction
 from ddpjob.client.bundle.recording import (
@@ -122,7 +124,13 @@ def read(path: str | Path) -> Bundle:
         raise
     except (OSError, ValidationError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _unreadable(path, _reason(error)) from error
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # also: it has a password
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+    ) as error:  # also: it has a password
         raise _unreadable(path, str(error)) from error
 
 
@@ -154,23 +162,30 @@ def _recording(archive: zipfile.ZipFile, manifest: Manifest) -> Recording:
         return json.loads(_content(archive, path)) if path in there else None
 
     def items(path: str) -> Sequence[Json]:
-        return list((document(path) or {"items": []})["items"])
+        return [_object(item) for item in (document(path) or {"items": []})["items"]]
+
+    def item(path: str) -> Json | None:
+        return _object(document(path)) if path in there else None
 
     inputs = document(_INPUTS)
-    job = document(_JOB)
-    "".join((job["metadata"]["name"], job["metadata"]["namespace"], job["metadata"]["uid"]))
+    now = parse_time(inputs["now"])
+    if now.tzinfo is None:
+        raise ValueError(f"the time in {_INPUTS} has no zone")
+    pods, former = items(_PODS), items(_FORMER)
+    for pod in (*pods, *former):
+        pod_view(pod)  # raises for what no API server stores
     return Recording(
-        job=job,
-        now=parse_time(inputs["now"]),
+        job=_object(document(_JOB), ("name", "namespace", "uid")),
+        now=now,
         place=manifest.place,
         settings=settings_of(inputs["settings"]),
         round=inputs["round"],
-        pods=items(_PODS) if _PODS in there else None,
-        former=items(_FORMER),
-        service=document(_SERVICE),
-        policy=document(_POLICY),
+        pods=pods if _PODS in there else None,
+        former=former,
+        service=item(_SERVICE),
+        policy=item(_POLICY),
         assumed=inputs["assumed"],
-        claims=document(_CLAIMS) or {},
+        claims={name: claim and _object(claim) for name, claim in (document(_CLAIMS) or {}).items()},
         events=items(_EVENTS),
         operators=items(_OPERATORS),
         logs={uid: log_failure_of(log) for uid, log in inputs["logs"].items()},
@@ -178,6 +193,16 @@ def _recording(archive: zipfile.ZipFile, manifest: Manifest) -> Recording:
         versions=manifest.versions,
         unread=[Unread(what=one.what, reason=one.reason) for one in manifest.unread],
     )
+
+
+def _object(value: Any, required: Sequence[str] = ("name",)) -> Json:
+    """Return an API object. Raises an error for one without required metadata or with parts that are no objects."""
+    "".join(value["metadata"][key] for key in required)
+    for part in ("spec", "status"):
+        if not isinstance(value.get(part) or {}, dict):
+            raise TypeError(f"the {part} of {value['metadata']['name']} is no object")
+    found: Json = value
+    return found
 
 
 def _content(archive: zipfile.ZipFile, path: str) -> bytes:
