@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from rich.table import Table
 
-from ddpjob.cli.top import headline, ranks_table
+from ddpjob.cli.top import follow, headline, ranks_table
+from ddpjob.client.base import Client
 from ddpjob.client.ranks import RankState, RankTable
+from ddpjob.errors import UnavailableError
 from tests.cli.program import ROOT, Program, shell_job
 from tests.json_schema import faults
 from tests.processes import eventually
@@ -72,6 +76,31 @@ def test_the_headline_names_what_is_missing() -> None:
         "big attempt 2, 3 of 8 ranks, steps 99 to 100, median 300.0 ms a step, nothing is known of node 1, 3, "
         "1 ranks are left out (here)"
     )
+
+
+class BetweenAttempts:
+    """A client of a job whose attempt has ended, and that ends after another look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def get(self, _name: str) -> Any:
+        self.looks += 1
+        return SimpleNamespace(finished=self.looks > 2)
+
+    def ranks(self, _name: str) -> RankTable:
+        raise UnavailableError("no rank of big runs: it is Restarting")
+
+
+def test_the_last_table_stays_while_no_rank_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddpjob.cli.top._PAUSE", 0.0)
+    monkeypatch.setenv("COLUMNS", "200")
+    last = RankTable(job="big", namespace="default", place="here", attempt=1, world_size=1, ranks=[a_rank(0)])
+    follow(cast("Client", BetweenAttempts()), "big", last)
+    shown = capsys.readouterr().out
+    assert "n0r0" in shown and "no rank of big runs: it is Restarting" in shown
 
 
 def test_top_shows_the_ranks_of_all_nodes_of_a_job_and_ends_with_it(ddpjob: Program) -> None:

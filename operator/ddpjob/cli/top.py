@@ -11,10 +11,12 @@ from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.table import Cell, Row, height, live, show, stacked, table
 from ddpjob.cli.text import duration, one_line
+from ddpjob.errors import UnavailableError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ddpjob.client.base import Client
     from ddpjob.client.ranks import RankState, RankTable
 
 _PAUSE = 2.0  # seconds between two looks
@@ -52,11 +54,20 @@ def top(
             print(headline(seen))
             show(ranks_table(seen.ranks))
         else:
-            with live(lambda: stacked(headline(seen), ranks_table(seen.ranks, most=height() - _AROUND))):
-                while not client.get(name).finished:
-                    time.sleep(_PAUSE)
-                    seen = client.ranks(name)
+            follow(client, name, seen)
     return 0
+
+
+def follow(client: "Client", name: str, seen: "RankTable") -> None:
+    """Draw the table until the job ends; while no rank runs, between two attempts, the last one with the reason."""
+    why = ""
+    with live(lambda: stacked(headline(seen) + why, ranks_table(seen.ranks, most=height() - _AROUND))):
+        while not client.get(name).finished:
+            time.sleep(_PAUSE)
+            try:
+                seen, why = client.ranks(name), ""
+            except UnavailableError as error:
+                why = f"; {one_line(error.error)}"
 
 
 def headline(seen: "RankTable") -> str:
