@@ -237,6 +237,14 @@ def test_everything_and_metrics_are_copied_without_links_and_temporary_files(vol
     assert [file.outcome for file in pulled(volume, tmp_path / "metrics", metrics=True).files] == ["Copied"]
 
 
+def test_a_file_with_the_longest_name_is_copied(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    (root / ("n" * 255)).write_text("content")
+    pulled(root, tmp_path / "here", everything=True)
+    assert files_below(tmp_path / "here") == {"n" * 255}
+
+
 def test_many_files_take_several_requests(tmp_path: Path) -> None:
     root = tmp_path / "volume"
     root.mkdir()

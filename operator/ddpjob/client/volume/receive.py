@@ -25,6 +25,7 @@ PATIENCE_SECONDS = 300.0
 _LONGEST_DELAY = 5.0
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
 _READ = 1024 * 1024
+_LONGEST_NAME = 240  # bytes that leave room for the suffix
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 OnProgress = Callable[[PullProgress], None]
@@ -94,7 +95,7 @@ class _Part:
 
     def __init__(self, wanted: Wanted, to: Path) -> None:
         self.wanted, self.path = wanted, to / wanted.path
-        self._part = self.path.with_name(f".{self.path.name}.ddpjob-part")
+        self._part = self.path.with_name(_part_name(self.path.name))
         self._file: int | None = None
         self._digest: Any = hashlib.sha256()
         self._is_repeated = False
@@ -180,6 +181,13 @@ class _Part:
                 self._digest.update(data)
                 self.have += len(data)
         self.was_here = self.have
+
+
+def _part_name(name: str) -> str:
+    """Return the name of a part; a file system takes 255 bytes, so that of a long name has its digest."""
+    if len(name.encode()) > _LONGEST_NAME:
+        name = hashlib.sha256(name.encode()).hexdigest()
+    return f".{name}.ddpjob-part"
 
 
 class _Transfer:
