@@ -12,7 +12,6 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import Backoff
 from ddpjob.api.status import DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
-from ddpjob.engine import inplace
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import judge
@@ -24,7 +23,7 @@ def exceeded_limit(s: JobState, *, counted: bool) -> Literal["counted", "total"]
     policy = s.job.spec.restart_policy
     if counted and counted_restarts(s) >= policy.max_restarts:
         return "counted"
-    return "total" if inplace.restarts(s) >= policy.max_total_restarts else None
+    return "total" if s.restarts >= policy.max_total_restarts else None
 
 
 def counted_restarts(s: JobState) -> int:

@@ -9,8 +9,7 @@ from typing import Literal
 
 from ddpjob.api.report import EndReport, TrainingReport
 from ddpjob.api.spec import RestartPolicy
-from ddpjob.api.status import CurrentAttempt, InPlace, LifeFailure
-from ddpjob.engine.state import JobState
+from ddpjob.api.status import InPlace, LifeFailure
 
 KEPT_LIVES = 5
 Course = Literal["Unused", "Progress", "NoProgress"]
@@ -72,38 +71,9 @@ def fold(in_place: InPlace, report: TrainingReport | EndReport) -> InPlace:
     return in_place.changed(life=life, failures=failures or None)
 
 
-def folded(s: JobState) -> InPlace | None:
-    """Return the restarts in place of the recorded attempt with what node 0 reports now; None if none were granted."""
-    recorded, pod = s.attempt.in_place, s.current.get(0)
-    if recorded is None:
-        return None
-    for report in (s.report, pod.report if pod else None):
-        if report is not None:
-            recorded = fold(recorded, report)
-    return recorded
-
-
-def with_lives(s: JobState, attempt: CurrentAttempt) -> CurrentAttempt:
-    """Return the recorded attempt, whose other fields may have changed, with what node 0 reports now."""
-    now = folded(s)
-    return attempt if now is attempt.in_place else attempt.changed(in_place=now)
-
-
-def new_lives(s: JobState) -> int:
-    """Return how many restarts in place node 0 reports that the status does not have."""
-    return spent(folded(s)) - spent(s.attempt.in_place)
-
-
-def newly_recovered(s: JobState) -> list[LifeFailure]:
-    """Return the failures after which the next life has made its first step, as far as the status does not have it."""
-    now = folded(s)
-    if now is None or now is s.attempt.in_place:
+def newly_recovered(before: InPlace | None, now: InPlace | None) -> list[LifeFailure]:
+    """Return the failures after which the next life has made its first step, as far as ``before`` does not have it."""
+    if now is None or now is before:
         return []
-    before = s.attempt.in_place.failures if s.attempt.in_place else None
-    known = {failure.life for failure in before or () if failure.recovery_milliseconds is not None}
+    known = {f.life for f in (before.failures if before else None) or () if f.recovery_milliseconds is not None}
     return [f for f in now.failures or () if f.recovery_milliseconds is not None and f.life not in known]
-
-
-def restarts(s: JobState) -> int:
-    """Return the number of all restarts until now, also those in place."""
-    return (s.before.restarts or 0) + new_lives(s)

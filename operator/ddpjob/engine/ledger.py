@@ -14,9 +14,9 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, Progress, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
-from ddpjob.engine import inplace
 from ddpjob.engine.attempt import SUSPENDED
 from ddpjob.engine.decision import Decision
+from ddpjob.engine.inplace import newly_recovered, spent
 from ddpjob.engine.progress import reports_itself, saved_for
 from ddpjob.engine.state import JobState
 
@@ -257,7 +257,7 @@ def _share_lost(s: JobState, furthest: int | None) -> float | None:
 def _step_before(s: JobState, report: TrainingReport, step: int) -> int:
     """Return the step after which the steps since the last report began; -1 if it is not known."""
     known = s.before.progress.step if s.before.progress else None
-    goes_on = s.attempt.first_step_time is not None and not inplace.newly_recovered(s)
+    goes_on = s.attempt.first_step_time is not None and not newly_recovered(s.attempt.in_place, s.in_place)
     return known if goes_on and known is not None and known <= step else _resumed_step(s, report)
 
 
@@ -268,7 +268,7 @@ def _resumed_step(s: JobState, report: TrainingReport) -> int:
     """
     if report.resumed_from is not None:
         return report.resumed_from.step or 0
-    if s.attempt.number == 1 and not inplace.spent(inplace.folded(s)):
+    if s.attempt.number == 1 and not spent(s.in_place):
         return 0
     saved = s.before.checkpoint.step if s.before.checkpoint else None
     return saved if saved is not None and saved <= (report.step or 0) else -1
@@ -292,7 +292,8 @@ def _newly_saved(s: JobState) -> int:
 
 def _newly_recovered(s: JobState) -> int:
     """Return the seconds of recoveries in place that have ended, as the launchers measured them."""
-    return round(sum(failure.recovery_milliseconds or 0 for failure in inplace.newly_recovered(s)) / 1000)
+    recovered = newly_recovered(s.attempt.in_place, s.in_place)
+    return round(sum(failure.recovery_milliseconds or 0 for failure in recovered) / 1000)
 
 
 def _seconds_before_first_report(s: JobState, after: DDPJobStatus, end: int) -> int | None:

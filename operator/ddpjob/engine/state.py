@@ -9,12 +9,13 @@ from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, RefusedStart
+from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
 from ddpjob.engine.evidence import is_on_lost_node, is_refused, needs_log
+from ddpjob.engine.inplace import fold, spent
 from ddpjob.engine.observed import Observed
 
 MAX_UNKNOWN_ATTEMPTS = 1000
@@ -151,6 +152,25 @@ class JobState:
         if pod.ended:
             return pod.report.progress if pod.report else None
         return self.answer
+
+    @cached_property
+    def in_place(self) -> InPlace | None:
+        """The attempt's restarts in place with what node 0 reports now; None if none were granted."""
+        found, pod = self.attempt.in_place, self.current.get(0)
+        for report in (self.report, pod.report if pod else None):
+            if found is not None and report is not None:
+                found = fold(found, report)
+        return found
+
+    @property
+    def new_lives(self) -> int:
+        """How many restarts in place node 0 reports that the status does not have."""
+        return spent(self.in_place) - spent(self.attempt.in_place)
+
+    @property
+    def restarts(self) -> int:
+        """All restarts until now, also those in place."""
+        return (self.before.restarts or 0) + self.new_lives
 
     @property
     def has_stepped(self) -> bool:

@@ -27,12 +27,12 @@ from ddpjob.api.status import (
 )
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
-from ddpjob.engine import inplace
 from ddpjob.engine.attempt import SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
+from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED
 from ddpjob.engine.progress import checkpoint_status, furthest, progress_status
@@ -64,8 +64,8 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         state=_state(built, is_settling=settles),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
-        restarts=inplace.restarts(s) + (restarted is not None),
-        restarts_in_place=((before.restarts_in_place or 0) + inplace.new_lives(s)) or before.restarts_in_place,
+        restarts=s.restarts + (restarted is not None),
+        restarts_in_place=((before.restarts_in_place or 0) + s.new_lives) or before.restarts_in_place,
         restarts_counted_towards_limit=counted,
         start_time=before.start_time or (timestamp(s.now) if decision.kind == "start" else None),
         completion_time=timestamp(s.now) if finishes else None,
@@ -118,7 +118,9 @@ def _restarted_at(s: JobState, decision: Decision) -> str | None:
 
 def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt after the decision: the only place where its phase changes."""
-    now, attempt = timestamp(s.now), inplace.with_lives(s, s.attempt)
+    now, attempt = timestamp(s.now), s.attempt
+    if s.in_place is not attempt.in_place:
+        attempt = attempt.changed(in_place=s.in_place)
     row = failures_in_row(s) if decision.restarted else attempt.failures_in_row
     if decision.begins_attempt:
         return CurrentAttempt(
@@ -162,8 +164,8 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
 
 
 def _grant(s: JobState, decision: Decision, ended: CurrentAttempt) -> int:
-    restarts = inplace.restarts(s) + (decision.restarted is not None)
-    return inplace.grant(ended.in_place, restarts, s.job.spec.restart_policy)
+    restarts = s.restarts + (decision.restarted is not None)
+    return grant(ended.in_place, restarts, s.job.spec.restart_policy)
 
 
 def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
@@ -261,7 +263,7 @@ def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
 
 def _furthest(s: JobState, decision: Decision) -> Furthest | None:
     new_pods = decision.failure is not None and decision.failure.action == "Restart"
-    return furthest(s.report, s.before.furthest, inplace.new_lives(s) + new_pods)
+    return furthest(s.report, s.before.furthest, s.new_lives + new_pods)
 
 
 def _world(s: JobState, attempt: int) -> World:
