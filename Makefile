@@ -108,7 +108,7 @@ generate: setup  ## CRD, chart copy, plain manifests, field reference and diagra
 	$(PY) -m tests.install.generate
 
 pictures: setup  ## the curves and the screenshots of both reports in docs, from a training in which a rank is killed
-	$(PY) -m tests.trainer.browser.pictures $(MNIST)
+	$(PY) -m tests.trainer.browser.pictures --data-dir $(MNIST)
 
 constraints: setup  ## pin the installed versions
 	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+).*/\1/'; } > constraints.new

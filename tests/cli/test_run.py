@@ -125,9 +125,10 @@ def test_each_line_of_the_json_output_has_the_schema(ddpjob: Program) -> None:
 
 def test_arguments_after_two_dashes_follow_those_of_the_job(ddpjob: Program) -> None:
     job = shell_job("echo", 'echo "$0" "$@"', args=["train", "--lr", "1"])
-    done = ddpjob("run", ddpjob.write(job), "--", "--lr", "0.1")
-    assert done.code == 0
-    assert "n0 | train --lr 1 --lr 0.1" in done.out
+    file = ddpjob.write(job)
+    assert "n0 | train --lr 1 --lr 0.1" in ddpjob("run", file, "--", "--lr", "0.1").out
+    done = ddpjob("run", file, "--fresh", "--set", "args=[train]", "--", "--lr", "0.1")
+    assert "n0 | train --lr 0.1" in done.out, "--set replaces what is in the file"
 
 
 MISTAKES: dict[str, tuple[list[str], str, str]] = {

@@ -1,6 +1,6 @@
 """Prepares a run: applies the options of ``ddpjob run`` to the job of the file and admits the result.
 
-Holds ``--set`` and ``--volume``; used by ``run``.
+Holds ``--set``, also for ``submit``, and ``--volume``.
 """
 
 import re
@@ -43,9 +43,7 @@ class Prepared:
 
 def prepare(request: Request) -> Prepared:
     """Return the admitted job with every change that the options make. Raises ``LocalError``."""
-    file = jobfile.read(request.source, request.script_args or ())
-    for assignment in request.assignments:
-        assign(file.job, assignment)
+    file = read_changed(request.source, request.script_args or (), request.assignments)
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
@@ -54,6 +52,24 @@ def prepare(request: Request) -> Prepared:
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
     warnings = [_missing_gpus(admitted), launch_warning(admitted.job), injection_warning(admitted.job)]
     return Prepared(file, admitted, paths, notes, [warning for warning in warnings if warning])
+
+
+def read_changed(
+    source: str, script_args: Sequence[str], assignments: Sequence[str], *, of_script: Mapping[str, str] | None = None
+) -> JobFile:
+    """Return the job of a file or for a script, with the fields that ``--set`` assigns.
+
+    script_args: of the script, or appended to ``spec.args``, also if ``--set`` replaces these.
+    of_script: fields of the spec for a script.
+    """
+    file = jobfile.read(source, script_args)
+    if file.script is not None:
+        file.job["spec"] |= of_script or {}
+    for assignment in assignments:
+        assign(file.job, assignment)
+    if file.script is None:
+        jobfile.append_args(file.job, script_args)
+    return file
 
 
 def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:

@@ -108,15 +108,11 @@ def submit(
 
 def _read(source: str, script_args: list[str], assignments: list[str], namespace: str | None) -> "DDPJob":
     """Return the job of a file or for a script, with the fields of the options."""
-    from ddpjob.cli.prepare import assign
+    from ddpjob.cli.prepare import read_changed
     from ddpjob.client import jobfile
     from ddpjob.client.job import DDPJob
 
-    file = jobfile.read(source, script_args)
-    if file.script is not None:
-        file.job["spec"] |= jobfile.SCRIPT_LAUNCHER
-    for assignment in assignments:
-        assign(file.job, assignment)
+    file = read_changed(source, script_args, assignments, of_script=jobfile.SCRIPT_LAUNCHER)
     if namespace is not None:
         file.job["metadata"]["namespace"] = namespace
     if file.ignored:

@@ -66,8 +66,7 @@ class JobFile:
 def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
     """Return the job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.
 
-    script_args: of the script, or appended to ``spec.args``: of an option that is given twice, most programs take the
-    last.
+    script_args: of the script; none for a file (``append_args``).
 
     Raises:
         InvalidJobError: there is no such file, it is not YAML, or it does not hold exactly one DDPJob.
@@ -76,13 +75,16 @@ def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
     try:
         if source.endswith(".py"):
             return _for_script(_existing(source), script_args)
-        file = from_text(read_text(source), Path.cwd() if source == "-" else _existing(source).parent)
-        spec = file.job.get("spec")
-        if script_args and isinstance(spec, dict) and isinstance(args := spec.get("args") or [], list):
-            spec["args"] = [*args, *script_args]  # a spec or args of another type is refused later, with its field
-        return file
+        return from_text(read_text(source), Path.cwd() if source == "-" else _existing(source).parent)
     except DDPJobError as error:
         raise InvalidJobError(f"{label}: {error.error}", error.hint, error.next_step) from error
+
+
+def append_args(job: Json, args: Sequence[str]) -> None:
+    """Put arguments after ``spec.args``: of an option that is given twice, most programs take the last."""
+    spec = job.get("spec")
+    if args and isinstance(spec, dict) and isinstance(known := spec.get("args") or [], list):
+        spec["args"] = [*known, *args]  # a spec or args of another type is refused later, with its field
 
 
 def read_text(source: str) -> str:

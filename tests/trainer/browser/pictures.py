@@ -11,6 +11,7 @@ import io
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -25,10 +26,10 @@ _ARGUMENTS = 'args=[train, --epochs, "4", --checkpoint-every, "50", --chaos, "ki
 _COLOURS = 128  # in the picture; with all of them it would have twice the size
 
 
-def train(state: Path, data: Path) -> None:
-    """Train below ``state``."""
+def training(state: Path, data: Path) -> list[object]:
+    """Return the command that trains below ``state``."""
     example = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"
-    _run("ddpjob", "run", example, "--state-dir", state, "--data-dir", data, "--set", _ARGUMENTS)
+    return ["ddpjob", "run", example, "--state-dir", state, "--set", _ARGUMENTS, "--", "--data-dir", data]
 
 
 def draw(state: Path, data: Path) -> None:
@@ -43,8 +44,8 @@ def draw(state: Path, data: Path) -> None:
         _photograph(chromium, page, PAGE, until="#settings")
 
 
-def _run(program: str, *arguments: object) -> None:
-    command = [Path(sys.executable).with_name(program), *map(str, arguments)]
+def _run(program: object, *arguments: object) -> None:
+    command = [Path(sys.executable).with_name(str(program)), *map(str, arguments)]
     subprocess.run(command, check=True, timeout=1800)
 
 
@@ -57,14 +58,20 @@ def _photograph(chromium: Browser, page: Path, picture: Path, *, until: str) -> 
     print(f"wrote {picture}; look at it", file=sys.stderr)
 
 
-def main() -> None:
-    """Train, and make the pictures."""
+def data_dir(arguments: Sequence[str] | None = None) -> Path:
+    """Return the directory of the MNIST files that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m tests.trainer.browser.pictures")
     parser.add_argument("--data-dir", type=Path, required=True, help="directory of the MNIST files")
-    data = parser.parse_args().data_dir.resolve()
+    given: Path = parser.parse_args(arguments).data_dir
+    return given.resolve()
+
+
+def main() -> None:
+    """Train, and make the pictures."""
+    data = data_dir()
     require("chromium")
     with tempfile.TemporaryDirectory() as state:
-        train(Path(state), data)
+        _run(*training(Path(state), data))
         draw(Path(state), data)
 
 
