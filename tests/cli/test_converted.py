@@ -1,6 +1,7 @@
 """``ddpjob convert`` as a program, and converted jobs that run on this machine."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -8,7 +9,10 @@ import yaml
 from tests.cli.program import Program
 from tests.convert.test_jobs import EXPECTED, JOBS
 
-SCRIPT = 'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])\n'
+SCRIPT = """\
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *sys.argv[1:])
+"""
 
 
 def converted(ddpjob: Program, name: str, *options: str) -> Path:
@@ -48,20 +52,43 @@ def test_job_of_which_none_can_be_made_is_refused_in_three_lines(ddpjob: Program
     assert "metadata.name" in ddpjob("convert", "-", stdin=too_long).is_refused()[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "script", "lines"),
-    [
-        ("pytorchjob-torchrun", "demo.py", [f"rank {rank} of 4" for rank in range(4)]),
-        ("pytorchjob-python", "plain.py", [f"rank {rank} of 3" for rank in range(3)]),
-        ("trainjob-torchrun", "", [f"rank {rank} of 4 hello" for rank in range(4)]),
-        ("trainjob-own-runtime", "", [f"node {rank} of 4 1" for rank in range(4)]),
-    ],
-)
-def test_converted_job_runs_as_one_world(ddpjob: Program, name: str, script: str, lines: list[str]) -> None:
-    job = converted(ddpjob, name)
-    if script:
-        (ddpjob.folder / script).write_text(SCRIPT)
-    done = ddpjob("run", str(job))
+class Run(NamedTuple):
+    """How a converted job runs here. script: the file that its command names; options: what no image provides."""
+
+    script: str
+    options: tuple[str, ...]
+    lines: list[str]
+
+
+def ranks(count: int, arguments: str = "") -> list[str]:
+    return [f"rank {rank} of {count} {arguments}".rstrip() for rank in range(count)]
+
+
+PLAIN = ("--set", "command=[python3, plain.py]")
+RUNS = {
+    "pytorchjob-torchrun": Run("demo.py", (), ranks(4)),
+    "pytorchjob-entrypoint": Run("plain.py", PLAIN, ranks(4)),
+    "pytorchjob-elastic": Run("images.py", ("--nproc", "2"), ranks(4, "--epochs=1 /data/images")),
+    "pytorchjob-gpu": Run("plain.py", PLAIN, ranks(2, "--backend nccl")),
+    "pytorchjob-python": Run("plain.py", (), ranks(3, "--epochs=1")),
+    "trainjob-torchrun": Run("", (), [f"{line} hello" for line in ranks(4)]),
+    "trainjob-overrides": Run("", ("--nproc", "2"), ranks(4, "--lora")),
+    "trainjob-queue": Run("", ("--set", "suspend=false"), ["trained"] * 3),
+    "trainjob-own-runtime": Run("", (), [f"node {rank} of 4 1" for rank in range(4)]),
+    "trainjob-steps": Run("train.py", ("--nproc", "2"), ranks(4)),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_converted_job_runs_as_one_world(ddpjob: Program, name: str) -> None:
+    run = RUNS[name]
+    file = converted(ddpjob, name)
+    job = yaml.safe_load(text := file.read_text().replace("/app/", f"{ddpjob.folder}/"))
+    scripts = {"kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": {"tune.py": SCRIPT}}
+    file.write_text(f"{text}---\n{yaml.safe_dump(scripts)}")
+    (ddpjob.folder / (run.script or "unused.py")).write_text(SCRIPT)
+    done = ddpjob("run", str(file), *run.options)
     assert done.code == 0, done
-    logs = ddpjob("logs", yaml.safe_load(job.read_text())["metadata"]["name"], "--all").out
-    assert sorted(line.partition(" ")[2] for line in logs.splitlines() if " of " in line) == lines
+    logs = ddpjob("logs", job["metadata"]["name"], "--all").out
+    printed = [line.partition(" ")[2] for line in logs.splitlines()]
+    assert sorted(line for line in printed if line.startswith(("rank ", "node ", "trained"))) == run.lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,12 @@ def test_converted_job_is_valid(name: str) -> None:
 
 def test_all_jobs_are_compared() -> None:
     assert {path.stem for path in JOBS.glob("*.yaml")} == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_job_names_the_public_file_whose_fields_it_has(name: str) -> None:
+    lines = (JOBS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert re.match(r"# Fields as in [\w-]+/[\w-]+: [\w/.-]+\.(yaml|md)\b", lines[1])
 
 
 def test_name_namespace_labels_and_annotations_are_kept() -> None:
