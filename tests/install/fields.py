@@ -41,7 +41,7 @@ def _sections(root: Schema, title: str) -> Iterator[str]:
     with_limits = title == "spec"
     changeable = _changeable(root, defs)
     yield _object(root, defs, with_limits, None)
-    for name in _in_order_of_use(root, defs):
+    for name in in_order_of_use(root, defs):
         yield f"### {name}\n"
         yield _object(defs[name], defs, with_limits, changeable[name])
 
@@ -54,14 +54,14 @@ def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | 
     else:
         lines += ["| Field | Type | Meaning |", "|---|---|---|"]
     for name, field in schema.get("properties", {}).items():
-        meaning = _cell(_meaning(field, defs))
+        meaning = cell(meaning_of(field, defs))
         if not with_limits:
-            lines.append(f"| `{name}` | {_type(field)} | {meaning} |")
+            lines.append(f"| `{name}` | {type_of(field)} | {meaning} |")
             continue
         fixed = name in IMMUTABLE if changeable is None else not changeable
         default = _default(name, field, schema)
         mark = "while suspended" if name in SIZE else "fixed" if fixed else "changeable"
-        lines.append(f"| `{name}` | {_type(field)} | {default} | {_limits(field)} | {mark} | {meaning} |")
+        lines.append(f"| `{name}` | {type_of(field)} | {default} | {_limits(field)} | {mark} | {meaning} |")
     if with_limits and schema.get("additionalProperties") is True:
         lines += ["", "Every other field that Kubernetes defines here may be given as well and is passed on untouched."]
     rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "oldSelf" not in rule["rule"]]
@@ -70,14 +70,14 @@ def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | 
     return "\n".join(lines) + "\n"
 
 
-def _meaning(field: Schema, defs: Schema) -> str:
+def meaning_of(field: Schema, defs: Schema) -> str:
     """Return the field's description. pydantic omits it if it equals the description of the field's type."""
-    reference = _plain(field).get("$ref", "").rsplit("/", 1)[-1]
+    reference = plain(field).get("$ref", "").rsplit("/", 1)[-1]
     text: str = field.get("description") or defs.get(reference, {}).get("description", "")
     return text
 
 
-def _plain(field: Schema) -> Schema:
+def plain(field: Schema) -> Schema:
     """Return the field without its null alternative."""
     options = [option for option in field.get("anyOf", ()) if option.get("type") != "null"]
     if len(options) == 1:
@@ -86,20 +86,23 @@ def _plain(field: Schema) -> Schema:
     return field
 
 
-def _type(field: Schema) -> str:
-    field = _plain(field)
+def type_of(field: Schema) -> str:
+    """Return the type of a field, with links to the headings of objects."""
+    field = plain(field)
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[-1]
         return f"[{name}](#{name.lower()})"
     if field.get("x-kubernetes-int-or-string"):
         names = [f"`{option['const']}`" for option in field["anyOf"] if "const" in option]
         return f"integer or {names[0]}" if names else "quantity"
+    if "anyOf" in field:
+        return ", ".join(type_of(option) for option in field["anyOf"])
     if "enum" in field or "const" in field:
         return ", ".join(f"`{value}`" for value in field.get("enum") or [field["const"]])
     if field.get("type") == "array":
-        return f"list of {_type(field['items'])}"
+        return f"list of {type_of(field['items'])}"
     if isinstance(field.get("additionalProperties"), dict):
-        return f"map to {_type(field['additionalProperties'])}"
+        return f"map to {type_of(field['additionalProperties'])}"
     if field.get("format") == "date-time":
         return "time"
     return str(field.get("type", "object"))
@@ -115,7 +118,7 @@ def _default(name: str, field: Schema, schema: Schema) -> str:
 
 
 def _limits(field: Schema) -> str:
-    field = _plain(field)
+    field = plain(field)
     limits = []
     if "minimum" in field or "maximum" in field:
         limits.append(f"{field.get('minimum', '')} … {field.get('maximum', '')}")
@@ -125,12 +128,13 @@ def _limits(field: Schema) -> str:
         limits.append(f"≤ {field.get('maxItems') or field['maxProperties']} entries")
     quantity = field.get("x-kubernetes-int-or-string") and field.get("pattern")
     if field.get("pattern") and not quantity:
-        limits.append(f"`{_cell(field['pattern'])}`")
-    limits += [_cell(rule["message"]) for rule in field.get("x-kubernetes-validations", ())]
+        limits.append(f"`{cell(field['pattern'])}`")
+    limits += [cell(rule["message"]) for rule in field.get("x-kubernetes-validations", ())]
     return "; ".join(limits)
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text for a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -145,7 +149,8 @@ def _refs(node: Any) -> Iterator[str]:
             yield from _refs(value)
 
 
-def _in_order_of_use(root: Schema, defs: Schema) -> list[str]:
+def in_order_of_use(root: Schema, defs: Schema) -> list[str]:
+    """Return the types that the properties of an object use, also in other types."""
     order: list[str] = []
     queue = list(_refs(root.get("properties", {})))
     while queue:
@@ -160,6 +165,6 @@ def _changeable(root: Schema, defs: Schema) -> dict[str, bool]:
     """Return for each object whether only changeable fields of the spec use it."""
     under: dict[str, set[bool]] = {}
     for name, field in root.get("properties", {}).items():
-        for used in _in_order_of_use({"properties": {name: field}}, defs):
+        for used in in_order_of_use({"properties": {name: field}}, defs):
             under.setdefault(used, set()).add(name not in IMMUTABLE)
     return {name: marks == {True} for name, marks in under.items()}

@@ -1,8 +1,9 @@
 """Write every generated file: ``make generate``.
 
-models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas; table of failures →
-docs/failures.md; options of `ddpjob` → docs/commands.md; flow.py → docs/flow.svg; lessons → manifests/examples/lessons,
-diffs and pictures of docs/torch-distributed; manifests/examples/train.py → ddprun-script.yaml beside it;
+models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas → docs/schemas.md; table of
+failures → docs/failures.md; options of `ddpjob` → docs/commands.md; docstrings → docs/python-reference.md; flow.py →
+docs/flow.svg; lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed;
+manifests/examples/train.py → ddprun-script.yaml beside it;
 chart → manifests/rbac.yaml, operator.yaml; krew.py → manifests/krew/ddpjob.yaml. Tests in this folder compare each file
 with what this module writes.
 """
@@ -26,7 +27,7 @@ from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from ddpjob.client.volume.contents import Pulled, VolumeContents
-from tests.install import commands, failures, guide, krew, lessons, scripts
+from tests.install import commands, failures, guide, krew, lessons, python_reference, schemas, scripts
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -37,7 +38,9 @@ CHART_CRD = ROOT / "charts" / "ddpjob" / "files" / "crd.yaml"
 FIELDS = ROOT / "docs" / "fields.md"
 FAILURES = ROOT / "docs" / "failures.md"
 COMMANDS = ROOT / "docs" / "commands.md"
-EXPLANATION = ROOT / "docs" / "schemas" / "explanation.json"
+PYTHON = ROOT / "docs" / "python-reference.md"
+SCHEMAS_PAGE = ROOT / "docs" / "schemas.md"
+EXPLANATION = schemas.FOLDER / "explanation.json"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "run": RunLine,
     "validate": Validation,
@@ -114,7 +117,7 @@ def schema_file(verb: str) -> Path:
 
 def json_schema(model: type[BaseModel]) -> str:
     """Return the JSON Schema of what a command prints with ``-o json``."""
-    return json.dumps(model.model_json_schema(by_alias=True), indent=2) + "\n"
+    return json.dumps(schemas.described(model.model_json_schema(by_alias=True)), indent=2) + "\n"
 
 
 def main() -> None:
@@ -122,12 +125,13 @@ def main() -> None:
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
     texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation()}
     texts |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
-    texts[krew.MANIFEST] = krew.text()
+    texts |= {PYTHON: python_reference.reference(), krew.MANIFEST: krew.text()}
     EXPLANATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)
     for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
+    SCHEMAS_PAGE.write_text(schemas.reference(), encoding="utf-8")
     guide.write()
     prepare.ensure("helm")
     for name, objects in plain_manifests().items():

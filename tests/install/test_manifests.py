@@ -1,5 +1,6 @@
 """Generated files are current."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import as_yaml, custom_resource_definition
-from tests.install import commands, failures
+from tests.install import commands, failures, python_reference, schemas
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -20,8 +21,10 @@ from tests.install.generate import (
     FIELDS,
     FLOW,
     OPERATOR,
+    PYTHON,
     RBAC,
     SCHEMAS,
+    SCHEMAS_PAGE,
     explanation,
     json_schema,
     plain_manifests,
@@ -54,6 +57,20 @@ def test_reference_of_the_commands_is_current() -> None:
 def test_schemas_of_the_output_of_commands_are_current() -> None:
     for verb, model in SCHEMAS.items():
         assert schema_file(verb).read_text(encoding="utf-8") == json_schema(model), f"docs/schemas {AGAIN}"
+
+
+def test_page_of_the_schemas_is_current() -> None:
+    page = SCHEMAS_PAGE.read_text(encoding="utf-8")
+    assert page == schemas.reference(), f"docs/schemas.md {AGAIN}"
+    without_meaning = [line for line in page.splitlines() if re.search(r"\|\s*\|$", line)]
+    assert without_meaning == [], "write a docstring below the field of the model"
+
+
+def test_reference_of_the_python_api_is_current() -> None:
+    page = PYTHON.read_text(encoding="utf-8")
+    assert page == python_reference.reference(), f"docs/python-reference.md {AGAIN}"
+    without_meaning = [line for line in page.splitlines() if re.search(r"\|\s*\|$", line)]
+    assert without_meaning == [], "write a docstring below the field, or in the property"
 
 
 def test_the_flow_diagram_is_current() -> None:

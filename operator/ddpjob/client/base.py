@@ -36,7 +36,8 @@ Pods = list["JobPod"]
 class LogLine:
     """One line that a node printed.
 
-    node: node rank. rank: the process that printed it; None if several run on the node and the line does not say which.
+    node: node rank. attempt: number of the attempt. rank: the process that printed it; None if several run on the node
+    and the line does not say which.
     text: the line as it was printed, without the line feed; it may contain escape sequences.
     """
 

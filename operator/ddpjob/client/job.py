@@ -88,7 +88,8 @@ class DDPJob:
     def from_manifest(cls, manifest: Json, *, state: str | None = None) -> Self:
         """Return a job as an API server stores it. It is not checked, so that jobs of other releases can be shown.
 
-        state: shown in place of the state in the manifest, which may be older.
+        Args:
+            state: shown in place of the state in the manifest, which may be older.
         """
         made = cls.__new__(cls)
         made.manifest, made._seen_state = manifest, state
@@ -120,6 +121,7 @@ class DDPJob:
 
     @property
     def name(self) -> str:
+        """The name."""
         return str(self.manifest["metadata"]["name"])
 
     @property

@@ -44,10 +44,13 @@ class RankTable(WireModel):
     """The ranks of a job."""
 
     job: str
+    """Name of the job."""
     namespace: str
+    """Namespace of the job."""
     place: str
     """Where the job is: this machine, or cluster and namespace."""
     attempt: int
+    """Number of the attempt."""
     world_size: int
     """Number of ranks of the job."""
     missing_nodes: list[int] = Field(default_factory=list)

@@ -35,6 +35,7 @@ class JobEvent(WireModel):
     time: str
     """When, of repeated events the last time: RFC 3339."""
     type: Literal["Normal", "Warning"]
+    """Whether it is expected, or a problem."""
     source: str
     """Who did or saw it: user, operator, scheduler, kubelet, or the component that sent the Event."""
     kind: str
@@ -44,6 +45,7 @@ class JobEvent(WireModel):
     reason: str
     """What happened, in one CamelCase word."""
     message: str
+    """What happened, for a person."""
     count: int = 1
     """How often."""
     attempt: int | None = None
@@ -56,22 +58,29 @@ class JobPod(WireModel):
     """One pod of a job."""
 
     name: str
+    """Name of the pod."""
     attempt: int
+    """Attempt of the job that it belongs to."""
     node_rank: int
+    """Rank of its node in the job."""
     state: PodState
     """State of the trainer's container."""
     deleting: bool = False
     """Whether the pod is being deleted."""
     kubernetes_node: str | None = None
+    """Name of the Kubernetes node that it is bound to."""
     created: str | None = None
+    """When it was created."""
     started: str | None = None
     """When the trainer started."""
     finished: str | None = None
     """When the trainer ended."""
     exit_code: int | None = None
+    """Exit code of the trainer."""
     reason: str | None = None
     """Why it waits or ended, in one CamelCase word."""
     message: str | None = None
+    """What the kubelet or the trainer says about it."""
 
 
 class Timeline(WireModel):
