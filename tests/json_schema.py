@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
-_SAY_NOTHING = frozenset({"$schema", "$defs", "title", "description", "default"})
+_SAY_NOTHING = frozenset({"$schema", "$defs", "title", "description", "default", "format"})
 
 
 def faults(value: Any, schema: Json, root: Json | None = None, place: str = "$") -> Iterator[str]:
@@ -79,6 +80,18 @@ def _min_items(value: Any, schema: Json, root: Json, place: str) -> Iterator[str
         yield f"{place} has {len(value)} elements"
 
 
+def _limit(
+    keyword: str, kinds: type | tuple[type, ...], is_within: Callable[[Any, Any], bool]
+) -> Callable[[Any, Json, Json, str], Iterator[str]]:
+    """Return the check of a limit, which is for values of these types alone."""
+
+    def check(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
+        if isinstance(value, kinds) and not is_within(value, schema[keyword]):
+            yield f"{place}: {value!r} breaks {keyword} {schema[keyword]}"
+
+    return check
+
+
 _CHECKS: Mapping[str, Callable[[Any, Json, Json, str], Iterator[str]]] = {
     "$ref": _ref,
     "type": _type,
@@ -90,4 +103,11 @@ _CHECKS: Mapping[str, Callable[[Any, Json, Json, str], Iterator[str]]] = {
     "additionalProperties": _additional,
     "items": _items,
     "minItems": _min_items,
+    "pattern": _limit("pattern", str, lambda value, pattern: re.search(pattern, value) is not None),
+    "minimum": _limit("minimum", (int, float), lambda value, least: value >= least),
+    "maximum": _limit("maximum", (int, float), lambda value, most: value <= most),
+    "minLength": _limit("minLength", str, lambda value, least: len(value) >= least),
+    "maxLength": _limit("maxLength", str, lambda value, most: len(value) <= most),
+    "maxItems": _limit("maxItems", list, lambda value, most: len(value) <= most),
+    "maxProperties": _limit("maxProperties", dict, lambda value, most: len(value) <= most),
 }

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from ddpjob.api.crd import as_yaml
 from ddpjob.cli.output import RunLine
 from ddpjob.cli.training import Plot
+from ddpjob.client.base import PrintedLine
 from ddpjob.client.bundle.manifest import Manifest
 from ddpjob.client.bundle.replay import Replay
 from ddpjob.client.checkup.check import Checkup
@@ -27,7 +28,7 @@ from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from ddpjob.client.volume.contents import Pulled, VolumeContents
-from tests.install import commands, failures, guide, krew, lessons, python_reference, schemas, scripts
+from tests.install import commands, failures, guide, krew, lessons, object_schemas, python_reference, schemas, scripts
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -53,8 +54,13 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "pull": Pulled,
     "plot": Plot,
     "top": RankTable,
+    "logs": PrintedLine,
 }
 """What commands print with ``-o json``, by the name of the command."""
+OBJECTS = {"ddpjob": object_schemas.job_or_jobs, "render": object_schemas.objects}
+"""Schemas of objects as the API server has them, by the name of the file."""
+NAMED = {"why": "explanation", "get": "ddpjob", "ls": "ddpjob"}
+"""The names of the other files."""
 FLOW = ROOT / "docs" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
@@ -112,7 +118,7 @@ def explanation() -> str:
 
 def schema_file(verb: str) -> Path:
     """Return the file of the JSON schema of ``ddpjob VERB -o json``."""
-    return EXPLANATION.with_name(f"{verb}.json")
+    return EXPLANATION.with_name(f"{NAMED.get(verb, verb)}.json")
 
 
 def json_schema(model: type[BaseModel]) -> str:
@@ -126,6 +132,7 @@ def main() -> None:
     texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation()}
     texts |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
     texts |= {PYTHON: python_reference.reference(), krew.MANIFEST: krew.text()}
+    texts |= {schema_file(name): object_schemas.text(schema()) for name, schema in OBJECTS.items()}
     EXPLANATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)
     for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import as_yaml, custom_resource_definition
-from tests.install import commands, failures, python_reference, schemas
+from tests.install import commands, failures, object_schemas, python_reference, schemas
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -20,6 +20,7 @@ from tests.install.generate import (
     FAILURES,
     FIELDS,
     FLOW,
+    OBJECTS,
     OPERATOR,
     PYTHON,
     RBAC,
@@ -57,6 +58,8 @@ def test_reference_of_the_commands_is_current() -> None:
 def test_schemas_of_the_output_of_commands_are_current() -> None:
     for verb, model in SCHEMAS.items():
         assert schema_file(verb).read_text(encoding="utf-8") == json_schema(model), f"docs/schemas {AGAIN}"
+    for name, schema in OBJECTS.items():
+        assert schema_file(name).read_text(encoding="utf-8") == object_schemas.text(schema()), f"docs/schemas {AGAIN}"
 
 
 def test_page_of_the_schemas_is_current() -> None:

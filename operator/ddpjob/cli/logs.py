@@ -1,11 +1,12 @@
 """``ddpjob logs``: prints what the nodes of a job printed, also while it runs."""
 
+import json
 import re
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -15,6 +16,7 @@ from ddpjob.cli.text import is_coloured, number_of, one_line, sanitize_line
 from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
+    from ddpjob.api.objects import Json
     from ddpjob.client.base import LogLine
     from ddpjob.client.job import DDPJob
 
@@ -45,6 +47,9 @@ def logs(
     grep: Annotated[
         str | None, Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
     ] = None,
+    output: Annotated[
+        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object a line.")
+    ] = "text",
     out_dir: Annotated[
         Path | None,
         Option("--out-dir", metavar="DIR", help="Write a file for each node and attempt into DIR; implies --all."),
@@ -57,7 +62,7 @@ def logs(
     """Print the logs of a job: of node 0 and of nodes that failed.
 
     Lines begin with node and rank where they say which rank printed them, for example n1r3, else with the node if there
-    are several. Control characters are escaped.
+    are several. Control characters are escaped. The JSON has the schema docs/schemas/logs.json.
 
     \b
     Example:
@@ -70,6 +75,10 @@ def logs(
         )
     if node is not None and rank:
         raise InvalidJobError("--node and --rank exclude each other", "a rank is on one node", "leave out --node")
+    if output == "json" and out_dir is not None:
+        raise InvalidJobError(
+            "--output json and --out-dir exclude each other", "files have the lines as they were", "leave out one"
+        )
     pattern, seconds = _pattern(grep), None if since is None else _seconds(since)
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
         job = client.get(name)
@@ -87,7 +96,11 @@ def logs(
         if out_dir is not None:
             _write(lines, out_dir)
             return 0
-        print_lines(job, lines, flush=follow)
+        if output == "json":
+            for line in lines:
+                print(json.dumps(_object(line)), flush=follow)
+        else:
+            print_lines(job, lines, flush=follow)
     return 0
 
 
@@ -106,6 +119,13 @@ def shown(line: "LogLine", *, several: bool) -> str:
     if (prefix := RANK_PREFIX.match(text)) is not None:
         return _prefix(f"n{line.node}r{line.rank}", line.rank or 0) + sanitize_line(text[prefix.end() :])
     return (_prefix(f"n{line.node}", line.node) if several else "") + sanitize_line(text)
+
+
+def _object(line: "LogLine") -> "Json":
+    from ddpjob.client.base import RANK_PREFIX, PrintedLine
+
+    text = RANK_PREFIX.sub("", line.text, count=1) if RANK_PREFIX.match(line.text) else line.text
+    return PrintedLine(node=line.node, rank=line.rank, attempt=line.attempt, line=text).wire()
 
 
 def _prefix(name: str, number: int) -> str:

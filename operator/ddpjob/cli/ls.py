@@ -45,7 +45,8 @@ def ls(
     They are those of the cluster of the kubeconfig if it has DDPJobs, else of this machine; --local and --context
     decide. With --watch the table stays in place on a terminal; elsewhere each changed job is a line.
 
-    Interrupted: the job is not finished, and no process of this machine runs it.
+    Interrupted: the job is not finished, and no process of this machine runs it. The JSON, a List, with --watch an
+    object a line, has the schema docs/schemas/ddpjob.json.
 
     \b
     Example:

@@ -21,7 +21,8 @@ def render(
 ) -> int:
     """Print what the operator would create for the first attempt of a job: Service, claim, NetworkPolicy and pods.
 
-    The same file gives the same output. The uid in it is an example, because a cluster chooses one for each job.
+    The same file gives the same output. The uid in it is an example, because a cluster chooses one for each job. The
+    JSON has the schema docs/schemas/render.json.
 
     \b
     Example:

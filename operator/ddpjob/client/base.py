@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
+from ddpjob.api.model import WireModel
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.client.verdict.explanation import Explanation
@@ -45,6 +46,19 @@ class LogLine:
     rank: int | None
     attempt: int
     text: str
+
+
+class PrintedLine(WireModel):
+    """One line of the output of `ddpjob logs -o json`."""
+
+    node: int
+    """Rank of the node."""
+    rank: int | None = None
+    """Global rank of the process; absent if several run on the node and the line does not say which printed it."""
+    attempt: int
+    """The attempt that printed it."""
+    line: str
+    """The line without the line feed and ddprun's prefix; it may contain escape sequences."""
 
 
 def log_line(node: int, attempt: int, text: str, nproc_per_node: int | None) -> LogLine:

@@ -56,3 +56,5 @@ class Manifest(WireModel):
     """The files, without this one."""
     unread: list[Unread]
     """What could not be read, and why."""
+    file: str | None = None
+    """Path of the bundle; in the output of the command, not in the bundle."""
