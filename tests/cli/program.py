@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,31 @@ class Done:
         lines = self.err.splitlines()
         assert [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "], self.err
         return lines
+
+
+@dataclass
+class Terminal:
+    """A program on a terminal of its own; a call returns what it has written so far."""
+
+    master: int
+    process: subprocess.Popen[bytes]
+    written: bytearray = field(default_factory=bytearray)
+
+    def __call__(self) -> str:
+        with contextlib.suppress(OSError):  # nothing new, or the program has ended
+            while data := os.read(self.master, 65536):
+                self.written.extend(data)
+        return self.written.decode(errors="replace")
+
+    def answer(self, question: str, text: str) -> None:
+        """Wait for a question, and type a line."""
+        eventually(f"it asks {question!r}", lambda: question in self(), timeout=SECONDS)
+        os.write(self.master, f"{text}\n".encode())
+
+    def ends(self) -> int:
+        """Wait until the program ends, and return its exit code."""
+        eventually("it ends", lambda: (self(), self.process.poll() is not None)[1], timeout=SECONDS)
+        return self.process.returncode
 
 
 @dataclass
@@ -112,19 +137,11 @@ class Program:
             process.communicate()
 
     @contextmanager
-    def on_terminal(self, *arguments: str, columns: int = 80) -> Iterator[Callable[[], str]]:
-        """Start a program on a terminal of its own; the function returns what it has written so far."""
+    def on_terminal(self, *arguments: str, columns: int = 80) -> Iterator["Terminal"]:
+        """Start a program on a terminal of its own."""
         master, terminal = pty.openpty()
         termios.tcsetwinsize(terminal, (40, columns))
         os.set_blocking(master, False)
-        written = bytearray()
-
-        def read() -> str:
-            with contextlib.suppress(OSError):  # nothing new, or the program has ended
-                while data := os.read(master, 65536):
-                    written.extend(data)
-            return written.decode(errors="replace")
-
         process = subprocess.Popen(
             self.command(*arguments),
             stdin=terminal,
@@ -136,7 +153,7 @@ class Program:
         )
         os.close(terminal)
         try:
-            yield read
+            yield Terminal(master, process)
         finally:
             process.kill()
             process.wait()
