@@ -92,7 +92,9 @@ def reads_everything(run: Program, world: ClusterWorld) -> None:
     assert listed.out.splitlines()[1].split()[:2] == ["mnist", "Running"]
     assert json.loads(run("get", "mnist", "-o", "json").out)["status"]["state"] == "Running"
     assert where in run("get", "mnist").out
-    assert run("logs", "mnist", "--tail", "2").out.splitlines() == ["line 3", "line 4"]
+    logs = run("logs", "mnist", "--tail", "2")
+    assert (logs.out.splitlines(), logs.err) == (["line 3", "line 4"], f"logs of mnist on {where}:\n")
+    assert run("get", "mnist", "-o", "table").err == f"job on {where}:\n"
     for verb in ("events", "describe"):
         done = run(verb, "mnist")
         assert (done.code, done.err) == (0, "") and where in done.out, done

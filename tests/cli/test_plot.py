@@ -90,13 +90,13 @@ def test_picture_goes_to_standard_output_or_a_file(trained: Program, tmp_path: P
     assert [classes.count(kind) for kind in ("restart", "restart inplace", "save")] == [1, 1, 3]
     assert "failure" in classes
     done = trained("plot", "tiny", "--output", "tiny.svg", cwd=tmp_path)
-    assert (done.code, done.out, done.err) == (0, "", "wrote tiny.svg\n")
+    assert (done.code, done.out, done.err) == (0, "", "wrote tiny.svg: tiny (this machine)\n")
     assert (tmp_path / "tiny.svg").read_text() == printed
 
 
 def test_page_has_attempts_failures_and_time_and_no_markup_of_the_job(trained: Program, tmp_path: Path) -> None:
     done = trained("report", "tiny", cwd=tmp_path)
-    assert (done.code, done.err) == (0, "wrote tiny.html\n")
+    assert (done.code, done.err) == (0, "wrote tiny.html: tiny (this machine)\n")
     page = (tmp_path / "tiny.html").read_text()
     assert "sample 17 is &lt;bad&gt;" in page and "<bad>" not in page
     assert '<section id="runs">\n<h2>Attempts</h2>' in page

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddpjob.cli.logs import _seconds, shown
+from ddpjob.cli.logs import _announced, _seconds, shown
 from ddpjob.client.base import log_line
+from ddpjob.client.job import DDPJob
 from tests.cli.program import Program, shell_job, with_volume
 
 # The failing node waits until the others have printed: they are stopped with it.
@@ -57,13 +58,26 @@ def test_logs_can_be_selected_by_node_attempt_and_length(failed: Program) -> Non
 def test_logs_are_written_as_they_were_printed_into_a_file_for_each_node(failed: Program) -> None:
     done = failed("logs", "bad", "--out-dir", "logs")
     assert done.out.splitlines() == [f"logs/attempt-2-n{node}.log" for node in range(3)]
-    assert done.err == "3 files in logs\n"
+    assert done.err == "logs of bad on this machine:\n3 files in logs\n"
     text = (failed.folder / "logs" / "attempt-2-n1.log").read_bytes()
     assert text == b"node 1 of attempt 2\n\x1b[2J\rsecond line\n"
     failed("logs", "bad", "--out-dir", "logs", "--node", "1", "--attempt", "1", "--grep", "node")
     assert (failed.folder / "logs" / "attempt-1-n1.log").read_text() == "node 1 of attempt 1\n"
     (failed.folder / "file").touch()
     assert "file" in failed("logs", "bad", "--out-dir", "file").is_refused()[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "is_any", "said"),
+    [(3, True, ""), (2, True, ", attempt 2: attempt 3 has no logs"), (2, False, ""), (None, True, "")],
+)
+def test_logs_say_where_they_are_and_that_they_are_of_an_older_attempt(
+    capsys: pytest.CaptureFixture[str], found: int | None, is_any: bool, said: str
+) -> None:
+    job = DDPJob.from_manifest(shell_job("bad", "true") | {"status": {"attempt": 3}})
+    lines = [] if found is None else [log_line(0, found, "first", 1), log_line(0, found, "second", 1)]
+    assert list(_announced(iter(lines), job, "cluster a, namespace b", is_any=is_any)) == lines
+    assert capsys.readouterr().err == f"logs of bad on cluster a, namespace b{said}:\n"
 
 
 def test_lines_begin_with_the_rank_that_printed_them() -> None:

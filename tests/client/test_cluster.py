@@ -298,8 +298,9 @@ def test_logs_have_each_line_once_through_lost_connections_and_restarts(world: C
         assert list(world.client.logs(job, ranks={3})) == expected[-1:]
         recent = list(world.client.logs(job, since=1.5))
         assert expected[-len(recent) :] == recent and 4 < len(recent) < 25, "of the last two seconds"
-    with pytest.raises(UnavailableError, match="no pods of attempt 9"):
+    with pytest.raises(UnavailableError, match="no pods of attempt 9") as refused:
         list(world.client.logs(job, attempt=9))
+    assert refused.value.next_step.startswith(f"ddpjob why mnist --namespace {world.namespace} ")
 
 
 def test_a_followed_log_ends_with_the_job_and_with_the_reader(world: ClusterWorld) -> None:

@@ -1,6 +1,7 @@
 """``ddpjob get``: shows one job as a card, or lists all."""
 
 import shutil
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ from typer import Argument
 from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs
 from ddpjob.cli.options import Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import is_coloured
+from ddpjob.cli.text import is_coloured, one_line
 from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def _show(client: "Client", job: "DDPJob", output: str | None) -> None:
     if output is None:
         print("\n".join(card(client, job)))
         return
+    if output in ("table", "wide"):
+        print(one_line(f"job on {client.place}:"), file=sys.stderr, flush=True)
     show_jobs([job], output, single=True)
     if output in ("table", "wide") and (spent := time_spent(job, datetime.now(UTC))):
         print(f"\ntime: {spent}")

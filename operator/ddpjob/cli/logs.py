@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Literal
@@ -62,7 +62,8 @@ def logs(
     """Print the logs of a job: of node 0 and of nodes that failed.
 
     Lines begin with node and rank where they say which rank printed them, for example n1r3, else with the node if there
-    are several. Control characters are escaped. The JSON has the schema docs/schemas/logs.json.
+    are several. Control characters are escaped. Standard error says where the job is, and if the newest attempt has no
+    logs, of which attempt they are. The JSON has the schema docs/schemas/logs.json.
 
     \b
     Example:
@@ -81,17 +82,21 @@ def logs(
         )
     pattern, seconds = _pattern(grep), None if since is None else _seconds(since)
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
-        job = client.get(name)
+        job, wanted = client.get(name), attempt
+        if previous:
+            wanted = _before_newest(job)
         found = client.logs(
             job,
             nodes=None if node is None else {node},
             ranks=set(rank) if rank else None,
             all_nodes=all_nodes or (out_dir is not None and node is None),
-            attempt=_before_newest(job) if previous else attempt,
+            attempt=wanted,
             follow=follow,
             tail=tail,
             since=seconds,
         )
+        if output == "text":
+            found = _announced(found, job, client.place, is_any=wanted is None)
         lines = found if pattern is None else (line for line in found if pattern.search(line.text))
         if out_dir is not None:
             _write(lines, out_dir)
@@ -102,6 +107,20 @@ def logs(
         else:
             print_lines(job, lines, flush=follow)
     return 0
+
+
+def _announced(lines: "Iterator[LogLine]", job: "DDPJob", place: str, *, is_any: bool) -> "Iterator[LogLine]":
+    """Yield the lines, and say before the first what they are; an error is raised before that.
+
+    is_any: no attempt was asked for.
+    """
+    first = next(lines, None)
+    older, newest = first.attempt if first is not None else 0, job.status.attempt or 0
+    note = f", attempt {older}: attempt {newest} has no logs" if is_any and 0 < older < newest else ""
+    print(one_line(f"logs of {job.name} on {place}{note}:"), file=sys.stderr, flush=True)
+    if first is not None:
+        yield first
+        yield from lines
 
 
 def print_lines(job: "DDPJob", lines: Iterable["LogLine"], *, flush: bool) -> None:

@@ -18,6 +18,7 @@ from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
     from ddpjob.cli.training import Training
+    from ddpplot.job import Job
 
 _FORMS = ("text", "svg", "json")
 _WIDEST, _NARROWEST = 160, 40  # characters
@@ -68,7 +69,7 @@ def plot(
     if file is None:
         print(text, end="")
     else:
-        write_file(file, text)
+        write_file(file, text, training.job)
     return 0
 
 
@@ -86,8 +87,8 @@ def _form(output: str) -> tuple[str, Path | None]:
     )
 
 
-def write_file(file: Path, text: str) -> None:
-    """Write a file that the user named, and say so on standard error."""
+def write_file(file: Path, text: str, about: "Job") -> None:
+    """Write a file about a job that the user named, and say so on standard error."""
     try:
         file.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
@@ -96,7 +97,7 @@ def write_file(file: Path, text: str) -> None:
             "the command writes one file and makes no directory",
             "name a file in a directory that exists and that you can write to",
         ) from error
-    typer.echo(f"wrote {one_line(file)}", err=True)
+    typer.echo(one_line(f"wrote {file}: {about.name} ({about.place})"), err=True)
 
 
 def text_lines(training: "Training", width: int, *, coloured: bool) -> Iterator[str]:

@@ -37,5 +37,5 @@ def report(
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
         training = read_training(client, name, metrics)
     page = Page(name, f"ddpjob {__version__}", training.history, training.job)
-    write_file(Path(output).expanduser() if output else Path(f"{name}.html"), as_html(page))
+    write_file(Path(output).expanduser() if output else Path(f"{name}.html"), as_html(page), training.job)
     return 0

@@ -115,7 +115,7 @@ class JobLogs:
             raise InvalidJobError(
                 f"the logs of {len(wanted)} nodes cannot be followed at a time",
                 f"each needs a connection; at most {_MOST_FOLLOWED} are possible",
-                "nodes={0, 1} selects nodes",
+                "--node 0 selects a node, in Python nodes={0, 1} several",
             )
         watcher = threading.Thread(target=self._watch, args=(watched, attempt), name="ddpjob-watch", daemon=True)
         watcher.start()
@@ -312,11 +312,18 @@ def _unreadable(pod: str, error: DDPJobError) -> DDPJobError:
 def _no_logs(job: DDPJob, attempt: int | None) -> DDPJobError:
     if not job.status.attempt:
         return UnavailableError(
-            f"{job.name} has no logs yet", "no attempt has started", f"kubectl describe ddp {job.name} says why"
+            f"{job.name} has no logs yet", "no attempt has started", f"{_command('why', job)} says why"
         )
     of = f" of attempt {attempt}" if attempt else ""
+    kept = any(failure.log_tail for failure in job.status.failures or ())
     return UnavailableError(
         f"{job.name} has no pods{of}, so there are no logs{of}",
         "the operator keeps the pods of the last attempt and of the failure before it; spec.podRetention changes that",
-        "the end of the log of a pod that failed is in the status: client.get(…).status.failures[-1].log_tail",
+        f"{_command('get', job)} -o yaml has the end of the log of a failed pod: status.failures[].logTail"
+        if kept
+        else f"{_command('why', job)} says what is known",
     )
+
+
+def _command(verb: str, job: DDPJob) -> str:
+    return f"ddpjob {verb} {job.name} --namespace {job.namespace}"
