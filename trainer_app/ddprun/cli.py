@@ -14,9 +14,10 @@ from ddprun.copying import copy_to
 from ddprun.distributed import topology
 from ddprun.errors import TrainerError, UsageError, nearest, volume_errors
 from ddprun.flags import Parser, declare_settings, whole_number
-from ddprun.launcher import launcher
 from ddprun.launcher.agreement import granted
+from ddprun.launcher.launcher import launch
 from ddprun.launcher.node_reports import explain
+from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.reporting import termination
 from ddprun.reporting.console import escape_unencodable, finish_output, log_as_json, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
@@ -213,9 +214,9 @@ def _launch(arguments: argparse.Namespace) -> int:
     program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded, start == "fork")
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
     how = "spawn" if start == "spawn" else "prefork"
-    options = launcher.LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
+    options = LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
-    ending = launcher.launch(settings, ranks, stop, options)
+    ending = launch(settings, ranks, stop, options)
     finish_output(stopped=ending.report.get("outcome") == "stopped")
     return ending.code
 

@@ -15,7 +15,8 @@ from ddprun.distributed import topology
 from ddprun.errors import TrainerError, UsageError
 from ddprun.fault_injection import Fault, check_rank
 from ddprun.flags import Parser, whole_number
-from ddprun.launcher import launcher
+from ddprun.launcher.launcher import launch
+from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
     Console,
@@ -263,7 +264,7 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
-    options = launcher.LaunchOptions(
+    options = LaunchOptions(
         Trainer(config, job),
         given.get("how", "prefork"),
         given.get("log_dir", ""),
@@ -274,7 +275,7 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
         command = torchrun_command(ranks, options)
         # torchrun replaces this process and gets its signals; its ranks read the settings from the environment.
         os.execve(command[0], command, {**os.environ, **config.environment()})  # noqa: S606
-    return launcher.launch(config, ranks, stop, options)
+    return launch(config, ranks, stop, options)
 
 
 def _training_config(arguments: argparse.Namespace) -> Config:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ddprun.distributed.topology import Ranks, free_port
 from ddprun.errors import UsageError
-from ddprun.launcher.launcher import LaunchOptions
+from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.program import RankProcess
 from ddprun.resources import set_torch_defaults, uncollected_imports
 from ddptrain.config import Config

@@ -15,9 +15,9 @@ import pytest
 
 from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics
 from ddprun.distributed.topology import Ranks
+from ddprun.launcher.agreed_life import AgreedLife
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.hang_detector import WorkMeter
-from ddprun.launcher.launcher import LaunchOptions, Services, SignalQueue, Supervisor
 from ddprun.launcher.life_messages import Abort, Failure, Life, Start
 from ddprun.launcher.lives import Connected, Exit, LeaveAlone, OtherVersion, RanksEnded, RanksFailed, Received
 from ddprun.launcher.node_progress import NodeProgress
@@ -25,6 +25,8 @@ from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import LogPrinter, WorkerProcess, is_exiting
 from ddprun.launcher.rank_table import RankTable
+from ddprun.launcher.services import Services
+from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
 from ddprun.script import Script
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS
@@ -187,22 +189,15 @@ def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor
     peers = Peers(ranks, None)
     agreement = Agreement(ranks, peers, grant=5)
     life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
-    first, second = (object.__new__(Supervisor) for _ in range(2))
-    for supervisor in (first, second):
-        supervisor._workers, supervisor.next_life, supervisor._is_told_to_end = [], None, False
+    first, second = (AgreedLife(agreement, number, 2, NodeProgress(2), print) for number in (1, 2))
     peers.life_events += [Connected(), Received(Abort(life))]
-    agreement.turn()
-    first._obey(agreement)
-    assert first._is_told_to_end
-    agreement.tell(RanksEnded(1))
-    first._is_told_to_end = False
+    assert first.turn([]) and first.must_end
+    first.ended(healthy=True, failure=None)
     # A rank of another node has failed while this launcher did not run: it hears of both at once.
     peers.life_events += [Received(Start(life.next, 29500)), Received(Abort(life.next))]
-    agreement.turn()
-    first._obey(agreement)
-    assert first.next_life is not None and not first._is_told_to_end
-    second._obey(agreement)
-    assert second._is_told_to_end and second.next_life is None
+    assert not first.turn([])
+    assert first.next_life is not None and not first.must_end
+    assert second.turn([]) and second.must_end and second.next_life is None
 
 
 @pytest.fixture
@@ -274,7 +269,7 @@ def test_line_says_why_no_life_follows(
     agreement = supervisor.services.agreement
     assert agreement
     agreement.orders.append(order)
-    supervisor._obey(agreement)
+    assert not supervisor._agreed.obey()
     out = capsys.readouterr().out
     assert said in out if said else not out
 
@@ -390,11 +385,16 @@ def test_ranks_that_work_before_the_first_step_of_a_later_life_are_not_given_up(
     assert agreement and agreement._leader
     agreement.tell(RanksFailed(1, Failure(1)))
     agreement.tell(RanksEnded(1))
-    supervisor.life = 2
+    supervisor._agreed.number = 2
     loading = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+
+    def work_is_seen() -> bool:
+        supervisor._agreed.turn(supervisor._workers)
+        return agreement._leader is not None and agreement._leader.worked > 0
+
     try:
         supervisor._workers[0].status, supervisor._workers[0].pid = None, loading.pid
-        wait_until(lambda: supervisor._tell_work(agreement) or agreement._leader.worked, "work to be seen")
+        wait_until(work_is_seen, "work to be seen")
     finally:
         loading.kill()
         loading.wait()

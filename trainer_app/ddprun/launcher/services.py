@@ -1,0 +1,72 @@
+"""What a launcher offers through all restarts of its ranks: the ports of node 0, and its part in the agreement."""
+
+import os
+from dataclasses import dataclass
+
+from ddprun.distributed.topology import Ranks
+from ddprun.files import Json
+from ddprun.launcher.agreement import Agreement
+from ddprun.launcher.node_progress import NodeProgress
+from ddprun.launcher.peers import Peers, leader_port
+from ddprun.launcher.processes import LogPrinter
+from ddprun.launcher.rank_table import RankTable
+from ddprun.launcher.trainer_port import TrainerPort, is_wanted
+from ddprun.program import Program
+from ddprun.reporting.progress_port import ProgressPort
+from ddprun.resources import visible_gpus
+
+
+@dataclass(frozen=True)
+class Services:
+    """What this launcher offers to the operator and to the other launchers, through all restarts of the ranks.
+
+    Attributes:
+        port: of node 0; None on other nodes, or if it cannot be opened.
+        trainer_port: beside it, for a script of a user; None if the user has another server for its reports.
+        agreement: on restarts in place; None if none are granted.
+    """
+
+    progress: NodeProgress
+    peers: Peers
+    table: RankTable
+    port: ProgressPort | None
+    trainer_port: TrainerPort | None = None
+    agreement: Agreement | None = None
+
+    @classmethod
+    def started(cls, ranks: Ranks, program: Program, printer: LogPrinter, grant: int = 0) -> "Services":
+        """Open the ports of node 0.
+
+        Args:
+            grant: how many restarts in place there may be.
+        """
+        number = leader_port(ranks) if program.shares_progress else None
+        progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number)
+        table = RankTable(ranks, peers)
+        agreement = Agreement(ranks, peers, grant, gpus=visible_gpus() > 0) if grant else None
+        port = trainer_port = None
+        if ranks.node_rank == 0 and number is not None:
+            try:
+                port = ProgressPort(
+                    number, lambda: progress.snapshot() | (agreement.reports() if agreement else {}), peers.takes,
+                    ranks=table.answer,
+                )  # fmt: skip
+            except (OSError, OverflowError) as error:
+                printer.launcher_line(f"warning: no progress on port {number}: {error}")
+            if is_wanted() and not program.sends_an_ending:
+                try:
+                    trainer_port = TrainerPort(progress.take, printer.launcher_line)
+                except OSError as error:
+                    printer.launcher_line(f"warning: no port for the reports of the script: {error}")
+        return cls(progress, peers, table, port, trainer_port, agreement)
+
+    def begin(self, life: int) -> None:
+        """Set the variables for the ranks of this life."""
+        if life > 1:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(life - 1)
+        if self.trainer_port:
+            self.trainer_port.begin(life)
+
+    def lives(self) -> Json:
+        """Return what node 0 reports of restarts in place."""
+        return self.agreement.reports() if self.agreement else {}

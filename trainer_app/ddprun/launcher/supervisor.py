@@ -1,0 +1,505 @@
+"""The supervisor of one life of a node's ranks: it starts them, follows them, ends them, and reports how they ended."""
+
+import errno
+import os
+import selectors
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ddprun import exit_codes
+from ddprun.checkpoint_files import newest_place
+from ddprun.diagnostics import DUMP_SIGNAL
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
+from ddprun.launcher import processes
+from ddprun.launcher.agreed_life import AgreedLife
+from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddprun.launcher.life_messages import Failure
+from ddprun.launcher.lives import Exit, StartRanks
+from ddprun.launcher.log_files import LogFiles, log_file
+from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
+from ddprun.launcher.orphans import Orphans
+from ddprun.launcher.processes import LogPrinter, WorkerProcess
+from ddprun.launcher.services import Services
+from ddprun.launcher.stalls import StallWatch
+from ddprun.program import Program
+from ddprun.reporting import termination
+from ddprun.reporting.console import continue_output
+from ddprun.reporting.termination import Ending, Report
+from ddprun.resources import oom_kills
+from ddprun.settings import Settings
+from ddprun.signals import STOP_SIGNALS, stop_signals, wakeup_pipe
+
+_READ_SIZE = 65536
+_VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
+_ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
+_OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that nobody has read yet
+_ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
+_INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
+_PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
+_OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How to launch the ranks.
+
+    Attributes:
+        program: what each rank runs.
+        how: prefork, or spawn (a fresh interpreter per rank).
+        log_dir: also write each rank's output to ``rank-N.log`` there, after restarts to ``rank-N.life-M.log``.
+        max_restarts: how often the ranks are started again; only on a node that trains alone.
+        fixed_port: the user chose the port; otherwise a node that trains alone takes a free one at each start, which
+            keeps two jobs on one machine apart.
+    """
+
+    program: Program
+    how: str = "prefork"
+    log_dir: str = ""
+    max_restarts: int = 0
+    fixed_port: bool = False
+
+
+class SignalQueue:
+    """Collects the numbers of arriving signals; ``wakeup`` becomes readable when a signal arrives."""
+
+    def __init__(self) -> None:
+        self.pending: list[int] = []
+        for number in (*stop_signals(), signal.SIGCHLD):
+            signal.signal(number, lambda n, _frame: self.pending.append(n))
+        signal.signal(DUMP_SIGNAL, lambda *_: None)  # of the ranks; its default action would end the launcher
+        self.wakeup = wakeup_pipe()
+
+
+@dataclass
+class Supervisor:
+    """Starts the ranks of one node and supervises them until all have ended: output, signals, exits and hangs.
+
+    Attributes:
+        life: the number of starts of the ranks in this run.
+        has_reported: files of this life are in the directory of reports.
+    """
+
+    settings: Settings
+    ranks: Ranks
+    options: LaunchOptions
+    signals: SignalQueue
+    reports: NodeReports | None
+    services: Services
+    life: int = 1
+
+    def __post_init__(self) -> None:
+        self.printer = LogPrinter(self.settings.log_format)
+        settings, services = self.settings, self.services
+        self._detector = HangDetector(settings.hang_timeout, self.ranks.node_rank, settings.stall_report)
+        self._watch = StallWatch(
+            self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
+            nodes=self.ranks.nnodes,
+        )  # fmt: skip
+        self._agreed = AgreedLife(
+            services.agreement, self.life, self.ranks.nnodes, services.progress, self.printer.launcher_line
+        )
+        self._hangs = False  # a rank of this node hangs, and all nodes are asked for their stacks
+        self._orphans = Orphans()
+        self._workers: list[WorkerProcess] = []
+        self._logs: LogFiles | None = None
+        self._is_volume_known = False  # that it does not take all output
+        self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
+        self._hang: Report | None = None
+        self.stop_signal: int | None = None
+        self.has_reported = False
+        self._oom_kills = oom_kills()  # in this container, before the ranks start
+        self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
+
+    @property
+    def next_life(self) -> StartRanks | None:
+        """What the launchers have agreed on after the end of the ranks; None for no restart in place."""
+        return self._agreed.next_life
+
+    def run(self) -> Ending:
+        """Run the ranks once and return how the node ended."""
+        for local_rank in range(self.ranks.nproc_per_node):
+            ranks = self.ranks.of_local_rank(local_rank)
+            self._workers.append(self._start(ranks))
+        self.services.table.follow(self._workers)
+        if self.ranks.node_rank == 0:
+            self.services.progress.follow(self._workers[0].diagnostics)
+            if self.services.trainer_port:
+                self.services.trainer_port.follow(self._workers[0].pid)
+        if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
+            os.close(self.ranks.listener)
+        self._supervise()
+        self._await_next_life()
+        result = next(filter(None, map(processes.result_of, self._workers)), None)
+        report = self._own_report() if self.next_life else self._final_report()
+        if report.get("progress"):
+            report["progress"] = self.services.progress.completed(report["progress"])
+        ending = Ending(report, result)
+        if ending.code == 0 or self.next_life:
+            self._watch.withdraw()
+        self.services.progress.keep()
+        self.services.table.follow(())
+        for worker in self._workers:
+            worker.close()
+        return ending
+
+    def _start(self, ranks: Ranks) -> WorkerProcess:
+        """Start one rank.
+
+        Raises:
+            UsageError: the files of ``--log-dir`` cannot be written, in the first life.
+            RanksError: this process has no descriptor left for it; no rank stays.
+            OSError: there is no memory or no process left, which may pass; no rank stays.
+        """
+        options = self.options
+        try:
+            if options.log_dir and self._logs is None:
+                self._logs = self._open_logs(options.log_dir)
+            log = self._logs.streams[ranks.rank - self.ranks.local_ranks[0]] if self._logs else None
+            return processes.start(options.program, ranks, how=options.how, log=log)
+        except OSError as error:
+            self._kill()
+            for worker in self._workers:
+                os.waitpid(worker.pid, 0)
+                worker.close()  # their descriptors are needed to write the report
+            if error.errno != errno.EMFILE:  # not final, because other programs of the machine may be the reason
+                raise OSError(error.errno, f"rank {ranks.rank} cannot be started: {error.strerror}") from error
+            raise RanksError(
+                f"rank {ranks.rank} cannot be started: {error.strerror}",
+                hint="the limit of open files of this container (`ulimit -n`) is too low",
+                next_step=f"raise it; {self.ranks.nproc_per_node} rank(s) need about 100 open files each",
+            ) from error
+
+    def _open_logs(self, log_dir: str) -> LogFiles:
+        paths = [log_file(log_dir, rank, self.life) for rank in self.ranks.local_ranks]
+        logs = LogFiles(paths, self.settings.log_format)
+        for problem in logs.refused:
+            if self.life == 1:
+                raise UsageError(f"--log-dir: {problem}", next_step="name another directory")
+            self.printer.launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
+        if not logs.answers:
+            self._warn_of_volume()
+        return logs
+
+    def _warn_of_volume(self) -> None:
+        if not self._is_volume_known:
+            self._is_volume_known = True
+            self.printer.launcher_line(
+                f"warning: --log-dir: {self.options.log_dir} takes no output, or not as fast as the ranks write it, or "
+                "it is full; what it does not take is missing in the files of the ranks"
+            )
+
+    def finish_logs(self, *, hurry: bool) -> None:
+        """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time or until a signal comes."""
+        if self._logs:
+            is_told_to_stop = lambda: bool(STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
+            drops, logs, self._logs = self._logs.drops, self._logs, None
+            if not logs.close(hurry=hurry or self.stop_signal is not None, cancelled=is_told_to_stop) or drops:
+                self._warn_of_volume()
+
+    def _supervise(self) -> None:
+        """Return when all ranks have ended, and what they left behind, and their output is printed."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
+            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
+            for port in filter(None, (self.services.port, self.services.trainer_port)):
+                selector.register(port, selectors.EVENT_READ, port)
+            for worker in self._workers:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+                selector.register(worker.reports, selectors.EVENT_READ, worker)
+            while self._are_ranks_left() or self._orphans.remain(self._deadline if self.stop_signal else None):
+                self._handle(selector, self._longest_wait())
+                self._pass_on_signals()
+                self._reap()
+                self._check_for_hang()
+                self.services.table.turn()
+                self._agree()
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    self._kill()
+        for worker in self._workers:
+            for descriptor in (worker.output, worker.reports):
+                while self._read(worker, descriptor, last=True):
+                    pass
+        self._orphans.remove_shared_memory()
+
+    def _agree(self) -> None:
+        """Hear what the launchers of the group agree on, and end the ranks if it is their end."""
+        if self._agreed.turn(self._workers):
+            self._kill()
+
+    def _await_next_life(self) -> None:
+        """After the end of this node's ranks, wait until the launchers have agreed on what follows."""
+        agreed = self._agreed
+        if agreed.is_over:
+            return
+        if (report := self._own_report())["code"]:
+            agreed.failed(report)
+        else:
+            agreed.succeeded()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
+            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
+            if self.services.port:
+                selector.register(self.services.port, selectors.EVENT_READ, self.services.port)
+            while not (agreed.is_over or agreed.next_life):
+                self.services.peers.handle()
+                self._agree()
+                if agreed.next_life is None:  # else a signal that has come since is for the ranks of the next life
+                    self._pass_on_signals()
+                if agreed.must_end:
+                    agreed.ended(healthy=self._orphans.is_empty, failure=self._failure())
+                elif not (agreed.is_over or agreed.next_life):
+                    self._handle(selector, agreed.longest_wait)
+        agreed.obey()  # no rank is left to be killed
+
+    def _failure(self) -> Failure | None:
+        """Return why ranks of this node failed; None if the launcher has only killed them, and none was stalled."""
+        if not self._are_forced or self._hang or self._watch.cause():
+            report = self._own_report()
+            return Failure.of_report(report) if report["code"] else None
+        return None
+
+    @property
+    def _are_forced(self) -> bool:
+        """Whether the launcher has killed all ranks that did not succeed."""
+        failed = [worker for worker in self._workers if processes.report_of(worker)["code"] != 0]
+        return bool(failed) and all(worker.killed_by_us and not worker.failed for worker in failed)
+
+    def _own_report(self) -> Report:
+        """Return the root cause on this node: also a rank that was stalled until the others gave it up."""
+        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
+        is_told = self._are_forced and self.stop_signal is None
+        waited = report.get("cause") == "peer" or (not self._hang and (report.get("kind") == "Hang" or is_told))
+        if waited and (stalled := self._watch.cause()):
+            report, self._states = stalled, self._watch.states
+        return self._with_oom_kill(report)
+
+    def _longest_wait(self) -> float:
+        """Return how many seconds may pass until the ranks are looked at again."""
+        limit = _INSPECTION_INTERVAL if self._watch.is_busy else self._detector.interval
+        limit = min(limit, self._agreed.longest_wait)
+        if not self._are_ranks_left():
+            limit = _ORPHANS_INTERVAL
+        elif self._deadline is not None:
+            limit = min(limit, max(0.0, self._deadline - time.monotonic()))
+        is_left = continue_output()  # nobody reads it at the moment
+        if self._logs:
+            is_left |= self._logs.drain()
+            if not self._is_volume_known and self._logs.drops:
+                self._warn_of_volume()
+        return min(_OUTPUT_INTERVAL, limit) if is_left else limit
+
+    def _are_ranks_left(self) -> bool:
+        return any(worker.status is None for worker in self._workers)
+
+    def _handle(self, selector: selectors.BaseSelector, wait: float) -> None:
+        """Handle what comes within ``wait`` seconds: signals, output and reports of ranks, requests of others."""
+        for key, _ in selector.select(wait):
+            if key.data is None:
+                os.read(self.signals.wakeup, 4096)
+            elif not isinstance(key.data, WorkerProcess):
+                key.data.handle()
+            elif not self._read(key.data, key.fd):
+                selector.unregister(key.fd)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the ranks have ended, have a deadline (a signal came or a peer failed) or were killed for a hang."""
+        ending = self._deadline is not None or self._hang is not None or any(w.killed_by_us for w in self._workers)
+        return ending or not self._are_ranks_left()
+
+    def _read(self, worker: WorkerProcess, descriptor: int, *, last: bool = False) -> bool:
+        """Take what the pipe holds and return False at its end (with ``last``, also if the pipe is empty)."""
+        try:
+            data = os.read(descriptor, _READ_SIZE)
+        except BlockingIOError:
+            data = b""
+            if not last:
+                return True
+        if descriptor == worker.reports:
+            worker.ending += data
+            self._note_failure(worker)
+            return bool(data)
+        lines, worker.unfinished = processes.split_lines(worker.unfinished, data)
+        if not data and worker.unfinished:
+            lines, worker.unfinished = [*lines, worker.unfinished], b""
+        for line in lines:
+            worker.tail.append(line)
+            self.printer.rank_line(worker, line)
+        sys.stdout.buffer.flush()
+        if worker.log:
+            worker.log.flush()
+        return bool(data)
+
+    def _note_failure(self, worker: WorkerProcess) -> None:
+        """Act on the failure of a script's rank whose threads may keep it for ever: it has the grace of a stop."""
+        if worker.failed or worker.sends_an_ending or worker.status is not None:
+            return
+        report = processes.sent_report(worker)
+        if report and report["code"] != 0:
+            worker.failed = time.monotonic()
+            self._agreed.failed(report)
+            if not worker.killed_by_us:
+                self._report_early(report)
+            self._end_within(self.settings.stop_grace)
+
+    def _pass_on_signals(self) -> None:
+        while self.signals.pending:
+            number = self.signals.pending.pop(0)
+            if number == signal.SIGCHLD:
+                continue
+            if self.stop_signal is None:
+                self.stop_signal = number
+                self._end_within(self.settings.stop_grace)
+                self._agreed.told_to_stop()
+            for worker in self._workers:
+                if worker.status is None:
+                    os.kill(worker.pid, number)
+
+    def _reap(self) -> None:
+        """Collect ended ranks, and orphans."""
+        by_pid = {worker.pid: worker for worker in self._workers}
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if ended.si_pid in by_pid:  # not reaped yet: the number is still that of the rank's process group
+                processes.end_group(ended.si_pid)
+            pid, status = os.waitpid(ended.si_pid, 0)
+            self._orphans.collected(pid)
+            if worker := by_pid.get(pid):
+                worker.status, worker.ended = status, time.monotonic()
+                if worker.process is not None:
+                    worker.process.returncode = os.waitstatus_to_exitcode(status)
+                while self._read(worker, worker.reports, last=True):
+                    pass
+                report = self._with_oom_kill(processes.report_of(worker))
+                if report["code"] != 0:  # exit code 0 without a report is a failure too
+                    if not worker.killed_by_us:
+                        self._agreed.failed(report)
+                        self._report_early(report)
+                    if self.stop_signal is None or self.options.program.sends_an_ending:
+                        self._end_within(_PEER_GRACE)  # else each rank ends by itself, within the grace
+
+    def _report_early(self, report: Report) -> None:
+        """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
+        if self.reports is None or self._hang or self.ranks.nnodes == 1:
+            return
+        if self._agreed.has_joined:
+            return  # the others hear of it at once, and a report of a life before would be taken for the next one's
+        failed = report.get("cause") == "own" and report.get("outcome") == "failed"
+        if failed and report["code"] != exit_codes.SUPERSEDED:
+            self._write(report, [])
+
+    def _check_for_hang(self) -> None:
+        """Report stalls; end the ranks of a node that hangs, after all nodes have taken the stacks of theirs."""
+        hangs = self._detector.stalled(self._workers)
+        self._watch.turn(self._workers, ending=self._is_ending)
+        if self._is_ending or self._watch.is_busy:
+            return
+        if hangs and not self._hangs:
+            self._hangs = True
+            self._watch.ask()
+            return
+        was_inspected, self._hangs = self._hangs, False
+        if not (hangs and was_inspected):
+            return  # the rank has moved: it was slow, or another node has just ended its hung rank
+        self._states = self._watch.states
+        longest = max(self._detector.timeout, *(int(state.quiet) for state in self._states))
+        self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
+        self.printer.launcher_line(f"error: {self._hang['message']}")
+        self._write(self._hang, self._workers)
+        if self._hang["cause"] == "own":
+            self._agreed.failed(self._hang)
+            self._kill()
+        else:
+            self._end_within(_OTHER_NODE)
+
+    def _end_within(self, seconds: float) -> None:
+        self._deadline = min(self._deadline or float("inf"), time.monotonic() + seconds)
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            if worker.status is None and not worker.killed_by_us:
+                # The others may hear of the end of a rank before this launcher does, and have it end the other ranks.
+                worker.killed_by_us = not processes.is_exiting(worker.pid)
+                os.kill(worker.pid, signal.SIGKILL)  # its children follow when it is reaped
+        self._deadline = None
+
+    def _write(self, report: Report, workers: list[WorkerProcess]) -> None:
+        if self.reports:
+            self.has_reported = True
+            self.reports.write(report, self._states, workers)
+
+    def _report_of_exit(self, told: Exit) -> Report:
+        """Return the report of a node that was told to exit: its own failure, or that of the node which is blamed."""
+        self.printer.launcher_line(f"no restart in place: {told.reason}")
+        failure, blamed = self._failure(), told.blamed
+        if failure is not None and (failure.cause == "own" or self.stop_signal is not None):
+            report = self._own_report()
+        else:
+            error: TrainerError = PeerLost(f"the attempt ends on all nodes: {told.reason}")
+            if self.stop_signal is not None:
+                name = signal.Signals(self.stop_signal).name
+                error = Stopped(f"{name} came, and the ranks were killed before they could save", saved=False)
+            first = self._workers[0]
+            place = {"step": first.diagnostics.last_heartbeat().step}
+            report = termination.failure(error, rank=first.rank, progress=place)
+        if blamed and blamed.node != self.ranks.node_rank and report.get("cause") == "peer":
+            report = with_root_cause(report, {"node": blamed.node, "report": asdict(blamed.failure)})
+        report = self._with_checkpoint(report)
+        if report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
+            self._write(report, [])
+        return report
+
+    def _final_report(self) -> Report:
+        """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
+        if self._agreed.exit:
+            return self._report_of_exit(self._agreed.exit)
+        report = self._with_checkpoint(self._own_report())
+        several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
+        unannounced = processes.failed_silently(report, self._workers) or self._hang
+        if several_nodes and cause == "own" and unannounced and self.options.program.sends_an_ending:
+
+            def announce() -> None:  # in a child process, because it starts threads and imports torch
+                from ddprun.distributed.rendezvous import announce_killed
+
+                announce_killed(self.ranks, int(report["rank"]), str(report["message"]))
+
+            processes.run_with_timeout(_ANNOUNCE, announce)
+        if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
+            lost_peer = several_nodes and cause == "peer"
+            # A stop signal ends the wait: the operator then has its verdict, and the next attempt waits for this node.
+            told_to_stop = lambda: bool(self.stop_signal or STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
+            if lost_peer:
+                self._write(report, [])  # before the wait: other nodes see which one is silent
+                if other := self.reports.cause_on_another_node(told_to_stop):
+                    report = with_root_cause(report, other)
+                elif silent := self.reports.silent_nodes():
+                    report = report | {"message": f"{report['message']}; {without_report(silent)}"}
+            self._write(report, [])
+        return report
+
+    def _with_checkpoint(self, report: Report) -> Report:
+        """Return the report of a failure with the newest checkpoint: rank 0, which knows it, may not have reported."""
+        directory = self.settings.checkpoint_dir
+        if not report["code"] or report.get("checkpoint") or not directory:
+            return report
+        return report | {"checkpoint": processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))}
+
+    def _with_oom_kill(self, report: Report) -> Report:
+        """Return the report of a rank that ended by SIGKILL with the reason, if the kernel's counter shows it."""
+        if report.get("signal") != signal.SIGKILL or oom_kills() <= self._oom_kills:
+            return report
+        return report | {
+            "kind": "OOMKilled",
+            "message": f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached",
+            "hint": None,
+            "next": "raise the memory limit, or lower the batch size or the ranks per node",
+        }
