@@ -45,12 +45,7 @@ def prepare(cache: Path, git: str) -> Prepared:
     Args:
         git: where the repositories are, with ``{owner}`` and ``{name}``.
     """
-    prepared = Prepared(cache)
-    cache.mkdir(parents=True, exist_ok=True)
-    if not prepared.python.exists():
-        _run(sys.executable, "-m", "venv", cache / "venv")
-    _run(prepared.python, "-m", "pip", "install", "--quiet", "-r", _HERE / "requirements.txt")
-    _install_own(prepared)
+    prepared = packages(cache)
     sources = {program.source for program in PROGRAMS if isinstance(program.source, Checkout)}
     for folder in {source.folder for source in sources}:
         _fetch([source for source in sources if source.folder == folder], cache / "sources" / folder, git)
@@ -61,6 +56,17 @@ def prepare(cache: Path, git: str) -> Prepared:
         unfinished.rename(prepared.inputs)
     for source in sources:
         _link_data(prepared, source)
+    return prepared
+
+
+def packages(cache: Path) -> Prepared:
+    """Install the packages, and the launcher of this checkout."""
+    prepared = Prepared(cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    if not prepared.python.exists():
+        _run(sys.executable, "-m", "venv", cache / "venv")
+    _run(prepared.python, "-m", "pip", "install", "--quiet", "-r", _HERE / "requirements.txt")
+    _install_own(prepared)
     return prepared
 
 

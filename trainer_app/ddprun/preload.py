@@ -25,6 +25,8 @@ _INTERVAL = 0.1
 # With it torch.cuda.is_available() asks the driver's management library. Otherwise it would initialize CUDA, which a
 # fork cannot use, and many libraries call it when they are imported.
 _WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Threads whose libraries prepare for a fork: jemalloc, which pyarrow brings, does without its own in the child.
+_FIT_FOR_FORKS = {"jemalloc_bg_thd"}
 _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
 
@@ -50,8 +52,8 @@ def import_before_fork(modules: Sequence[str], folder: Path) -> str:
     if "torch" in sys.modules and (reason := _canary()):
         return f"after the import of {names} a forked process {reason}"
     # Counted after a fork, because some pools of threads, such as NumPy's BLAS, end before a fork and begin after it.
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 - names only
-        return f"the import of {names} has started {threads - 1} thread(s), which a fork would not have"
+    if threads := _threads():
+        return f"the import of {names} has started {threads} thread(s), which a fork would not have"
     return ""
 
 
@@ -88,6 +90,15 @@ def _opened() -> set[str]:
         with contextlib.suppress(OSError):  # of the directory itself
             targets.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - text only
     return targets
+
+
+def _threads() -> int:
+    """Return how many threads run beside this one that a fork would miss."""
+    names = list[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            names.append((task / "comm").read_text().strip())
+    return sum(name not in _FIT_FOR_FORKS for name in names) - 1
 
 
 @contextlib.contextmanager

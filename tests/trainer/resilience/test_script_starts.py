@@ -93,6 +93,27 @@ def test_ranks_are_not_forked_after_an_import_that_forks_do_not_survive(
     assert refused.message()["message"] == f"--start fork: {said}"
 
 
+def test_ranks_are_forked_beside_a_thread_whose_library_prepares_for_forks(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+import ctypes, threading, time
+named = threading.Event()
+def run():
+    ctypes.CDLL(None).prctl(15, b"jemalloc_bg_thd")
+    named.set()
+    time.sleep(600)
+threading.Thread(target=run, daemon=True).start()
+named.wait()
+"""
+    )
+    done = run(
+        ddptrain, "--start", "fork", "--preload", "mine", "--nproc-per-node", 2, written(tmp_path, "print('ran')")
+    )
+    assert sorted(done.output().splitlines()) == ["[n0r0] ran", "[n0r1] ran"]
+
+
 def test_preloaded_module_is_imported_once_and_from_the_folder_of_the_script(
     ddptrain: ForkServer, tmp_path: Path
 ) -> None:
