@@ -23,6 +23,7 @@ from ddprun.diagnostics import SCRIPT_DUMP_SIGNAL, Diagnostics, dump_flight_reco
 from ddprun.distributed.process_group import Group
 from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import SIZE, Heartbeat, HeartbeatRecord
+from ddprun.launcher import hang_detector
 from ddprun.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.signals import StopFlag
@@ -193,6 +194,18 @@ def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:
         silent.wait()
         diagnostics.close()
     assert [(rank_state.answered, rank_state.where) for rank_state in seen] == [(False, None)]
+
+
+def test_rank_that_was_killed_is_not_asked_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not answer, and the next life would wait for it."""
+    asked: list[int] = []
+    monkeypatch.setattr(hang_detector, "request_stacks", lambda worker: asked.append(worker.rank))
+    workers = [WorkerProcess(rank, os.getpid(), -1, -1, Diagnostics.create(rank)) for rank in (0, 1)]
+    workers[0].killed_by_us = True
+    seen = HangDetector(0, 0).snapshots(workers)
+    assert asked == [1] and [state.rank for state in seen] == [0, 1]
+    for worker in workers:
+        worker.diagnostics.close()
 
 
 # Its main thread takes the request for stacks after a second. The other thread says whether it is asked before that.

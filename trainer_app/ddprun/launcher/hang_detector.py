@@ -183,11 +183,14 @@ class HangDetector:
         return min(pause.idle.observe(pause.work), pause.beats.seconds) >= _WITHOUT_STEPS * self._report_after
 
     def snapshots(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
-        """Ask every running rank for its dumps, wait for them, and return the ranks' states."""
+        """Ask every running rank for its dumps, wait for them, and return the ranks' states.
+
+        A rank that was killed may take a moment to end, and does not answer: it is not waited for.
+        """
         running = [worker for worker in workers if worker.status is None]
         records = {worker.rank: worker.diagnostics.last_heartbeat() for worker in running}
         before = {w.rank: (records[w.rank], process_state(_trains(w, records[w.rank]))) for w in running}
-        asked = [worker for worker in running if request_stacks(worker)]
+        asked = [worker for worker in running if not worker.killed_by_us and request_stacks(worker)]
         waited_for = [worker for worker in asked if before[worker.rank][1] not in _STOPPED]
         _wait_until_written(lambda: [worker.diagnostics.dumps()[0] for worker in waited_for])
         # Not earlier: it starts a thread, and the handler that writes the stacks follows the list of all threads.

@@ -128,6 +128,8 @@ class StallWatch:
                 message += f"; no answer of node {', '.join(map(str, missing[:8]))}"
             if peers.is_leader:
                 self._progress.stall = _in_progress_report(report, message)
+        if peers.is_leader:
+            peers.settle(message)  # before the files are written: the others may have a hung rank to end
         self._is_known |= bool(peers.stalled)  # also if it is not reported, or was before: ask no more
         where = None
         if self._reports and self._reports.write_stall(findings, workers, message=message):
@@ -136,8 +138,6 @@ class StallWatch:
             self._show(message)
             for line in [f"the stacks are in {where}"] if where else _stack_lines(findings):
                 self._say(line)
-        if peers.is_leader:
-            peers.settle(message)
 
     def _show(self, message: str) -> None:
         self._say(printable(f"warning: {message}"))

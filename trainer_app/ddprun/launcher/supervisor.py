@@ -414,9 +414,10 @@ class Supervisor:
         longest = max(self._detector.timeout, *(int(state.quiet) for state in self._states))
         self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
         self.printer.launcher_line(f"error: {self._hang['message']}")
+        if is_own := self._hang["cause"] == "own":
+            self._agreed.failed(self._hang)  # the other nodes end their ranks while the files are written
         self._write(self._hang, self._workers)
-        if self._hang["cause"] == "own":
-            self._agreed.failed(self._hang)
+        if is_own:
             self._kill()
         else:
             self._end_within(_OTHER_NODE)
