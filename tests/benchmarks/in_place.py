@@ -1,12 +1,14 @@
 """Measure restarts in place: a killed rank → the next life, on real ranks, and among many simulated launchers.
 
     python -m tests.benchmarks.in_place --kills 50
+    python -m tests.benchmarks.in_place --kills 0 --killed-launchers 10
     python -m tests.benchmarks.in_place --kills 0 --launchers 512 2048
 
 Ranks: two nodes of two ranks with gloo on this machine; random ranks are killed with SIGKILL. "forked" is when the last
-rank of the next life begins, and is the launchers' share; the first step is the script's. Launchers: node 0's real
-agreement and connections in this process, and in another process one connection for each other node, which answers at
-once. The time is from a failure until each node has been told to start the next life.
+rank of the next life begins, and is the launchers' share; the first step is the script's. With a killed launcher, node
+1's, the times are until the ranks of node 0 have ended, and until its launcher has. Launchers: node 0's real agreement
+and connections in this process, and in another process one connection for each other node, which answers at once. The
+time is from a failure until each node has been told to start the next life.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +77,28 @@ _PATIENCE = 120.0
 
 def killed_ranks(kills: int) -> tuple[list[float], list[float]]:
     """Return the seconds from each kill to the last fork, and to the first step of all ranks."""
+    with _two_nodes() as (folder, nodes):
+        return _kill(folder, kills, nodes)
+
+
+def killed_launcher() -> tuple[float, float]:
+    """Return the seconds from the kill of node 1's launcher until node 0's ranks have ended, and its launcher."""
+    with _two_nodes() as (folder, nodes):
+        paths = [folder / f"life-0.rank-{rank}" for rank in range(RANKS)]
+        _until(partial(_all_exist, paths), folder)
+        _until(lambda: "all 2 launchers take part" in (folder / "node-0.log").read_text(), folder)
+        ranks = [Path("/proc", path.read_text().split()[2]) for path in paths[:2]]
+        killed = time.monotonic()
+        nodes[1].kill()
+        _until(lambda: not any(rank.exists() for rank in ranks), folder)
+        ended = time.monotonic() - killed
+        nodes[0].wait(_PATIENCE)
+        return ended, time.monotonic() - killed
+
+
+@contextmanager
+def _two_nodes() -> Iterator[tuple[Path, Sequence[subprocess.Popen[bytes]]]]:
+    """Start the launchers of two nodes, and provide their folder."""
     with tempfile.TemporaryDirectory(prefix="ddpjob-in-place-") as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
@@ -91,7 +116,7 @@ def killed_ranks(kills: int) -> tuple[list[float], list[float]]:
             for node in (0, 1)
         ]  # fmt: skip
         try:
-            return _kill(folder, kills, nodes)
+            yield folder, nodes
         finally:
             for node in nodes:
                 node.kill()
@@ -235,12 +260,17 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--killed-launchers", type=int, default=0)
     parser.add_argument("--launchers", type=int, nargs="*", default=[])
     options = parser.parse_args()
     if options.kills:
         forked, stepped = killed_ranks(options.kills)
         print(f"killed rank → all ranks of the next life forked: {_shown(forked)}")
         print(f"killed rank → first step of the next life: {_shown(stepped)}")
+    if options.killed_launchers:
+        ended, left = zip(*(killed_launcher() for _ in range(options.killed_launchers)), strict=True)
+        print(f"killed launcher → the ranks of the other node have ended: {_shown(ended)}")
+        print(f"killed launcher → the other launcher has ended: {_shown(left)}")
     for count in options.launchers:
         print(f"{count} launchers: failure → all told to start: {many_launchers(count) * 1000:.0f} ms")
 
