@@ -30,9 +30,10 @@ STARTS = {
 
 @pytest.fixture(scope="module")
 def ddpjob(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Provide a program that knows the local job ``tiny``, and a kubeconfig whose cluster does not answer."""
+    """Provide a program that knows two local jobs, one with one rank, and a kubeconfig whose cluster is silent."""
     made = Program(tmp_path_factory.mktemp("completion"))
     assert made("run", made.write(shell_job("tiny", "true", numNodes=2, nprocPerNode=1))).code == 0
+    assert made("run", made.write(shell_job("one", "true", numNodes=1, nprocPerNode=1))).code == 0
     context = {"cluster": "c", "user": "u", "namespace": "team-a"}
     config = {
         "apiVersion": "v1",
@@ -97,6 +98,8 @@ def test_a_shell_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program, s
         "ddpjob logs --local ti": "ddpjob logs --local tiny",
         "ddpjob wait ti": "ddpjob wait tiny",
         "ddpjob logs --local tiny --rank ": "ddpjob logs --local tiny --rank",  # 0 or 1
+        "ddpjob logs --local one --rank ": "ddpjob logs --local one --rank 0",
+        "ddpjob logs --local one --attempt ": "ddpjob logs --local one --attempt 1",
         "ddpjob get -n te": "ddpjob get -n team-a",
         "ddpjob get --context h": "ddpjob get --context here",
         "ddpjob get --context arn:aws:eks:eu-west-1:1:cluster/tr": f"ddpjob get --context {EKS}",
@@ -118,7 +121,7 @@ def test_fish_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program) -> N
         return [found.partition("\t")[0] for found in done.stdout.splitlines()]
 
     assert completed("ddpjob lo") == ["logs"]
-    assert completed("ddpjob logs --local ") == ["tiny"]
+    assert completed("ddpjob logs --local ") == ["one", "tiny"]
     assert completed("ddpjob wait ti") == ["tiny"]
     assert completed("ddpjob logs --local tiny --node ") == ["0", "1"]
     assert completed("ddpjob logs --local tiny --rank ") == ["0", "1"]

@@ -1,5 +1,6 @@
 """`wait`, `suspend`, `resume` and `restart` on jobs of this machine, and where a command acts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,14 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
     done = ddpjob("wait", "tiny", "--timeout", "0.1")
     assert done.code == 101
     assert "after 0.1 s" in done.err
-    (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
-    assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
+    with ddpjob.started("get", "tiny", "-w") as cards, ddpjob.started("get", "tiny", "-w", "-o", "json") as objects:
+        assert cards.stdout is not None and objects.stdout is not None
+        assert next(cards.stdout).startswith("tiny is ") and json.loads(next(objects.stdout))["kind"] == "DDPJob"
+        (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
+        assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
+        assert "tiny is Failed: " in cards.communicate(timeout=60)[0]
+        *_, last = map(json.loads, objects.communicate(timeout=60)[0].splitlines())
+        assert (last["status"]["state"], cards.returncode, objects.returncode) == ("Failed", 0, 0)
     status = ddpjob.job("tiny")["status"]
     assert (status["attempt"], status["restarts"]) == (3, 0)
     assert "has finished" in ddpjob("resume", "tiny").is_refused()[0]

@@ -1,6 +1,7 @@
 """`ddpjob checkpoints` and `ddpjob pull` on a job of this machine."""
 
 import json
+import re
 import sys
 
 from ddpjob.api.objects import Json
@@ -48,6 +49,9 @@ def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: P
         (10, 3000, "Intact"),
     ]
     assert [file["path"] for file in listed["metrics"]] == ["metrics/run-000001.jsonl"]
+    with ddpjob.on_terminal("checkpoints", "tiny", columns=60) as terminal:
+        assert terminal.ends() == 0
+        assert listed["checkpoints"][0]["path"] in terminal(), "a narrow terminal does not cut it"
     table = ddpjob("checkpoints", "tiny").out.splitlines()
     assert table[0].startswith(f"claim tiny-checkpoints, {ddpjob.state}")
     assert table[1].split() == ["RUN", "STEP", "SIZE", "AGE", "STATE", "FILE"]
@@ -59,6 +63,10 @@ def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: P
     found = Checkpoints(ddpjob.folder / "tiny", keep=3).resume(print)
     assert found is not None
     assert (found[0].step, found[1]) == (10, b"ten" * 1000)
+    with ddpjob.on_terminal("pull", "tiny", "--to", "there", columns=160) as terminal:
+        assert terminal.ends() == 0
+        shown = re.sub(r"\x1b\[[\d;?]*\w", "", terminal())
+        assert re.search(r"━ [\d.]+/[\d.]+ (KiB|bytes)", shown), shown
     newest = ddpjob("pull", "tiny", "--to", "here")
     assert newest.code == 0
     assert newest.out.splitlines()[-1] == f"2 files of tiny (this machine) in {ddpjob.folder / 'here'}"

@@ -67,6 +67,13 @@ def test_logs_are_written_as_they_were_printed_into_a_file_for_each_node(failed:
     assert "file" in failed("logs", "bad", "--out-dir", "file").is_refused()[0]
 
 
+def test_each_node_has_a_colour_of_its_own_on_a_terminal(failed: Program) -> None:
+    with failed.on_terminal("logs", "bad", "--all", "--tail", "1") as terminal:
+        assert terminal.ends() == 0
+        lines = [line for line in terminal().splitlines() if line.endswith("second line")]
+    assert lines == [f"\x1b[{colour}mn{node}\x1b[0m second line" for node, colour in enumerate((36, 33, 32))]
+
+
 @pytest.mark.parametrize(
     ("found", "is_any", "said"),
     [(3, True, ""), (2, True, ", attempt 2: attempt 3 has no logs"), (2, False, ""), (None, True, "")],

@@ -120,6 +120,10 @@ def test_top_shows_the_ranks_of_all_nodes_of_a_job_and_ends_with_it(ddpjob: Prog
         seen = eventually("all ranks have a speed", measured, timeout=300)
         schema = json.loads((ROOT / "docs" / "schemas" / "top.json").read_text(encoding="utf-8"))
         assert not list(faults(seen, schema))
+        later = max(rank["step"] for rank in seen["ranks"]) + 20
+        waited = ddpjob("wait", "tiny", "--for", f"step={later}", "--timeout", "300")
+        assert (waited.code, waited.out) == (0, "tiny is Running (this machine)\n")
+        assert ddpjob.job("tiny")["status"]["progress"]["step"] >= later
         assert [(rank["rank"], rank["node"]) for rank in seen["ranks"]] == [(0, 0), (1, 0), (2, 1), (3, 1)]
         assert all(rank["stepSeconds"] >= 0.05 and rank["memoryBytes"] > 2**20 for rank in seen["ranks"])
         first, header, *rows = ddpjob("top", "tiny").out.splitlines()

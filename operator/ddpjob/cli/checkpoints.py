@@ -8,10 +8,12 @@ from typer import Option
 
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.table import Cell, show, table
 from ddpjob.cli.text import age, number_of, one_line, size_text
 
 if TYPE_CHECKING:
-    from ddpjob.client.volume.contents import VolumeContents, VolumeFile
+    from ddpjob.cli.table import Row
+    from ddpjob.client.volume.contents import CheckpointFile, VolumeContents, VolumeFile
 
 _FAILED = 1
 _MOST = 10  # names of other files
@@ -51,24 +53,28 @@ def checkpoints(
     if output == "json":
         print(json.dumps(found.wire(), indent=2))
     else:
-        print("\n".join(_lines(found, client.place)))
+        _show(found, client.place)
     return _FAILED if any(checkpoint.problem for checkpoint in found.checkpoints) else 0
 
 
-def _lines(found: "VolumeContents", place: str) -> Iterator[str]:
-    yield one_line(f"claim {found.claim}, {found.directory} ({place})")
-    rows: list[tuple[str, ...]] = [("RUN", "STEP", "SIZE", "AGE", "STATE", "FILE")]
-    for checkpoint in found.checkpoints:
-        size = "" if checkpoint.bytes is None else size_text(checkpoint.bytes)
-        state = checkpoint.state + (f": {checkpoint.problem}" if checkpoint.problem else "")
-        cells = (checkpoint.run, checkpoint.step, size, age(checkpoint.saved), state, checkpoint.path)
-        rows.append(tuple(map(one_line, cells)))
-    if len(rows) > 1:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def _show(found: "VolumeContents", place: str) -> None:
+    print(one_line(f"claim {found.claim}, {found.directory} ({place})"), flush=True)
+    if found.checkpoints:
+        header = ("RUN", "STEP", "SIZE", "AGE", "STATE", "FILE")
+        show(table(header, list(map(_row, found.checkpoints)), whole=("STEP", "FILE"), folded="STATE"))
     else:
-        yield "no checkpoints of ddprun.checkpoints or ddptrain"
+        print("no checkpoints of ddprun.checkpoints or ddptrain")
+    print("".join(f"{line}\n" for line in _others(found)), end="")
+
+
+def _row(checkpoint: "CheckpointFile") -> "Row":
+    size = "" if checkpoint.bytes is None else size_text(checkpoint.bytes)
+    state = checkpoint.state + (f": {checkpoint.problem}" if checkpoint.problem else "")
+    is_damaged = bool(checkpoint.problem)
+    return (checkpoint.run, checkpoint.step, size, age(checkpoint.saved), Cell(state, is_damaged), checkpoint.path)
+
+
+def _others(found: "VolumeContents") -> Iterator[str]:
     for kind, files in (("metrics", found.metrics), ("logs", found.logs), ("other files", found.others)):
         if files:
             yield one_line(f"{kind}: {_summary(files)}")

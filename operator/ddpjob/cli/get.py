@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs
+from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs, text_of
 from ddpjob.cli.options import Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import is_coloured, one_line
@@ -93,6 +93,10 @@ def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
 def _follow(client: "Client", name: str, output: str | None) -> int:
     """Show the job after each change until it has finished."""
     for _ in client.watch(name):
-        _show(client, client.get(name), output)
-        print(flush=True)
+        job = client.get(name)
+        if output in ("json", "yaml", "name"):
+            print(text_of(job, output), flush=True)
+        else:
+            _show(client, job, output)
+            print(flush=True)
     return 0

@@ -147,14 +147,15 @@ def _watch(changes: "Iterator[Jobs]", output: str | None) -> None:
         if changed and is_table:
             show_jobs(changed, output)
         for job in () if is_table else changed:
-            print(_line(job, str(output)), flush=True)
+            print(text_of(job, str(output)), flush=True)
 
 
 def _differs(one: "DDPJob", other: "DDPJob") -> bool:
     return one.manifest != other.manifest or one.state != other.state
 
 
-def _line(job: "DDPJob", output: str) -> str:
+def text_of(job: "DDPJob", output: str) -> str:
+    """Return what is printed of a job that changed: of JSON one line."""
     if output == "name":
         return _full_name(job)
     from ddpjob.client.jobfile import dump_yaml
