@@ -5,9 +5,15 @@ import shlex
 import signal
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
+import pytest
+from typer.main import get_command
+
+from ddpjob.cli.main import app
 from ddpjob.local.state import StateFolder
 from tests.cli.program import ROOT, Done, Program, shell_job
+from tests.processes import eventually
 
 SCRIPT = """
 import argparse
@@ -110,22 +116,79 @@ def example(ddpjob: Program, *verb: str) -> list[str]:
     return shlex.split(found[1])
 
 
-def test_every_example_of_the_help_works(ddpjob: Program) -> None:
-    def run(*verb: str) -> Done:
-        done = ddpjob(*example(ddpjob, *verb), cwd=ROOT)
-        assert done.code == 0, (verb, done)
-        return done
+OF_FILES = ("init", "validate", "render", "convert", "doctor", "replay")
+OF_A_FINISHED_JOB = (
+    *("ls", "get", "why", "logs", "events", "describe", "wait", "checkpoints", "pull", "plot", "report", "bundle"),
+    "delete",
+)
+OF_A_RUNNING_JOB = ("top", "restart", "suspend", "resume")
+OF_A_CLUSTER = ("submit",)  # run here with --dry-run=client
 
-    assert example(ddpjob) == example(ddpjob, "run")
-    trained = run("run")
-    world = ddpjob.job("mnist-cpu")["status"]["world"]
+STEPS = """
+import time
+import ddprun
+for step in range(1, 1_000_000):
+    ddprun.report(step=step)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def reader(ddpjob: Program) -> Program:
+    """Provide a program in a directory with the files that the examples name."""
+    for name in ("manifests", "tests"):
+        (ddpjob.folder / name).symlink_to(ROOT / name)
+    return ddpjob
+
+
+def works(ddpjob: Program, *verb: str) -> Done:
+    """Run the example of a help page."""
+    done = ddpjob(*example(ddpjob, *verb))
+    assert done.code == 0, (verb, done)
+    return done
+
+
+def test_the_example_of_every_command_is_run() -> None:
+    group: Any = get_command(app)
+    assert set(group.commands) == {"run", *OF_FILES, *OF_A_FINISHED_JOB, *OF_A_RUNNING_JOB, *OF_A_CLUSTER}
+
+
+def test_examples_of_the_help_about_files_and_for_a_cluster_work(reader: Program) -> None:
+    for verb in OF_FILES:
+        assert works(reader, verb).out, verb
+    (reader.folder / "work").mkdir()
+    (reader.folder / "work" / "train.py").write_text(STEPS)
+    for verb in OF_A_CLUSTER:
+        _, *arguments = example(reader, verb)
+        assert "valid" in reader(verb, "--dry-run=client", *arguments, cwd=reader.folder / "work").out
+
+
+def test_examples_of_the_help_about_a_training_work(reader: Program) -> None:
+    assert example(reader) == example(reader, "run")
+    trained = works(reader, "run")
+    world = reader.job("mnist-cpu")["status"]["world"]
     assert (world["numNodes"], world["worldSize"]) == (2, 4)
     assert "accuracy" in trained.out
     assert "training loss by step" in trained.out
     assert "┤" in trained.out
     checkpoint = re.search(r"^  checkpoint +(\S+)", trained.out, re.MULTILINE)
     assert checkpoint and Path(checkpoint[1]).is_file()
-    assert "mnist-cpu" in run("get").out
-    assert "n0 " in run("logs").out
-    assert "mnist-cpu deleted" in run("delete").out
+    done = {verb: works(reader, verb) for verb in OF_A_FINISHED_JOB}
+    assert "mnist-cpu" in done["get"].out and "mnist-cpu" in done["ls"].out
+    assert "n0 " in done["logs"].out
+    assert (reader.folder / "report.html").is_file() and list((reader.folder / "trained").rglob("*.pt"))
+    assert "mnist-cpu deleted" in done["delete"].out
     assert Path(checkpoint[1]).is_file()
+
+
+def test_examples_of_the_help_about_a_running_job_work(reader: Program) -> None:
+    (reader.folder / "train.py").write_text(STEPS)
+    job = shell_job("mnist-cpu", "exec ddprun --preload '' train.py", numNodes=1, nprocPerNode=1)
+    assert reader("submit", reader.write(job), "--local").code == 0
+    top, *others = OF_A_RUNNING_JOB
+    eventually("a rank runs", lambda: reader(*example(reader, top)).code == 0, timeout=120)
+    for verb in others:
+        assert works(reader, verb).out, verb
+        if verb == "suspend":
+            assert reader("wait", "mnist-cpu", "--timeout", "120").code == 102
+    assert works(reader, "delete").code == 0
