@@ -250,6 +250,17 @@ def test_rank_that_was_stalled_until_its_peers_gave_it_up_is_blamed(supervisor: 
     assert failure is not None and (failure.kind, failure.cause, failure.rank) == ("Hang", "own", 0)
 
 
+@pytest.mark.parametrize(("step", "is_blamed"), [(0, True), (1, False)])
+def test_rank_that_hung_within_a_longer_limit_than_its_peers_is_blamed(
+    supervisor: Supervisor, step: int, *, is_blamed: bool
+) -> None:
+    """The launcher of the peers has ended the life: the rank has made no progress since all were inspected."""
+    supervisor._detector.timeout = 10
+    supervisor._watch.states = [rank_state(0, collective="", phase="start", step=step, collectives=0, quiet=9.0)]
+    failure = supervisor._failure()
+    assert (failure is not None and (failure.kind, failure.cause) == ("Hang", "own")) == is_blamed
+
+
 def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     LogPrinter("text").launcher_line("restart in place 1 of 5: node 1: \x1b[2J\udcff wrong")
     assert capsys.readouterr().out == "restart in place 1 of 5: node 1: \\x1b[2J\\udcff wrong\n"

@@ -93,16 +93,26 @@ class StallWatch:
         if self._is_known and is_over and not ending:
             self.withdraw()
 
-    def cause(self) -> Report | None:
+    def cause(self, workers: Sequence[WorkerProcess]) -> Report | None:
         """Return the report of a failure of which a rank of this node is the cause, because it is stalled until now.
 
-        Its peers fail when their collectives time out, and that does not say whom they waited for.
+        Its peers fail when their collectives time out, or hang, and that does not say whom they waited for.
         """
-        if self._since is None or not self.states:
+        if not self.states or (self._since is None and not self._is_hung(workers)):
             return None
         longest = max(int(state.quiet) for state in self.states)
         report = hang_report(self.states, timeout=longest, all_ranks=self._nodes == 1)
         return report if report["cause"] == "own" else None
+
+    def _is_hung(self, workers: Sequence[WorkerProcess]) -> bool:
+        """Whether a rank has made no progress since an inspection that found it hung, or nearly.
+
+        A rank may be allowed more time than its peers have, where they may have to wait for a save.
+        """
+        now = {worker.rank: worker.diagnostics.last_heartbeat() for worker in workers}
+        places = {rank: (last.step, last.phase, last.collectives) for rank, last in now.items()}
+        quiet = [s.quiet for s in self.states if places.get(s.rank) == (s.step, s.phase, s.collectives)]
+        return 0 < self._detector.timeout <= 2 * max(quiet, default=0.0)
 
     def _inspect(self, workers: Sequence[WorkerProcess]) -> NodeFindings:
         self.states = self._detector.snapshots(workers)

@@ -257,7 +257,7 @@ class Supervisor:
 
     def _failure(self) -> Failure | None:
         """Return why ranks of this node failed; None if the launcher has only killed them, and none was stalled."""
-        if not self._are_forced or self._hang or self._watch.cause():
+        if not self._are_forced or self._hang or self._watch.cause(self._workers):
             report = self._own_report()
             return Failure.of_report(report) if report["code"] else None
         return None
@@ -273,7 +273,7 @@ class Supervisor:
         report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
         is_told = self._are_forced and self.stop_signal is None
         waited = report.get("cause") == "peer" or (not self._hang and (report.get("kind") == "Hang" or is_told))
-        if waited and (stalled := self._watch.cause()):
+        if waited and (stalled := self._watch.cause(self._workers)):
             report, self._states = stalled, self._watch.states
         return self._with_oom_kill(report)
 
