@@ -317,6 +317,7 @@ CASES: dict[str, tuple[Json, str, Json]] = {
         },
         *("Disruption", {"reason": "Evicted"}),
     ),
+    "refused": ({"phase": "Failed", "reason": "OutOfcpu"}, "Placement", {"reason": "OutOfcpu"}),
     "torchrun": (
         ended(1, message=log(2, VALUE_ERROR)),
         *("Crash", {"exception": "ValueError", "rank": 2, "where": "/work/train.py:25"}),
@@ -337,9 +338,7 @@ def test_codes_of_the_trainer_mean_nothing_from_other_programs(code: int) -> Non
 @pytest.mark.parametrize("pods_are", ["kept", "gone"])
 def test_a_failed_job_is_explained_with_and_without_its_pods(name: str, pods_are: str) -> None:
     status, stage, fields = CASES[name]
-    world = a_running_world(
-        a_job(restartPolicy={"maxRestarts": 0, "rules": [{"onReasons": ["Evicted"], "action": "Fail"}]})
-    )
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": 0}))
     world.set_pod(0, ended(1, message=log(1, PEER_LOST)))
     world.set_pod(1, status)
     world.settle()
@@ -468,6 +467,18 @@ def test_a_deadline_of_the_job() -> None:
     world.settle()
     found = why(world)
     assert (found.stage, found.reason) == ("Deadline", "DeadlineExceeded")
+    assert found.hint and "activeDeadlineSeconds" in (found.next or "")
+
+
+def test_a_deadline_that_ends_a_job_which_waits_for_a_node_has_the_obstacle_and_what_to_do() -> None:
+    world = started(a_job(startupDeadlineSeconds=60))
+    pending(world, **unschedulable("2 Insufficient nvidia.com/gpu."))
+    world.forward(61)
+    world.settle()
+    found = why(world, pods=[])
+    assert (found.stage, found.reason) == ("Deadline", "StartupDeadlineExceeded")
+    assert "Insufficient nvidia.com/gpu" in found.sentence
+    assert found.hint and "startupDeadlineSeconds" in (found.next or "")
 
 
 def deployment(ready: int, namespaces: str = "") -> Json:
@@ -583,6 +594,20 @@ def test_old_failures_do_not_hide_that_the_job_runs() -> None:
     found = why(world)
     assert (found.stage, found.attempt) == ("Running", 2)
     assert found.evidence[-1].field == "status.failures[0].message"
+
+
+@pytest.mark.parametrize("status", [unschedulable("2 Insufficient cpu."), waits_for("ImagePullBackOff"), {}])
+def test_an_attempt_that_starts_after_a_failure_quotes_it_in_each_stage(status: Json) -> None:
+    world = a_running_world(a_job())
+    del world.pods[world.pod(1)["metadata"]["name"]]
+    world.settle()
+    pending(world, **status)
+    found = why(world)
+    assert (found.attempt, world.status["failures"][0]["reason"]) == (2, "PodLost")
+    assert (found.evidence[-1].field, found.evidence[-1].value) == (
+        "status.failures[0].message",
+        world.status["failures"][0]["message"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.e2e.trials import (
     Trials,
     Wait,
     apart,
+    assert_explained,
     assert_no_step_was_lost,
     assert_recovered,
     assert_resumed_from_the_newest_checkpoint,
@@ -249,6 +250,14 @@ def advice_of(reason: str) -> tuple[str, str]:
     return row.hint, row.next
 
 
+def assert_names_the_end(done: Outcome, stage: str) -> None:
+    """Check that ``ddpjob why`` names the failure with which the job ended."""
+    last = done.status["failures"][-1]
+    names = ("attempt", "reason", "nodeRank", "pod", "exitCode", "hint", "next")
+    assert done.verdict["stage"] == stage, done.verdict
+    assert {name: done.verdict.get(name) for name in names} == {name: last.get(name) for name in names}
+
+
 # What the jobs show.
 
 
@@ -280,6 +289,7 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     assert failure["hint"]
     assert failure["next"]
     assert failure["nodeName"]
+    assert_explained(done)
     assert_resumed_from_the_newest_checkpoint(done)
     assert_recovered(done, undisturbed)
 
@@ -293,6 +303,7 @@ def test_pod_deleted_without_a_grace_period_costs_no_restart(outcome: Wait, undi
     assert (failure["attempt"], failure["nodeRank"], failure["counted"]) == (1, 1, False)
     assert (failure["hint"], failure["next"]) == advice_of(failure["reason"])
     assert done.status["checkpoint"]["resumedFromStep"] >= CHECKPOINT_EVERY
+    assert_explained(done)
     assert_recovered(done, undisturbed)
 
 
@@ -318,6 +329,7 @@ def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
         assert failure["nodeRank"] in node_ranks
         assert failure["counted"] is False
         assert (failure["hint"], failure["next"]) == advice_of(reason)
+    assert_explained(done)
     assert_no_step_was_lost(done, undisturbed)
 
 
@@ -337,6 +349,7 @@ def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
     assert failure["hint"]
     assert failure["next"]
     assert condition_of(done.job, "Failed")["reason"] == "VolumeUnwritable"
+    assert_names_the_end(done, "Volume")
 
 
 def test_missing_secret_fails_the_job_after_a_minute(outcome: Wait) -> None:
@@ -346,6 +359,7 @@ def test_missing_secret_fails_the_job_after_a_minute(outcome: Wait) -> None:
     assert (failure["reason"], failure["nodeRank"]) == ("CreateContainerConfigError", 0)
     assert "no-such-secret" in failure["message"]
     assert (failure["hint"], failure["next"]) == advice_of("CreateContainerConfigError")
+    assert_names_the_end(done, "Configuration")
     lasted = datetime.fromisoformat(failure["time"]) - datetime.fromisoformat(done.status["startTime"])
     assert 60 <= lasted.total_seconds() < 300  # 60 s from the first observation, on a node that may be busy
 
@@ -377,6 +391,7 @@ def test_exceeded_limit_of_a_volume_restarts_once_and_then_fails_the_job(outcome
     assert [(first["action"], first["counted"]), second["action"]] == [("Restart", True), "Fail"]
     assert '"scratch"' in first["message"]
     assert (first["hint"], first["next"]) == advice_of("LimitExceeded")
+    assert_names_the_end(done, "Crash")
 
 
 def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the_node(outcome: Wait) -> None:
@@ -386,6 +401,7 @@ def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the
     for failure in done.status["failures"]:
         assert (failure["reason"], failure["nodeRank"], failure["counted"]) == ("OutOfcpu", 0, False)
         assert failure["nodeSuspected"]
+    assert_names_the_end(done, "Placement")
 
 
 @pytest.mark.parametrize(
@@ -405,6 +421,9 @@ def test_obstacle_is_shown_within_seconds_and_named_at_the_startup_deadline(
     failed = condition_of(done.job, "Failed")
     assert failed["reason"] == "StartupDeadlineExceeded"
     assert any(name in failed["message"] for name in reasons)
+    verdict = done.verdict
+    assert (verdict["stage"], verdict["reason"]) == ("Deadline", "StartupDeadlineExceeded"), verdict
+    assert verdict["hint"] and verdict["next"]
 
 
 def test_operator_needed_no_right_that_it_lacks(operator: Installation, trials_ended: None) -> None:

@@ -5,6 +5,8 @@ The jobs run one after the other, beside those of other modules, on a node that 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from ddpjob.api import names
@@ -12,6 +14,7 @@ from ddpjob.api.objects import Json
 from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
+from tests.e2e.jobs import sleeping_pod
 from tests.e2e.trials import (
     PATIENT,
     WITH_RESTARTS_IN_PLACE,
@@ -19,6 +22,7 @@ from tests.e2e.trials import (
     Trial,
     Trials,
     Wait,
+    assert_explained,
     assert_no_step_was_lost,
     assert_recovered,
     assert_resumed_from_the_newest_checkpoint,
@@ -29,30 +33,34 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 
 def apply(trial: Trial, pods: Json, *arguments: str) -> None:
-    """Apply the job with its first pod on the node that leaves, and wait until it has a checkpoint.
+    """Apply the job with node 0 on the Kubernetes node that leaves, and wait until it has a checkpoint.
 
-    Its ranks may restart in place, which must not delay what follows the loss.
+    Its ranks may restart in place, which must not delay what follows the loss: node 0 leads these restarts.
 
     pods: a part of their spec. arguments: additional flags of the trainer.
     """
     places = [nodes.leaving(trial.cluster), trial.cluster.workers[0]]
-    of_first_attempt = {names.LABEL_JOB_NAME: trial.name, names.LABEL_ATTEMPT: "1"}
     affinity = {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_on(*places)]},
-            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": _on(places[0])}],
-        },
-        "podAntiAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": of_first_attempt}}
-            ]
-        },
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_on(*places)]}}
     }
     tolerations = [{"key": nodes.LEAVING_TAINT, "operator": "Exists"}]
     spec = pods | {"affinity": affinity, "tolerations": tolerations}
+    trial.kubectl.apply(*(_kept_off(trial.name, rank, places[1 - rank]) for rank in (0, 1)))
     trial.apply(*arguments, template={"spec": spec}, env=WITH_RESTARTS_IN_PLACE)
     trial.until_trained()
-    assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(places)
+    assert [trial.pods()[rank]["spec"]["nodeName"] for rank in (0, 1)] == places
+
+
+def _kept_off(job: str, node_rank: int, place: str) -> Json:
+    """Return a pod whose Kubernetes node takes no pod of this rank in the first attempt: all have one template."""
+    pod = sleeping_pod(f"{job}-not-{node_rank}")
+    labels = {names.LABEL_JOB_NAME: job, names.LABEL_NODE_RANK: str(node_rank), names.LABEL_ATTEMPT: "1"}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    pod["spec"] |= {
+        "nodeName": place,
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}},
+    }
+    return pod
 
 
 def _on(*nodes: str) -> Json:
@@ -63,11 +71,12 @@ def drained(trial: Trial) -> Outcome:
     apply(trial, PATIENT)
     node = nodes.leaving(trial.cluster)
     chosen = f"--pod-selector=ddpjob.dev/job-name={trial.name}"
+    flags = ("--ignore-daemonsets", "--delete-emptydir-data", chosen, "--timeout=180s")
     try:
-        trial.kubectl(
-            "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", chosen, "--timeout=180s", timeout=210
-        )
-        done = trial.until_finished()
+        with ThreadPoolExecutor(1) as pool:  # it returns when the pods are gone
+            drain = pool.submit(trial.kubectl, "drain", node, *flags, timeout=210)
+            done = trial.until_finished()
+            drain.result()
     finally:
         trial.kubectl("uncordon", node)
     assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == {trial.cluster.workers[0]}
@@ -111,10 +120,11 @@ def test_drained_node_costs_no_step_and_no_restart(
     done: Outcome = outcome(drained)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
     failure = done.failure
-    assert (failure["attempt"], failure["reason"]) == (1, "Drained")
+    assert (failure["attempt"], failure["reason"], failure["nodeRank"]) == (1, "Drained", 0)
     assert (failure["nodeName"], failure["counted"]) == (nodes.leaving(cluster), False)
     (row,) = (row for row in TABLE if row.reason == "Drained")
     assert (failure["hint"], failure["next"]) == (row.hint, row.next)
+    assert_explained(done)
     assert_no_step_was_lost(done, undisturbed)
     assert operator.refused_requests() == []
 
@@ -133,6 +143,8 @@ def test_node_that_shuts_down_costs_no_step_and_no_restart(
         where = nodes.leaving(cluster)
         assert (failure["reason"], failure["nodeName"], failure["counted"]) == ("NodeShutdown", where, False)
         assert (failure["hint"], failure["next"]) == (row.hint, row.next)
+    assert failures[0]["nodeRank"] == 0
+    assert_explained(done)
     assert_no_step_was_lost(done, undisturbed)
 
 
@@ -149,5 +161,7 @@ def test_stopped_node_is_found_lost_and_the_restart_does_not_count(
     (row,) = (row for row in TABLE if row.reason == "NodeLost")
     for failure in failures:
         assert (failure["hint"], failure["next"]) == (row.hint, row.next.format(node=where))
+    assert failures[0]["nodeRank"] == 0
+    assert_explained(done)
     assert_resumed_from_the_newest_checkpoint(done)
     assert_recovered(done, undisturbed)

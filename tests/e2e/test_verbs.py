@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +16,18 @@ import pytest
 import yaml
 
 from ddpjob.api.objects import Json
+from tests.e2e.installation import ROOT
+from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials, Wait, small_job
 from tests.e2e.users import kubeconfig_of
+from tests.json_schema import faults
+from tests.processes import end, spawn
+
+PYTORCHJOB = ROOT / "tests" / "convert" / "jobs" / "pytorchjob-torchrun.yaml"
+SCHEMAS = {path.stem: path for path in (ROOT / "docs" / "schemas").glob("*.json")}
+PROGRAM = (sys.executable, "-m", "ddpjob.cli.main")
+OF_VERB = {"why": "explanation"}
+"""Schemas that are not named as the command."""
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
@@ -28,21 +40,41 @@ class User:
     folder: Path
     done: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
 
+    @property
+    def env(self) -> dict[str, str]:
+        return os.environ | {"KUBECONFIG": str(self.kubeconfig), "DDPJOB_STATE_DIR": str(self.folder / "state")}
+
     def __call__(self, *command: str, code: int = 0, seconds: float = 300) -> str:
         """Return the standard output of a command. Fails the trial if its exit code is another one."""
-        words = [sys.executable, "-m", "ddpjob.cli.main", *command]
-        env = os.environ | {"KUBECONFIG": str(self.kubeconfig), "DDPJOB_STATE_DIR": str(self.folder / "state")}
         done = subprocess.run(
-            words, env=env, cwd=self.folder, capture_output=True, text=True, timeout=seconds, check=False
+            [*PROGRAM, *command],
+            env=self.env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
         self.done[" ".join(command)] = done
         assert done.returncode == code, f"{command}: {done.returncode} instead of {code}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def read(self, *command: str) -> Json:
-        """Return what a command prints with ``-o json``."""
+        """Return what a command prints with ``-o json``, and check it against its schema."""
         found: Json = json.loads(self(*command, "-o", "json"))
+        if (schema := SCHEMAS.get(OF_VERB.get(command[0], command[0]))) is not None:
+            assert not list(faults(found, json.loads(schema.read_text()))), command
         return found
+
+    @contextmanager
+    def follows(self, name: str) -> Iterator[Path]:
+        """Follow the logs of a job, and provide the folder with a file for each attempt and node."""
+        logs = self.folder / "logs"
+        process = spawn([*PROGRAM, "logs", name, "-f", "--out-dir", str(logs)], self.folder / "follow.log", self.env)
+        try:
+            yield logs
+        finally:
+            end(process)
 
     def is_refused(self, *command: str) -> None:
         """Check that a command is not allowed and says so in three lines."""
@@ -64,21 +96,58 @@ def commands(trial: Trial) -> None:
         editor = User(kubeconfig_of(trial, "edit", here), here)
         viewer = User(kubeconfig_of(trial, "view", here), here)
         viewer.is_refused("submit", "job.yaml")
+        from_files(editor)
         editor("submit", "job.yaml")
         editor("wait", trial.name, "--for", "running", "--timeout", "300")
+        viewer("wait", trial.name, "--for", "step=2", "--timeout", "300")
+        viewer("wait", trial.name, "--for", "step=1000000", "--timeout", "0", code=101)
         trial.until_trained()
         while_it_runs(trial.name, viewer)
         while_it_runs(trial.name, editor)
         with_the_volume(trial.name, editor)
+        drawn(trial.name, editor)
+        drawn(trial.name, viewer)  # from the copy of the editor, and what is read of the job
         for command in (["top"], ["suspend"], ["restart"], ["delete"], ["pull"], ["checkpoints"]):
             viewer.is_refused(*command, trial.name)
-        editor("suspend", trial.name)
-        assert editor("wait", trial.name, "--timeout", "120", code=102)
-        editor("resume", trial.name)
-        editor("wait", trial.name, "--for", "running", "--timeout", "300")
-        editor("restart", trial.name)
+        with editor.follows(trial.name) as logs:
+            stop_and_start(trial, editor, viewer)
+            newest = attempt_of(trial.name, editor)
+            followed = [logs / f"attempt-{number}-n0.log" for number in range(1, newest + 1)]
+            until("lines of each attempt", lambda: all(f.exists() and f.stat().st_size for f in followed), seconds=120)
         editor("delete", trial.name)
         editor("get", trial.name, code=2)
+
+
+def from_files(user: User) -> None:
+    """Write and check jobs, and let the API server check what `convert` makes of a PyTorchJob."""
+    user("init", "--image", "image:1", "--script", "train.py", "-f", "started.yaml")
+    checked = user.read("validate", "started.yaml", "job.yaml")
+    assert checked["valid"] and len(checked["files"]) == 2, checked
+    kinds = [made["kind"] for made in yaml.safe_load_all(user("render", "job.yaml")) if made]
+    assert (kinds.count("Pod"), kinds.count("Service")) == (2, 1), kinds
+    (user.folder / "converted.yaml").write_text(user("convert", str(PYTORCHJOB)))
+    assert user("submit", "converted.yaml", "--dry-run", "server", "-o", "name").strip()
+    assert user.read("ls")["items"] == []
+
+
+def stop_and_start(trial: Trial, editor: User, viewer: User) -> None:
+    """Suspend, resume and restart the job. The restart is one attempt more."""
+    name = trial.name
+    editor("suspend", name)
+    editor("wait", name, "--timeout", "120", code=102)
+    viewer.is_refused("resume", name)
+    editor("resume", name)
+    editor("wait", name, "--for", "running", "--timeout", "300")
+    before = attempt_of(name, editor)
+    editor("restart", name)
+    trial.until("the next attempt", lambda job: job["status"]["attempt"] > before)
+    editor("wait", name, "--for", "running", "--timeout", "300")
+    assert attempt_of(name, editor) == before + 1
+
+
+def attempt_of(name: str, user: User) -> int:
+    (job,) = (job for job in user.read("ls")["items"] if job["metadata"]["name"] == name)
+    return int(job["status"]["attempt"])
 
 
 def while_it_runs(name: str, user: User) -> None:
@@ -113,6 +182,10 @@ def with_the_volume(name: str, user: User) -> None:
     file = user.read("pull", name, "--to", "copy")["files"][0]
     assert (user.folder / "copy" / file["path"]).stat().st_size == file["bytes"]
     user("pull", name, "--to", "copy", "--metrics")
+
+
+def drawn(name: str, user: User) -> None:
+    """Draw the curves of a copy of the metrics."""
     assert user.read("plot", name, "--metrics", "copy")["steps"]
     user("report", name, "--metrics", "copy", "-o", "page.html")
     assert "<svg" in (user.folder / "page.html").read_text()

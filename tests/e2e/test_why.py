@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,18 +16,52 @@ import pytest
 from ddpjob import Client
 from ddpjob.api.objects import Json
 from tests.e2e import nodes
+from tests.e2e.installation import ROOT
 from tests.e2e.jobs import shell_job
 from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials, Wait
+from tests.json_schema import faults
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
 GPU = "nvidia.com/gpu"
-ONCE = {"restartPolicy": {"maxRestarts": 0}}
+SCHEMA = ROOT / "docs" / "schemas" / "explanation.json"
+ONCE = {"restartPolicy": {"maxRestarts": 0, "maxTotalRestarts": 0}}
+AGAIN = {"restartPolicy": {"backoff": {"initialSeconds": 1, "maxSeconds": 1}}}
 RETRY = {"restartPolicy": {"backoff": {"initialSeconds": 300, "maxSeconds": 300}}}
 RAISE = ["python3", "-c", "def load(n):\n    raise ValueError(f'sample {n} has 3 channels')\nload(17)"]
+KILL = "sleep 9 & kill -9 $!; wait $!; exit $?"
 # The runtime notices a killed process a moment later, which the container must outlive.
 FILL = ["sh", "-c", "python3 -c 'x = bytearray(10**9)'; code=$?; sleep 2; exit $code"]
+# A trainer that makes no step after this one. (docs/trainer.md has the same with steps.)
+SERVE = """
+import os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Report(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(os.environ["REPORT"].encode())
+HTTPServer(("", int(os.environ["DDPJOB_PROGRESS_PORT"])), Report).serve_forever()
+"""
+
+
+def reports(code: int, kind: str, **more: Any) -> Json:
+    """Return the fields of a job whose trainer ends with a code and writes a termination report (docs/trainer.md)."""
+    report = {"schema": 2, "outcome": "failed", "code": code, "cause": "own", "kind": kind, "message": "as reported"}
+    script = f'printf %s "$REPORT" > /dev/termination-log; exit {code}'
+    env = [{"name": "REPORT", "value": json.dumps(report | more)}]
+    return {"command": ["sh", "-c", script], "env": env, **ONCE}
+
+
+def serves(phase: str, step: int | None = None) -> Json:
+    """Return the fields of a job whose trainer reports the same progress as long as it runs."""
+    env = [{"name": "REPORT", "value": json.dumps({"schema": 1, "phase": phase, "step": step, "ageSeconds": 0})}]
+    return {"command": ["python3", "-c", SERVE], "env": env, **ONCE}
+
+
+def failed(stage: str, reason: str, **fields: Any) -> Json:
+    return {"state": "Failed", "stage": stage, "reason": reason, "attempt": 1, **fields}
 
 
 # Name of the job, fields of its spec, and fields of the verdict.
@@ -52,6 +90,59 @@ CASES: tuple[tuple[str, Json, Json], ...] = (
         {"command": FILL, "resources": {"limits": {"memory": "64Mi"}}, **ONCE},
         {"stage": "Crash", "reason": "OOMKilled"},
     ),
+    (
+        "usage",
+        {"command": ["ddptrain", "train", "--no-such-flag"], **ONCE},
+        failed("Configuration", "UsageError", nodeRank=0, exitCode=2),
+    ),
+    ("ranks", reports(71, "RanksImpossible"), failed("Configuration", "RanksImpossible", exitCode=71)),
+    ("mismatch", reports(78, "ConfigMismatch"), failed("Configuration", "ConfigMismatch", exitCode=78)),
+    ("not-finite", reports(79, "LossNotFinite", step=7), failed("Crash", "LossNotFinite", exitCode=79, step=7)),
+    ("stopped", reports(75, "Stopped", outcome="stopped"), failed("Disruption", "Stopped", exitCode=75)),
+    ("superseded", reports(80, "Superseded"), failed("Disruption", "Superseded", exitCode=80)),
+    ("exited-early", reports(1, "ExitedEarly", rank=0), failed("Crash", "ExitedEarly", exitCode=1, rank=0)),
+    ("hang-reported", reports(76, "Hang", rank=0, where="a.py:3"), failed("Hang", "Hang", rank=0, where="a.py:3")),
+    ("data", reports(66, "DataMissing"), failed("Crash", "DataMissing", exitCode=66)),
+    ("rendezvous", reports(69, "RendezvousFailed"), failed("Rendezvous", "RendezvousFailed", exitCode=69)),
+    ("volume", reports(73, "VolumeUnwritable"), failed("Volume", "VolumeUnwritable", exitCode=73)),
+    ("peer", reports(77, "PeerLost", cause="peer"), failed("Crash", "PeerLost", exitCode=77, confidence="Low")),
+    ("gpu-memory", reports(1, "GPUOutOfMemory", rank=0), failed("Crash", "GPUOutOfMemory", rank=0)),
+    ("rank-killed", reports(137, "Killed", rank=0, signal=9), failed("Crash", "Killed", signal=9, rank=0)),
+    ("killed", {"command": ["sh", "-c", KILL], **ONCE}, failed("Crash", "SIGKILL", signal=9)),
+    (
+        "deterministic",
+        reports(1, "ValueError", exception="ValueError", step=5, rank=0) | AGAIN,
+        failed("Crash", "DeterministicError") | {"attempt": 2, "exception": "ValueError", "step": 5},
+    ),
+    ("deadline", {"activeDeadlineSeconds": 1}, failed("Deadline", "DeadlineExceeded")),
+    (
+        "no-start",
+        {"resources": {"requests": {"cpu": "4000"}}, "startupDeadlineSeconds": 5},
+        failed("Deadline", "StartupDeadlineExceeded"),
+    ),
+    (
+        "no-step",
+        {**serves("start"), "startupDeadlineSeconds": 40},
+        failed("Deadline", "StartupDeadlineExceeded"),
+    ),
+    (
+        "no-progress",
+        {**serves("train", 5), "progressDeadlineSeconds": 30},
+        failed("Hang", "ProgressDeadlineExceeded"),
+    ),
+    (
+        "no-end",
+        {
+            **{"command": ["sh", "-c", "[ $NODE_RANK = 0 ] || sleep 600"], "numNodes": 2, "completionGraceSeconds": 1},
+            **ONCE,
+        },
+        failed("Hang", "CompletionDeadlineExceeded"),
+    ),
+    (
+        "pod-deadline",
+        {"template": {"spec": {"activeDeadlineSeconds": 5, "terminationGracePeriodSeconds": 1}}, **ONCE},
+        failed("Disruption", "PodDeadlineExceeded", nodeRank=0),
+    ),
     ("retry", {"command": ["sh", "-c", "exit 3"], **RETRY}, {"stage": "WaitingForRetry", "exitCode": 3}),
     ("suspended", {"suspend": True}, {"stage": "Suspended", "isAbnormal": False}),
     ("succeeded", {"command": ["true"]}, {"stage": "Succeeded", "isAbnormal": False}),
@@ -79,15 +170,24 @@ def verdicts(trial: Trial) -> Mapping[str, tuple[Json, float]]:
             return all(fits(found[name][0], fields) for name, _, fields in CASES)
 
         with suppress(AssertionError):  # the tests show which job has another verdict
-            until("each job has its verdict", all_fit, seconds=150)
+            until("each job has its verdict", all_fit, seconds=240)
     return found
+
+
+def as_a_command(trial: Trial) -> str:
+    """Return what `ddpjob why -o json` prints of a job that failed."""
+    trial.kubectl.apply(shell_job(trial.name, "exit 3", **ONCE))
+    trial.until("the failure", lambda job: job.get("status", {}).get("state") == "Failed")
+    env = os.environ | {"KUBECONFIG": str(trial.cluster.kubeconfig)}
+    words = [sys.executable, "-m", "ddpjob.cli.main", "why", trial.name, "-n", trial.kubectl.namespace, "-o", "json"]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def fits(verdict: Json, fields: Json) -> bool:
     return fields.items() <= verdict.items()
 
 
-TRIALS = Trials({"verdicts": verdicts}, 1, has_claim=False)
+TRIALS = Trials.of(2, verdicts, as_a_command)._replace(has_claim=False)
 
 
 @pytest.mark.parametrize(("name", "fields"), [(name, fields) for name, _, fields in CASES], ids=[c[0] for c in CASES])
@@ -98,6 +198,12 @@ def test_verdict_names_stage_and_cause(outcome: Wait, name: str, fields: Json, r
     assert verdict["operator"] == ("Unknown" if verdict["state"] in ("Failed", "Succeeded") else "Alive")
     assert not verdict["isAbnormal"] or (verdict["hint"] and verdict["next"])
     assert verdict["unread"] == []
+
+
+def test_command_prints_the_verdict_as_its_schema_says(outcome: Wait) -> None:
+    found = json.loads(outcome(as_a_command))
+    assert not list(faults(found, json.loads(SCHEMA.read_text())))
+    assert (found["stage"], found["exitCode"], found["job"]) == ("Crash", 3, "as-a-command")
 
 
 def test_taint_of_all_nodes_is_named(trial: Trial) -> None:

@@ -99,7 +99,7 @@ def logs(
             found = _announced(found, job, client.place, is_any=wanted is None)
         lines = found if pattern is None else (line for line in found if pattern.search(line.text))
         if out_dir is not None:
-            _write(lines, out_dir)
+            _write(lines, out_dir, flush=follow)
             return 0
         if output == "json":
             for line in lines:
@@ -151,7 +151,7 @@ def _prefix(name: str, number: int) -> str:
     return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{name}\x1b[0m " if is_coloured() else f"{name} "
 
 
-def _write(lines: "Iterable[LogLine]", folder: Path) -> None:
+def _write(lines: "Iterable[LogLine]", folder: Path, *, flush: bool) -> None:
     """Write the lines as they were printed into one file for each node and attempt."""
     files: dict[Path, IO[str]] = {}
     try:
@@ -162,6 +162,8 @@ def _write(lines: "Iterable[LogLine]", folder: Path) -> None:
                 if path not in files:
                     files[path] = opened.enter_context(path.open("w", encoding="utf-8", errors="backslashreplace"))
                 files[path].write(f"{line.text}\n")
+                if flush:
+                    files[path].flush()
     except OSError as error:
         raise DDPJobError(
             f"{error.filename or folder}: {error.strerror}",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Case, Facts
-from ddpjob.client.verdict.failed import ending, finished, logs_to_read, unrecorded
+from ddpjob.client.verdict.failed import ending, finished, last_failure, logs_to_read, unrecorded
 from ddpjob.client.verdict.operator import with_operator
 from ddpjob.client.verdict.running import foreign, resumed, running, suspended, unseen
 from ddpjob.client.verdict.waiting import refused, waiting
@@ -43,9 +43,16 @@ def explain(facts: Facts) -> Explanation:
     if facts.is_run is False:
         found = suspended(case) or _interrupted(case)
         return found.model_copy(update={"operator": "Down"})
-    return with_operator(
-        case, next((found for rule in _RULES if (found := rule(case)) is not None), None) or running(case)
-    )
+    found = next((found for rule in _RULES if (found := rule(case)) is not None), None) or running(case)
+    return with_operator(case, _after_failure(case, found))
+
+
+def _after_failure(case: Case, found: Explanation) -> Explanation:
+    """Return the verdict with the failure that precedes the attempt, in every stage of it."""
+    last = last_failure(case)
+    if last is None or found.stage == "Suspended" or last in found.evidence:
+        return found
+    return found.model_copy(update={"evidence": [*found.evidence, last]})
 
 
 def needed(facts: Facts) -> Needed:

@@ -27,6 +27,17 @@ _STAGES: Mapping[str, Stage] = {
     "VolumeUnwritable": "Volume",
 }
 """By ``reason``. A trainer may give other words for what its exit code says; all others are crashes."""
+_OF_DEADLINES: Mapping[str, tuple[str, str]] = {
+    "DeadlineExceeded": (
+        "the training takes longer than activeDeadlineSeconds allows, with all restarts",
+        "increase activeDeadlineSeconds, or train fewer epochs, and create the job again; the checkpoints are kept",
+    ),
+    "StartupDeadlineExceeded": (
+        "the obstacle in the message lasted longer than startupDeadlineSeconds allows",
+        "remove the obstacle, or increase startupDeadlineSeconds, and create the job again",
+    ),
+}
+"""Hint and next of the deadlines that end a job without a failure of a pod."""
 _NO_REASON = "Error"
 """Reason of a failure of which only the exit code of the container is known."""
 _STAGE_OF_CODE: Mapping[int, Stage] = {
@@ -71,14 +82,15 @@ def finished(case: Case) -> Explanation | None:
     failure = case.last_failure
     if failure is None or failure.action != "Fail":
         stage = _STAGES.get(found.reason, "Crash")
-        last = _recorded(case, failure) if failure is not None else None
+        hint, todo = _OF_DEADLINES.get(found.reason, ("", "correct the job, and create it again"))
         return case.verdict(
             stage,
             found.reason,
             f"{case.name} failed: {found.message}",
-            [case.of_condition(found), last],
+            [case.of_condition(found), last_failure(case)],
             attempt=case.status.attempt,
-            next="correct the job, and create it again" if stage != "Deadline" else "",
+            hint=hint,
+            next=todo,
         )
     return _failed(case, failure, f"{case.name} failed in attempt {failure.attempt}", case.of_condition(found))
 
@@ -220,6 +232,8 @@ def _source(case: Case, failure: Failure) -> list[Evidence]:
 
 def _stage(failure: Failure) -> Stage:
     known = _STAGES.get(failure.reason) or _STAGES.get(failure.exception or "")
+    if known is None and failure.exit_code is None and failure.node_suspected:
+        return "Placement"  # the kubelet refused the pod, for a reason that only it knows
     if known is not None or failure.reason == _NO_REASON:  # codes of other programs than the trainer mean nothing
         return known or "Crash"
     return _STAGE_OF_CODE.get(failure.exit_code or 0, "Crash")
@@ -233,7 +247,7 @@ def _confidence(failure: Failure) -> Confidence:
     return "High" if is_named else "Medium"
 
 
-def restart_of(case: Case) -> Evidence | None:
+def last_failure(case: Case) -> Evidence | None:
     """Return the last failure as evidence, for an attempt that follows it."""
     failure = case.last_failure
     return _recorded(case, failure) if failure is not None else None

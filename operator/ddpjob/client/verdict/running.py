@@ -7,7 +7,6 @@ from ddpjob.api.status import Progress
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
-from ddpjob.client.verdict.failed import restart_of
 from ddpjob.engine.obstacles import NO_PROGRESS, PROGRESS_UNKNOWN, TRAINING_STALLED
 
 _QUIET_SECONDS = 120.0
@@ -80,7 +79,7 @@ def running(case: Case) -> Explanation:
         return _stalled(case, message, quoted)
     if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
         return case.verdict(
-            "Running", reason, f"{case.name} runs: {message}", [quoted, restart_of(case)], is_abnormal=True,
+            "Running", reason, f"{case.name} runs: {message}", [quoted], is_abnormal=True,
             attempt=case.attempt.number, next=case.logs_command(),
         )  # fmt: skip
     progress = _progress_of_attempt(case)
@@ -92,7 +91,7 @@ def running(case: Case) -> Explanation:
     values = [case.of_job("status.progress.display", progress.display)] if progress is not None else []
     sentence = f"{case.name} trains in attempt {case.attempt.number}{done}"
     return case.verdict(
-        "Running", reason, sentence, [quoted, *values, restart_of(case)], attempt=case.attempt.number,
+        "Running", reason, sentence, [quoted, *values], attempt=case.attempt.number,
         step=progress.step if progress is not None else None,
     )  # fmt: skip
 
@@ -127,11 +126,11 @@ def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence |
     if progress is None:
         sentence = f"all nodes of {case.name} have run for {since} s, and this attempt has reported no progress"
         return case.verdict(
-            "FirstStep", "NotReported", sentence, [quoted, restart_of(case)], confidence="Medium", attempt=number,
+            "FirstStep", "NotReported", sentence, [quoted], confidence="Medium", attempt=number,
             hint="a program that neither ddprun nor ddptrain runs reports nothing unless it serves GET /progress",
             next=case.logs_command(),
         )  # fmt: skip
-    values = [case.of_job("status.progress.phase", progress.phase or ""), quoted, restart_of(case)]
+    values = [case.of_job("status.progress.phase", progress.phase or ""), quoted]
     waits = progress.phase in ("rendezvous", "start")
     what = "waits for its ranks to meet" if progress.phase == "rendezvous" else f"is in phase {progress.phase}"
     return case.verdict(

@@ -9,7 +9,6 @@ from ddpjob.api.objects import Json, condition, element
 from ddpjob.api.pod_view import PodView
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
-from ddpjob.client.verdict.failed import restart_of
 from ddpjob.engine.evidence import REFUSALS
 from ddpjob.engine.obstacles import CONTAINER_CREATING, obstacles
 
@@ -354,9 +353,8 @@ def _starting(case: Case, message: str) -> Explanation:
         )  # fmt: skip
     reason = running.reason if running is not None and running.status != "True" else "Starting"
     text = message or (running.message if running is not None else "") or "its pods are starting"
-    evidence = [quoted, restart_of(case)]
     return case.verdict(
-        "Starting", reason, f"{case.name} starts: {text}", evidence, attempt=case.attempt.number or None
+        "Starting", reason, f"{case.name} starts: {text}", [quoted], attempt=case.attempt.number or None
     )
 
 
