@@ -46,6 +46,10 @@ class UnavailableError(DDPJobError):
     """The cluster, its DDPJobs, a log or metrics cannot be reached. A change may or may not have been carried out."""
 
 
+class NotServedError(UnavailableError):
+    """The cluster has no DDPJobs: its CustomResourceDefinition is not installed."""
+
+
 class TransferError(DDPJobError):
     """A file of a volume was not copied: the disk refuses it, or it was deleted or cannot be read."""
 

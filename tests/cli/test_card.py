@@ -12,7 +12,7 @@ import pytest
 from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
 from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, sparkline
-from ddpjob.cli.ls import CELLS
+from ddpjob.cli.ls import CELLS, WIDE
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
 from tests.builders import NOW, World, a_job, a_running_world, failed
@@ -110,6 +110,7 @@ def test_a_sparkline_has_the_course_of_the_values() -> None:
 
 def test_every_column_of_kubectl_has_a_value() -> None:
     assert [column["name"] for column in COLUMNS] == list(CELLS)
+    assert [column["name"] for column in COLUMNS if column.get("priority")] == list(WIDE)
 
 
 def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:

@@ -191,6 +191,26 @@ def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machi
     assert "one place" in contradiction.is_refused()[1]
 
 
+def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob: Program, world: ClusterWorld) -> None:
+    """Each of the other modules takes a tenth of the start of ``ddpjob get``, or more."""
+    world.client.submit(world.job("there"))
+    code = "import sys; from ddpjob.cli.main import app; app(['get'], standalone_mode=False); print(*sys.modules)"
+    with FaultProxy(world.plane) as proxy:
+        environment = user(ddpjob, world, "viewer", server=proxy.server).environment
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    [request] = proxy.seen
+    assert request.path.partition("?")[0] == f"/apis/ddpjob.dev/v1alpha1/namespaces/{world.namespace}/ddpjobs"
+    *table, last = done.stdout.splitlines()
+    assert table[1].startswith("there")
+    modules = set(last.split())
+    parts = ("ddpjob.api.", "ddpjob.client.", "ddpjob.engine", "ddpjob.local", "ddpjob.controller", "ddpplot")
+    assert {name for name in modules if name.startswith(parts)} == {
+        *(f"ddpjob.api.{name}" for name in ("exit_codes", "limits", "model", "names", "objects", "status", "times")),
+        *(f"ddpjob.client.{name}" for name in ("base", "cluster", "cluster_watch", "connection", "job")),
+    }
+    assert not {"aiohttp", "asyncio", "kubernetes.client.models.v1_pod", "numpy", "plotext"} & modules
+
+
 def test_a_shell_and_kubectl_complete_the_jobs_of_the_cluster(ddpjob: Program, world: ClusterWorld) -> None:
     assert ddpjob("run", ddpjob.write(shell_job("here", "true"))).code == 0
     job = world.client.submit(DDPJob("there", image="none", command=["train"], num_nodes=2))

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from ddpjob.api.status import Condition, DDPJobStatus, Failure
 from ddpjob.api.times import parse_time, seconds_between
-from ddpjob.cli.snapshot import Training
 from ddpjob.cli.text import duration, number_of, one_line, red, time_text
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
@@ -77,6 +76,8 @@ def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fa
     Args:
         losses: of the steps of the training; empty if its metrics cannot be read.
     """
+    from ddpjob.cli.snapshot import Training
+
     status = job.status
     yield from _nodes(status)
     progress = status.progress.wire() if status.progress else {}

@@ -9,7 +9,7 @@ from typer import Argument
 
 from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs, text_of
 from ddpjob.cli.options import Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.place import Context, Local, find, is_of_this_machine
 from ddpjob.cli.text import is_coloured, one_line
 from ddpjob.errors import DDPJobError
 
@@ -78,11 +78,10 @@ def card(client: "Client", job: "DDPJob") -> list[str]:
 
 def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
     """Return the losses of the steps, of a job of this machine; a cluster's metrics are on its volume."""
-    from ddpjob.client.local import LocalClient
+    if not is_of_this_machine(client):
+        return []
     from ddpplot import recorded
 
-    if not isinstance(client, LocalClient):
-        return []
     try:
         history = recorded.read_history(client.metrics(job))
     except (DDPJobError, recorded.DataMissing):  # it is only a picture

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -11,7 +12,7 @@ from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
 from ddpjob.cli.options import Namespace, StateDir
-from ddpjob.cli.place import Context, Local, for_list
+from ddpjob.cli.place import Context, Local, first_answer, is_of_this_machine
 from ddpjob.cli.table import Cell, live, show, table
 from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.errors import DDPJobError
@@ -53,14 +54,20 @@ def ls(
       ddpjob ls -o wide
     """
     damaged: list[DDPJobError] = []
-    client, trouble = for_list(local=local, context=context, namespace=namespace, state_dir=state_dir)
+
+    def begin(asked: "Client") -> "Iterator[Jobs]":
+        """Return the lists of jobs; the first is read here, so that a client that has none raises."""
+        lists = asked.watch_all(all_namespaces=all_namespaces) if watch else _listed(asked, damaged, all_namespaces)
+        return chain([next(lists)], lists)
+
+    client, lists, trouble = first_answer(begin, local=local, context=context, namespace=namespace, state_dir=state_dir)
     with client:
         if watch:
             if trouble is not None:
                 raise trouble
-            _watch(client.watch_all(all_namespaces=all_namespaces), output)
+            _watch(lists, output)
             return 0
-        jobs = _listed(client, damaged, all_namespaces=all_namespaces)
+        jobs = next(lists)
         where = f"{client.place.partition(',')[0]}, all namespaces" if all_namespaces else client.place
         if jobs or damaged or output in ("json", "yaml"):
             if output in (None, "table", "wide"):
@@ -75,12 +82,12 @@ def ls(
     return USAGE if damaged else 0
 
 
-def _listed(client: "Client", damaged: list[DDPJobError], *, all_namespaces: bool) -> "Jobs":
-    from ddpjob.client.local import LocalClient
-
-    if isinstance(client, LocalClient):  # one damaged record must not hide the others
-        return client.list(all_namespaces=all_namespaces, on_error=damaged.append)
-    return client.list(all_namespaces=all_namespaces)
+def _listed(client: "Client", damaged: list[DDPJobError], all_namespaces: bool) -> "Iterator[Jobs]":
+    """Yield the jobs once. Of this machine, one damaged record must not hide the others."""
+    if is_of_this_machine(client):
+        yield client.list(all_namespaces=all_namespaces, on_error=damaged.append)
+    else:
+        yield client.list(all_namespaces=all_namespaces)
 
 
 def show_jobs(jobs: "Jobs", output: str | None, *, single: bool = False) -> None:
@@ -99,9 +106,7 @@ def show_jobs(jobs: "Jobs", output: str | None, *, single: bool = False) -> None
 
 def jobs_table(jobs: "Jobs", *, is_wide: bool) -> "Table":
     """Return the columns of ``kubectl get ddp``; the namespace if there are several."""
-    from ddpjob.api.crd import COLUMNS
-
-    columns = [column["name"] for column in COLUMNS if is_wide or not column.get("priority")]
+    columns = [name for name in CELLS if is_wide or name not in WIDE]
     header = ["NAMESPACE", "NAME", *(name.upper() for name in columns)]
     rows: list[Sequence[object]] = [[job.namespace, job.name, *(CELLS[name](job) for name in columns)] for job in jobs]
     if not is_wide and len({job.namespace for job in jobs}) < 2:
@@ -128,6 +133,8 @@ CELLS: Mapping[str, Callable[["DDPJob"], object]] = {
     "Reason": lambda job: condition(job.manifest.get("status"), "Running").get("reason"),
 }
 """The value of each column of the CustomResourceDefinition."""
+WIDE = ("In-Place", "Steps/s", "World", "Reason")
+"""Columns of ``-o wide`` alone."""
 
 
 def _watch(changes: "Iterator[Jobs]", output: str | None) -> None:

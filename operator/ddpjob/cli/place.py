@@ -1,17 +1,22 @@
 """Where a command acts: on the jobs of this machine, or on those of a cluster."""
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from typer import Option
 
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotServedError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeGuard
+
     from ddpjob.client.base import Client
     from ddpjob.client.local import LocalClient
 
+T = TypeVar("T")
 Local = Annotated[bool, Option("--local", help="Only jobs of this machine.")]
 Context = Annotated[
     str | None, Option("--context", metavar="NAME", help="Jobs of the cluster of this context of the kubeconfig.")
@@ -63,30 +68,33 @@ def for_new_job(*, local: bool, context: str | None, namespace: str | None, stat
     return on_cluster(context, namespace)
 
 
-def for_list(
-    *, local: bool, context: str | None, namespace: str | None, state_dir: str | None
-) -> tuple["Client", DDPJobError | None]:
-    """Return the client whose jobs are listed, and why it is not that of the cluster, if this does not answer.
+def first_answer(
+    ask: "Callable[[Client], T]", *, local: bool, context: str | None, namespace: str | None, state_dir: str | None
+) -> tuple["Client", T, DDPJobError | None]:
+    """Ask the cluster of the kubeconfig, or this machine if the cluster does not answer or has no DDPJobs.
 
-    It is the cluster of the kubeconfig if that has the CustomResourceDefinition, else this machine.
+    Returns:
+        The client that answered, its answer, and why it is not that of the cluster, if this does not answer.
 
     Raises:
         InvalidJobError: the options contradict each other.
+        DDPJobError: of the question; with ``context`` also that the cluster does not answer.
     """
+    trouble = None
     if context is not None:
         _require_one_place(local, state_dir)
-        return on_cluster(context, namespace, _LIST_SECONDS), None
+    if context is not None or not (local or state_dir is not None or not has_kubeconfig()):
+        try:
+            # This machine's jobs are shown at once while the cluster is away, unless it was asked for.
+            cluster = on_cluster(context, namespace, _LIST_SECONDS, retries=context is not None)
+            return cluster, ask(cluster), None
+        except UnavailableError as error:
+            if context is not None:
+                raise
+            if not isinstance(error, NotServedError):
+                trouble = type(error)(error.error, error.hint, "--local lists the jobs of this machine alone")
     here = on_this_machine(namespace, state_dir)
-    if local or state_dir is not None or not has_kubeconfig():
-        return here, None
-    try:
-        cluster = on_cluster(None, namespace, _LIST_SECONDS)
-        if cluster.serves_jobs():
-            return cluster, None
-        cluster.close()
-    except (UnavailableError, NotAllowedError) as error:
-        return here, type(error)(error.error, error.hint, "--local lists the jobs of this machine alone")
-    return here, None
+    return here, ask(here), trouble
 
 
 def _require_one_place(local: bool, state_dir: str | None) -> None:
@@ -105,11 +113,17 @@ def on_this_machine(namespace: str | None, state_dir: str | None) -> "LocalClien
     return LocalClient(state_dir, namespace=namespace)
 
 
-def on_cluster(context: str | None, namespace: str | None, timeout: float = 30.0) -> "Client":
+def is_of_this_machine(client: "Client") -> "TypeGuard[LocalClient]":
+    """Return whether a client is for this machine; does not import its module, which then is imported already."""
+    module = sys.modules.get("ddpjob.client.local")
+    return module is not None and isinstance(client, module.LocalClient)
+
+
+def on_cluster(context: str | None, namespace: str | None, timeout: float = 30.0, *, retries: bool = True) -> "Client":
     """Return the client for the cluster of a context, or of the current one."""
     from ddpjob.client.base import Client
 
-    return Client.cluster(context, namespace=namespace, timeout=timeout)
+    return Client.cluster(context, namespace=namespace, timeout=timeout, retries=retries)
 
 
 def _may_exist(path: Path) -> bool:

@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, ConfigDict
 from ddpjob.api import names
 from ddpjob.api.model import ApiModel
 from ddpjob.api.objects import Json, condition, element, is_true
-from ddpjob.api.pod_view import pod_view
 from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, speed_text
 
 Line = Annotated[str, BeforeValidator(one_line)]
@@ -99,6 +98,8 @@ class Snapshot(Training):
 
 def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
     """Return the snapshot of an admitted job and its pods."""
+    from ddpjob.api.pod_view import pod_view
+
     status, spec = job.get("status") or {}, job["spec"]
     checkpoint, attempt = status.get("checkpoint") or {}, int(status.get("attempt") or 0)
     known = {
@@ -116,7 +117,10 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
         "numNodes": spec["numNodes"],
         "checkpointStep": checkpoint.get("step"),
         "resumedFromStep": checkpoint.get("resumedFromStep"),
-        "nodes": sorted((_node(pod) for pod in pods if pod_view(pod).attempt == attempt), key=lambda node: node.rank),
+        "nodes": sorted(
+            (_node(pod, view.node_rank) for pod in pods if (view := pod_view(pod)).attempt == attempt),
+            key=lambda node: node.rank,
+        ),
     }
     return Snapshot.model_validate(known)
 
@@ -131,7 +135,7 @@ def _message(status: Mapping[str, Any]) -> str:
     return str(condition(status, "Running").get("message") or "")
 
 
-def _node(pod: Json) -> Node:
+def _node(pod: Json, rank: int) -> Node:
     """Return the state of a pod's trainer as ``kubectl get pods`` shows it."""
     meta, status = pod["metadata"], pod.get("status") or {}
     state: Json = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER).get("state") or {}
@@ -146,4 +150,4 @@ def _node(pod: Json) -> Node:
     else:
         shown, since = waiting.get("reason") or status.get("phase") or "Pending", meta.get("creationTimestamp")
         detail = waiting.get("message") or None
-    return Node(rank=pod_view(pod).node_rank, pod=meta["name"], state=shown, detail=detail, since=since)
+    return Node(rank=rank, pod=meta["name"], state=shown, detail=detail, since=since)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from ddpjob.api.model import WireModel
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
-from ddpjob.client.verdict.explanation import Explanation
-from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, UnavailableError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from ddpjob.client.checkup.check import Checks
     from ddpjob.client.ranks import RankTable
     from ddpjob.client.timeline import JobEvent, JobPod
+    from ddpjob.client.verdict.explanation import Explanation
+    from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
 RANK_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")
 """Before each line of a rank of ddprun."""
@@ -122,6 +122,7 @@ class Client(Protocol):
         namespace: str | None = None,
         kubeconfig: str | Path | None = None,
         timeout: float = 30.0,
+        retries: bool = True,
     ) -> "Client":
         """Return a client for the jobs of a cluster.
 
@@ -130,11 +131,14 @@ class Client(Protocol):
             namespace: default: the namespace of the context, else ``default``.
             kubeconfig: instead of $KUBECONFIG or ~/.kube/config.
             timeout: seconds for one request, retries included.
+            retries: send a request again if the API server does not answer it.
 
         Raises:
             UnavailableError: there is no usable configuration.
         """
-        made = _load("cluster").ClusterClient(context, namespace=namespace, kubeconfig=kubeconfig, timeout=timeout)
+        made = _load("cluster").ClusterClient(
+            context, namespace=namespace, kubeconfig=kubeconfig, timeout=timeout, retries=retries
+        )
         return cast(Client, made)
 
     @property
@@ -161,15 +165,12 @@ class Client(Protocol):
         """Return the job with its status. Raises ``JobNotFoundError``."""
         ...
 
-    def serves_jobs(self) -> bool:
-        """Return whether there can be jobs: False for a cluster without the CustomResourceDefinition.
-
-        A cluster is asked once, for at most five seconds.
-        """
-        ...
-
     def list(self, *, all_namespaces: bool = False) -> Jobs:
-        """Return the jobs, sorted by namespace and name."""
+        """Return the jobs, sorted by namespace and name.
+
+        Raises:
+            NotServedError: the cluster has no DDPJobs, because the CustomResourceDefinition is not installed.
+        """
         ...
 
     def watch_all(self, *, all_namespaces: bool = False) -> Iterator[Jobs]:
@@ -225,7 +226,7 @@ class Client(Protocol):
         """
         ...
 
-    def explain(self, job: str | DDPJob) -> Explanation:
+    def explain(self, job: str | DDPJob) -> "Explanation":
         """Return why the job is in its state, with the evidence, also after its pods are gone.
 
         What the user may not read is named in ``unread``; only the job itself must be readable.
@@ -275,8 +276,8 @@ class Client(Protocol):
         job: str | DDPJob,
         *,
         verify: bool = True,
-        on_progress: Callable[[PullProgress], None] | None = None,
-    ) -> VolumeContents:
+        on_progress: "Callable[[PullProgress], None] | None" = None,
+    ) -> "VolumeContents":
         """Return what the volume of the job holds: checkpoints, metrics, logs and other files.
 
         Of a cluster, a pod with the image of the job reads the volume; it is deleted at the end.
@@ -300,8 +301,8 @@ class Client(Protocol):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
-        on_progress: Callable[[PullProgress], None] | None = None,
-    ) -> Pulled:
+        on_progress: "Callable[[PullProgress], None] | None" = None,
+    ) -> "Pulled":
         """Copy the newest checkpoint of the job, or what else is wanted, and return what was copied.
 
         The digests are compared. A connection that is cut is made again; after any other end the same call continues.

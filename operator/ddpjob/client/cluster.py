@@ -22,7 +22,6 @@ from ddpjob.client.base import (
     of_ranks,
     timed_out,
 )
-from ddpjob.client.cluster_logs import JobLogs
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
     MERGE_PATCH,
@@ -34,19 +33,17 @@ from ddpjob.client.connection import (
     request_error,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.client.jobfile import SCRIPT_IMAGE
-from ddpjob.client.verdict.explanation import Explanation
-from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
     from ddpjob.client.ranks import RankTable
+    from ddpjob.client.verdict.explanation import Explanation
+    from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
 Items = list[Json]  # named, because in the class ``list`` is the method
 _PAGE = 100  # jobs of one request
-_DISCOVERY_SECONDS = 5.0
 
 
 class ClusterClient(Client):
@@ -59,9 +56,10 @@ class ClusterClient(Client):
         namespace: str | None = None,
         kubeconfig: str | Path | None = None,
         timeout: float = 30.0,
+        retries: bool = True,
     ) -> None:
         self._context = context
-        self._connection = Connection(context, kubeconfig, timeout)
+        self._connection = Connection(context, kubeconfig, timeout, retries=retries)
         self.namespace = namespace or self._connection.namespace
 
     @property
@@ -81,16 +79,6 @@ class ClusterClient(Client):
 
     def get(self, job: str | DDPJob) -> DDPJob:
         return DDPJob.from_manifest(self._connection.request("GET", self._path(job)))
-
-    def serves_jobs(self) -> bool:
-        try:
-            self._connection.once("GET", f"/apis/{names.API_VERSION}", seconds=_DISCOVERY_SECONDS)
-        except RequestError as error:
-            if error.status == 404:
-                return False
-            if error.status != 403:  # whoever may not ask may still read jobs
-                raise self._connection.explained(error) from error
-        return True
 
     def list(self, *, all_namespaces: bool = False) -> Jobs:
         return list(map(DDPJob.from_manifest, self._listed(None if all_namespaces else self.namespace)[0]))
@@ -131,6 +119,8 @@ class ClusterClient(Client):
         tail: int | None = None,
         since: float | None = None,
     ) -> Iterator[LogLine]:
+        from ddpjob.client.cluster_logs import JobLogs
+
         found = self.get(job)
         if ranks is not None:
             nodes = nodes_of(found, ranks)
@@ -139,7 +129,7 @@ class ClusterClient(Client):
         lines = logs.follow(self._watched(found, None), attempt) if follow else logs.read(attempt)
         return lines if ranks is None else of_ranks(lines, found, ranks)
 
-    def explain(self, job: str | DDPJob) -> Explanation:
+    def explain(self, job: str | DDPJob) -> "Explanation":
         from ddpjob.client.cluster_facts import read_facts
         from ddpjob.client.verdict.explain import explain
 
@@ -169,8 +159,8 @@ class ClusterClient(Client):
         job: str | DDPJob,
         *,
         verify: bool = True,
-        on_progress: Callable[[PullProgress], None] | None = None,
-    ) -> VolumeContents:
+        on_progress: "Callable[[PullProgress], None] | None" = None,
+    ) -> "VolumeContents":
         from ddpjob.client.volume.cluster import PodReader
         from ddpjob.client.volume.pull import read_contents
 
@@ -185,9 +175,10 @@ class ClusterClient(Client):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
-        on_progress: Callable[[PullProgress], None] | None = None,
-    ) -> Pulled:
+        on_progress: "Callable[[PullProgress], None] | None" = None,
+    ) -> "Pulled":
         from ddpjob.client.volume.cluster import PodReader
+        from ddpjob.client.volume.contents import Choice
         from ddpjob.client.volume.pull import pull
 
         with PodReader(self._connection, self.get(job), on_progress) as reader:
@@ -365,6 +356,8 @@ def _deletion(uid: str | None, **options: object) -> Json:
 
 
 def _require_submittable(job: DDPJob) -> None:
+    from ddpjob.client.jobfile import SCRIPT_IMAGE
+
     if job.others:
         kinds = ", ".join(f"{other['kind']} {(other.get('metadata') or {}).get('name')}" for other in job.others)
         raise InvalidJobError(

@@ -32,6 +32,7 @@ from ddpjob.errors import (
     JobExistsError,
     JobNotFoundError,
     NotAllowedError,
+    NotServedError,
     UnavailableError,
 )
 from ddpjob.version import __version__
@@ -159,10 +160,13 @@ def lines_of(response: Response) -> Generator[bytes, None, None]:
 class Connection:
     """An API server: its address, credentials and default namespace. Raises ``UnavailableError`` without any.
 
-    timeout: seconds for one request with its retries.
+    timeout: seconds for one request with its retries. retries: whether there are any.
     """
 
-    def __init__(self, context: str | None, kubeconfig: str | Path | None, timeout: float) -> None:
+    def __init__(
+        self, context: str | None, kubeconfig: str | Path | None, timeout: float, *, retries: bool = True
+    ) -> None:
+        self._retries = retries
         self._context = context
         self._kubeconfig = str(kubeconfig) if kubeconfig else None
         self.timeout = timeout
@@ -215,7 +219,7 @@ class Connection:
                 renewed = True
                 self.renew()
                 continue
-            again = error.is_transient and (repeats or not error.was_sent or error.status == 429)
+            again = self._retries and error.is_transient and (repeats or not error.was_sent or error.status == 429)
             pause = delay * random.uniform(0.5, 1.5)  # noqa: S311 - spreads clients
             if not again or time.monotonic() + pause + 0.1 > end:
                 raise self.explained(error) from error
@@ -393,7 +397,7 @@ def _not_found(error: RequestError) -> DDPJobError:
         )
     if name:
         return UnavailableError(f"there is no {error.details.get('kind')} {name}", "it was deleted, or never existed")
-    return UnavailableError(
+    return NotServedError(
         f"the cluster does not serve DDPJobs: {error.message}",
         "the operator's CustomResourceDefinition is not installed, or this is another cluster than you meant",
         "docs/install.md installs the operator; context=… selects a cluster",

@@ -1,23 +1,18 @@
 """``DDPJob``: a job, built from keyword arguments, YAML or a script, or as a client returned it."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ddpjob.api import names
 from ddpjob.api.objects import SET_BY_SERVER, Json
-from ddpjob.api.spec import NAME_RULE, DDPJobSpec, explain, is_job_name, parse_spec
 from ddpjob.api.status import DDPJobStatus, recorded_status
-from ddpjob.client import jobfile
-from ddpjob.client.jobfile import JobFile
-from ddpjob.errors import InvalidJobError, did_you_mean
 
-_REFERENCE = "docs/fields.md lists every field and what it may hold"
-_CORRECT = "correct the field"
+if TYPE_CHECKING:
+    from ddpjob.api.spec import DDPJobSpec
+    from ddpjob.client.jobfile import JobFile
 
 
 class DDPJob:
@@ -50,10 +45,12 @@ class DDPJob:
         Raises:
             InvalidJobError: a field is unknown or wrong.
         """
+        from ddpjob.client.jobspec import spec_of
+
         given = {"namespace": namespace, "labels": dict(labels or {}), "annotations": dict(annotations or {})}
         metadata = {"name": name, **{key: value for key, value in given.items() if value}}
         head = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata}
-        self._take(head | {"spec": _spec(name, spec)})
+        self._take(head | {"spec": spec_of(name, spec)})
 
     @classmethod
     def from_yaml(cls, source: str | Path) -> Self:
@@ -62,6 +59,8 @@ class DDPJob:
         Raises:
             InvalidJobError: it cannot be read, is not YAML, holds no or several jobs, or a field is unknown or wrong.
         """
+        from ddpjob.client import jobfile
+
         if isinstance(source, str) and "\n" in source:
             return cls.from_file(jobfile.from_text(source, Path.cwd()))
         return cls.from_file(jobfile.read(str(source)))
@@ -78,6 +77,8 @@ class DDPJob:
         Raises:
             InvalidJobError: there is no such file, or a field is unknown or wrong.
         """
+        from ddpjob.client import jobfile
+
         file = jobfile.read(str(script), args)
         given = file.job["spec"] | jobfile.SCRIPT_LAUNCHER | spec
         made = cls(name or file.job["metadata"]["name"], namespace=namespace, **given)
@@ -96,7 +97,7 @@ class DDPJob:
         return made
 
     @classmethod
-    def from_file(cls, file: JobFile) -> Self:
+    def from_file(cls, file: "JobFile") -> Self:
         """Return the job of a file that was read. Raises ``InvalidJobError``."""
         made = cls.__new__(cls)
         made.others, made.directory, made.script = tuple(file.others), file.directory, file.script
@@ -104,19 +105,9 @@ class DDPJob:
         return made
 
     def _take(self, manifest: Json) -> None:
-        name = (manifest.get("metadata") or {}).get("name")
-        if not name or not isinstance(name, str) or not is_job_name(name):
-            raise InvalidJobError(
-                f"metadata.name is {name!r}" if name else "metadata.name is missing",
-                NAME_RULE.message,
-                "give the job another name" if name else "give the job a name",
-            )
-        try:
-            parse_spec(manifest)
-        except ValidationError as error:
-            raise InvalidJobError(
-                f"the DDPJob {name} is wrong: {'; '.join(explain(error))}", _REFERENCE, _CORRECT
-            ) from error
+        from ddpjob.client.jobspec import require_valid
+
+        require_valid(manifest)
         self.manifest = manifest
 
     @property
@@ -135,8 +126,10 @@ class DDPJob:
         return cast(str | None, self.manifest["metadata"].get("uid"))
 
     @cached_property
-    def spec(self) -> DDPJobSpec:
+    def spec(self) -> "DDPJobSpec":
         """The spec, without fields that this release does not know. Raises ``pydantic.ValidationError``."""
+        from ddpjob.api.spec import parse_spec
+
         return parse_spec(self.manifest, ignore_unknown=True)
 
     @cached_property
@@ -162,9 +155,11 @@ class DDPJob:
 
     def to_yaml(self) -> str:
         """Return the job as YAML for ``kubectl apply``, without its status and what a server added."""
+        from ddpjob.client.jobfile import dump_yaml
+
         metadata = {key: value for key, value in self.manifest["metadata"].items() if key not in SET_BY_SERVER}
         job = {key: value for key, value in self.manifest.items() if key != "status"} | {"metadata": metadata}
-        return jobfile.dump_yaml(*self.others, job)
+        return dump_yaml(*self.others, job)
 
     def __repr__(self) -> str:
         place = f", namespace={self.namespace!r}" if self.namespace else ""
@@ -194,33 +189,3 @@ class DDPJob:
 def _text(value: object) -> str:
     """Return a text as HTML. ``bdi`` limits characters that change the direction of writing to this text."""
     return f"<bdi>{html.escape(str(value))}</bdi>"
-
-
-def _spec(name: str, given: Mapping[str, Any]) -> Json:
-    """Return the spec as JSON, with the names of the API. Raises ``InvalidJobError``."""
-    fields = {text for key, field in DDPJobSpec.model_fields.items() for text in (key, field.alias or key)}
-    for key in given:
-        if key not in fields:
-            hint = did_you_mean(key, sorted(fields), _REFERENCE)
-            raise InvalidJobError(f'a DDPJob has no field "{key}"', hint, "options of the trainer belong into args")
-    values: dict[str, Any] = {key: _json(value) for key, value in given.items() if value is not None}
-    if isinstance(values.get("env"), dict):
-        values["env"] = [{"name": key, "value": value} for key, value in values["env"].items()]
-    try:
-        spec = DDPJobSpec.model_validate(values, by_alias=True, by_name=True)
-    except ValidationError as error:
-        raise InvalidJobError(
-            f"the DDPJob {name} is wrong: {'; '.join(explain(error))}", _REFERENCE, _CORRECT
-        ) from error
-    return spec.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
-
-
-def _json(value: Any) -> Any:
-    """Return a value as JSON has it: a tuple as a list, and a model as its fields."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
-    if isinstance(value, Mapping):
-        return {key: _json(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_json(item) for item in value]
-    return value

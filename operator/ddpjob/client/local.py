@@ -27,9 +27,6 @@ from ddpjob.client.base import (
     timed_out,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.client.local_logs import LogReader, attempts, last_lines
-from ddpjob.client.verdict.explanation import Explanation
-from ddpjob.client.volume.contents import Choice, Pulled, PullProgress, VolumeContents
 from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
@@ -38,7 +35,10 @@ from ddpjob.local.translate import LOOPBACK
 if TYPE_CHECKING:
     from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
+    from ddpjob.client.local_logs import LogReader
     from ddpjob.client.ranks import RankTable
+    from ddpjob.client.verdict.explanation import Explanation
+    from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
@@ -82,9 +82,6 @@ class LocalClient(Client):
     def get(self, job: str | DDPJob) -> DDPJob:
         return _seen(self.record(job))
 
-    def serves_jobs(self) -> bool:
-        return True
-
     def list(self, *, all_namespaces: bool = False, on_error: Callable[[DDPJobError], None] | None = None) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
         found = []
@@ -122,6 +119,8 @@ class LocalClient(Client):
         tail: int | None = None,
         since: float | None = None,
     ) -> Iterator[LogLine]:
+        from ddpjob.client.local_logs import LogReader
+
         record = self.record(job)
         if since is not None:
             raise LocalError(
@@ -136,7 +135,7 @@ class LocalClient(Client):
         lines = self._lines(record, reader, follow=follow)
         return lines if ranks is None else of_ranks(lines, _seen(record), ranks)
 
-    def _lines(self, record: JobFolder, reader: LogReader, *, follow: bool) -> Iterator[LogLine]:
+    def _lines(self, record: JobFolder, reader: "LogReader", *, follow: bool) -> Iterator[LogLine]:
         while follow and record.runner() is not None:
             yield from reader.read()
             time.sleep(_PAUSE)
@@ -144,7 +143,8 @@ class LocalClient(Client):
         if not reader.found:
             raise _no_logs(record, reader.nodes, reader.attempt)
 
-    def explain(self, job: str | DDPJob) -> Explanation:
+    def explain(self, job: str | DDPJob) -> "Explanation":
+        from ddpjob.client.local_logs import last_lines
         from ddpjob.client.verdict.explain import explain, needed
         from ddpjob.client.verdict.facts import Facts
         from ddpjob.local.admission import SETTINGS
@@ -182,8 +182,8 @@ class LocalClient(Client):
         job: str | DDPJob,
         *,
         verify: bool = True,
-        on_progress: Callable[[PullProgress], None] | None = None,
-    ) -> VolumeContents:
+        on_progress: "Callable[[PullProgress], None] | None" = None,
+    ) -> "VolumeContents":
         from ddpjob.client.volume.local import FolderReader, local_place
         from ddpjob.client.volume.pull import read_contents
 
@@ -198,8 +198,9 @@ class LocalClient(Client):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
-        on_progress: Callable[[PullProgress], None] | None = None,
-    ) -> Pulled:
+        on_progress: "Callable[[PullProgress], None] | None" = None,
+    ) -> "Pulled":
+        from ddpjob.client.volume.contents import Choice
         from ddpjob.client.volume.local import FolderReader, local_place
         from ddpjob.client.volume.pull import pull
 
@@ -435,6 +436,8 @@ def _at(record: JobFolder) -> DDPJob:
 
 
 def _no_logs(record: JobFolder, nodes: Collection[int] | None, attempt: int | None) -> LocalError:
+    from ddpjob.client.local_logs import attempts
+
     kept = attempts(record, record.job())
     if not kept:
         return LocalError(
