@@ -72,6 +72,7 @@ test-kind:  ## everything on a real kind cluster
 $(LAYER_TARGETS): test-%: setup
 	@$(PY) -m tests.layers $*
 
+contract: export DDPJOB_TEST_FAULTS = all
 contract: setup  ## of test-apiserver, random requests to the in-memory cluster and a real one
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/cluster/contract
@@ -79,7 +80,7 @@ contract: setup  ## of test-apiserver, random requests to the in-memory cluster 
 test-under-load: setup  ## the resilience layer five times, with a busy loop on each core (UNDER_LOAD=resilience)
 	$(PY) -m tests.layers --times 5 --busy $(UNDER_LOAD)
 
-mutants: setup  ## put some 430 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
+mutants: setup  ## put more than 500 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager helm kubectl
 	$(PY) -m tests.mutants $(MUTANTS)
 
@@ -90,7 +91,7 @@ soak: export DDPJOB_TEST_FAULTS = all
 soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place and 1,000 forks for them, all faults at all writes, 100 jobs out of memory and scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
-	$(PYTEST) tests/simulator tests/injection
+	$(PYTEST) tests/simulator tests/injection tests/cluster/contract
 	$(PY) -m tests.e2e.blame
 	$(PY) -m tests.e2e.scripts
 	$(PY) -m tests.compatibility prepare

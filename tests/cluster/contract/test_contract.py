@@ -1,5 +1,6 @@
 """The in-memory cluster and a real API server with its controllers give the same responses to random requests."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from tests.cluster.contract.requests import Request, sequences
 
 pytestmark = pytest.mark.apiserver
 
-SEQUENCES = 300
+SEQUENCES = 500 if os.environ.get("DDPJOB_TEST_FAULTS") == "all" else 300
 
 # Without these, the comparison would be one of errors.
 EXPECTED = {
