@@ -192,7 +192,7 @@ def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machi
 
 
 def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob: Program, world: ClusterWorld) -> None:
-    """Each of the other modules takes a tenth of the start of ``ddpjob get``, or more."""
+    """Other modules would take CPU time at each start of ``ddpjob get``."""
     world.client.submit(world.job("there"))
     code = "import sys; from ddpjob.cli.main import app; app(['get'], standalone_mode=False); print(*sys.modules)"
     with FaultProxy(world.plane) as proxy:
