@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ddpjob.api import names
 from ddpjob.api.log_failure import log_failure
+from ddpjob.api.names import Resource
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
@@ -81,6 +82,8 @@ class World:
         self.service: dict[str, Any] | None = None
         self.policy: dict[str, Any] | None = None
         self.claim: dict[str, Any] | None = None
+        self.groups: dict[Resource, dict[str, dict[str, Any]]] = {}
+        self.served: frozenset[str] | None = None
         self.logs: dict[str, str] = {}  # by the pod's uid, as far as they have been read
         self.progress: tuple[dict[str, Any], str] | None = None
         self.now = NOW
@@ -110,6 +113,8 @@ class World:
             service=self.service,
             policy=self.policy,
             claim=self.claim,
+            objects={kind: list(groups.values()) for kind, groups in self.groups.items()},
+            served=self.served,
             problems=self.problems,
             round=made if number and number == self.status.get("attempt") else "unknown",
             logs={uid: log_failure(text) for uid, text in self.logs.items()},
@@ -141,7 +146,7 @@ class World:
             yield partial(self._change, change)
         for phase in made.creates:
             for create in phase:
-                yield partial(self._create, create.resource.kind, create.name, create.body)
+                yield partial(self._create, create.resource, create.name, create.body)
 
     def settle(self) -> int:
         """Reconcile until nothing is written, and return the number of reconciles that wrote."""
@@ -184,6 +189,9 @@ class World:
             assert self.policy is not None and self.policy["metadata"]["uid"] == delete.uid
             self.policy = None
             return
+        if delete.resource in names.SCHEDULING_KINDS:
+            assert self.groups[delete.resource].pop(delete.name)["metadata"]["uid"] == delete.uid
+            return
         assert self.pods[delete.name]["metadata"]["uid"] == delete.uid
         if self.lingering and self.pods[delete.name]["status"]["phase"] not in ("Succeeded", "Failed"):
             deadline = timestamp(self.now + timedelta(seconds=30))
@@ -208,8 +216,12 @@ class World:
         pod["spec"] = pod["spec"] | change.spec
         pod["status"] = pod["status"] | {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active"}
 
-    def _create(self, kind: str, name: str, body: dict[str, Any]) -> None:
-        if kind == "Service":
+    def _create(self, resource: Resource, name: str, body: dict[str, Any]) -> None:
+        kind = resource.kind
+        if resource in names.SCHEDULING_KINDS:
+            group = body | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}
+            assert self.groups.setdefault(resource, {}).setdefault(name, group) is group, f"{name} exists already"
+        elif kind == "Service":
             self.service = body | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}
         elif kind == "NetworkPolicy":
             self.policy = copy.deepcopy(body) | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}

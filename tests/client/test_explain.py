@@ -286,6 +286,14 @@ def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -
     assert (found.stage, found.evidence[0].kind) == ("Quota", "Event")
 
 
+def test_a_gang_without_its_scheduler() -> None:
+    world = World(a_job(scheduling={"schedulingPolicy": {"gang": {}}}))
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason, found.state) == ("Placement", "GangSchedulerUnavailable", "Queued")
+    assert "scheduling.gangScheduler" in found.next
+
+
 def test_a_spec_that_the_operator_refuses() -> None:
     world = World(a_job(numNodes=0))
     world.settle()

@@ -109,6 +109,8 @@ def test_plan_never_raises_and_never_leaves_the_status_empty(spec: dict[str, Any
     DDPJobStatus.model_validate(made.status)  # the API server accepts it
     if made.status["state"] == "Invalid":
         assert not made.creates and any(note.reason == "InvalidSpec" for note in made.events)
+    elif made.status["state"] == "Queued":
+        assert (spec["scheduling"] or {})["schedulingPolicy"]["gang"] == {} and not made.creates
     elif not spec.get("suspend"):
         assert made.creates
 

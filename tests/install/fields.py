@@ -27,6 +27,10 @@ validation, dropped.
 """
 
 
+_NESTED = {path.rpartition(".")[2] for path in IMMUTABLE if "." in path}
+"""Immutable fields of objects that are not immutable as a whole."""
+
+
 def reference() -> str:
     """Return the whole page."""
     parts = [HEAD]
@@ -58,7 +62,7 @@ def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | 
         if not with_limits:
             lines.append(f"| `{name}` | {type_of(field)} | {meaning} |")
             continue
-        fixed = name in IMMUTABLE if changeable is None else not changeable
+        fixed = name in IMMUTABLE if changeable is None else not changeable or name in _NESTED
         default = _default(name, field, schema)
         mark = "while suspended" if name in SIZE else "fixed" if fixed else "changeable"
         lines.append(f"| `{name}` | {type_of(field)} | {default} | {_limits(field)} | {mark} | {meaning} |")
@@ -167,4 +171,8 @@ def _changeable(root: Schema, defs: Schema) -> dict[str, bool]:
     for name, field in root.get("properties", {}).items():
         for used in in_order_of_use({"properties": {name: field}}, defs):
             under.setdefault(used, set()).add(name not in IMMUTABLE)
+            for inner, part in defs[used].get("properties", {}).items():
+                if inner in _NESTED:
+                    for below in in_order_of_use({"properties": {inner: part}}, defs):
+                        under[below] = {False}
     return {name: marks == {True} for name, marks in under.items()}

@@ -58,6 +58,20 @@ def test_right_to_read_logs_can_be_left_out(scope: str) -> None:
     assert triples(role) == OPERATOR - {("", "pods/log", "get")}
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "group"),
+    [
+        ("kubernetes", "scheduling.k8s.io"),
+        ("volcano", "scheduling.volcano.sh"),
+        ("coscheduling", "scheduling.x-k8s.io"),
+    ],
+)
+def test_rights_on_pod_groups_come_with_their_gang_scheduler(scheduler: str, group: str) -> None:
+    role = named(of_kind(template({"scheduling.gangScheduler": scheduler}), "ClusterRole"), "ddpjob-operator")
+    verbs = ("create", "delete", "get", "list", "watch")
+    assert triples(role) == OPERATOR | {(group, "podgroups", verb) for verb in verbs}
+
+
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])
 def test_replicas_may_hold_only_their_own_lease(scope: str) -> None:
     role = named(of_kind(template({"replicas": 2, "scope": scope}), "Role"), "-lease")

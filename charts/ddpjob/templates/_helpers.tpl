@@ -80,6 +80,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- ne (toString .Values.operator.readLogs) "false" -}}
 {{- end }}
 
+{{- define "ddpjob.gangScheduler" -}}
+{{- (.Values.scheduling | default dict).gangScheduler | default "" -}}
+{{- end }}
+
+{{/* API group of the PodGroups of the gang scheduler; empty without one. */}}
+{{- define "ddpjob.gangGroup" -}}
+{{- $groups := dict "kubernetes" "scheduling.k8s.io" "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" -}}
+{{- get $groups (include "ddpjob.gangScheduler" .) -}}
+{{- end }}
+
 {{/* The tolerations of the values, and of lost nodes for 30 s instead of Kubernetes' default of 300 s. */}}
 {{- define "ddpjob.tolerations" -}}
 {{- $given := .Values.tolerations -}}
@@ -140,4 +150,9 @@ capabilities:
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list, patch]
+{{- with include "ddpjob.gangGroup" . }}
+- apiGroups: [{{ . }}]
+  resources: [podgroups]
+  verbs: [create, delete, get, list, watch]
+{{- end }}
 {{- end }}

@@ -42,6 +42,16 @@ DEPLOYMENTS: Final = Resource("apps/v1", "Deployment", "deployments")
 QUOTAS: Final = Resource("v1", "ResourceQuota", "resourcequotas")
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
+# PodGroups of the systems that place the pods of an attempt together (``engine.scheduling``).
+VOLCANO_GROUPS: Final = Resource("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
+COSCHEDULING_GROUPS: Final = Resource("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups")
+KUBERNETES_GROUPS: Final = (
+    Resource("scheduling.k8s.io/v1beta1", "PodGroup", "podgroups"),
+    Resource("scheduling.k8s.io/v1alpha2", "PodGroup", "podgroups"),
+)
+"""Of Kubernetes 1.37 and of 1.36; the first that the API server serves is used."""
+SCHEDULING_KINDS: Final = (VOLCANO_GROUPS, COSCHEDULING_GROUPS, *KUBERNETES_GROUPS)
+
 # Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddpjob-operator"
@@ -60,6 +70,7 @@ SELECTORS: Final[Mapping[Resource, str]] = {
     SERVICES: LABEL_JOB_UID,
     NETWORK_POLICIES: LABEL_JOB_UID,
     CLAIMS: LABEL_JOB_NAME,
+    **dict.fromkeys(SCHEDULING_KINDS, LABEL_JOB_UID),
 }
 
 TRAINER_CONTAINER: Final = "trainer"
@@ -131,6 +142,11 @@ def service_name(job: str, uid: str) -> str:
 def pod_name(job: str, uid: str, attempt: int, node_rank: int) -> str:
     """Return the name and hostname of a node's pod; the attempt in it keeps pods of different attempts apart."""
     return f"{service_name(job, uid)}-{attempt}-{node_rank}"
+
+
+def group_name(job: str, uid: str, attempt: int) -> str:
+    """Return the name of the PodGroup of an attempt."""
+    return f"{service_name(job, uid)}-{attempt}"
 
 
 def claim_name(job: str) -> str:

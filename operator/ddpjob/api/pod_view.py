@@ -44,6 +44,7 @@ class PodView:
     logged: what ``log`` says about the failure, or a longer part of the pod's log (``Observed.logs``).
     waiting: (reason, message) of the container that keeps the trainer from starting, or None while it starts normally.
     waiting_init: name of that container if it is an init container, or "".
+    group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
@@ -92,6 +93,7 @@ class PodView:
     waiting: tuple[str, str] | None = None
     waiting_init: str = ""
     unschedulable: str | None = None
+    group: str = ""
 
     @property
     def waiting_text(self) -> str:
@@ -116,7 +118,7 @@ class PodView:
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Return the view of a pod of the API server; parts that its status does not have yet are no error."""
-    meta, status = pod["metadata"], pod.get("status") or {}
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels = meta.get("labels") or {}
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
@@ -124,7 +126,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     text = error_file(text) or text
     report = end_report(text)
     disruption = _disruption(meta, status, ended)
-    is_told = bool(ended) and (pod.get("spec") or {}).get("activeDeadlineSeconds") == STOP_SECONDS
+    is_told = bool(ended) and spec.get("activeDeadlineSeconds") == STOP_SECONDS
     if is_told:  # what the kubelet then writes is not about the trainer
         status = {key: value for key, value in status.items() if key not in ("reason", "message")}
     failed_init, failure_of_init = ("", "") if text else _init_failure(status)
@@ -153,7 +155,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         node_unready=_node_is_unready(status),
         start_time=status.get("startTime"),
         prepared=_prepared(status),
-        node_name=_shared((pod.get("spec") or {}).get("nodeName")),
+        node_name=_shared(spec.get("nodeName")),
         ip=status.get("podIP"),
         exit_code=ended.get("exitCode"),
         signal=ended.get("signal") or None,
@@ -168,6 +170,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         waiting=waiting,
         waiting_init=waiting_init,
         unschedulable=_unschedulable(status),
+        group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
     )
 
 

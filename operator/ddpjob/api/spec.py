@@ -36,6 +36,7 @@ from ddpjob.api.pods import (
     Resources,
     TemplateContainer,
 )
+from ddpjob.api.scheduling import Scheduling
 from ddpjob.api.status import Time
 from ddpjob.api.volumes import Checkpoint, Data
 
@@ -227,6 +228,7 @@ IMMUTABLE = (
     "data",
     "managedBy",
     "launcher",
+    "scheduling.schedulingPolicy",
 )
 
 # The immutable parts with fields that the schema does not declare. CEL cannot compare those; ``specHash`` covers them.
@@ -454,6 +456,13 @@ class DDPJobSpec(ApiModel):
     """Shared volume for checkpoints. Without it a restart starts training from the beginning."""
     data: Data | None = None
     """Volume with the training data."""
+    scheduling: Scheduling | None = None
+    """Placement of the pods."""
+
+    @property
+    def placement(self) -> Scheduling:
+        """Placement of the pods, with its defaults."""
+        return self.scheduling or Scheduling()
 
     @property
     def pod_template(self) -> PodTemplateSpec | None:
@@ -540,7 +549,15 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if old.get("suspend") or new.get("suspend"):
         old, new = (without_scheduling(spec) for spec in (old, new))
         rules = {name: rule for name, rule in rules.items() if name not in SIZE}
-    return [rule.message for name, rule in rules.items() if not _is_equal(old.get(name), new.get(name))]
+    return [rule.message for name, rule in rules.items() if not _is_equal(_at(old, name), _at(new, name))]
+
+
+def _at(spec: dict[str, Any], path: str) -> Any:
+    """Return the value at a path of fields; None if it is absent."""
+    value: Any = spec
+    for key in path.split("."):
+        value = (value or {}).get(key)
+    return value
 
 
 def without_scheduling(spec: dict[str, Any]) -> dict[str, Any]:

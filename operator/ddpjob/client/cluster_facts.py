@@ -23,7 +23,7 @@ _MANY_NODES = 200
 """Jobs with more nodes are explained from the pods that do not run: a pod takes 20 KB."""
 _MOST_PODS = 500
 _LOG_LINES, _LOG_BYTES = 500, 2**20
-_SETTINGS = EngineSettings()
+_SETTINGS = EngineSettings(gang_scheduler=None)
 
 
 def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import PodView, pod_view
+from ddpjob.api.text import shorten
 from ddpjob.cluster.base import Page
 from ddpjob.cluster.kubernetes import encode
 from ddpjob.controller.stored_jobs import restored, stored
@@ -26,6 +27,8 @@ from ddpjob.controller.stored_jobs import restored, stored
 T = TypeVar("T")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
+MAX_CONDITIONS = 16  # of a PodGroup
+MAX_TEXT = 1024  # of each of their messages
 MAX_SPEC_BYTES = 16 * 1024
 """Of the spec of a Service, policy or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
@@ -35,7 +38,7 @@ _SPEC: Mapping[Resource, tuple[str, ...]] = {
 }
 """The fields of the specs that plans read; of other kinds all."""
 WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES)
-"""Kinds whose changes come as watch events; claims are only listed by the sweep."""
+"""Kinds whose changes come as watch events, besides PodGroups; claims are only listed by the sweep."""
 
 
 Place = tuple[str, str]
@@ -60,7 +63,7 @@ class Entry(NamedTuple):
 
 
 class Cache:
-    """The cached objects of five kinds. Used from the event loop only, except ``count_states``."""
+    """The cached objects of all kinds that plans read. Used from the event loop only, except ``count_states``."""
 
     def __init__(
         self,
@@ -70,9 +73,9 @@ class Cache:
         self._on_change = on_change
         self._on_update = on_update or on_change
         self._objects: dict[Resource, dict[Place, Entry]] = {
-            resource: {}
-            for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS)
+            resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
         }
+        self._groups_of: dict[tuple[str, str], dict[tuple[Resource, str], Json]] = {}
         self._newest = dict.fromkeys(self._objects, 0)
         self._pods_of: dict[tuple[str, str], dict[Place, PodView]] = defaultdict(dict)
         self._pods_named: dict[Key, dict[Place, PodView]] = defaultdict(dict)
@@ -102,6 +105,13 @@ class Cache:
         """Return the pods of deleted jobs of this name: they have its label, and another uid of label and owner."""
         named = self._pods_named.get(key, {}).values()
         return [pod for pod in named if pod.job_uid != uid and pod.owner_uid not in (None, uid)]
+
+    def groups(self, namespace: str, uid: str) -> dict[Resource, list[Json]]:
+        """Return the PodGroups by kind whose owner is the job with this uid."""
+        found: dict[Resource, list[Json]] = {}
+        for (resource, _), group in self._groups_of.get((namespace, uid), {}).items():
+            found.setdefault(resource, []).append(group)
+        return found
 
     def get(self, resource: Resource, namespace: str, name: str) -> Any:
         """Return the value of an entry, or None."""
@@ -146,6 +156,8 @@ class Cache:
             known = None
         entry = self._objects[resource][place] = _entry(resource, obj)
         self._newest[resource] = max(self._newest[resource], entry.version)
+        if resource in names.SCHEDULING_KINDS:
+            self._groups_of.setdefault(_owner(entry), {})[resource, entry.name] = entry.value
         if resource is names.PODS:
             self._put_pod(place, entry, known)
         elif wake:
@@ -221,6 +233,11 @@ class Cache:
         for place, entry in self._objects[resource].items():
             self._objects[resource][place] = entry._replace(version=0)
 
+    def wake_jobs(self) -> None:
+        """Queue all jobs, because something changed that concerns each."""
+        for entry in self.entries(names.DDPJOBS):
+            self._wake(entry)
+
     def _wake(self, entry: Entry) -> None:
         if entry.job is not None:
             self._on_change(entry.job)
@@ -230,6 +247,10 @@ class Cache:
         self._objects[resource].pop(place, None)
         if resource is names.PODS:
             self._leave_job(place, entry)
+        if resource in names.SCHEDULING_KINDS and (group := self._groups_of.get(_owner(entry))):
+            group.pop((resource, entry.name), None)
+            if not group:
+                del self._groups_of[_owner(entry)]
         self._add_tombstone(entry.uid, version)
 
     def _add_tombstone(self, uid: str, version: int | None) -> None:
@@ -311,8 +332,20 @@ def _part_in_use(resource: Resource, obj: Json) -> Json:
     meta = {key: given[key] for key in _METADATA if key in given}
     meta["labels"] = {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_NAME}
     meta["ownerReferences"] = [owner for owner in given.get("ownerReferences") or () if owner.get("controller")]
+    if resource in names.SCHEDULING_KINDS:
+        conditions = (obj.get("status") or {}).get("conditions") or ()
+        return {"metadata": meta, "status": {"conditions": [_condition(each) for each in conditions[:MAX_CONDITIONS]]}}
     used = {key: spec[key] for key in _SPEC.get(resource, spec) if key in spec}
     return {"metadata": meta, "spec": used if len(encode(used)) <= MAX_SPEC_BYTES else {}}
+
+
+def _condition(condition: Mapping[str, Any]) -> Json:
+    return {key: shorten(str(condition.get(key) or ""), MAX_TEXT) for key in ("type", "status", "message")}
+
+
+def _owner(entry: Entry) -> tuple[str, str]:
+    """Return namespace and uid of the job that owns a PodGroup."""
+    return entry.namespace, owner_uid(entry.value) or ""
 
 
 def _owner_of(meta: Mapping[str, Any]) -> str | None:

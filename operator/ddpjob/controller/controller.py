@@ -21,6 +21,7 @@ from ddpjob.controller.sweep import Sweeper
 from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.scheduling.adapters import kinds
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Controller:
             scopes=scopes,
             interval=sweep_seconds,
             metrics=metrics,
+            gang_kinds=kinds(settings.gang_scheduler or ""),
             on_rollback=on_rollback,
         )
         self._reconciler = Reconciler(
@@ -80,6 +82,7 @@ class Controller:
             metrics=metrics,
             schema=self.schema,
             settings=settings,
+            served=lambda: self.sweeper.served,
             clock=clock,
             now=self.now,
         )

@@ -33,6 +33,7 @@ from ddpjob.controller.settings import Settings, SettingsError, parse
 from ddpjob.controller.sweep import OPTIONAL
 from ddpjob.controller.watch_status import Report, WatchStatus
 from ddpjob.controller.watches import JobWatch
+from ddpjob.engine.scheduling.adapters import kinds
 from ddpjob.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -147,6 +148,8 @@ class Operator:
     async def _watch(self, scope: str | None, watch: Watch) -> None:
         """Watch once the scope is listed: a job must not be reconciled before its pods are cached."""
         await self.controller.sweeper.filled(scope)
+        if watch.status.resource in names.SCHEDULING_KINDS:
+            await self.controller.sweeper.serves(watch.status.resource)
         await watch.run()
 
     def _make_leadership(self) -> Leadership | None:
@@ -162,7 +165,8 @@ class Operator:
         )
 
     def _watches_of(self, scope: str | None) -> list[Watch]:
-        return [self._watch_of(resource, scope) for resource in WATCHED]
+        gangs = kinds(self._settings.gang_scheduler)
+        return [self._watch_of(resource, scope) for resource in (*WATCHED, *gangs)]
 
     def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
         cache, connection = self.controller.cache, self._connection

@@ -7,7 +7,7 @@ or create, with the resourceVersion that the decision is based on, so a crash at
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -76,6 +76,7 @@ class Memory:
 class Reconciler:
     """Reconciles jobs; the work queue calls ``process``.
 
+    served: returns ``Observed.served``.
     clock: monotonic seconds, for delays. now: the time that is written into the status.
     """
 
@@ -92,6 +93,7 @@ class Reconciler:
     settings: EngineSettings
     clock: Callable[[], float]
     now: Callable[[], datetime]
+    served: Callable[[], Collection[str] | None] = lambda: None
     _memories: dict[Key, Memory] = field(default_factory=dict, init=False)
     _parsed: ParsedJobs = field(default_factory=ParsedJobs, init=False)
     _has_recorded: bool = field(default=False, init=False)
@@ -208,6 +210,8 @@ class Reconciler:
             progress=self.poller.polled(key),
             logs=self.pod_logs.found(key),
             unbound=self.claims.text(key),
+            objects=self.cache.groups(key.namespace, meta["uid"]),
+            served=self.served(),
             live=live is not None,
         )
         return make_plan(job, observed, self.now(), self.settings, self._parsed.parse)

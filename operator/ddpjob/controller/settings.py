@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ddpjob.engine.actions import LAUNCHER_IMAGE, EngineSettings
+from ddpjob.engine.scheduling.adapters import GANG_SCHEDULERS
 from ddpjob.version import __version__
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
@@ -68,6 +69,12 @@ def _labels(text: str) -> tuple[tuple[str, str], ...]:
 def _domain(text: str) -> str:
     if not all(DNS_LABEL.fullmatch(label) for label in text.split(".")):
         raise ValueError("must be a DNS domain such as cluster.local")
+    return text
+
+
+def _scheduler(text: str) -> str:
+    if text and not (len(text) <= 253 and all(DNS_LABEL.fullmatch(label) for label in text.split("."))):
+        raise ValueError("must be the name of a scheduler, such as scheduler-plugins-scheduler")
     return text
 
 
@@ -150,6 +157,14 @@ class Settings:
     pod_labels: tuple[tuple[str, str], ...] = _setting(
         (), _labels, "labels KEY=VALUE,... of the operator's pods; empty for all pods of the namespace"
     )
+    gang_scheduler: str = _setting(
+        "",
+        _choice("", *GANG_SCHEDULERS),
+        "kubernetes, volcano or coscheduling: the system that places the pods of a job all or none; empty for none",
+    )
+    scheduler_name: str = _setting(
+        "", _scheduler, "schedulerName of the pods of a gang; empty for that of the gang scheduler"
+    )
     launcher_image: str = _setting(
         LAUNCHER_IMAGE, _image, "trainer image of this release, from which jobs with launcher: Injected get ddprun"
     )
@@ -177,6 +192,8 @@ class Settings:
             reads_logs=self.read_logs,
             pod_namespace=self.pod_namespace,
             pod_labels=dict(self.pod_labels),
+            gang_scheduler=self.gang_scheduler,
+            scheduler_name=self.scheduler_name,
             launcher_image=self.launcher_image,
             launcher_pull_policy=self.pull_policy_of_launcher,
         )

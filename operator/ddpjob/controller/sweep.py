@@ -30,8 +30,8 @@ KINDS: Sequence[tuple[Resource, str | None]] = (
     (names.PODS, names.SELECTORS[names.PODS]),
     (names.DDPJOBS, None),
 )
-OPTIONAL = frozenset({names.NETWORK_POLICIES})
-"""Kinds that only some jobs use. Without the right to list them the jobs are served; a refused create shows it."""
+OPTIONAL = frozenset({names.NETWORK_POLICIES, *names.SCHEDULING_KINDS})
+"""Kinds that only some jobs use, whose watch need not be open: a refused create, or a waiting job, shows it."""
 
 
 @dataclass(kw_only=True)
@@ -40,6 +40,8 @@ class Sweeper:
 
     A sweep that failed is repeated sooner: events that an interrupted watch has missed are found by nothing else.
 
+    gang_kinds: kinds of PodGroups to list, as far as the API server serves them. ``served``: the API versions of these
+        kinds that it serves; None before it was asked.
     on_rollback: called with a scope when the API server's versions went back, so that watches must list again.
     ``failures``: why the last sweep of a scope failed.
     """
@@ -49,8 +51,11 @@ class Sweeper:
     scopes: Sequence[str | None]
     interval: float
     metrics: Metrics
+    gang_kinds: Sequence[Resource] = ()
     on_rollback: Callable[[str | None], None] = lambda scope: None
+    served: frozenset[str] | None = field(default=None, init=False)
     failures: dict[str | None, str] = field(default_factory=dict, init=False)
+    _served_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _filled: dict[str | None, asyncio.Event] = field(init=False)
     _wanted: dict[str | None, asyncio.Event] = field(init=False)
     _rollbacks: dict[str | None, int] = field(init=False)
@@ -67,6 +72,12 @@ class Sweeper:
     async def filled(self, scope: str | None) -> None:
         """Wait until all objects of a scope have been listed once."""
         await self._filled[scope].wait()
+
+    async def serves(self, kind: Resource) -> None:
+        """Wait until the API server serves a kind of PodGroup."""
+        while kind.api_version not in (self.served or ()):
+            self._served_changed.clear()
+            await self._served_changed.wait()
 
     async def run(self) -> None:
         """Sweep every scope, for the first time and then periodically, until cancelled."""
@@ -119,7 +130,7 @@ class Sweeper:
 
     async def sweep(self, scope: str | None) -> int:
         """List all objects of a scope, which queues the jobs of the changed ones; return their number."""
-        changed = 0
+        changed = await self._sweep_groups(scope)
         for resource, selector in KINDS:
             try:
                 changes, _ = await list_into(self.cache, self.cluster, resource, scope, selector)
@@ -138,6 +149,23 @@ class Sweeper:
             self.on_rollback(scope)
         if self.failures.pop(scope, ""):
             logger.info("%s is listed again", f"namespace {scope}" if scope else "everything")
+        return changed
+
+    async def _sweep_groups(self, scope: str | None) -> int:
+        """List the PodGroups, and so learn which kind is served: a gang scheduler may be installed at any time."""
+        served, changed = frozenset[str](), 0
+        for kind in self.gang_kinds:
+            try:
+                changed, _ = await list_into(self.cache, self.cluster, kind, scope, names.SELECTORS[kind])
+            except NotServed:
+                continue
+            served = frozenset({kind.api_version})
+            break
+        if self.gang_kinds and served != self.served:
+            logger.info("PodGroups of the gang scheduler: the API server serves %s", ", ".join(served) or "none")
+            self.served = served
+            self._served_changed.set()
+            self.cache.wake_jobs()
         return changed
 
     async def _verify_unlabelled(self, resource: Resource, scope: str | None) -> None:

@@ -87,6 +87,9 @@ class EngineSettings:
 
     pod_namespace, pod_labels: select the operator's own pods, which the NetworkPolicies of jobs admit; without a
         namespace they admit no operator.
+    gang_scheduler: the system that places the pods of an attempt together (``scheduling.adapters``); "" for none; None
+        where pods need no scheduler, as in local mode, or where the setting is not known.
+    scheduler_name: ``schedulerName`` of the pods of a gang whose template gives none; empty for that of the system.
     launcher_image, launcher_pull_policy: of the init container of ``launcher: Injected``; without an image the machine
         has ``ddprun``, as in local mode.
     """
@@ -100,6 +103,8 @@ class EngineSettings:
     """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
     pod_namespace: str = ""
     pod_labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    gang_scheduler: str | None = ""
+    scheduler_name: str = ""
     launcher_image: str = LAUNCHER_IMAGE
     launcher_pull_policy: str = "Never"
 

@@ -10,7 +10,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
-from ddpjob.engine.obstacles import fruitless, obstacles, scheduling_obstacle, silence, stall
+from ddpjob.engine.obstacles import admission_obstacle, fruitless, obstacles, scheduling_obstacle, silence, stall
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
@@ -138,6 +138,8 @@ def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, 
         return decision.reason, decision.message
     if s.attempt.is_settling and decision.kind == "continue":
         return "Failing", s.attempt.message
+    if (wait := admission_obstacle(s)) is not None:
+        return wait
     if s.attempt.verdict is not None:
         return s.attempt.verdict, s.attempt.message
     return next(obstacles(s), ("Starting", ready))
@@ -158,6 +160,8 @@ def _recovers_from(s: JobState, decision: Decision, failure: Failure) -> bool:
 def _scheduled(s: JobState, decision: Decision) -> Aspect:
     if decision.begins_attempt:
         return False, "PodsNotCreated", "the pods of the new attempt are being created"
+    if (wait := admission_obstacle(s)) is not None:
+        return False, *wait
     if decision.kind == "close" or s.attempt.is_closed:
         return False, "PodsNotCreated", "the next attempt has not started yet"
     if (obstacle := scheduling_obstacle(s)) is not None:

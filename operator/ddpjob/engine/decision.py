@@ -44,6 +44,7 @@ from ddpjob.engine.failures import (
     judge,
 )
 from ddpjob.engine.rules import overrule
+from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.state import JobState
 
 Kind = Literal["continue", "start", "created", "settle", "restart", "close", "suspend", "succeed", "fail", "hold"]
@@ -173,6 +174,8 @@ def _first_attempt(s: JobState) -> Decision | None:
         return _held(s)
     if s.former_seconds > 0:  # they use the same claim: the first attempt would read a checkpoint that is older
         return CONTINUE
+    if scheduling.wait(s) is not None:
+        return CONTINUE
     return Decision("start", "Started", f"attempt {number_of_next(s)} starts")
 
 
@@ -200,6 +203,8 @@ def _next_attempt(s: JobState) -> Decision | None:
     if waits(s.attempt, s.now) and not s.spec_edited:
         return CONTINUE
     if drains(s.attempt, s.now) and not s.nothing_runs:
+        return CONTINUE
+    if scheduling.wait(s) is not None:
         return CONTINUE
     number = number_of_next(s)
     if s.suspended:
@@ -327,7 +332,7 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
     drain_until = _drain_until(s) if judgement.planned else None
     delay = restart_delay(policy.backoff, failures_in_row(s), f"{s.job.uid}/{number}")
-    if not (s.spec_changed or delay or drain_until):
+    if not (s.spec_changed or delay or drain_until) and scheduling.wait(s) is None:
         return Decision("restart", record.reason, message, record)
     until = whole_second_after(s.now, delay) if delay else None
     return Decision("close", record.reason, message, record, until=until, drain_until=drain_until)

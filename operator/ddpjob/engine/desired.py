@@ -7,7 +7,7 @@ The pod of node 0 is rendered; the other nodes' pods are copies with their own n
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeGuard, overload
@@ -303,17 +303,18 @@ def desired_pods(
     beside: Sequence[Create] = (),
     avoid: Sequence[str] = (),
     granted: int | None = None,
+    dress: Callable[[Json], Json] = lambda pod: pod,
 ) -> DesiredPods:
     """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order.
 
     avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place; None of an attempt that
-        an earlier release began.
+        an earlier release began. dress: returns the pod of node 0 as the systems need it that place the pods.
     """
     ranks = job.node_ranks if node_ranks is None else node_ranks
     first = _pod_of_node_0(job, attempt, settings, granted)
     if avoid:
         first["spec"]["affinity"] = _affinity_without(first["spec"].get("affinity") or {}, avoid)
-    return DesiredPods(job, attempt, first, ranks, beside)
+    return DesiredPods(job, attempt, dress(first), ranks, beside)
 
 
 def _affinity_without(affinity: Json, nodes: Sequence[str]) -> Json:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ddpjob.api.log_failure import LogFailure
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
@@ -46,6 +47,8 @@ class Observed:
     created: names of the pods of this attempt that this process knows to exist, or to have existed.
     logs: what the end of the log of a failed pod says, by its uid; None if it says nothing, or could not be read.
     unbound: why claims of a job without a node for its pods are not bound, from their events; empty if not known.
+    objects: what the job owns of the kinds in ``names.SCHEDULING_KINDS``.
+    served: the API versions of these kinds that the API server serves; None before it was asked.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
@@ -60,6 +63,8 @@ class Observed:
     progress: Polled = NOT_POLLED
     logs: Mapping[str, LogFailure | None] = field(default_factory=dict)
     unbound: str = ""
+    objects: Mapping[Resource, Sequence[Json]] = field(default_factory=dict)
+    served: Collection[str] | None = None
     live: bool = False
 
 

@@ -10,6 +10,8 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Furthest
 from ddpjob.api.times import seconds_between
 from ddpjob.engine.attempt import seconds_running, seconds_to_stop
+from ddpjob.engine.scheduling import adapters as scheduling
+from ddpjob.engine.scheduling.base import Obstacle
 from ddpjob.engine.state import JobState
 
 PROGRESS_UNKNOWN = "ProgressUnknown"
@@ -29,9 +31,6 @@ _LAUNCHER_ADVICE = (
     "operator.launcherImage), and spec.imagePullSecrets names the Secret with which to pull it"
 )
 
-Obstacle = tuple[str, str]
-"""Reason and message."""
-
 
 def obstacles(s: JobState) -> Iterator[Obstacle]:
     """Yield everything that keeps the attempt from running, the most important first."""
@@ -40,8 +39,12 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
         former = [pod for pod in s.observed.former if seconds_to_stop(pod, s.job.created, s.now) > 0]
         text = f"{len(former)} pods of a deleted job of this name still run, for example {former[0].name}"
         yield FORMER_PODS, f"{text}: the first attempt starts when they have ended, to read their last checkpoint"
+    if (wait := admission_obstacle(s)) is not None:
+        yield wait
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
     yield from ((pod.waiting[0], f"{pod.where}: {_waiting_text(pod)}") for pod in pods if pod.waiting)
+    if (found := scheduling.obstacle(s)) is not None:
+        yield found
     yield from _unschedulable(s, pods)
     for pod in pods:
         if (left := _seconds_to_prepare(s, pod)) is not None and left <= 0:
@@ -55,6 +58,13 @@ def _waiting_text(pod: PodView) -> str:
     return f"{pod.waiting_text}{advice}"
 
 
+def admission_obstacle(s: JobState) -> Obstacle | None:
+    """Return why no attempt starts although its time has come; None if it may start, or if one runs."""
+    if not s.attempt.is_closed or s.job.spec.suspend:
+        return None
+    return scheduling.wait(s)
+
+
 def scheduling_obstacle(s: JobState) -> Obstacle | None:
     """Return why not all pods of the attempt have a Kubernetes node; None if they have."""
     ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in s.succeeded_nodes]
@@ -62,6 +72,8 @@ def scheduling_obstacle(s: JobState) -> Obstacle | None:
     if not without:
         return None
     text = f"{len(without)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
+    if (found := scheduling.obstacle(s)) is not None:
+        return found
     refused = _unschedulable(s, (s.current[r] for r in without if r in s.current))
     return next(refused, ("WaitingForScheduler", text))
 

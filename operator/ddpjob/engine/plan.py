@@ -5,6 +5,7 @@ The controller writes the status first, so after a crash at any later point the 
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -33,6 +34,8 @@ from ddpjob.engine.desired import (
 from ddpjob.engine.events import MAX_NOTE, notes
 from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observed import Observed
+from ddpjob.engine.scheduling import adapters as scheduling
+from ddpjob.engine.scheduling.base import Ending
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
 
@@ -92,7 +95,7 @@ def _fills_gaps(s: JobState, decision: Decision) -> bool:
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
     creates = _creates(s, decision, status)
-    requests = [*_repairs(s, decision), *_ends(s, decision)]
+    requests = [*_repairs(s, decision), *_ends(s, decision), *scheduling.deletes(s, _ending(s, decision))]
     return Plan(
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
@@ -108,6 +111,11 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=_is_cautious(s, decision),
     )
+
+
+def _ending(s: JobState, decision: Decision) -> Ending:
+    closed = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
+    return Ending(next_number(s, decision), pods_may_run=not closed)
 
 
 def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
@@ -160,7 +168,7 @@ def _repairs(s: JobState, decision: Decision) -> Iterable[Change | Delete]:
 
 
 def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Sequence[Create], ...]:
-    """Return the phases of creation: the claim and the NetworkPolicy, then the pods and the Service.
+    """Return the phases of creation: claim, NetworkPolicy and PodGroup, then the pods and the Service.
 
     A pod created before its claim waits for a retry of the scheduler, and one created before its policy can be reached
     by anyone. The Service exists long before a container resolves a name, so it follows the first pod. After a refusal
@@ -168,9 +176,9 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     changed template is held, the running attempt gets only its Service and policy, which do not depend on the template.
     """
     begins, held = decision.begins_attempt, decision.kind == "hold"
+    number = next_number(s, decision)
     if not (begins or ((held or decision.kind == "continue") and not s.attempt.is_closed)):
         return ()
-    number = next_number(s, decision)
     node_ranks: Sequence[int] = ()
     if begins:
         existing = {pod.node_rank for pod in s.pods if pod.attempt == number}  # adopted, see ``number_of_next``
@@ -185,14 +193,18 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     claim = desired_claim(s.job) if needs_claim else None
     has_policy = s.observed.policy is not None and owner_uid(s.observed.policy) == s.job.uid
     policy = None if has_policy else desired_policy(s.job, s.settings)
-    first = tuple(create for create in (policy, claim) if create is not None)
+    groups = scheduling.objects(s, number) if not held else ()
+    first = (*(create for create in (policy, claim) if create is not None), *groups)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
     in_place = status.current_attempt.in_place if status.current_attempt else None
     granted = in_place.granted if in_place else None
     pods: Sequence[Create] = ()
+    dress = partial(scheduling.dress, s=s, attempt=number)
     if node_ranks:
-        pods = desired_pods(s.job, number, s.settings, node_ranks, beside=together, avoid=avoid, granted=granted)
+        pods = desired_pods(
+            s.job, number, s.settings, node_ranks, beside=together, avoid=avoid, granted=granted, dress=dress
+        )
     phases = (first, () if beside else service, pods)
     return tuple(phase for phase in phases if phase)
 
@@ -206,6 +218,7 @@ def _plan_finished(s: JobState) -> Plan:
     """Return the plan for a finished job: end pods that still run, and delete the job when its TTL has passed."""
     keeps = s.job.spec.pod_retention != "None"
     ends = [_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods]
+    ends += scheduling.deletes(s, Ending(s.attempt.number, pods_may_run=False))
     deletes = tuple(end for end in ends if isinstance(end, Delete))
     changes = tuple(end for end in ends if isinstance(end, Change))
     built = finished(s.before.conditions or (), s.observed.problems, s.now) or None

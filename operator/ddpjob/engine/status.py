@@ -34,7 +34,7 @@ from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
-from ddpjob.engine.obstacles import TRAINING_STALLED
+from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
 from ddpjob.engine.progress import checkpoint_status, furthest, progress_status
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after
@@ -55,13 +55,14 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     reached = _furthest(s, decision)
     built = conditions(s, decision, nodes, failures or (), reached)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
+    is_queued = decision.kind == "continue" and admission_obstacle(s) is not None
     counted = before.restarts_counted_towards_limit or 0
     if restarted is not None:
         counted = counted_restarts(s) + restarted.counted
     after = before.changed(
         observed_generation=s.job.generation,
         spec_hash=_spec_hash(s),
-        state=_state(built, is_settling=settles),
+        state=_state(built, is_settling=settles, is_queued=is_queued),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
         restarts=s.restarts + (restarted is not None),
@@ -272,9 +273,9 @@ def _world(s: JobState, attempt: int) -> World:
     return World(num_nodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, master_address=address)
 
 
-def _state(built: Sequence[Condition], *, is_settling: bool) -> str:
+def _state(built: Sequence[Condition], *, is_settling: bool, is_queued: bool) -> str:
     holds = {condition.type for condition in built if condition.status == "True"}
     for state in ("Succeeded", "Failed", "Suspended", "Running", "Restarting"):
         if state in holds:
             return state
-    return "Ending" if is_settling else "Pending"
+    return "Ending" if is_settling else "Queued" if is_queued else "Pending"

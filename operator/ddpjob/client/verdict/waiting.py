@@ -11,9 +11,10 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.engine.evidence import REFUSALS
 from ddpjob.engine.obstacles import CONTAINER_CREATING, obstacles
+from ddpjob.engine.scheduling.base import UNAVAILABLE
 
-_OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating"})
-"""Reasons of what only the operator has seen: the responses to its creates."""
+_OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating", UNAVAILABLE})
+"""Reasons of what only the operator has seen: the responses to its creates, and its gang scheduler."""
 _IMAGE = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
 )
@@ -72,6 +73,11 @@ _REFUSALS: Mapping[str, tuple[str, str]] = {
     "InvalidSpec": ("the CRD accepted what this operator refuses", "correct the field that the message names"),
     "SpecChanged": ("", "undo the change, or delete the job and apply it again"),
     "NameConflict": ("another program or user created an object of that name", "delete or rename the object"),
+    UNAVAILABLE: (
+        "the job asks for all nodes or none, and the operator has no gang scheduler for it",
+        "the administrator of the operator sets the chart's scheduling.gangScheduler, or apply the job without "
+        "spec.scheduling",
+    ),
     "NameTerminating": ("an object of a deleted job still ends", "nothing; the next attempt starts when it is gone"),
     "DeleteRefused": (
         "an admission webhook refuses it, or the operator lacks the right",
@@ -115,7 +121,8 @@ def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explana
         )
     hint, todo = _REFUSALS.get(reason, _REFUSALS["CreateRefused"])
     stage: Stage = "Starting" if reason in ("NameTerminating", "CreateFailed") else "Refused"
-    sentence = f"{case.name} {'waits' if stage == 'Starting' else 'is refused'}: {message}"
+    stage = "Placement" if reason == UNAVAILABLE else stage
+    sentence = f"{case.name} {'is refused' if stage == 'Refused' else 'waits'}: {message}"
     todo = todo.format(namespace=case.namespace)
     return case.verdict(stage, reason, sentence, [quoted], hint=hint, next=todo, **place)
 

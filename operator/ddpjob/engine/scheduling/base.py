@@ -1,0 +1,65 @@
+"""What a system that places the pods of an attempt adds to a plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json
+from ddpjob.engine.actions import Create, Delete
+from ddpjob.engine.state import JobState
+
+Obstacle = tuple[str, str]
+"""Reason and message."""
+UNAVAILABLE = "GangSchedulerUnavailable"
+"""The job asks for a system that is not there. It waits: it is never started without."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a plan decides about the attempts of a job, as far as it matters for the objects of a system.
+
+    number: of the current attempt after the decision. pods_may_run: that attempt starts or goes on.
+    """
+
+    number: int
+    pods_may_run: bool
+
+
+class Adapter:
+    """One system. A method that a system does not need returns nothing.
+
+    kinds: of its objects, which the operator watches where they are served; the first that is served is used.
+    """
+
+    kinds: ClassVar[tuple[Resource, ...]] = ()
+
+    def wait(self, s: JobState) -> Obstacle | None:
+        """Return why no attempt may start; None if it may."""
+        return None
+
+    def objects(self, s: JobState, attempt: int) -> Sequence[Create]:
+        """Return the objects that must exist before the pods of ``attempt``, and that do not."""
+        return ()
+
+    def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
+        """Return the rendered pod of node 0 with what the system needs in every pod."""
+        return pod
+
+    def deletes(self, s: JobState, ending: Ending) -> Sequence[Delete]:
+        """Return the deletes of objects that no attempt needs any more."""
+        return ()
+
+    def obstacle(self, s: JobState) -> Obstacle | None:
+        """Return why the system does not place all pods of the attempt, or not as the job asks for."""
+        return None
+
+
+@dataclass(frozen=True)
+class Unavailable(Adapter):
+    """In place of a system that a job needs and that is not there."""
+
+    message: str
+
+    def wait(self, s: JobState) -> Obstacle | None:
+        return UNAVAILABLE, self.message

@@ -1,0 +1,95 @@
+"""The operator with a gang scheduler on a real API server: CRDs that come later, groups before pods, and their end."""
+
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json
+from tests.controller.jobs import Jobs
+from tests.controller.operator_process import OperatorProcess
+from tests.controlplane import ControlPlane
+from tests.processes import eventually
+
+pytestmark = pytest.mark.apiserver
+
+
+def definition(kind: Resource, spec: dict[str, Any]) -> Json:
+    """Return a minimal CustomResourceDefinition of a PodGroup with this schema of its spec."""
+    group, version = kind.api_version.split("/")
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": spec}, "status": anything}}
+    served = {
+        "name": version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+    }
+    named = {"kind": kind.kind, "plural": kind.plural, "singular": "podgroup"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        # Groups below k8s.io need the number of the change that was reviewed.
+        "metadata": {
+            "name": f"{kind.plural}.{group}",
+            "annotations": {
+                "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
+            },
+        },
+        "spec": {"group": group, "names": named, "scope": "Namespaced", "versions": [served]},
+    }
+
+
+def groups(jobs: Jobs, kind: Resource) -> list[Json]:
+    return list(jobs.plane.request("GET", f"/{kind.path(jobs.namespace)}")["items"])
+
+
+def is_only(jobs: Jobs, kind: Resource, attempt: int) -> bool:
+    return [group["metadata"]["name"].rpartition("-")[2] for group in groups(jobs, kind)] == [str(attempt)]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "kind"),
+    [("volcano", names.VOLCANO_GROUPS), ("coscheduling", names.COSCHEDULING_GROUPS)],
+)
+def test_gang_waits_for_its_scheduler_and_has_one_group_for_each_attempt(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs, scheduler: str, kind: Resource
+) -> None:
+    with OperatorProcess(control_plane, namespace, gang_scheduler=scheduler, sweep_interval_seconds=5):
+        jobs.submit(numNodes=2)
+        jobs.wait_for("Queued")
+        assert jobs.condition("Running")["reason"] == "GangSchedulerUnavailable" and not jobs.pods()
+
+        text = {"type": "string"}
+        spec = {"minMember": {"type": "integer"}, "queue": text, "priorityClassName": text}
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        control_plane.request("POST", path, definition(kind, spec))
+        first = jobs.wait_for_pods(2)
+        (group,) = groups(jobs, kind)
+        uid = jobs.get()["metadata"]["uid"]
+        assert group["metadata"]["name"] == names.group_name("mnist", uid, 1) and group["spec"] == {"minMember": 2}
+        created = [(resource, code) for verb, resource, _, code in jobs.writes() if verb == "create"]
+        assert created.index(("podgroups", 201)) < created.index(("pods", 201))
+
+        unplaced = {"conditions": [{"type": "Unschedulable", "status": "True", "message": "2/2 tasks unschedulable"}]}
+        if scheduler == "volcano":
+            where = f"/{kind.path(namespace)}/{group['metadata']['name']}/status"
+            control_plane.request("PATCH", where, {"status": unplaced})
+            eventually(
+                "the message of the group is shown",
+                lambda: "2/2 tasks unschedulable" in jobs.condition("Scheduled")["message"],
+            )
+
+        for pod in first:
+            jobs.run(pod)
+        jobs.wait_for("Running")
+        jobs.end(first[1], 1)
+        second = jobs.wait_for_pods(2, attempt=2)
+        eventually("only the group of attempt 2 is left", lambda: is_only(jobs, kind, 2))
+        for pod in second:
+            jobs.end(pod, 0)
+        jobs.wait_for("Succeeded", restarts=1)
+        eventually("no group is left", lambda: not groups(jobs, kind))
+        control_plane.request("DELETE", f"{path}/podgroups.{kind.api_version.split('/')[0]}")
