@@ -48,6 +48,29 @@ def known(cache: Cache, name: str) -> tuple[str, int]:
     return entry.uid, entry.version
 
 
+def test_groups_follow_their_owner_and_wake_a_job_only_with_news() -> None:
+    woken: list[Key] = []
+    cache = Cache(on_change=lambda key: None, on_update=woken.append)
+
+    def put(owner: str, version: int, message: str) -> None:
+        meta: Json = {"name": "g-1", "namespace": "default", "uid": "g", "resourceVersion": str(version)}
+        meta |= {"labels": {names.LABEL_JOB_NAME: "mnist", names.LABEL_JOB_UID: "a"}}
+        meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": owner, "controller": True}]}
+        status = {"conditions": [{"type": "Unschedulable", "status": "True", "message": message, "id": version}]}
+        cache.put(names.VOLCANO_GROUPS, {"metadata": meta, "spec": {"minMember": 2}, "status": status})
+
+    put("a", 1, "full")
+    put("a", 2, "full")
+    assert not woken
+    put("a", 3, "still full")
+    put("b", 4, "still full")
+    assert len(woken) == 2 and not cache.groups("default", "a")
+    [group] = cache.groups("default", "b")[names.VOLCANO_GROUPS]
+    assert group["status"]["conditions"] == [{"type": "Unschedulable", "status": "True", "message": "still full"}]
+    cache.remove(names.VOLCANO_GROUPS, "default", "g-1", "g")
+    assert not cache.groups("default", "b")
+
+
 def test_newer_version_wins_in_any_order() -> None:
     cache = Cache()
     assert cache.put(names.PODS, a_pod("a", 20))

@@ -9,7 +9,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Forbidden, Unavailable
+from ddpjob.cluster.base import ClusterError, Forbidden, NotServed, Unavailable
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import MAX_START_SECONDS, Sweeper
@@ -80,6 +80,23 @@ async def test_without_the_right_to_list_policies_everything_else_is_listed() ->
     )
     await sweeper.sweep(None)
     assert sweeper.cache.job(Key("default", "mnist")) and sweeper.failures == {}
+
+
+@pytest.mark.parametrize("error", [Forbidden("podgroups is forbidden"), Unavailable("conversion webhook"), None])
+async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_served(
+    error: ClusterError | None,
+) -> None:
+    kind, fault = names.VOLCANO_GROUPS, Fault(before=error or NotServed("404 page not found"))
+    cluster = FaultyCluster(lambda call: fault if call.verb == "list" and call.resource is kind else None)
+    sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics(), gang_kinds=(kind,))
+    cluster.server.create(
+        names.DDPJOBS,
+        "default",
+        {key: a_job()[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": "mnist"}},
+    )
+    await sweeper.sweep(None)
+    assert sweeper.cache.job(Key("default", "mnist")) and sweeper.failures == {}
+    assert sweeper.served == (frozenset({kind.api_version}) if error else frozenset())
 
 
 class BrokenLists(FaultyCluster):

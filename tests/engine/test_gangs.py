@@ -220,3 +220,50 @@ def test_this_machine_needs_no_gang_scheduler() -> None:
     world = a_world(None, scheduling={"schedulingPolicy": {"gang": {}}})
     world.settle()
     assert len(world.pods) == 2 and not world.groups
+
+
+def test_a_scheduler_that_vanishes_before_the_pods_exist_starts_none_without_it() -> None:
+    world = a_world(scheduling={"schedulingPolicy": {"gang": {}}})
+    world.reconcile(crash_after=1)  # the attempt is recorded
+    world.served = frozenset()
+    world.settle()
+    assert not world.pods and world.condition("Running")["reason"] == "GangSchedulerUnavailable"
+    world.forward(1800)
+    assert world.settle() == 0 and world.plans[-1].requeue_after is None, "the job waits for an event"
+    world.served = None
+    world.settle()
+    assert len(world.pods) == 2 and groups(world) == [group(2)] and world.status["restarts"] == 0
+
+
+def test_groups_of_an_earlier_version_of_the_api_do_not_stop_the_job() -> None:
+    world = a_world("kubernetes")
+    world.served = frozenset({V1ALPHA2.api_version})
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.served = frozenset({V1BETA1.api_version})
+    world.groups[V1BETA1] = dict(world.groups[V1ALPHA2])  # the same objects; the old version is no longer listed
+    world.set_pod(1, failed(1))
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 2 and all(delete.resource is not V1ALPHA2 for delete in world.plans[-1].deletes)
+    assert [*world.groups[V1BETA1]] == [group(2)]
+
+
+def test_pods_that_run_without_a_group_get_none() -> None:
+    """The gang scheduler was configured while the job ran."""
+    world = a_world("")
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.settings = EngineSettings(gang_scheduler="volcano")
+    assert world.settle() == 0 and not world.groups
+
+
+def test_a_group_of_a_later_attempt_is_not_deleted() -> None:
+    world = a_world()
+    world.settle()
+    body = world.groups[names.VOLCANO_GROUPS][group(1)]
+    later = body | {"metadata": body["metadata"] | {"name": group(7), "uid": "later"}}
+    world.groups[names.VOLCANO_GROUPS][group(7)] = later
+    world.settle()
+    assert groups(world) == [group(1), group(7)]

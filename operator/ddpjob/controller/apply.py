@@ -20,6 +20,7 @@ from ddpjob.cluster.base import (
     Invalid,
     NamespaceTerminating,
     NotFound,
+    NotServed,
     TooManyRequests,
     Unavailable,
 )
@@ -168,6 +169,10 @@ class Executor:
                     return await self._cluster.delete(delete.resource, namespace, delete.name, uid=delete.uid)
                 except NotFound:
                     return {}
+                except NotServed:
+                    if delete.resource not in names.SCHEDULING_KINDS:
+                        raise
+                    return {}  # the definition of the PodGroups was removed, and its objects with it
                 except Conflict:
                     if not await self._exists(namespace, delete):
                         return {}

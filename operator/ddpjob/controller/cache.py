@@ -157,6 +157,8 @@ class Cache:
         entry = self._objects[resource][place] = _entry(resource, obj)
         self._newest[resource] = max(self._newest[resource], entry.version)
         if resource in names.SCHEDULING_KINDS:
+            if known is not None:
+                self._leave_owner(resource, known)
             self._groups_of.setdefault(_owner(entry), {})[resource, entry.name] = entry.value
         if resource is names.PODS:
             self._put_pod(place, entry, known)
@@ -167,7 +169,7 @@ class Cache:
     def _wake_after_edit(self, resource: Resource, entry: Entry, known: Entry | None) -> None:
         if known is None:
             self._wake(entry)
-        elif entry.job is not None and not (resource is names.DDPJOBS and entry.value.has_content_of(known.value)):
+        elif entry.job is not None and not _is_same(resource, entry.value, known.value):
             self._on_update(entry.job)
 
     def _put_pod(self, place: Place, entry: Entry, known: Entry | None) -> None:
@@ -187,6 +189,13 @@ class Cache:
         _remove(self._pods_of, (place[0], entry.value.job_uid), place)
         if entry.job is not None:
             _remove(self._pods_named, entry.job, place)
+
+    def _leave_owner(self, resource: Resource, entry: Entry) -> None:
+        """Remove a PodGroup from those of the job that owns it."""
+        groups = self._groups_of.get(_owner(entry), {})
+        groups.pop((resource, entry.name), None)
+        if not groups:
+            self._groups_of.pop(_owner(entry), None)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str, *, version: int | None = None) -> bool:
         """Remove the object with this uid; return whether it was cached.
@@ -247,10 +256,8 @@ class Cache:
         self._objects[resource].pop(place, None)
         if resource is names.PODS:
             self._leave_job(place, entry)
-        if resource in names.SCHEDULING_KINDS and (group := self._groups_of.get(_owner(entry))):
-            group.pop((resource, entry.name), None)
-            if not group:
-                del self._groups_of[_owner(entry)]
+        if resource in names.SCHEDULING_KINDS:
+            self._leave_owner(resource, entry)
         self._add_tombstone(entry.uid, version)
 
     def _add_tombstone(self, uid: str, version: int | None) -> None:
@@ -333,10 +340,16 @@ def _part_in_use(resource: Resource, obj: Json) -> Json:
     meta["labels"] = {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_NAME}
     meta["ownerReferences"] = [owner for owner in given.get("ownerReferences") or () if owner.get("controller")]
     if resource in names.SCHEDULING_KINDS:
+        meta.pop("resourceVersion", None)  # a scheduler writes its counters often
         conditions = (obj.get("status") or {}).get("conditions") or ()
         return {"metadata": meta, "status": {"conditions": [_condition(each) for each in conditions[:MAX_CONDITIONS]]}}
     used = {key: spec[key] for key in _SPEC.get(resource, spec) if key in spec}
     return {"metadata": meta, "spec": used if len(encode(used)) <= MAX_SPEC_BYTES else {}}
+
+
+def _is_same(resource: Resource, one: Any, other: Any) -> bool:
+    """Return whether no plan can differ between two cached values of an object."""
+    return bool(one.has_content_of(other)) if resource is names.DDPJOBS else bool(one == other)
 
 
 def _condition(condition: Mapping[str, Any]) -> Json:

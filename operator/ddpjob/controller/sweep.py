@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, NotServed, Unauthorized
+from ddpjob.cluster.base import (
+    Cluster,
+    ClusterError,
+    Forbidden,
+    NotFound,
+    NotServed,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+)
 from ddpjob.controller.cache import Cache, Listing
 from ddpjob.controller.metrics import Metrics
 
@@ -159,6 +168,11 @@ class Sweeper:
                 changed, _ = await list_into(self.cache, self.cluster, kind, scope, names.SELECTORS[kind])
             except NotServed:
                 continue
+            except (Forbidden, Unavailable, TooManyRequests) as error:
+                logger.warning("cannot list the PodGroups of the gang scheduler: %s", explain(error))
+                if self.served is not None:
+                    return changed
+            # Also if it was never listed: a refused create then shows in the status of the job that needs it.
             served = frozenset({kind.api_version})
             break
         if self.gang_kinds and served != self.served:

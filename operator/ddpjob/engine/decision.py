@@ -355,6 +355,13 @@ def _drain_until(s: JobState) -> str | None:
     return whole_second_after(s.now, s.grace_seconds + DRAIN_MARGIN_SECONDS)
 
 
+def _gang(s: JobState) -> Decision | None:
+    """Abandon an attempt whose gang scheduler is gone before all pods exist: pods without it are no gang."""
+    if not (s.attempt.is_creating and s.missing_nodes) or (wait := scheduling.wait(s)) is None:
+        return None
+    return _abandon(s, *wait)
+
+
 def _creation(s: JobState) -> Decision | None:
     """Judge an attempt whose pods are being created. One that cannot be completed is abandoned and costs no restart."""
     if not s.attempt.is_creating:
@@ -425,5 +432,6 @@ _RULES = (
     _failure,
     _attempt_deadline,
     _restart_request,
+    _gang,
     _creation,
 )

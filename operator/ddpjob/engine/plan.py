@@ -193,7 +193,9 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     claim = desired_claim(s.job) if needs_claim else None
     has_policy = s.observed.policy is not None and owner_uid(s.observed.policy) == s.job.uid
     policy = None if has_policy else desired_policy(s.job, s.settings)
-    groups = scheduling.objects(s, number) if not held else ()
+    # A scheduler that has placed all pods needs the group no more, and pods of an earlier release are in none.
+    needs_group = begins or (not held and s.attempt.all_running_time is None)
+    groups = scheduling.objects(s, number) if needs_group else ()
     first = (*(create for create in (policy, claim) if create is not None), *groups)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
@@ -274,7 +276,8 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     if decision.kind != "hold":
         times = (attempt.ending.until, attempt.ending.drain_until) if attempt.ending else ()
         left += [-seconds_since(time, s.now) for time in times if time is not None]
-        left = [seconds for seconds in left if seconds > 0] or left
+        # A job that waits for a gang scheduler starts when that is served, at no time of its own.
+        left = [seconds for seconds in left if seconds > 0] or ([] if obstacles.admission_obstacle(s) else left)
     return max(min(left), MIN_REQUEUE_SECONDS) if left else None
 
 

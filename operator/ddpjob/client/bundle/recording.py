@@ -1,7 +1,7 @@
 """What is recorded of a job: the inputs of ``plan()``, and what else shows why the job is in its state."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -80,7 +80,9 @@ class Recording:
 
     def plan(self, now: datetime | None = None) -> Plan:
         """Return what the operator does next, by default at the time of the recording."""
-        return plan(self.job, self._observed(), now or self.now, self.settings)
+        # PodGroups are not recorded: a plan with a gang scheduler would create them again.
+        settings = replace(self.settings, gang_scheduler=None)
+        return plan(self.job, self._observed(), now or self.now, settings)
 
     def _observed(self) -> Observed:
         pods = owned_pods(self.job, map(pod_view, self.pods or ()))

@@ -69,11 +69,12 @@ class Gang(Adapter):
         used = {names.group_name(s.job.name, s.job.uid, pod.attempt) for pod in s.pods if not pod.stopped}
         if ending.pods_may_run:
             used.add(names.group_name(s.job.name, s.job.uid, ending.number))
-        groups = [(kind, group["metadata"]) for kind in self.kinds for group in s.observed.objects.get(kind, ())]
+        kind = self.kind(s)
+        groups = [group["metadata"] for group in s.observed.objects.get(kind, ())]
         return [
             Delete(kind, meta["name"], meta["uid"])
-            for kind, meta in groups
-            if meta["name"] not in used and "deletionTimestamp" not in meta
+            for meta in groups
+            if meta["name"] not in used and "deletionTimestamp" not in meta and _attempt(meta["name"]) <= ending.number
         ]
 
     def obstacle(self, s: JobState) -> Obstacle | None:
@@ -88,6 +89,12 @@ class Gang(Adapter):
     def _why_not_placed(self, status: Json) -> str:
         found = ((condition(status, kind), value) for kind, value in self.not_placed)
         return next((str(each.get("message") or "") for each, value in found if each.get("status") == value), "")
+
+
+def _attempt(group: str) -> int:
+    """Return the attempt in the name of a group. Another operator may know a later one than a stale job."""
+    number = group.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 class Volcano(Gang):
