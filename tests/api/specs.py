@@ -303,7 +303,7 @@ ILLEGAL_EDITS: tuple[Edit, ...] = (
     Edit("launcher removed", "launcher", {"launcher": "Injected"}, {}),
     Edit("policy added", "scheduling.schedulingPolicy", {}, {"scheduling": {"schedulingPolicy": {"gang": {}}}}),
     Edit("policy removed", "scheduling.schedulingPolicy", {"scheduling": {"schedulingPolicy": {"gang": {}}}},
-         {"scheduling": {}}),
+         {}),
     Edit("policy changed", "scheduling.schedulingPolicy", {"scheduling": {"schedulingPolicy": {"gang": {}}}},
          {"scheduling": {"schedulingPolicy": {"basic": {}}}}),
     *_three("envFrom", [{"secretRef": {"name": "a"}}], [{"secretRef": {"name": "b"}}]),
