@@ -113,7 +113,7 @@ def commands(trial: Trial) -> None:
             stop_and_start(trial, editor, viewer)
             newest = attempt_of(trial.name, editor)
             followed = [logs / f"attempt-{number}-n0.log" for number in range(1, newest + 1)]
-            until("lines of each attempt", lambda: all(f.exists() and f.stat().st_size for f in followed), seconds=120)
+            until("lines of each attempt", lambda: all(f.exists() and f.stat().st_size for f in followed), seconds=300)
         editor("delete", trial.name)
         editor("get", trial.name, code=2)
 

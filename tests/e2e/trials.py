@@ -35,7 +35,7 @@ CHECKPOINT_EVERY = 20
 SAVES = (*range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY), STEPS // 2)  # also at the end of the first epoch of two
 TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", str(CHECKPOINT_EVERY))
 # Slow enough that a fault at step 25 comes before the end, also when each call of kubectl takes seconds.
-PACE = ("--step-delay", "0.4")
+PACE = ("--step-delay", "0.6")
 WITH_RESTARTS_IN_PLACE = [{"name": "DDPTRAIN_THREADS", "value": "1"}]
 """Environment of a job whose ranks may restart in place. In other jobs each failure ends the attempt."""
 PATIENT = {"terminationGracePeriodSeconds": 150}
