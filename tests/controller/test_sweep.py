@@ -69,10 +69,11 @@ async def test_every_created_object_has_the_label_of_its_selector(cluster: Memor
         assert cache.get(made.resource, "default", made.name), made.name
 
 
-async def test_without_the_right_to_list_policies_everything_else_is_listed() -> None:
-    forbidden = Fault(before=Forbidden("networkpolicies.networking.k8s.io is forbidden", code=403))
-    cluster = FaultyCluster(lambda call: forbidden if call.resource is names.NETWORK_POLICIES else None)
-    sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics())
+async def sweep_that_finds_the_job(cluster: FaultyCluster, *, gang_kinds: tuple[Resource, ...] = ()) -> Sweeper:
+    """Create a job, sweep once, check that the job is found and the sweep has not failed, and return the sweeper."""
+    sweeper = Sweeper(
+        cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics(), gang_kinds=gang_kinds
+    )
     cluster.server.create(
         names.DDPJOBS,
         "default",
@@ -80,6 +81,13 @@ async def test_without_the_right_to_list_policies_everything_else_is_listed() ->
     )
     await sweeper.sweep(None)
     assert sweeper.cache.job(Key("default", "mnist")) and sweeper.failures == {}
+    return sweeper
+
+
+async def test_without_the_right_to_list_policies_everything_else_is_listed() -> None:
+    forbidden = Fault(before=Forbidden("networkpolicies.networking.k8s.io is forbidden", code=403))
+    cluster = FaultyCluster(lambda call: forbidden if call.resource is names.NETWORK_POLICIES else None)
+    await sweep_that_finds_the_job(cluster)
 
 
 @pytest.mark.parametrize("error", [Forbidden("podgroups is forbidden"), Unavailable("conversion webhook"), None])
@@ -88,14 +96,7 @@ async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_se
 ) -> None:
     kind, fault = names.VOLCANO_GROUPS, Fault(before=error or NotServed("404 page not found"))
     cluster = FaultyCluster(lambda call: fault if call.verb == "list" and call.resource is kind else None)
-    sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics(), gang_kinds=(kind,))
-    cluster.server.create(
-        names.DDPJOBS,
-        "default",
-        {key: a_job()[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": "mnist"}},
-    )
-    await sweeper.sweep(None)
-    assert sweeper.cache.job(Key("default", "mnist")) and sweeper.failures == {}
+    sweeper = await sweep_that_finds_the_job(cluster, gang_kinds=(kind,))
     assert sweeper.served == (frozenset({kind.api_version}) if error else frozenset())
 
 
