@@ -92,6 +92,8 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/simulator tests/injection tests/cluster/contract
+	$(PY) -m tests.kind prepare kubectl kind lookup provisioner docker node-image helm images
+	$(PYTEST) tests/e2e/test_why.py tests/e2e/test_verbs.py
 	$(PY) -m tests.e2e.blame
 	$(PY) -m tests.e2e.scripts
 	$(PY) -m tests.compatibility prepare

@@ -15,7 +15,8 @@ from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
 WEBHOOK_SECONDS = 10.0
-BOUND_SECONDS = 3.0
+BOUND_SECONDS = 8.0
+"""Less than one create of the slow tenant takes: its jobs are not waited for, however busy the machine is."""
 
 
 @pytest.fixture

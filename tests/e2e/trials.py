@@ -38,6 +38,8 @@ TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", 
 PACE = ("--step-delay", "0.6")
 WITH_RESTARTS_IN_PLACE = [{"name": "DDPTRAIN_THREADS", "value": "1"}]
 """Environment of a job whose ranks may restart in place. In other jobs each failure ends the attempt."""
+_PLACES = threading.BoundedSemaphore(8)
+"""One for each trial that runs: more of them, of all modules, wait for the two CPUs in place of for their jobs."""
 PATIENT = {"terminationGracePeriodSeconds": 150}
 """Part of the pods that save before they end: on a busy disk each sync of a file may take many seconds."""
 # PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
@@ -279,11 +281,16 @@ def running(cluster: Cluster, namespace: JobNamespace, trials: Trials) -> Iterat
         pool = ThreadPoolExecutor(trials.at_once, thread_name_prefix="trial")
         try:
             yield {
-                name: pool.submit(act, Trial(name.replace("_", "-"), cluster, namespace, watcher))
+                name: pool.submit(_run, act, Trial(name.replace("_", "-"), cluster, namespace, watcher))
                 for name, act in trials.acts.items()
             }
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _run(act: Act, trial: Trial) -> Any:
+    with _PLACES:
+        return act(trial)
 
 
 def undisturbed(trial: Trial) -> Outcome:

@@ -97,7 +97,7 @@ SPECS = of_schema(openapi()["properties"]["spec"])
 
 
 @given(spec=SPECS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_plan_never_raises_and_never_leaves_the_status_empty(spec: dict[str, Any]) -> None:
     job = a_job(**OK | {"numNodes": 2} | spec | {"numNodes": 2})
     world = World(job)

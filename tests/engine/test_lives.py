@@ -118,5 +118,5 @@ class Lives(RuleBasedStateMachine):
             assert is_idle(self.world.reconcile())
 
 
-Lives.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Lives.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 TestLives = Lives.TestCase

@@ -34,7 +34,7 @@ def on(plane: ControlPlane, test: Callable[[Campaign], Awaitable[None]]) -> None
 
 
 def test_kill_at_any_write_changes_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
-    """Before or after every second write, both at each with DDPJOB_TEST_FAULTS=all; the simulator kills at each."""
+    """Before or after every third write, both at each with DDPJOB_TEST_FAULTS=all; the simulator kills at each."""
 
     async def test(campaign: Campaign) -> None:
         await asyncio.gather(*map(campaign.expected, STORIES))
@@ -45,15 +45,15 @@ def test_kill_at_any_write_changes_nothing_about_the_job(collecting_plane: Contr
 
 
 async def crashes(campaign: Campaign) -> AsyncIterator[Case]:
-    """Yield a crash at every second write, in turn before and after it.
+    """Yield a crash at every third write, in turn before and after it.
 
     Where the same write comes before it and after it in several stories, it is carried out in one of them only.
     """
     done: set[tuple[str, ...]] = set()
     for place, story in enumerate(STORIES):
         writes = (await campaign.expected(story)).writes
-        for number in range(0 if ALL else place % 2, len(writes), 1 if ALL else 2):
-            for kind in CRASHES if ALL else CRASHES[(place + number) // 2 % 2 :][:1]:
+        for number in range(0 if ALL else place % 3, len(writes), 1 if ALL else 3):
+            for kind in CRASHES if ALL else CRASHES[(place + number) // 3 % 2 :][:1]:
                 around = (kind, *writes[max(0, number - 1) : number + 2])
                 if ALL or around not in done:
                     done.add(around)

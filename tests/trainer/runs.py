@@ -25,7 +25,7 @@ from ddprun.checkpoint_files import newest_valid
 from ddprun.reporting.metrics import effective_rows
 from tests.processes import free_port
 
-PATIENCE = 120.0  # seconds; only a hang takes that long, even on a busy machine
+PATIENCE = 300.0  # seconds; only a hang takes that long, even on a busy machine
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:

@@ -23,7 +23,7 @@ class Samples(Dataset):
     def __len__(self):
         return 100_000
     def __getitem__(self, index):
-        time.sleep(0.2 if rank == 3 else 0.001)
+        time.sleep(0.5 if rank == 3 else 0.001)
         return torch.ones(4)
 
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
@@ -69,8 +69,8 @@ def test_node_zero_shows_the_pace_the_wait_for_data_and_the_memory_of_all_ranks(
     rows = seen["ranks"]
     assert [(row["rank"], row["node"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
     assert (seen["worldSize"], seen["missingNodes"], seen["omittedRanks"]) == (4, [], 0)
-    assert rows[3]["dataWaitSeconds"] >= 0.4 > max(row["dataWaitSeconds"] for row in rows[:3]), rows
+    assert rows[3]["dataWaitSeconds"] >= 1.0 > max(row["dataWaitSeconds"] for row in rows[:3]), rows
     assert all(row["memoryBytes"] > 2**24 and row["step"] > 0 and row["phase"] == "train" for row in rows)
-    assert all(row["stepSeconds"] >= 0.4 for row in rows), "all ranks wait for the slowest"
+    assert all(row["stepSeconds"] >= 1.0 for row in rows), "all ranks wait for the slowest"
     go.touch()
     assert [run.wait() for run in runs] == [0, 0]
