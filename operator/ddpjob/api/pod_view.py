@@ -44,6 +44,7 @@ class PodView:
     logged: what ``log`` says about the failure, or a longer part of the pod's log (``Observed.logs``).
     waiting: (reason, message) of the container that keeps the trainer from starting, or None while it starts normally.
     waiting_init: name of that container if it is an init container, or "".
+    priority: ``spec.priority``, which the API server derives from the PriorityClass.
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
@@ -93,6 +94,7 @@ class PodView:
     waiting: tuple[str, str] | None = None
     waiting_init: str = ""
     unschedulable: str | None = None
+    priority: int = 0
     group: str = ""
 
     @property
@@ -170,6 +172,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         waiting=waiting,
         waiting_init=waiting_init,
         unschedulable=_unschedulable(status),
+        priority=spec.get("priority") or 0,
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
     )
 

@@ -137,6 +137,25 @@ class JobState:
         first = next(iter(refused.items()), None)
         return RefusedStart(node_rank=first[0], reason=first[1], since=timestamp(self.now)) if first else None
 
+    @cached_property
+    def partial_since(self) -> str | None:
+        """When the operator first saw that some pods of this attempt have a Kubernetes node, and others do not.
+
+        None if that is not so now, or after all pods ran. By the operator's clock; after it was set back, from now on.
+        """
+        if self.attempt.is_closed or self.attempt.all_running_time is not None:
+            return None
+        placed = {pod.node_name is not None for pod in self.current.values() if not pod.ended}
+        if placed != {True, False}:
+            return None
+        known = self.attempt.partial_since
+        return known if known is not None and seconds_since(known, self.now) >= 0 else timestamp(self.now)
+
+    @property
+    def pod_priority(self) -> int:
+        """The priority of the pods of this attempt."""
+        return next((pod.priority for pod in self.current.values()), 0)
+
     @property
     def answer(self) -> TrainingReport | None:
         """The last response of rank 0's pod; a response of a pod of an earlier attempt may arrive late: ignored."""

@@ -155,6 +155,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
                 refusals=decision.refusals or None,
                 creating_since=_creating_since(attempt, decision),
                 failures_in_row=row or None,
+                partial_since=None,
             )
     if not attempt.is_closed:
         return _with_first_times(s, attempt, nodes)
@@ -185,6 +186,8 @@ def _with_first_times(s: JobState, attempt: CurrentAttempt, nodes: Nodes) -> Cur
         attempt = attempt.changed(first_step_time=now)
     if attempt.first_success_time is None and s.succeeded_nodes:
         attempt = attempt.changed(first_success_time=now)
+    if attempt.partial_since != s.partial_since:
+        attempt = attempt.changed(partial_since=s.partial_since, pod_priority=s.pod_priority or None)
     if attempt.refused_start != s.refused_start:
         attempt = attempt.changed(refused_start=s.refused_start)
     return attempt
