@@ -31,7 +31,7 @@ _STOP_SECONDS = 60.0
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 # Linux gives a control group the CPU time of one process (1024), and all containers are in one group: beside four busy
 # test processes five nodes with all their pods would get a fifth. Of control groups v1 and v2, whose default is 100.
-_CPU_WEIGHTS = {Path("/sys/fs/cgroup/cpu/docker/cpu.shares"): 4096, Path("/sys/fs/cgroup/docker/cpu.weight"): 400}
+_CPU_WEIGHTS = {Path("/sys/fs/cgroup/cpu/docker/cpu.shares"): 16384, Path("/sys/fs/cgroup/docker/cpu.weight"): 1600}
 
 # 198.18.0.0/15 is reserved for benchmarks between networks (RFC 2544): no private network of the machine uses it.
 _ADDRESS_POOL = {"base": "198.18.16.0/20", "size": 24}

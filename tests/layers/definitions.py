@@ -21,8 +21,6 @@ class Command:
     """Names for `python -m tests.kind prepare`. The command starts when all of them are prepared."""
     cores: float = 1.0
     """Seconds of CPU time per second, about as the report shows them: what it takes of the CPUs while it runs."""
-    nice: int = 0
-    """How far its processes stand back for those of other commands."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +31,13 @@ class Layer:
     commands: tuple[Command, ...]
 
 
-BEHIND = 3
-"""The niceness of all commands but those of kind. An idle cluster costs a quarter of a CPU, so its tests end first."""
-
-
-def pytest_command(*arguments: str, needs: tuple[str, ...] = (), cores: float = 1.0, nice: int = BEHIND) -> Command:
+def pytest_command(*arguments: str, needs: tuple[str, ...] = (), cores: float = 1.0) -> Command:
     """Return a pytest command of this interpreter; the runner adds the options for the report."""
-    words = (sys.executable, "-m", "pytest", "-q", *arguments)
-    return Command(words, is_pytest=True, needs=needs, cores=cores, nice=nice)
+    return Command((sys.executable, "-m", "pytest", "-q", *arguments), is_pytest=True, needs=needs, cores=cores)
 
 
 def _tool(module: str, *arguments: str) -> Command:
-    return Command((sys.executable, "-m", module, *arguments), nice=BEHIND)
+    return Command((sys.executable, "-m", module, *arguments))
 
 
 def _mypy(cache: str, *arguments: str) -> Command:
@@ -61,10 +54,7 @@ _NOT_FOLLOWED = tuple(f"--ignore={path}" for path in ("tests/trainer/resilience"
 
 # The order in which commands start: what takes longest comes first, so that it does not run at the end by itself.
 LAYERS = (
-    Layer(
-        "kind",
-        (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=1.2, nice=0),),
-    ),
+    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=1.2),)),
     Layer(
         "apiserver",
         (

@@ -171,7 +171,7 @@ class Runner:
             words = _words(command, folder, report)
         except ToolchainError as error:
             return CommandResult(0, (), problem=str(error).splitlines()[0])
-        process = self._start(words, nice=command.nice, **({} if self._raw else _PIPED))
+        process = self._start(words, **({} if self._raw else _PIPED))
         if process.stdout is not None:
             self._pass_on(job.layer.layer, process.stdout)
         code, cpu_seconds = _end_of(process)
@@ -192,12 +192,8 @@ class Runner:
                 job.layer.commands[job.layer.commands.index(first)] = first.followed_by(again)
 
     def _start(
-        self, words: Sequence[str], *, nice: int = 0, stdout: int | None = None, stderr: int | None = None
+        self, words: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
     ) -> subprocess.Popen[str]:
-        def prepare() -> None:  # system calls only
-            die_with_parent()
-            os.nice(nice)
-
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -205,7 +201,7 @@ class Runner:
             stderr=stderr,
             text=True,
             errors="replace",
-            preexec_fn=prepare,  # noqa: PLW1509
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - a single system call
         )
 
     def _pass_on(self, name: str, stream: IO[str]) -> None:
