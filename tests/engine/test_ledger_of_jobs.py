@@ -188,6 +188,7 @@ class SimulatedJob:
         self.happened()
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("first", range(0, JOBS, AT_ONCE))
 def test_each_second_of_a_job_is_in_the_category_of_what_the_job_did(first: int) -> None:
     did: Counter[str] = Counter()
@@ -204,5 +205,5 @@ def test_each_second_of_a_job_is_in_the_category_of_what_the_job_did(first: int)
         did += job.did
         said += Counter(ledger.by_category)
     assert all(did[category] for category in TIME_CATEGORIES), did
-    for category in TIME_CATEGORIES:  # steps made twice while no operator looks are not known
-        assert said[category] == pytest.approx(did[category], rel=0.2), f"{category}: {said}, but {did}"
+    for category in TIME_CATEGORIES:  # an operator that looks each few seconds adds some to each
+        assert said[category] == pytest.approx(did[category], rel=0.3), f"{category}: {said}, but {did}"
