@@ -71,6 +71,8 @@ class Turn:
 
     def may_write(self) -> bool:
         """Return whether this process has it, or is the rank's own and no process has it."""
+        if self._taken_by == self._rank == _process:  # in almost all steps, and asked in each
+            return True
         return self.is_taken or (self._rank == _process and not self.is_elsewhere())
 
     def _lasts(self) -> bool:
