@@ -227,12 +227,12 @@ def test_saves_of_the_next_attempt_are_counted_from_zero() -> None:
     report(world, step=10, savingSeconds=20.0)
     world.settle()
     world.set_pod(0, failed(1))
-    restart(world, seconds=1, resumed=10, step=11, savingSeconds=5.0)
-    assert (spent(world)["saving"], spent(world)["training"]) == (25, 25)
+    restart(world, seconds=6, resumed=10, step=11, savingSeconds=5.0)
+    assert (spent(world)["saving"], spent(world)["training"]) == (25, 30)
     world.forward(50)
     report(world, step=20, savingSeconds=35.0, resumedFrom={"run": 1, "step": 10})
     world.settle()
-    assert (spent(world)["saving"], spent(world)["training"]) == (55, 45)
+    assert (spent(world)["saving"], spent(world)["training"]) == (55, 50)
 
 
 def test_a_restart_in_place_is_recovery_for_as_long_as_the_launchers_measured() -> None:

@@ -204,13 +204,22 @@ def _ran(s: JobState, after: DDPJobStatus, end: int) -> int | None:
 
 
 def _stepped(s: JobState, end: int) -> int | None:
-    """Return when the attempt made its first step by ``end``, from the number and the speed of its steps; or None."""
+    """Return when the attempt made its first step by ``end``, from the number and the speed of its steps; or None.
+
+    If only a later life of the attempt was seen, the steps since the attempt began and its earlier recoveries count.
+    """
     report = s.report
     if report is None or not report.step or report.step <= (resumed := _resumed_step(s, report)):
         return None
-    rate = report.steps_per_second
-    if resumed >= 0 and rate is not None and rate > 0 and (seconds := (report.step - resumed) / rate) < end:
-        return end - int(seconds)
+    rate, recovered = report.steps_per_second, 0.0
+    if s.attempt.first_step_time is None and spent(s.in_place):
+        saved = s.before.checkpoint.step if s.before.checkpoint else None
+        resumed = min(saved or 0, resumed)
+        recovered = sum(life.recovery_milliseconds or 0 for life in report.lives or ()) / 1000
+    if resumed >= 0 and rate is not None and rate > 0:
+        seconds = (report.step - resumed) / rate + (saved_for(report) or 0) + recovered
+        if seconds < end:
+            return end - int(seconds)
     return end if s.current[0].state == "running" else 0  # 0: as soon as the pods ran
 
 
