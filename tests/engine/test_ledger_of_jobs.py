@@ -21,8 +21,8 @@ from ddpjob.api.times import timestamp
 from tests.builders import NOW, World, a_job, ended, failed, running
 
 ALL = os.environ.get("DDPJOB_TEST_FAULTS") == "all"
-# The operator sees nothing of the training of job 760 before its end, when the ranks are in their second life.
-BATCHES = [range(first, first + 100) for first in range(0, 1000, 100)] if ALL else [[*range(7), 760]]
+# The operator sees nothing of jobs 441 and 760 before their ranks are in a second life, 760 nothing before its end.
+BATCHES = [range(first, first + 100) for first in range(0, 1000, 100)] if ALL else [[*range(7), 441, 760]]
 STEPS = 120
 SPEC = {"restartPolicy": {"maxRestarts": 99, "maxTotalRestarts": 99, "resetAfterSeconds": 60}}
 

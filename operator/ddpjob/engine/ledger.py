@@ -214,7 +214,7 @@ def _stepped(s: JobState, end: int) -> int | None:
     rate, recovered = report.steps_per_second, 0.0
     if s.attempt.first_step_time is None and spent(s.in_place):
         saved = s.before.checkpoint.step if s.before.checkpoint else None
-        resumed = min(saved or 0, resumed)
+        resumed = min(saved or 0, max(resumed, 0))
         recovered = sum(life.recovery_milliseconds or 0 for life in report.lives or ()) / 1000
     if resumed >= 0 and rate is not None and rate > 0:
         seconds = (report.step - resumed) / rate + (saved_for(report) or 0) + recovered
