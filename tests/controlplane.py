@@ -1,7 +1,7 @@
 """A real control plane on loopback: etcd and kube-apiserver, and kube-controller-manager if a test needs it.
 
-It has no kubelet and no scheduler: a test patches the status of a pod, as a kubelet would. Tokens are static, RBAC is
-enabled, and all files are in one folder that is deleted at the end.
+It has no kubelet and no scheduler (tests/gangs has both): a test patches the status of a pod, as a kubelet would.
+Tokens are static, RBAC is enabled, and all files are in one folder that is deleted at the end.
 """
 
 import json
@@ -13,10 +13,10 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 import yaml
 
@@ -53,6 +53,16 @@ class ControlPlane:
     Entering skips the calling test if the programs are not built (see ``tests.prepared``).
     """
 
+    programs: ClassVar[Mapping[str, str]] = {}
+    """Other programs of tests.kind.toolchain, by the name of the usual one."""
+    controllers: ClassVar[Sequence[str]] = (
+        "garbagecollector",
+        "namespace",
+        "serviceaccount",
+        "resourcequota",
+        "serviceaccount-token",
+    )
+
     def __init__(self, *, audit: bool = False, controller_manager: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ddpjob-control-plane-"))
         self.admin_token = ADMIN_TOKEN
@@ -60,6 +70,8 @@ class ControlPlane:
         self._with_controllers = controller_manager
         self._processes: list[subprocess.Popen[bytes]] = []
         self._crds = 0
+        self.api_flags: Sequence[str] = ()
+        self.controller_flags: Sequence[str] = ()
         self.server = ""
         self.port = 0
 
@@ -221,7 +233,7 @@ class ControlPlane:
     def _start(self) -> None:
         needed = ("etcd", "kube-apiserver", *(("kube-controller-manager",) if self._with_controllers else ()))
         for name in needed:
-            program(name)
+            program(self.programs.get(name, name))
         self._write_keys()
         etcd = self._start_etcd()
         self._start_apiserver(etcd)
@@ -300,6 +312,7 @@ class ControlPlane:
             # This plugin requires the default service account, which only kube-controller-manager creates.
             *(() if self._with_controllers else ("--disable-admission-plugins=ServiceAccount",)),
             *(audit if self._audit else ()),
+            *self.api_flags,
         )
 
     def _start_controllers(self) -> None:
@@ -315,7 +328,8 @@ class ControlPlane:
             "--use-service-account-credentials=false",
             "--kube-api-qps=1000",  # by default 20: hundreds of jobs at once would take minutes to collect
             "--kube-api-burst=2000",
-            "--controllers=garbagecollector,namespace,serviceaccount,resourcequota,serviceaccount-token",
+            f"--controllers={','.join(self.controllers)}",
+            *self.controller_flags,
         )
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         eventually("the controllers work", lambda: self._exists(account), timeout=START_SECONDS)
@@ -350,7 +364,8 @@ class ControlPlane:
 
     def _run(self, name: str, *flags: str) -> None:
         # Garbage that fits into the memory is cheaper than its collection, a quarter of the API server's CPU time.
-        self._processes.append(spawn([program(name), *flags], self._log(name), env={**os.environ, "GOGC": "300"}))
+        command = [program(self.programs.get(name, name)), *flags]
+        self._processes.append(spawn(command, self._log(name), env={**os.environ, "GOGC": "300"}))
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -44,7 +44,12 @@ def marks(pod: dict[str, Any]) -> set[tuple[str, str]]:
     [
         ("volcano", names.VOLCANO_GROUPS, {"minMember": 2}, {("scheduler", "volcano")}),
         ("coscheduling", names.COSCHEDULING_GROUPS, {"minMember": 2}, {("scheduler", "scheduler-plugins-scheduler")}),
-        ("kubernetes", V1BETA1, {"schedulingPolicy": {"gang": {"minCount": 2}}}, set()),
+        (
+            "kubernetes",
+            V1BETA1,
+            {"schedulingPolicy": {"gang": {"minCount": 2}}, "disruptionMode": {"all": {}}},
+            set(),
+        ),
     ],
 )
 def test_group_of_all_nodes_is_created_before_the_marked_pods(
@@ -67,7 +72,8 @@ def test_the_served_version_of_kubernetes_is_used() -> None:
     world.served = frozenset({V1ALPHA2.api_version})
     world.settle()
     assert [*world.groups] == [V1ALPHA2]
-    assert world.groups[V1ALPHA2][group(1)]["apiVersion"] == "scheduling.k8s.io/v1alpha2"
+    found = world.groups[V1ALPHA2][group(1)]
+    assert found["apiVersion"] == "scheduling.k8s.io/v1alpha2" and found["spec"]["disruptionMode"] == "PodGroup"
 
 
 def test_queue_and_priority_of_the_template_are_the_groups() -> None:

@@ -7,7 +7,7 @@ import sys
 
 from tests.kind import cluster, docker, dockerd, images, packages, prepare
 from tests.kind.command import CommandError
-from tests.kind.toolchain import BINARIES, ToolchainError, build
+from tests.kind.toolchain import BINARIES, IN_LAYERS, ToolchainError, build
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    names = [*BINARIES, *prepare.GROUPS] if options.names == ["all"] else options.names
+    names = [*IN_LAYERS, *prepare.GROUPS] if options.names == ["all"] else options.names
     if unknown := [name for name in names if name not in (*BINARIES, *prepare.GROUPS)]:
         raise ValueError(
             f"unknown name: {', '.join(unknown)}. Known names: all, {', '.join((*prepare.GROUPS, *BINARIES))}"
@@ -73,7 +73,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _binary(options: argparse.Namespace) -> int:
-    for name in BINARIES if options.names == ["all"] else options.names:
+    for name in IN_LAYERS if options.names == ["all"] else options.names:
         print(build(name))
     return 0
 

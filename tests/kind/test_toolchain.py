@@ -34,12 +34,19 @@ def test_every_go_module_is_listed_and_pinned() -> None:
             assert (known.path / "go.sum").stat().st_size > 0, known.folder
 
 
-def test_kubernetes_and_its_staging_modules_have_the_stamped_version() -> None:
-    lines = (REPOSITORY / "tests/kind/go/kubernetes/go.mod").read_text().splitlines()
-    assert f"require k8s.io/kubernetes {toolchain.KUBERNETES_VERSION}" in lines
+@pytest.mark.parametrize(
+    ("folder", "version"),
+    [
+        ("kubernetes", toolchain.KUBERNETES_VERSION),
+        ("kubernetes-1.36", toolchain.GANGS_VERSION),
+    ],
+)
+def test_kubernetes_and_its_staging_modules_have_the_stamped_version(folder: str, version: str) -> None:
+    lines = (REPOSITORY / "tests/kind/go" / folder / "go.mod").read_text().splitlines()
+    assert f"require k8s.io/kubernetes {version}" in lines
     parts = [line.split() for line in lines if line.startswith("\tk8s.io/") and " => " in line]
     assert len(parts) > 25
-    assert {words[-1] for words in parts} == {toolchain.KUBERNETES_VERSION.replace("v1", "v0")}
+    assert {words[-1] for words in parts} == {version.replace("v1", "v0")}
     assert all(words[0] == words[2] for words in parts)
 
 

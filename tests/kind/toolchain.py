@@ -1,4 +1,4 @@
-"""The programs that tests run: Kubernetes, etcd, CoreDNS, Helm and kind, built from pinned Go modules.
+"""The programs that tests run: Kubernetes, etcd, CoreDNS, Helm, kind and more, built from pinned Go modules.
 
 `build("kube-apiserver")` builds an executable into the cache; `binary("kube-apiserver")` only looks it up, so that no
 test waits for a build. Each folder below go/ is a separate module with a committed go.sum: all sources are pinned, and
@@ -17,6 +17,8 @@ from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_f
 from tests.kind.command import CommandError, run, step
 
 KUBERNETES_VERSION = "v1.34.4"
+GANGS_VERSION = "v1.36.3"
+"""The Kubernetes with PodGroups, of long tests and benchmarks."""
 
 _GO_MODULES = Path(__file__).parent / "go"
 # The largest program takes five minutes on two idle cores, and several times as long beside other work.
@@ -37,6 +39,8 @@ class Module:
     """Go string variables set by the linker, as in the project's release build."""
     parent: Path | None = None
     """The folder that contains the module's folder, if not go/."""
+    in_layers: bool = True
+    """Whether a test layer needs it: `prepare all` builds only these."""
 
     @property
     def path(self) -> Path:
@@ -48,8 +52,12 @@ class Module:
         return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in sorted(self.variables.items()))])
 
 
-_STAMP = "k8s.io/component-base/version"
-_MAJOR, _MINOR, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
+def _stamps(version: str) -> dict[str, str]:
+    """Return the variables of a Kubernetes version. Unstamped, the API server calls itself v0.0.0."""
+    stamp = "k8s.io/component-base/version"
+    major, minor, _ = version.removeprefix("v").split(".")
+    return {f"{stamp}.gitVersion": version, f"{stamp}.gitMajor": major, f"{stamp}.gitMinor": minor}
+
 
 MODULES = (
     Module(
@@ -66,8 +74,16 @@ MODULES = (
                 "kubectl",
             )
         },
-        # Unstamped, the API server calls itself v0.0.0 and kubeadm refuses to work with it.
-        {f"{_STAMP}.gitVersion": KUBERNETES_VERSION, f"{_STAMP}.gitMajor": _MAJOR, f"{_STAMP}.gitMinor": _MINOR},
+        _stamps(KUBERNETES_VERSION),
+    ),
+    Module(
+        "kubernetes-1.36",
+        {
+            f"{name}-1.36": f"k8s.io/kubernetes/cmd/{name}"
+            for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+        },
+        _stamps(GANGS_VERSION),
+        in_layers=False,
     ),
     Module("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
     Module("coredns", {"coredns": "github.com/coredns/coredns"}),
@@ -80,6 +96,7 @@ MODULES = (
 )
 
 BINARIES = tuple(name for module in MODULES for name in module.packages)
+IN_LAYERS = tuple(name for module in MODULES if module.in_layers for name in module.packages)
 
 
 def binary(name: str) -> Path:

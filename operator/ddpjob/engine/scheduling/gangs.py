@@ -141,7 +141,12 @@ class Kubernetes(Gang):
     not_placed = (("PodGroupScheduled", "False"), ("PodGroupInitiallyScheduled", "False"))
 
     def spec(self, s: JobState, kind: Resource) -> Json:
-        spec: Json = {"schedulingPolicy": {"gang": {"minCount": len(s.job.node_ranks)}}}
+        # Victims of a preemption are whole groups. Without its feature gate the API server drops this and the priority.
+        mode = "PodGroup" if kind.api_version.endswith("/v1alpha2") else {"all": {}}
+        spec: Json = {
+            "schedulingPolicy": {"gang": {"minCount": len(s.job.node_ranks)}},
+            "disruptionMode": mode,
+        }
         if priority := s.job.template_spec.get("priorityClassName"):
             spec["priorityClassName"] = priority  # a group and its pods must have the same priority
         return spec

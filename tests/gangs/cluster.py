@@ -1,0 +1,77 @@
+"""A control plane with a scheduler: Kubernetes 1.36, which has PodGroups. Its nodes have no machines."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from ddpjob.api.objects import Json
+from tests.controlplane import ControlPlane
+from tests.processes import eventually, free_port, tail
+
+GATES = ("GenericWorkload", "GangScheduling", "WorkloadAwarePreemption")
+
+
+class WithScheduler(ControlPlane):
+    """A control plane with controllers and a scheduler."""
+
+    def __init__(self) -> None:
+        super().__init__(controller_manager=True)
+
+    def make_namespace(self, name: str) -> None:
+        """Create a namespace, and wait for what pods in it need."""
+        super().make_namespace(name)
+        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        eventually("the namespace has a service account", lambda: self._exists(account))
+
+    def _start(self) -> None:
+        super()._start()
+        self.apply_crd()
+
+    def _schedule_with(self, program: str, profile: Json, *flags: str) -> None:
+        """Start a scheduler with one profile and wait until it has listed its objects."""
+        kubeconfig, port = str(self.kubeconfig()), free_port()
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": kubeconfig, "qps": 1000, "burst": 2000},
+            "profiles": [profile],
+        }
+        path = Path(self.folder / f"{program}.json")
+        path.write_text(json.dumps(config))
+        own = [f"--{kind}-kubeconfig={kubeconfig}" for kind in ("authentication", "authorization")]
+        files = (f"--config={path}", f"--cert-dir={self.folder / 'scheduler-certificates'}")
+        self._run(program, *files, *own, "--bind-address=127.0.0.1", f"--secure-port={port}", *flags)
+        log = self.folder / f"{program}.log"
+        scheduler = self._processes[-1]
+
+        def serves() -> bool:
+            if scheduler.poll() is not None:
+                raise RuntimeError(f"{program} ended with {scheduler.returncode}:\n{tail(log)}")
+            return "Caches are synced" in log.read_text(errors="replace") or "Serving securely" in log.read_text()
+
+        eventually(f"{program} runs", serves, timeout=120)
+
+
+class Kubernetes136(WithScheduler):
+    """Kubernetes 1.36 with PodGroups (KEP-4671) as far as feature gates enable them."""
+
+    programs: ClassVar[Mapping[str, str]] = {
+        "kube-apiserver": "kube-apiserver-1.36",
+        "kube-controller-manager": "kube-controller-manager-1.36",
+        "kube-scheduler": "kube-scheduler-1.36",
+    }
+    controllers = (*ControlPlane.controllers, "podgroup-protection-controller")
+
+    def __init__(self, gates: Sequence[str] = GATES, *, scheduler: bool = True) -> None:
+        super().__init__()
+        self._with_scheduler = scheduler
+        self._gates = f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"
+        self.api_flags = (self._gates, "--runtime-config=scheduling.k8s.io/v1alpha2=true")
+        self.controller_flags = (self._gates,)
+
+    def _start(self) -> None:
+        super()._start()
+        if self._with_scheduler:
+            self._schedule_with("kube-scheduler", {"schedulerName": "default-scheduler"}, self._gates)
