@@ -225,7 +225,7 @@ def test_a_shell_and_kubectl_complete_the_jobs_of_the_cluster(ddpjob: Program, w
 
     def in_time(line: str, *expected: str) -> None:
         """Wait, because a busy machine may not answer within the time that a completion has."""
-        eventually(f"{line!r} is completed", lambda: completed(line) == list(expected))
+        eventually(f"{line!r} is completed", lambda: completed(line) == list(expected), timeout=300)
 
     in_time("ddpjob logs ", "here", "there")
     in_time("ddpjob logs --local ", "here")
@@ -239,10 +239,10 @@ def test_a_shell_and_kubectl_complete_the_jobs_of_the_cluster(ddpjob: Program, w
 
     def by_kubectl() -> bool:
         env = viewer.environment | {"PATH": path, "KUBECONFIG": config}
-        done = subprocess.run(kubectl, env=env, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(kubectl, env=env, capture_output=True, text=True, timeout=300, check=True)
         return done.stdout.splitlines()[0] == "there"
 
-    eventually("kubectl completes its plugin", by_kubectl)
+    eventually("kubectl completes its plugin", by_kubectl, timeout=300)
 
 
 def _names(done: Done) -> list[str]:

@@ -155,6 +155,20 @@ def test_pod_that_appears_in_place_of_one_that_ran_does_not_hide_its_loss(bound:
     assert world.attempts() == ["2"]
 
 
+def test_pod_that_runs_while_its_phase_is_still_pending_is_not_lost() -> None:
+    """The kubelet keeps the phase until the containers have ended, of a pod whose deadline passed as they started."""
+    world = World(a_job(restartPolicy={"maxRestarts": 0}))
+    world.settle()
+    for rank in range(2):
+        world.set_pod(rank, running(phase="Pending"))
+        world.settle()
+    assert world.status["state"] == "Running"
+    for rank in range(2):
+        world.set_pod(rank, ended(137) | {"phase": "Failed", "reason": "DeadlineExceeded"})
+    world.settle()
+    assert [failure["reason"] for failure in world.status["failures"]] == ["PodDeadlineExceeded"]
+
+
 def test_pod_that_has_not_started_yet_is_not_lost() -> None:
     world = World(a_job())
     world.settle()

@@ -95,7 +95,7 @@ def test_yaml_is_read_once_for_many_jobs_of_one_shape() -> None:
 
 @pytest.mark.parametrize("line", ["a: b {{ x }}", "a: 'b {{ x }}'", "b {{ x }}: c"])
 def test_value_inside_a_string_of_a_template_is_an_error(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = template._ENVIRONMENT.overlay(loader=DictLoader({"t": line}))
-    monkeypatch.setattr(template, "_ENVIRONMENT", environment)
+    environment = template._environment().overlay(loader=DictLoader({"t": line}))
+    monkeypatch.setattr(template, "_environment", lambda: environment)
     with pytest.raises(TypeError, match="a value must be a whole key or value"):
         render("t", x="value")

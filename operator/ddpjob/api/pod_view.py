@@ -47,7 +47,8 @@ class PodView:
     priority: ``spec.priority``, which the API server derives from the PriorityClass.
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
-    unstarted: no container of the pod has started yet: its phase is Pending.
+    unstarted: its phase is Pending, and its trainer has not started. A kubelet that ends a pod at its deadline before
+        it has reported the phase Running leaves it at Pending until all containers have ended.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
     is_told: the operator told the kubelet to stop the containers that run on after the trainer (``STOP_SECONDS``).
     deletion_deadline: when the kubelet kills a pod that is being deleted.
@@ -147,7 +148,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
         state=state,
         deleting=deleting,
-        unstarted=status.get("phase") == "Pending",
+        unstarted=status.get("phase") == "Pending" and state == "pending",
         is_told=is_told,
         stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
         deletion_deadline=meta.get("deletionTimestamp"),

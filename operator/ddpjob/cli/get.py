@@ -80,11 +80,15 @@ def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
     """Return the losses of the steps, of a job of this machine; a cluster's metrics are on its volume."""
     if not is_of_this_machine(client):
         return []
+    try:
+        directory = client.metrics(job)
+    except DDPJobError:
+        return []
     from ddpplot import recorded
 
     try:
-        history = recorded.read_history(client.metrics(job))
-    except (DDPJobError, recorded.DataMissing):  # it is only a picture
+        history = recorded.read_history(directory)
+    except recorded.DataMissing:  # it is only a picture
         return []
     return [step.loss for step in history.steps if step.loss is not None]
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,10 +131,14 @@ class ClusterClient(Client):
         return lines if ranks is None else of_ranks(lines, found, ranks)
 
     def explain(self, job: str | DDPJob) -> "Explanation":
-        from ddpjob.client.cluster_facts import read_facts
-        from ddpjob.client.verdict.explain import explain
+        path = self._path(job)
+        with ThreadPoolExecutor(1, thread_name_prefix="ddpjob-why") as pool:
+            asked = pool.submit(self._connection.answer, "GET", path)
+            # These imports take as long as the answer.
+            from ddpjob.client.cluster_facts import read_facts
+            from ddpjob.client.verdict.explain import explain
 
-        found = self._connection.answer("GET", self._path(job))
+            found = asked.result()
         return explain(read_facts(self._connection, found.body, found.time))
 
     def check(self) -> "Checks":

@@ -209,11 +209,13 @@ class LocalClient(Client):
         return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
 
     def metrics(self, job: str | DDPJob) -> Path:
+        record = self.record(job)
+        found = _seen(record)
+        if found.manifest["spec"].get("checkpoint") is None:
+            raise no_metrics(found)  # without the imports
         from ddpjob.engine.desired import Job
         from ddpjob.local.state import HostPaths
 
-        record = self.record(job)
-        found = _seen(record)
         volumes = {claim: Path(path) for claim, path in (record.place().get("volumes") or {}).items()}
         paths = HostPaths(Job.of(found.manifest), self.folder, volumes)
         if (directory := paths.checkpoints()) is None:

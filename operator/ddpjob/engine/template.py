@@ -7,41 +7,44 @@ long as the rest, happens once per skeleton. Undefined names are errors.
 """
 
 import re
-from functools import lru_cache
-from typing import Any
-
-import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
-from jinja2.runtime import Context
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
 from ddpjob.api.objects import Json
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from jinja2.runtime import Context
 
 _MARK = "\ue000"  # a private-use character, which no template contains
 _PLACEHOLDER = re.compile(f"{_MARK}([0-9]+){_MARK}")
 _VALUES = "_values"
 _SKELETONS = 128  # far more than a cluster's jobs use: each combination of optional blocks is one
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@pass_context
-def _placeholder(context: Context, value: Any) -> str:
-    """Return the placeholder of the value of one ``{{ }}``, and append the value to the list of values."""
-    if isinstance(value, StrictUndefined):
-        return str(value)  # raises UndefinedError, which names the variable
-    values: list[Any] = context[_VALUES]
-    values.append(value)
-    return f'"{_MARK}{len(values) - 1}{_MARK}"'
+@cache
+def _environment() -> "Environment":
+    """Return the environment of all templates. Commands that render none do not import Jinja."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 
+    @pass_context
+    def placeholder(context: "Context", value: Any) -> str:
+        """Return the placeholder of the value of one ``{{ }}``, and append the value to the list of values."""
+        if isinstance(value, StrictUndefined):
+            return str(value)  # raises UndefinedError, which names the variable
+        values: list[Any] = context[_VALUES]
+        values.append(value)
+        return f'"{_MARK}{len(values) - 1}{_MARK}"'
 
-_ENVIRONMENT = Environment(
-    loader=PackageLoader("ddpjob.engine"),
-    undefined=StrictUndefined,
-    finalize=_placeholder,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    auto_reload=False,
-    autoescape=False,  # the output is YAML, not HTML, and contains no value  # noqa: S701
-)
+    return Environment(
+        loader=PackageLoader("ddpjob.engine"),
+        undefined=StrictUndefined,
+        finalize=placeholder,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        autoescape=False,  # the output is YAML, not HTML, and contains no value  # noqa: S701
+    )
 
 
 def render(template: str, **values: Any) -> Json:
@@ -52,7 +55,7 @@ def render(template: str, **values: Any) -> Json:
         TypeError: the template is no object, or a ``{{ }}`` is only a part of a string (a bug).
     """
     used: list[Any] = []
-    skeleton = _parse(_ENVIRONMENT.get_template(template).render(values | {_VALUES: used}))
+    skeleton = _parse(_environment().get_template(template).render(values | {_VALUES: used}))
     if not isinstance(skeleton, dict):
         raise TypeError(f"{template} must render one object, not {type(skeleton).__name__}")
     filled: Json = _fill(skeleton, used)
@@ -61,7 +64,10 @@ def render(template: str, **values: Any) -> Json:
 
 @lru_cache(_SKELETONS)
 def _parse(skeleton: str) -> Any:
-    return yaml.load(skeleton, Loader=_Loader)  # a safe loader, the C one where libyaml is there  # noqa: S506
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(skeleton, Loader=loader)  # a safe loader, the C one where libyaml is there  # noqa: S506
 
 
 def _fill(part: Any, values: list[Any]) -> Any:
