@@ -84,6 +84,7 @@ class World:
         self.claim: dict[str, Any] | None = None
         self.groups: dict[Resource, dict[str, dict[str, Any]]] = {}
         self.served: frozenset[str] | None = None
+        self.found: dict[tuple[Resource, str], dict[str, Any] | str] = {}
         self.logs: dict[str, str] = {}  # by the pod's uid, as far as they have been read
         self.progress: tuple[dict[str, Any], str] | None = None
         self.now = NOW
@@ -115,6 +116,7 @@ class World:
             claim=self.claim,
             objects={kind: list(groups.values()) for kind, groups in self.groups.items()},
             served=self.served,
+            found=self.found,
             problems=self.problems,
             round=made if number and number == self.status.get("attempt") else "unknown",
             logs={uid: log_failure(text) for uid, text in self.logs.items()},
@@ -125,6 +127,9 @@ class World:
     def reconcile(self, *, crash_after: int | None = None) -> Plan:
         """Reconcile once and return the plan. With ``crash_after``, the operator is killed after that many writes."""
         made = plan(self.job, self.observed(live=False), self.now, self.settings)
+        if made.lookups:
+            self.found = dict.fromkeys(made.lookups, "not found") | self.found
+            made = plan(self.job, self.observed(live=False), self.now, self.settings)
         if made.needs_live:
             made = plan(self.job, self.observed(live=True), self.now, self.settings)
         self.plans.append(made)
@@ -200,26 +205,37 @@ class World:
         del self.pods[delete.name]
 
     def _change(self, change: Change) -> None:
-        """Change Service or policy, or stop the sidecars of a pod, as the kubelet does after its deadline."""
+        """Change Service, policy or Workload, or stop the sidecars of a pod, as the kubelet does after its deadline."""
+        if change.resource is names.WORKLOADS:
+            workload = self.groups[names.WORKLOADS][change.name]
+            meta = workload["metadata"]
+            if change.version in ("", meta["resourceVersion"]):
+                patched = merge_patch(
+                    workload, {change.part: change.value, "metadata": {"annotations": change.annotations}}
+                )
+                meta = patched["metadata"] | {"resourceVersion": str(int(meta["resourceVersion"]) + 1)}
+                self.groups[names.WORKLOADS][change.name] = patched | {"metadata": meta}
+            return
         if change.resource is names.NETWORK_POLICIES:
             assert self.policy is not None
-            self.policy["spec"] = merge_patch(self.policy["spec"], change.spec)
+            self.policy["spec"] = merge_patch(self.policy["spec"], change.value)
             return
         if change.resource is names.SERVICES:
             assert self.service is not None
-            selector = {key: value for key, value in change.spec["selector"].items() if value is not None}
-            spec = self.service["spec"] | change.spec | {"selector": selector}
+            selector = {key: value for key, value in change.value["selector"].items() if value is not None}
+            spec = self.service["spec"] | change.value | {"selector": selector}
             self.service["spec"] = {key: value for key, value in spec.items() if value is not None}
             return
         pod = self.pods[change.name]
         assert pod["metadata"]["uid"] == change.uid
-        pod["spec"] = pod["spec"] | change.spec
+        pod["spec"] = pod["spec"] | change.value
         pod["status"] = pod["status"] | {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active"}
 
     def _create(self, resource: Resource, name: str, body: dict[str, Any]) -> None:
         kind = resource.kind
         if resource in names.SCHEDULING_KINDS:
-            group = body | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}
+            meta = body["metadata"] | {"uid": f"uid-of-{name}", "resourceVersion": "1", "generation": 1}
+            group = body | {"metadata": meta, "status": {}}
             assert self.groups.setdefault(resource, {}).setdefault(name, group) is group, f"{name} exists already"
         elif kind == "Service":
             self.service = body | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}

@@ -14,8 +14,9 @@ from ddpjob.api.times import timestamp
 from ddpjob.client.verdict.explain import Needed, explain, needed
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Facts
-from ddpjob.engine.actions import Problem
-from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, running
+from ddpjob.client.verdict.waiting import queue_of
+from ddpjob.engine.actions import EngineSettings, Problem
+from tests.builders import NOW, SETTINGS, UID, World, a_job, a_running_world, ended, failed, running
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
 
@@ -292,6 +293,22 @@ def test_a_gang_without_its_scheduler() -> None:
     found = why(world)
     assert (found.stage, found.reason, found.state) == ("Placement", "GangSchedulerUnavailable", "Queued")
     assert "scheduling.gangScheduler" in found.next
+
+
+def test_a_job_in_a_queue_and_its_place_there() -> None:
+    world = World(a_job())
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
+    world.settings = EngineSettings(kueue=True)
+    world.settle()
+    assert queue_of(world.job) == "research"
+    mine = {"metadata": {"name": names.service_name("mnist", UID)}, "positionInLocalQueue": 1}
+    found = why(world, pending=[{"metadata": {"name": "other"}}, mine | {"positionInClusterQueue": 4}])
+    assert (found.stage, found.reason, found.state, found.is_abnormal) == ("Quota", "WaitingForQuota", "Queued", False)
+    assert "number 2 of 2 in its queue, and number 5 of all" in found.sentence
+    assert "number" not in why(world).sentence, "a user may not see the queue"
+    world.settings = EngineSettings()
+    world.settle()
+    assert (why(world).reason, why(world).is_abnormal) == ("QueueUnavailable", True)
 
 
 def test_a_spec_that_the_operator_refuses() -> None:

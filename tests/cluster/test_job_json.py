@@ -51,11 +51,13 @@ def test_spec_below_the_limit_stays_text_and_cannot_forge_another_field() -> Non
 
 
 def test_list_has_exactly_the_jobs_of_the_server_with_the_metadata_that_is_used() -> None:
-    meta = HUGE["metadata"] | {"annotations": {"a": "x" * 200_000}, "managedFields": [{"f:spec": {}}], "labels": {}}
+    meta = HUGE["metadata"] | {"annotations": {"a": "x" * 200_000}, "managedFields": [{"f:spec": {}}]}
+    meta |= {"labels": {"a": "x" * 63, names.LABEL_QUEUE: "research"}}
     page = {"items": [HUGE | {"metadata": meta}, MEDIUM], "metadata": {"resourceVersion": "9", "continue": "token"}}
     found = read_list(encoded(page))
     assert found is not None and found["metadata"] == page["metadata"]
-    assert [job["metadata"] for job in found["items"]] == [HUGE["metadata"], MEDIUM["metadata"]]
+    queued = HUGE["metadata"] | {"labels": {names.LABEL_QUEUE: "research"}}
+    assert [job["metadata"] for job in found["items"]] == [queued, MEDIUM["metadata"]]
     assert [type(job["spec"]) for job in found["items"]] == [int, str]
 
 

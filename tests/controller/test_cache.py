@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, owner_uid
-from ddpjob.cluster.base import Page
+from ddpjob.cluster.base import Conflict, Page
+from ddpjob.controller.apply import Executor
 from ddpjob.controller.cache import Cache, Entry, Listing
+from ddpjob.engine.actions import Change, Plan
 from ddpjob.engine.desired import Job, desired_service, service_change
 from tests.builders import a_job, ended, running
 
@@ -385,3 +387,25 @@ def test_large_object_with_the_label_of_a_job_takes_little_memory(resource: name
     kept = cache.get(resource, "default", "a")
     assert len(json.dumps(kept)) < 20_000
     assert owner_uid(kept) == "9999" and kept["metadata"]["labels"][names.LABEL_JOB_NAME] == "mnist"
+
+
+async def test_a_workload_that_changed_only_in_what_plans_do_not_read_is_read_and_planned_again() -> None:
+    woken: list[Key] = []
+    cache = Cache(woken.append)
+    meta = {"name": "w", "namespace": "default", "uid": "u", "labels": {names.LABEL_JOB_NAME: "mnist"}}
+    old: Json = {"metadata": meta | {"resourceVersion": "1"}, "spec": {}, "status": {}}
+    cache.put(names.WORKLOADS, old)
+    woken.clear()
+
+    class Changed:
+        async def patch_status(self, *_: object) -> Json:
+            raise Conflict("the object has been modified", code=409)
+
+        async def get(self, *_: object) -> Json:
+            return old | {"metadata": meta | {"resourceVersion": "2"}, "status": {"schedulingStats": {}}}
+
+    change = Change(names.WORKLOADS, "w", "u", {"conditions": []}, part="status", version="1")
+    job = {"metadata": {"namespace": "default", "name": "mnist", "uid": "j"}}
+    outcome = await Executor(Changed(), cache, 1).act(job, Plan(changes=(change,)))  # type: ignore[arg-type]
+    assert outcome.problems == () and woken == [Key("default", "mnist")]
+    assert cache.get(names.WORKLOADS, "default", "w")["metadata"]["resourceVersion"] == "2"

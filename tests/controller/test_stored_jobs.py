@@ -48,18 +48,23 @@ def test_metadata_that_the_operator_does_not_use_is_not_kept() -> None:
     cache.put(names.DDPJOBS, at(3, a_job(), annotations={"a": "b"}, managedFields=[{}], labels={"c": "d"}))
     found = cache.job(KEY)
     assert found is not None and not found["metadata"].keys() & {"annotations", "managedFields", "labels"}
+    cache.put(names.DDPJOBS, at(4, a_job(), labels={"c": "d", names.LABEL_QUEUE: "research"}))
+    found = cache.job(KEY)
+    assert found is not None and found["metadata"]["labels"] == {names.LABEL_QUEUE: "research"}
 
 
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
         ({"metadata": {"annotations": {"a": "b"}}}, []),
+        ({"metadata": {"labels": {"a": "b"}}}, []),
+        ({"metadata": {"labels": {names.LABEL_QUEUE: "research"}}}, ["soon"]),
         ({"metadata": {"generation": 2}, "spec": {"image": "j"}}, ["soon"]),
         ({"metadata": {"deletionTimestamp": "2026-03-01T12:00:00Z"}}, ["soon"]),
         ({"status": {"state": "Running"}}, ["soon"]),
         ({"metadata": {"uid": "another"}}, ["at once"]),
     ],
-    ids=["annotation", "spec", "deletion", "status", "another job"],
+    ids=["annotation", "label", "queue", "spec", "deletion", "status", "another job"],
 )
 def test_edit_of_a_job_queues_it_with_a_pace_and_an_annotation_does_not(edit: Json, expected: list[str]) -> None:
     woken: list[str] = []

@@ -69,11 +69,11 @@ async def test_every_created_object_has_the_label_of_its_selector(cluster: Memor
         assert cache.get(made.resource, "default", made.name), made.name
 
 
-async def sweep_that_finds_the_job(cluster: FaultyCluster, *, gang_kinds: tuple[Resource, ...] = ()) -> Sweeper:
+async def sweep_that_finds_the_job(
+    cluster: FaultyCluster, *, families: tuple[tuple[Resource, ...], ...] = ()
+) -> Sweeper:
     """Create a job, sweep once, check that the job is found and the sweep has not failed, and return the sweeper."""
-    sweeper = Sweeper(
-        cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics(), gang_kinds=gang_kinds
-    )
+    sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics(), families=families)
     cluster.server.create(
         names.DDPJOBS,
         "default",
@@ -96,7 +96,7 @@ async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_se
 ) -> None:
     kind, fault = names.VOLCANO_GROUPS, Fault(before=error or NotServed("404 page not found"))
     cluster = FaultyCluster(lambda call: fault if call.verb == "list" and call.resource is kind else None)
-    sweeper = await sweep_that_finds_the_job(cluster, gang_kinds=(kind,))
+    sweeper = await sweep_that_finds_the_job(cluster, families=((kind,),))
     assert sweeper.served == (frozenset({kind.api_version}) if error else frozenset())
 
 

@@ -38,10 +38,11 @@ def test_helm_lint_reports_nothing(values: list[str]) -> None:
     assert "[WARNING]" not in done.stdout
 
 
-def test_chart_has_at_most_32_values_and_each_has_a_comment() -> None:
+def test_chart_has_at_most_33_values_and_each_has_a_comment() -> None:
+    """Each value is something to decide for who installs the chart. A queue and a gang scheduler are two systems."""
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     names = leaves(yaml.safe_load(text))
-    assert len(names) <= 32, names
+    assert len(names) <= 33, names
     for name in names:
         key = name.rsplit(".", 1)[-1]
         lines = text.splitlines()

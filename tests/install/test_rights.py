@@ -18,6 +18,15 @@ OPERATOR = {
     *(("", "persistentvolumeclaims", verb) for verb in ("create", "get", "list")),
     *(("", "events", verb) for verb in ("create", "list", "patch")),
 }
+QUEUES = {
+    *(("kueue.x-k8s.io", "workloads", verb) for verb in ("create", "get", "list", "patch", "watch")),
+    ("kueue.x-k8s.io", "workloads/status", "patch"),
+}
+CLASSES = {
+    ("kueue.x-k8s.io", "resourceflavors", "get"),
+    ("kueue.x-k8s.io", "workloadpriorityclasses", "get"),
+    ("scheduling.k8s.io", "priorityclasses", "get"),
+}
 READ = {
     *(("ddpjob.dev", "ddpjobs", verb) for verb in ("get", "list", "watch")),
     ("ddpjob.dev", "ddpjobs/status", "get"),
@@ -70,6 +79,14 @@ def test_rights_on_pod_groups_come_with_their_gang_scheduler(scheduler: str, gro
     role = named(of_kind(template({"scheduling.gangScheduler": scheduler}), "ClusterRole"), "ddpjob-operator")
     verbs = ("create", "delete", "get", "list", "watch")
     assert triples(role) == OPERATOR | {(group, "podgroups", verb) for verb in verbs}
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+def test_rights_on_workloads_come_with_kueue(scope: str) -> None:
+    objects = template({"kueue.enabled": True, "scope": scope})
+    role = named(of_kind(objects, "ClusterRole" if scope == "cluster" else "Role"), "ddpjob-operator")
+    assert triples(role) == OPERATOR | QUEUES
+    assert triples(named(of_kind(objects, "ClusterRole"), "-kueue")) == CLASSES
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])

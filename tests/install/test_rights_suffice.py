@@ -6,12 +6,13 @@ import pytest
 import yaml
 
 from ddpjob.api import names
-from tests.builders import ended
+from tests import queues
+from tests.builders import ended, running
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ApiError, ControlPlane
 from tests.install.chart import CHART, NAMESPACE, helm
 from tests.install.test_examples import EXAMPLES
-from tests.install.test_rights import OPERATOR
+from tests.install.test_rights import OPERATOR, QUEUES
 from tests.prepared import program
 from tests.processes import eventually
 
@@ -59,23 +60,31 @@ def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])
 def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
+    """With scope cluster the job is also in a queue of Kueue."""
     program("helm")
-    served = TEAM if scope == "namespace" else ""
+    served, queued = TEAM if scope == "namespace" else "", scope == "cluster"
     with ControlPlane(audit=True) as plane:
         plane.make_namespace(TEAM)
         where = ("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE, "--create-namespace")
-        values = ("--set", f"scope={scope}", "--set-json", f'namespaces=["{TEAM}"]' if served else "namespaces=[]")
+        values = (
+            "--set",
+            f"scope={scope},kueue.enabled={str(queued).lower()}",
+            "--set-json",
+            f'namespaces=["{TEAM}"]' if served else "namespaces=[]",
+        )
         done = helm("install", "ddpjob", str(CHART), *where, *values)
         assert done.returncode == 0, done.stderr
         plane.apply_crd()  # waits until it is served
+        if queued:
+            queues.install(plane)
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/ddpjob-operator/token"
         token = plane.request("POST", account, request)["status"]["token"]
-        with OperatorProcess(plane, served, token=token, sweep_interval_seconds=5) as operator:
-            live_through(plane)
+        with OperatorProcess(plane, served, token=token, sweep_interval_seconds=5, kueue=queued) as operator:
+            live_through(plane, queued=queued)
             assert "forbidden" not in operator.text().lower(), operator.text()
         used = used_by(plane, f"system:serviceaccount:{NAMESPACE}:ddpjob-operator")
-    granted = {triple for triple in OPERATOR if triple[2] in WRITES}
+    granted = {triple for triple in OPERATOR | (QUEUES if queued else set()) if triple[2] in WRITES}
     assert used <= granted
     assert granted - used <= NOT_SEEN
 
@@ -92,12 +101,26 @@ def check_network_policy(plane: ControlPlane, job: str, name: str) -> None:
     eventually("the policy is deleted", lambda: gone(plane, policy))
 
 
-def live_through(plane: ControlPlane) -> None:
+def enter(plane: ControlPlane, queue: queues.Queue) -> None:
+    """Suspend and resume the job in the queue, and let it be admitted."""
+    eventually("the Workload exists", lambda: queue.of("mnist-cpu"))
+    for suspend in (True, False):
+        plane.request("PATCH", f"{JOBS}/mnist-cpu", {"spec": {"suspend": suspend}})
+        eventually("the Workload follows", lambda wanted=not suspend: queue.of("mnist-cpu")["spec"]["active"] is wanted)
+    queue.cycle()
+
+
+def live_through(plane: ControlPlane, *, queued: bool) -> None:
     """Let a job with a claim template and a sidecar start, fail once, succeed, and delete itself."""
     job = yaml.safe_load((EXAMPLES / "mnist-cpu.yaml").read_text(encoding="utf-8"))
     job["spec"] |= {"ttlSecondsAfterFinished": 0, "networkPolicy": "Isolated"}
     job["spec"]["template"] = {"spec": {"containers": [{"name": "sidecar", "image": "sidecar:1"}]}}
+    if queued:
+        job["metadata"]["labels"] = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: queues.CLASS}
     plane.request("POST", JOBS, job)
+    queue = queues.Queue(plane, TEAM, quota=2)
+    if queued:
+        enter(plane, queue)
     first, second = eventually("both pods of attempt 1", lambda: pods_of_attempt(plane, 1))
     service = f"{CORE}/services/{first['spec']['subdomain']}"
     plane.request("PATCH", service, {"spec": {"selector": {"app": "another"}}})
@@ -108,6 +131,11 @@ def live_through(plane: ControlPlane) -> None:
     path = f"{JOBS}/mnist-cpu"
     eventually("the status has both pods", lambda: plane.request("GET", path)["status"]["nodes"]["pending"] == 2)
     end_pod(plane, second, 1)
-    for pod in eventually("both pods of attempt 2", lambda: pods_of_attempt(plane, 2)):
+    pods = eventually("both pods of attempt 2", lambda: pods_of_attempt(plane, 2))
+    if queued:
+        for pod in pods:
+            plane.request("PATCH", f"{CORE}/pods/{pod['metadata']['name']}/status", {"status": running()})
+        eventually("PodsReady is written", lambda: queue.condition("mnist-cpu", "PodsReady")[0] == "True")
+    for pod in pods:
         end_pod(plane, pod, 0)
     eventually("the job deleted itself", lambda: gone(plane, path))

@@ -80,6 +80,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- ne (toString .Values.operator.readLogs) "false" -}}
 {{- end }}
 
+{{- define "ddpjob.kueue" -}}
+{{- eq (toString (.Values.kueue | default dict).enabled) "true" -}}
+{{- end }}
+
 {{- define "ddpjob.gangScheduler" -}}
 {{- (.Values.scheduling | default dict).gangScheduler | default "" -}}
 {{- end }}
@@ -150,6 +154,14 @@ capabilities:
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list, patch]
+{{- if eq (include "ddpjob.kueue" .) "true" }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [create, get, list, patch, watch]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+{{- end }}
 {{- with include "ddpjob.gangGroup" . }}
 - apiGroups: [{{ . }}]
   resources: [podgroups]

@@ -50,7 +50,27 @@ KUBERNETES_GROUPS: Final = (
     Resource("scheduling.k8s.io/v1alpha2", "PodGroup", "podgroups"),
 )
 """Of Kubernetes 1.37 and of 1.36; the first that the API server serves is used."""
-SCHEDULING_KINDS: Final = (VOLCANO_GROUPS, COSCHEDULING_GROUPS, *KUBERNETES_GROUPS)
+WORKLOADS: Final = Resource("kueue.x-k8s.io/v1beta2", "Workload", "workloads")
+"""What a queue of Kueue admits: one object for all attempts of a job (``engine.scheduling.kueue``)."""
+SCHEDULING_KINDS: Final = (VOLCANO_GROUPS, COSCHEDULING_GROUPS, *KUBERNETES_GROUPS, WORKLOADS)
+
+# Objects of the whole cluster that a plan reads for a job in a queue.
+FLAVORS: Final = Resource("kueue.x-k8s.io/v1beta2", "ResourceFlavor", "resourceflavors")
+WORKLOAD_PRIORITIES: Final = Resource("kueue.x-k8s.io/v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses")
+POD_PRIORITIES: Final = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses")
+
+VISIBLE_QUEUES: Final = Resource("visibility.kueue.x-k8s.io/v1beta2", "LocalQueue", "localqueues")
+"""What Kueue says of the jobs in a queue, to users that may read it."""
+
+LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+"""Label of a DDPJob: the LocalQueue that admits it."""
+LABEL_QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
+"""Label of a DDPJob: its WorkloadPriorityClass."""
+LABELS_OF_QUEUES: Final = (LABEL_QUEUE, LABEL_QUEUE_PRIORITY)
+"""The labels of a DDPJob that plans read. A change of them does not change the generation."""
+LABEL_QUEUED_UID: Final = "kueue.x-k8s.io/job-uid"
+QUEUE_GATE: Final = "kueue.x-k8s.io/admission"
+"""Scheduling gate of pods that Kueue manages by itself."""
 
 # Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -61,6 +81,11 @@ LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_NODE_RANK: Final = f"{GROUP}/node-rank"
+ANNOTATION_POD_SETS: Final = f"{GROUP}/pod-sets"
+"""Of a Workload: the digest of what its podSets ask for."""
+ANNOTATION_SUSPENDED: Final = f"{GROUP}/suspended"
+"""Of a Workload: the operator set spec.active to false, because the job is suspended or left its queue."""
+ANNOTATIONS_OF_WORKLOADS: Final = (ANNOTATION_POD_SETS, ANNOTATION_SUSPENDED)
 ANNOTATION_PROGRESS_PORT: Final = f"{GROUP}/progress-port"
 """Of a pod of this machine: its DDPJOB_PROGRESS_PORT, which differs from the spec's."""
 # The label that an object of each kind has if it is of this operator; a selector of a key alone means that the label

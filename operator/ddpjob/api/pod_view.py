@@ -46,6 +46,7 @@ class PodView:
     waiting_init: name of that container if it is an init container, or "".
     priority: ``spec.priority``, which the API server derives from the PriorityClass.
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
+    gated: Kueue manages the pod by itself, and has not admitted it (``names.QUEUE_GATE``).
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: its phase is Pending, and its trainer has not started. A kubelet that ends a pod at its deadline before
         it has reported the phase Running leaves it at Pending until all containers have ended.
@@ -96,6 +97,7 @@ class PodView:
     waiting_init: str = ""
     unschedulable: str | None = None
     priority: int = 0
+    gated: bool = False
     group: str = ""
 
     @property
@@ -174,6 +176,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         waiting_init=waiting_init,
         unschedulable=_unschedulable(status),
         priority=spec.get("priority") or 0,
+        gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
     )
 

@@ -14,7 +14,9 @@ from ddpjob.client.connection import TROUBLES, Connection, Query, RequestError, 
 from ddpjob.client.verdict.explain import needed
 from ddpjob.client.verdict.facts import Facts
 from ddpjob.client.verdict.operator import SELECTOR
+from ddpjob.client.verdict.waiting import queue_of
 from ddpjob.engine.actions import EngineSettings
+from ddpjob.errors import InvalidJobError
 
 _SECONDS = 5.0
 """Time limit of a request; an answer that comes later is left out of the verdict."""
@@ -22,8 +24,9 @@ _AT_ONCE = 8
 _MANY_NODES = 200
 """Jobs with more nodes are explained from the pods that do not run: a pod takes 20 KB."""
 _MOST_PODS = 500
+_MOST_PENDING = 1000
 _LOG_LINES, _LOG_BYTES = 500, 2**20
-_SETTINGS = EngineSettings(gang_scheduler=None)
+_SETTINGS = EngineSettings(gang_scheduler=None, kueue=None)
 
 
 def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts:
@@ -38,6 +41,8 @@ def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts
     attempts = _attempts(job)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-why") as pool:
         pods = pool.submit(reader.pods, str(meta["uid"]), attempts, nodes)
+        queue = queue_of(job)
+        pending = pool.submit(reader.pending, queue) if queue else None
         operators = None if is_finished else pool.submit(reader.operators)
         facts = Facts(
             job=job,
@@ -45,6 +50,7 @@ def read_facts(connection: Connection, job: Json, now: datetime | None) -> Facts
             settings=_SETTINGS,
             pods=pods.result(),
             only_waiting=nodes > _MANY_NODES,
+            pending=pending.result() if pending is not None else None,
             operators=operators.result() if operators is not None else None,
             unread=reader.unread,
         )
@@ -84,6 +90,15 @@ class Reader:
     def events(self, kind: str, name: str) -> Sequence[Json]:
         query: Query = {"fieldSelector": f"involvedObject.kind={kind},involvedObject.name={name}", "limit": 100}
         return self.items("events", "events", names.EVENTS, self.namespace, query) or ()
+
+    def pending(self, queue: str) -> Sequence[Json] | None:
+        """Return what waits in a LocalQueue, in its order; None if Kueue does not say it, or not to this user."""
+        path = path_of(names.VISIBLE_QUEUES, self.namespace, queue, "pendingworkloads")
+        try:
+            found = self._connection.once("GET", path, {"limit": _MOST_PENDING}, seconds=self._seconds).body
+        except (RequestError, InvalidJobError):
+            return None
+        return list(found.get("items") or ())
 
     def quotas(self) -> Sequence[Json]:
         return self.items("quotas", "ResourceQuotas", names.QUOTAS, self.namespace, {"limit": 100}) or ()

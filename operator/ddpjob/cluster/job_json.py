@@ -7,12 +7,13 @@ event, a job therefore has only the fields that the operator uses, and its spec 
     "spec": 1365056    the number of bytes of a spec above ``MAX_BYTES``, which is not kept
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, cast
 
 import aiohttp
 import msgspec
 
+from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import MAX_BYTES
 
@@ -28,10 +29,16 @@ class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
     generation: int = 0
     creation_timestamp: str = ""
     deletion_timestamp: str = ""
+    labels: dict[str, str] = {}
 
 
 METADATA: Final = tuple(field.encode_name for field in msgspec.structs.fields(_Metadata))
-"""The metadata of a job that the operator uses."""
+"""The metadata of a job that the operator uses; of the labels only ``labels_in_use``."""
+
+
+def labels_in_use(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a job that plans read: a user may set many and long ones."""
+    return {key: labels[key] for key in names.LABELS_OF_QUEUES if key in labels}
 
 
 class _Job(msgspec.Struct, rename="camel"):
@@ -78,6 +85,7 @@ def _read(body: bytes, decoder: Any) -> Any:
 
 def _slim(job: _Job) -> Json:
     size = len(memoryview(job.spec))
+    job.metadata.labels = labels_in_use(job.metadata.labels)
     body = {
         "apiVersion": job.api_version,
         "kind": job.kind,

@@ -40,7 +40,7 @@ from ddpjob.cluster.connection import ConfigurationError, Connection
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 METHODS: Final = {"create": "POST", "get": "GET", "list": "GET", "delete": "DELETE", "patch": "PATCH"}
-STRICT: Final = {"fieldValidation": "Strict"}
+STRICT: Final[dict[str, str]] = {"fieldValidation": "Strict"}
 PAGE_SIZE: Final = 500
 JOBS_PAGE_SIZE: Final = 16
 """A tenant's job may take 1.5 MB."""
@@ -87,7 +87,7 @@ class KubernetesCluster:
         await self._session.close()
 
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
-        return await self._request("create", resource, namespace, params=STRICT, body=body)
+        return await self._request("create", resource, namespace, params=_validation(resource), body=body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         return await self._request("get", resource, namespace, name)
@@ -151,7 +151,7 @@ class KubernetesCluster:
         return await self._request("delete", resource, namespace, name, body=body)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        return await self._request("patch", resource, namespace, name, params=STRICT, body=body)
+        return await self._request("patch", resource, namespace, name, params=_validation(resource), body=body)
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
         return await self.patch(resource, namespace, f"{name}/status", body)
@@ -328,6 +328,14 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterErr
     reason = response.get("reason", "")
     retry_after = _retry_after(headers, details) if status == 429 else 0.0
     return _class_of(status, reason, details)(message, code=status, details=details, retry_after=retry_after)
+
+
+def _validation(resource: Resource) -> dict[str, str] | None:
+    """Return the parameter with which unknown fields are refused.
+
+    A Workload may have fields of pods that are newer than the definition of it in Kueue, which needs them not.
+    """
+    return None if resource is names.WORKLOADS else STRICT
 
 
 def _class_of(status: int, reason: str, details: Json) -> type[ClusterError]:

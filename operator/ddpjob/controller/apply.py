@@ -15,6 +15,7 @@ from ddpjob.api.objects import Json, owner_uid
 from ddpjob.cluster.base import (
     AlreadyExists,
     Cluster,
+    ClusterError,
     Conflict,
     Forbidden,
     Invalid,
@@ -129,16 +130,35 @@ class Executor:
         _raise_first(await asyncio.gather(*requests, return_exceptions=True))
 
     async def _change(self, namespace: str, change: Change, problems: list[Problem]) -> None:
-        body = {"metadata": {"uid": change.uid}, "spec": change.spec}
+        patch = self._cluster.patch if change.part == "spec" else self._cluster.patch_status
+        is_waited_for = change.resource in names.SCHEDULING_KINDS  # by the next change of the object
         try:
             async with self._slots.take(namespace):
-                changed = await self._cluster.patch(change.resource, namespace, change.name, body)
-            self._cache.put(change.resource, changed, wake=False)  # no decision waits for it
+                changed = await patch(change.resource, namespace, change.name, change.body)
+            self._cache.put(change.resource, changed, wake=is_waited_for)
         except NotFound:
             self._cache.remove(change.resource, namespace, change.name, change.uid)
-        except (Conflict, Forbidden, Invalid) as error:
-            text = f"{change.resource.kind} {change.name} cannot be changed: {error}"
-            problems.append(Problem(CHANGE_REFUSED, change.resource, change.name, text))
+        except NotServed:
+            if not is_waited_for:
+                raise  # otherwise the definition was removed; the next sweep shows it
+        except Conflict as error:
+            if not change.version:
+                return self._refuse_change(change, error, problems)
+            await self._read_again(namespace, change)
+        except (Forbidden, Invalid) as error:
+            self._refuse_change(change, error, problems)
+
+    async def _read_again(self, namespace: str, change: Change) -> None:
+        """Read an object that has changed since the plan, perhaps only in what plans do not read, and plan again."""
+        try:
+            self._cache.put(change.resource, await self._cluster.get(change.resource, namespace, change.name))
+        except NotFound:
+            self._cache.remove(change.resource, namespace, change.name, change.uid)
+        self._cache.wake_job_of(change.resource, namespace, change.name)
+
+    def _refuse_change(self, change: Change, error: ClusterError, problems: list[Problem]) -> None:
+        text = f"{change.resource.kind} {change.name} cannot be changed: {error}"
+        problems.append(Problem(CHANGE_REFUSED, change.resource, change.name, text))
 
     async def _delete(self, namespace: str, delete: Delete, problems: list[Problem]) -> None:
         uid = delete.uid

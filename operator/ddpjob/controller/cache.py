@@ -242,6 +242,11 @@ class Cache:
         for place, entry in self._objects[resource].items():
             self._objects[resource][place] = entry._replace(version=0)
 
+    def wake_job_of(self, resource: Resource, namespace: str, name: str) -> None:
+        """Queue the job of an object."""
+        if (entry := self._objects[resource].get((namespace, name))) is not None:
+            self._wake(entry)
+
     def wake_jobs(self) -> None:
         """Queue all jobs, because something changed that concerns each."""
         for entry in self.entries(names.DDPJOBS):
@@ -339,6 +344,8 @@ def _part_in_use(resource: Resource, obj: Json) -> Json:
     meta = {key: given[key] for key in _METADATA if key in given}
     meta["labels"] = {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_NAME}
     meta["ownerReferences"] = [owner for owner in given.get("ownerReferences") or () if owner.get("controller")]
+    if resource is names.WORKLOADS:
+        return _workload(meta, given, spec, obj.get("status") or {})
     if resource in names.SCHEDULING_KINDS:
         meta.pop("resourceVersion", None)  # a scheduler writes its counters often
         conditions = (obj.get("status") or {}).get("conditions") or ()
@@ -349,7 +356,27 @@ def _part_in_use(resource: Resource, obj: Json) -> Json:
 
 def _is_same(resource: Resource, one: Any, other: Any) -> bool:
     """Return whether no plan can differ between two cached values of an object."""
-    return bool(one.has_content_of(other)) if resource is names.DDPJOBS else bool(one == other)
+    if resource is names.DDPJOBS:
+        return bool(one.has_content_of(other))
+    if resource is names.WORKLOADS:
+        return all(_unversioned(one, part) == _unversioned(other, part) for part in ("metadata", "spec", "status"))
+    return bool(one == other)
+
+
+def _unversioned(workload: Json, part: str) -> Json:
+    return {key: value for key, value in workload[part].items() if key != "resourceVersion"}
+
+
+def _workload(meta: Json, given: Json, spec: Json, status: Json) -> Json:
+    """Return what plans read of a Workload. Its conditions are whole, because a patch replaces their list."""
+    notes = given.get("annotations") or {}
+    meta["annotations"] = {key: notes[key] for key in names.ANNOTATIONS_OF_WORKLOADS if key in notes}
+    meta["generation"] = given.get("generation", 0)
+    return {
+        "metadata": meta,
+        "spec": {key: spec[key] for key in ("queueName", "active", "priorityClassRef") if key in spec},
+        "status": {key: status[key] for key in ("conditions", "admission", "admissionChecks") if key in status},
+    }
 
 
 def _condition(condition: Mapping[str, Any]) -> Json:

@@ -21,7 +21,7 @@ from ddpjob.controller.sweep import Sweeper
 from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.scheduling.adapters import kinds
+from ddpjob.engine.scheduling.adapters import families
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Controller:
             scopes=scopes,
             interval=sweep_seconds,
             metrics=metrics,
-            gang_kinds=kinds(settings.gang_scheduler or ""),
+            families=families(settings),
             on_rollback=on_rollback,
         )
         self._reconciler = Reconciler(

@@ -33,7 +33,7 @@ from ddpjob.controller.settings import Settings, SettingsError, parse
 from ddpjob.controller.sweep import OPTIONAL
 from ddpjob.controller.watch_status import Report, WatchStatus
 from ddpjob.controller.watches import JobWatch
-from ddpjob.engine.scheduling.adapters import kinds
+from ddpjob.engine.scheduling.adapters import families
 from ddpjob.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -165,8 +165,8 @@ class Operator:
         )
 
     def _watches_of(self, scope: str | None) -> list[Watch]:
-        gangs = kinds(self._settings.gang_scheduler)
-        return [self._watch_of(resource, scope) for resource in (*WATCHED, *gangs)]
+        others = (kind for family in families(self._settings.engine) for kind in family)
+        return [self._watch_of(resource, scope) for resource in (*WATCHED, *others)]
 
     def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
         cache, connection = self.controller.cache, self._connection

@@ -15,11 +15,12 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
-from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
+from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, NotServed, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
 from ddpjob.controller.cache import Cache, Listing
 from ddpjob.controller.events import EventSender
+from ddpjob.controller.lookups import LOOKUP_SECONDS, Lookups
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.controller.pod_logs import PodLogs
@@ -36,6 +37,9 @@ from ddpjob.engine.plan import plan as make_plan
 logger = logging.getLogger(__name__)
 
 COSMETIC_SECONDS = 0.25
+MAX_READS = 4
+"""How many plans of one reconcile may ask for more: flavors, the live pods, and flavors again."""
+_REPAIRED = frozenset({names.SERVICES, names.NETWORK_POLICIES})
 RECORD_SECONDS = 0.05
 """The status of a first attempt waits no longer for the answer to its first create."""
 
@@ -97,6 +101,10 @@ class Reconciler:
     _memories: dict[Key, Memory] = field(default_factory=dict, init=False)
     _parsed: ParsedJobs = field(default_factory=ParsedJobs, init=False)
     _has_recorded: bool = field(default=False, init=False)
+    _lookups: Lookups = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lookups = Lookups(self.cluster, self.clock)
 
     async def process(self, key: Key) -> None:
         """Reconcile one job, and retry with backoff after an error."""
@@ -124,9 +132,7 @@ class Reconciler:
         if job is None:
             self._forget(key)
             return
-        plan = self._plan(key, job, memory)
-        if plan.needs_live:
-            plan = self._plan(key, job, memory, live=await self._live_pods(job))
+        plan = await self._made_plan(key, job, memory)
         plan = self._without_early_repair(key, plan, memory)
         self.poller.follow(key, plan.poll)
         self.claims.follow(key, plan.claims)
@@ -144,6 +150,36 @@ class Reconciler:
                 # After acting, so that events do not delay it; also after a failure: the decision is recorded.
                 self._announce(recorded, plan)
             self._settle(key, outcome, memory)
+
+    async def _made_plan(self, key: Key, job: Json, memory: Memory) -> Plan:
+        """Return the plan, after reading what it needs besides the cache."""
+        live: Sequence[PodView] | None = None
+        for _ in range(MAX_READS):
+            plan = self._plan(key, job, memory, live)
+            if plan.lookups:
+                if not await self._lookups.read(plan.lookups):
+                    self.queue.add_after(key, LOOKUP_SECONDS)
+            elif plan.needs_live:
+                await self._refresh_workload(job)
+                live = await self._live_pods(job)
+            else:
+                break
+        return plan
+
+    async def _refresh_workload(self, job: Json) -> None:
+        """Read the Workload of a job again: an old one may show an admission that has ended, or not yet begun."""
+        meta = job["metadata"]
+        name = names.service_name(meta["name"], meta["uid"])
+        if (known := self.cache.get(names.WORKLOADS, meta["namespace"], name)) is None:
+            return
+        try:
+            self.cache.put(
+                names.WORKLOADS, await self.cluster.get(names.WORKLOADS, meta["namespace"], name), wake=False
+            )
+        except NotServed:
+            return  # nothing follows from it before the next sweep
+        except NotFound:
+            self.cache.remove(names.WORKLOADS, meta["namespace"], name, known["metadata"]["uid"])
 
     async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
         """Create the pods of the first attempt while its status is written.
@@ -211,6 +247,7 @@ class Reconciler:
             logs=self.pod_logs.found(key),
             unbound=self.claims.text(key),
             objects=self.cache.groups(key.namespace, meta["uid"]),
+            found=self._lookups.found(),
             served=self.served(),
             live=live is not None,
         )
@@ -239,7 +276,7 @@ class Reconciler:
         if wait <= 0 or not _repairs(plan):
             return plan
         self.queue.add_after(key, wait)
-        return replace(plan, changes=tuple(change for change in plan.changes if change.resource is names.PODS))
+        return replace(plan, changes=tuple(change for change in plan.changes if change.resource not in _REPAIRED))
 
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
         """Return whether to delay a status that is not urgent and combine it with the next one.
@@ -392,7 +429,7 @@ class Reconciler:
 
 def _repairs(plan: Plan) -> bool:
     """Return whether the plan restores the Service or the NetworkPolicy."""
-    return any(change.resource is not names.PODS for change in plan.changes)
+    return any(change.resource in _REPAIRED for change in plan.changes)
 
 
 async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:

@@ -157,6 +157,7 @@ class Settings:
     pod_labels: tuple[tuple[str, str], ...] = _setting(
         (), _labels, "labels KEY=VALUE,... of the operator's pods; empty for all pods of the namespace"
     )
+    kueue: bool = _setting(False, _flag, "true or false: let jobs with a queue of Kueue wait until it admits them")
     gang_scheduler: str = _setting(
         "",
         _choice("", *GANG_SCHEDULERS),
@@ -192,6 +193,7 @@ class Settings:
             reads_logs=self.read_logs,
             pod_namespace=self.pod_namespace,
             pod_labels=dict(self.pod_labels),
+            kueue=self.kueue,
             gang_scheduler=self.gang_scheduler,
             scheduler_name=self.scheduler_name,
             launcher_image=self.launcher_image,

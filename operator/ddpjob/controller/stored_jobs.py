@@ -8,7 +8,7 @@ import zlib
 from typing import NamedTuple
 
 from ddpjob.api.objects import Json
-from ddpjob.cluster.job_json import METADATA
+from ddpjob.cluster.job_json import METADATA, labels_in_use
 from ddpjob.cluster.kubernetes import decode, encode
 
 _LONG_BYTES = 4096
@@ -38,6 +38,8 @@ def stored(job: Json) -> StoredJob:
     head["metadata"] = {
         key: value for key, value in job["metadata"].items() if key in METADATA and key != "resourceVersion"
     }
+    if labels := head["metadata"].pop("labels", None):
+        head["metadata"] |= {"labels": used} if (used := labels_in_use(labels)) else {}
     state = str((job.get("status") or {}).get("state") or "New")
     spec = given if isinstance(given, int) else given.encode() if isinstance(given, str) else encode(given)
     if not isinstance(spec, int) and len(spec) > _LONG_BYTES:

@@ -49,8 +49,8 @@ class Sweeper:
 
     A sweep that failed is repeated sooner: events that an interrupted watch has missed are found by nothing else.
 
-    gang_kinds: kinds of PodGroups to list, as far as the API server serves them. ``served``: the API versions of these
-        kinds that it serves; None before it was asked.
+    families: kinds of PodGroups and Workloads to list, of each sequence the first that the API server serves.
+        ``served``: the API versions of these kinds that it serves; None before it was asked.
     on_rollback: called with a scope when the API server's versions went back, so that watches must list again.
     ``failures``: why the last sweep of a scope failed.
     """
@@ -60,7 +60,7 @@ class Sweeper:
     scopes: Sequence[str | None]
     interval: float
     metrics: Metrics
-    gang_kinds: Sequence[Resource] = ()
+    families: Sequence[Sequence[Resource]] = ()
     on_rollback: Callable[[str | None], None] = lambda scope: None
     served: frozenset[str] | None = field(default=None, init=False)
     failures: dict[str | None, str] = field(default_factory=dict, init=False)
@@ -83,7 +83,7 @@ class Sweeper:
         await self._filled[scope].wait()
 
     async def serves(self, kind: Resource) -> None:
-        """Wait until the API server serves a kind of PodGroup."""
+        """Wait until the API server serves a kind of PodGroup or Workload."""
         while kind.api_version not in (self.served or ()):
             self._served_changed.clear()
             await self._served_changed.wait()
@@ -161,26 +161,34 @@ class Sweeper:
         return changed
 
     async def _sweep_groups(self, scope: str | None) -> int:
-        """List the PodGroups, and so learn which kind is served: a gang scheduler may be installed at any time."""
+        """List PodGroups and Workloads, and so learn which kinds are served: their systems may come at any time."""
         served, changed = frozenset[str](), 0
-        for kind in self.gang_kinds:
-            try:
-                changed, _ = await list_into(self.cache, self.cluster, kind, scope, names.SELECTORS[kind])
-            except NotServed:
-                continue
-            except (Forbidden, Unavailable, TooManyRequests) as error:
-                logger.warning("cannot list the PodGroups of the gang scheduler: %s", explain(error))
-                if self.served is not None:
-                    return changed
-            # Also if it was never listed: a refused create then shows in the status of the job that needs it.
-            served = frozenset({kind.api_version})
-            break
-        if self.gang_kinds and served != self.served:
-            logger.info("PodGroups of the gang scheduler: the API server serves %s", ", ".join(served) or "none")
+        for family in self.families:
+            version, changes = await self._sweep_family(scope, family)
+            served |= {version} if version else frozenset()
+            changed += changes
+        if self.families and served != self.served:
+            logger.info("of PodGroups and Workloads the API server serves %s", ", ".join(sorted(served)) or "none")
             self.served = served
             self._served_changed.set()
             self.cache.wake_jobs()
         return changed
+
+    async def _sweep_family(self, scope: str | None, family: Sequence[Resource]) -> tuple[str, int]:
+        """List the first kind that is served; return its API version, empty if none is, and the number of changes."""
+        for kind in family:
+            try:
+                changes, _ = await list_into(self.cache, self.cluster, kind, scope, names.SELECTORS[kind])
+            except NotServed:
+                continue
+            except (Forbidden, Unavailable, TooManyRequests) as error:
+                logger.warning("cannot list %s of %s: %s", kind.plural, kind.api_version, explain(error))
+                if self.served is not None:
+                    return next((each.api_version for each in family if each.api_version in self.served), ""), 0
+                # Never listed: a refused create then shows in the status of the job that needs it.
+                return kind.api_version, 0
+            return kind.api_version, changes
+        return "", 0
 
     async def _verify_unlabelled(self, resource: Resource, scope: str | None) -> None:
         """Read adopted objects without the operator's label, which the LISTs do not return."""

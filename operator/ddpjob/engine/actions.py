@@ -35,12 +35,27 @@ class Delete:
 
 @dataclass(frozen=True)
 class Change:
-    """PATCH the spec, with the precondition that the object still has this uid."""
+    """PATCH a part of an object (RFC 7396), with the precondition that it still has this uid.
+
+    value: of the part. annotations: of the object, in the same request; null removes one.
+    version: the resourceVersion that it must still have, because the patch replaces a list; empty for any.
+    """
 
     resource: Resource
     name: str
     uid: str
-    spec: Json = field(hash=False)
+    value: Json = field(hash=False)
+    part: Literal["spec", "status"] = "spec"
+    annotations: Json = field(default_factory=dict, hash=False)
+    version: str = ""
+
+    @property
+    def body(self) -> Json:
+        """The patch."""
+        meta: Json = {"uid": self.uid}
+        meta |= {"annotations": self.annotations} if self.annotations else {}
+        meta |= {"resourceVersion": self.version} if self.version else {}
+        return {"metadata": meta, self.part: self.value}
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,7 @@ class EngineSettings:
 
     pod_namespace, pod_labels: select the operator's own pods, which the NetworkPolicies of jobs admit; without a
         namespace they admit no operator.
+    kueue: whether jobs with a queue wait for Kueue; None as for ``gang_scheduler``.
     gang_scheduler: the system that places the pods of an attempt together (``scheduling.adapters``); "" for none; None
         where pods need no scheduler, as in local mode, or where the setting is not known.
     scheduler_name: ``schedulerName`` of the pods of a gang whose template gives none; empty for that of the system.
@@ -103,6 +119,7 @@ class EngineSettings:
     """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
     pod_namespace: str = ""
     pod_labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    kueue: bool | None = False
     gang_scheduler: str | None = ""
     scheduler_name: str = ""
     launcher_image: str = LAUNCHER_IMAGE
@@ -116,9 +133,11 @@ class Plan:
     status: the complete new status, or None if it does not change.
     urgent: the status records a decision, so it is written at once, before any delete or create. Any other status may
         be delayed and combined with the next.
+    lookups: (kind, name) of objects of the cluster to read before a plan can be made; nothing else is in the plan.
     needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
         Never set if the pods came from a LIST.
-    changes: a Service or NetworkPolicy that a user edited, and pods to keep whose sidecars run on after the trainer.
+    changes: a Service or NetworkPolicy that a user edited, pods to keep whose sidecars run on after the trainer, and
+        the Workload of a job in a queue.
     claims: the claims of the job if no node fits one of its pods; the next plan shows why they are not bound.
     creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
         ended. A sequence may render its objects when they are read.
@@ -132,6 +151,7 @@ class Plan:
 
     status: Json | None = None
     urgent: bool = False
+    lookups: tuple[tuple[Resource, str], ...] = ()
     needs_live: bool = False
     deletes: tuple[Delete, ...] = ()
     changes: tuple[Change, ...] = ()

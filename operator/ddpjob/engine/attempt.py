@@ -16,6 +16,8 @@ from ddpjob.api.times import parse_time, seconds_between, seconds_since, timesta
 
 SUSPENDED = "Suspended"
 """Verdict of an attempt that a suspension ended."""
+EVICTED = "EvictedFromQueue"
+"""Verdict of an attempt that lost its place in a queue."""
 
 SETTLE_SECONDS = 3
 """How long an ending waits for the cause. Peers of a failed rank fail within milliseconds; reports take seconds."""

@@ -15,6 +15,7 @@ from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
+    EVICTED,
     LATE_SECONDS,
     PROVISIONAL_SECONDS,
     SETTLE_SECONDS,
@@ -355,6 +356,14 @@ def _drain_until(s: JobState) -> str | None:
     return whole_second_after(s.now, s.grace_seconds + DRAIN_MARGIN_SECONDS)
 
 
+def _eviction(s: JobState) -> Decision | None:
+    """End an attempt that has lost its place in the queue, after a checkpoint. A failure before it counts."""
+    if s.attempt.is_closed or not (why := scheduling.stop(s)):
+        return None
+    text = f"{why}: attempt {s.attempt.number} saves a checkpoint and ends"
+    return Decision("close", EVICTED, text, drain_until=_drain_until(s))
+
+
 def _gang(s: JobState) -> Decision | None:
     """Abandon an attempt whose gang scheduler is gone before all pods exist: pods without it are no gang."""
     if not (s.attempt.is_creating and s.missing_nodes) or (wait := scheduling.wait(s)) is None:
@@ -430,6 +439,7 @@ _RULES = (
     _next_attempt,
     _completion,
     _failure,
+    _eviction,
     _attempt_deadline,
     _restart_request,
     _gang,

@@ -1,6 +1,7 @@
 """Events about the transitions of a job, for ``kubectl describe``."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
@@ -9,6 +10,7 @@ from ddpjob.engine.decision import RESIZED, Decision
 from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.launcher import injection_warning, launch_warning
 from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, fruitless, obstacles
+from ddpjob.engine.scheduling.kueue import WAITING
 from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
@@ -59,7 +61,8 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition.reason != old_reason and decision.kind != "close"
             if is_new and condition.reason in {reason for reason, _ in obstacles(s)} - _NO_NOTE:
-                yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
+                kind: Literal["Normal", "Warning"] = "Normal" if condition.reason == WAITING else "Warning"
+                yield Note(kind, condition.reason, shorten(condition.message, MAX_NOTE))
         if condition.type == "Suspended" and turned_true:
             running = any(pod.holds_resources for pod in s.pods)
             message = "the pods are being deleted; the checkpoints are kept" if running else "no pod runs until resume"

@@ -14,7 +14,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, Progress, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
-from ddpjob.engine.attempt import SUSPENDED
+from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.inplace import newly_recovered, spent
 from ddpjob.engine.progress import reports_itself, saved_for
@@ -180,6 +180,8 @@ def _decided(s: JobState, decision: Decision, end: int) -> Iterator[tuple[int, H
     match decision.kind:
         case "created" if s.attempt.ending is not None:  # the failure proved to be none
             yield end, "stepped" if s.attempt.first_step_time else "ran"
+        case "close" if decision.reason == EVICTED:
+            yield end, "queued"
         case "close" if decision.failure is None:
             yield end, "abandoned" if s.attempt.all_running_time is None else "ended"
         case "suspend":

@@ -48,6 +48,7 @@ class Observed:
     logs: what the end of the log of a failed pod says, by its uid; None if it says nothing, or could not be read.
     unbound: why claims of a job without a node for its pods are not bound, from their events; empty if not known.
     objects: what the job owns of the kinds in ``names.SCHEDULING_KINDS``.
+    found: objects of the cluster by kind and name (``Plan.lookups``); a text instead of one that cannot be read.
     served: the API versions of these kinds that the API server serves; None before it was asked.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
@@ -64,6 +65,7 @@ class Observed:
     logs: Mapping[str, LogFailure | None] = field(default_factory=dict)
     unbound: str = ""
     objects: Mapping[Resource, Sequence[Json]] = field(default_factory=dict)
+    found: Mapping[tuple[Resource, str], Json | str] = field(default_factory=dict)
     served: Collection[str] | None = None
     live: bool = False
 

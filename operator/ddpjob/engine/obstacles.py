@@ -5,6 +5,7 @@ An obstacle that has to last before it is shown has a wait; ``waits`` returns th
 
 from collections.abc import Iterable, Iterator
 
+from ddpjob.api import names
 from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Furthest
@@ -21,6 +22,8 @@ TRAINING_STALLED = "TrainingStalled"
 NO_PROGRESS = "RestartsWithoutProgress"
 """All nodes run, and the last restarts got the job no further; nothing follows from it."""
 RESTARTS_WITHOUT_PROGRESS = 3
+GATED = "AdmissionGated"
+"""Kueue keeps pods of the job from the scheduler, because it manages all pods of their namespace."""
 FORMER_PODS = "FormerPodsRun"
 CONTAINER_CREATING = "ContainerCreating"
 UNKNOWN_SECONDS = 60.0
@@ -45,6 +48,7 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
     yield from ((pod.waiting[0], f"{pod.where}: {_waiting_text(pod)}") for pod in pods if pod.waiting)
     if (found := scheduling.obstacle(s)) is not None:
         yield found
+    yield from _gated(s)
     yield from _unschedulable(s, pods)
     for pod in pods:
         if (left := _seconds_to_prepare(s, pod)) is not None and left <= 0:
@@ -72,7 +76,7 @@ def scheduling_obstacle(s: JobState) -> Obstacle | None:
     if not without:
         return None
     text = f"{len(without)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
-    if (found := scheduling.obstacle(s)) is not None:
+    if (found := scheduling.obstacle(s) or next(_gated(s), None)) is not None:
         return found
     refused = _unschedulable(s, (s.current[r] for r in without if r in s.current))
     return next(refused, ("WaitingForScheduler", text))
@@ -122,6 +126,19 @@ def waits(s: JobState) -> list[float]:
     """Return the seconds after which further obstacles are shown."""
     left = [_seconds_to_prepare(s, pod) for pod in s.current.values()]
     return [wait for wait in (*left, _seconds_to_silence(s)) if wait is not None and wait > 0]
+
+
+def _gated(s: JobState) -> Iterator[Obstacle]:
+    """Yield that Kueue does not know that the pods belong to a DDPJob."""
+    for pod in s.current.values():
+        if pod.gated and not (pod.ended or pod.deleting):
+            text = (
+                f"{pod.where} has the scheduling gate {names.QUEUE_GATE}: Kueue manages the pods of this namespace. "
+                "The administrator of Kueue adds DDPJob.v1alpha1.ddpjob.dev to integrations.externalFrameworks, and "
+                f"the job gets its queue by the label {names.LABEL_QUEUE}"
+            )
+            yield GATED, text
+            return
 
 
 def _unschedulable(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:

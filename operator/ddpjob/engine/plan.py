@@ -69,11 +69,13 @@ def plan(
         return _refuse(body, before, explain(error), now)
     if job.spec.managed_by not in (None, names.CONTROLLER):
         return Plan()
-    state = JobState(job, before, observed, now, settings)
+    state = JobState(job, before, observed, now, settings, body["metadata"].get("labels") or {})
     if state.finished:
         return _from_live_pods(_plan_finished(state), observed)
     if job.spec.template is not None and (faults := template_faults(job.wire["template"])):
         return _refuse(body, before, faults, now)
+    if lookups := scheduling.lookups(state):
+        return Plan(lookups=lookups)
     decision = decide(state)
     if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):
         return Plan(needs_live=True)
@@ -94,8 +96,10 @@ def _fills_gaps(s: JobState, decision: Decision) -> bool:
 
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
-    creates = _creates(s, decision, status)
-    requests = [*_repairs(s, decision), *_ends(s, decision), *scheduling.deletes(s, _ending(s, decision))]
+    upkeep = scheduling.upkeep(s, _ending(s, decision))
+    first = tuple(request for request in upkeep if isinstance(request, Create))
+    creates = (*((first,) if first else ()), *_creates(s, decision, status))
+    requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
     return Plan(
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
@@ -219,8 +223,10 @@ def _is_cautious(s: JobState, decision: Decision) -> bool:
 def _plan_finished(s: JobState) -> Plan:
     """Return the plan for a finished job: end pods that still run, and delete the job when its TTL has passed."""
     keeps = s.job.spec.pod_retention != "None"
-    ends = [_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods]
-    ends += scheduling.deletes(s, Ending(s.attempt.number, pods_may_run=False))
+    ends = [
+        *(_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods),
+        *scheduling.upkeep(s, Ending(s.attempt.number, pods_may_run=False)),
+    ]
     deletes = tuple(end for end in ends if isinstance(end, Delete))
     changes = tuple(end for end in ends if isinstance(end, Change))
     built = finished(s.before.conditions or (), s.observed.problems, s.now) or None

@@ -1,7 +1,7 @@
 """The state of a job: spec, recorded status and observed objects, with the properties that decisions use."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_to_stop
+from ddpjob.engine.attempt import EVICTED, SUSPENDED, recorded_attempt, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
 from ddpjob.engine.evidence import is_on_lost_node, is_refused, needs_log
 from ddpjob.engine.inplace import fold, spent
@@ -30,13 +30,17 @@ MAX_LOGS = 16
 
 @dataclass(frozen=True)
 class JobState:
-    """All inputs of a plan. ``before`` is the recorded status; its conditions are never read, they are only output."""
+    """All inputs of a plan. ``before`` is the recorded status; its conditions are never read, they are only output.
+
+    labels: of the job, as far as plans read them (``names.LABELS_OF_QUEUES``).
+    """
 
     job: Job
     before: DDPJobStatus
     observed: Observed
     now: datetime
     settings: EngineSettings
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pods(self) -> Sequence[PodView]:
@@ -292,8 +296,8 @@ class JobState:
 
     @property
     def active_seconds(self) -> float:
-        """Seconds that the job was active: all attempts, without suspensions."""
+        """Seconds that the job was active: all attempts, without suspensions and the waits of an evicted job."""
         earlier = float(self.before.active_seconds or 0)
-        if self.suspended or not self.attempt.number:
+        if self.suspended or not self.attempt.number or self.attempt.verdict == EVICTED:
             return earlier
         return earlier + seconds_between(self.attempt.start_time, self.now)

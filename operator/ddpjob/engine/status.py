@@ -27,7 +27,7 @@ from ddpjob.api.status import (
 )
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
-from ddpjob.engine.attempt import SUSPENDED
+from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
@@ -48,7 +48,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     number, nodes = next_number(s, decision), _count_nodes(s, decision)
     attempt = _next_attempt(s, decision, nodes) if number else None
     finishes = decision.kind in ("succeed", "fail")
-    ends = decision.begins_attempt or finishes or decision.kind == "suspend"
+    ends = decision.begins_attempt or finishes or decision.kind == "suspend" or decision.reason == EVICTED
     failures = before.failures
     if decision.failure is not None:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
@@ -130,7 +130,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
             start_time=now,
             refusals=decision.refusals or None,
             creating_since=attempt.creating_since if decision.refusals else None,
-            failures_in_row=None if attempt.verdict in (SUSPENDED, RESTART_REQUESTED) else row or None,
+            failures_in_row=None if attempt.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else row or None,
             in_place=InPlace(granted=_grant(s, decision, attempt)),
         )
     since = attempt.ending.since if attempt.ending else now

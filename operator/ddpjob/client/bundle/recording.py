@@ -80,8 +80,8 @@ class Recording:
 
     def plan(self, now: datetime | None = None) -> Plan:
         """Return what the operator does next, by default at the time of the recording."""
-        # PodGroups are not recorded: a plan with a gang scheduler would create them again.
-        settings = replace(self.settings, gang_scheduler=None)
+        # PodGroups and Workloads are not recorded: a plan with their systems would create them again.
+        settings = replace(self.settings, gang_scheduler=None, kueue=None)
         return plan(self.job, self._observed(), now or self.now, settings)
 
     def _observed(self) -> Observed:

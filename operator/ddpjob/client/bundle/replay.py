@@ -89,7 +89,7 @@ def replay(recording: Recording, now: datetime | None = None) -> Replay:
         status_patch=patch_between(before, plan.status) if plan.status is not None else None,
         deletes=[ObjectName(kind=delete.resource.kind, name=delete.name) for delete in plan.deletes],
         changes=[
-            ChangedObject(kind=change.resource.kind, name=change.name, spec=dict(change.spec))
+            ChangedObject(kind=change.resource.kind, name=change.name, spec=dict(change.value))
             for change in plan.changes
         ],
         creates=[[_name(create) for create in phase] for phase in plan.creates],
@@ -115,7 +115,7 @@ def decisions(plan: Plan) -> Json:
         "status": _without_texts(plan.status),
         "urgent": plan.urgent,
         "deletes": [[delete.resource.kind, delete.name] for delete in plan.deletes],
-        "changes": [[change.resource.kind, change.name, change.spec] for change in plan.changes],
+        "changes": [[change.resource.kind, change.name, change.value] for change in plan.changes],
         "creates": [[[create.resource.kind, create.name] for create in phase] for phase in plan.creates],
         "attempt": plan.creates_attempt,
         "events": [[note.type, note.reason] for note in plan.events],

@@ -8,7 +8,7 @@ from ddpjob.client.verdict.facts import Case, Facts
 from ddpjob.client.verdict.failed import ending, finished, last_failure, logs_to_read, unrecorded
 from ddpjob.client.verdict.operator import with_operator
 from ddpjob.client.verdict.running import foreign, resumed, running, suspended, unseen
-from ddpjob.client.verdict.waiting import refused, waiting
+from ddpjob.client.verdict.waiting import queued, refused, waiting
 
 _MOST = 8
 """Claims, and pods with events, that are read."""
@@ -16,6 +16,7 @@ _MOST = 8
 _RULES: tuple[Callable[[Case], Explanation | None], ...] = (
     foreign,
     unseen,
+    queued,
     refused,
     suspended,
     resumed,

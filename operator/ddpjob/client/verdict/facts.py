@@ -37,6 +37,7 @@ class Facts:
     pods: of the job, of all attempts; None if they could not be read.
     claims: those that were read, by name; None for one that does not exist.
     events: of the job, its pods and its claims, as far as they are needed.
+    pending: the jobs that wait in the queue of this one, as Kueue's visibility API lists them; None if not read.
     operators: the Deployments of operators; None if they could not be read, or there is no cluster.
     logs: the ends of logs, by the pod's name.
     is_run: whether a process of this machine runs the job, which is not suspended; None on a cluster.
@@ -51,6 +52,7 @@ class Facts:
     claims: Mapping[str, Json | None] = field(default_factory=dict)
     events: Sequence[Json] = ()
     quotas: Sequence[Json] = ()
+    pending: Sequence[Json] | None = None
     operators: Sequence[Json] | None = None
     logs: Mapping[str, str] = field(default_factory=dict)
     is_run: bool | None = None

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ddpjob.api import names
 from ddpjob.api.names import LAUNCHER
 from ddpjob.api.objects import Json, condition, element
 from ddpjob.api.pod_view import PodView
@@ -12,6 +13,7 @@ from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.engine.evidence import REFUSALS
 from ddpjob.engine.obstacles import CONTAINER_CREATING, obstacles
 from ddpjob.engine.scheduling.base import UNAVAILABLE
+from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITING
 
 _OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating", UNAVAILABLE})
 """Reasons of what only the operator has seen: the responses to its creates, and its gang scheduler."""
@@ -84,6 +86,51 @@ _REFUSALS: Mapping[str, tuple[str, str]] = {
         "kubectl describe ddp -n {namespace}",
     ),
 }
+
+
+_OF_QUEUES: Mapping[str, tuple[str, str]] = {
+    WAITING: ("other jobs use the quota of the queue", "wait, request less, or use another queue"),
+    QUEUE_UNAVAILABLE: ("the queue cannot admit the job without a change", "what the message says"),
+    DEACTIVATED: ("an administrator or Kueue took the job out of its queue", "the command in the message"),
+}
+
+
+def queue_of(job: Json) -> str:
+    """Return the queue that a job waits in; empty if it waits in none."""
+    waits = condition(job.get("status"), "Running").get("reason") == WAITING
+    return str((job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE) or "") if waits else ""
+
+
+def queued(case: Case) -> Explanation | None:
+    """Explain a job that its queue has not admitted, with its place there."""
+    running = case.condition("Running")
+    if running is None or running.status == "True" or running.reason not in _OF_QUEUES:
+        return None
+    hint, todo = _OF_QUEUES[running.reason]
+    place = _place_in_queue(case)
+    text = f"{case.name} waits: {running.message}" + (f"; it is {place.value} there" if place else "")
+    waits = running.reason == WAITING
+    return case.verdict(
+        "Quota",
+        running.reason,
+        text,
+        [case.of_condition(running), place],
+        is_abnormal=not waits,
+        hint=hint,
+        next=f"ddpjob why {case.name}, again later; {todo}" if waits else todo,
+        attempt=case.attempt.number or None,
+    )
+
+
+def _place_in_queue(case: Case) -> Evidence | None:
+    name = names.service_name(case.name, str(case.meta["uid"]))
+    waiting = case.facts.pending or ()
+    found = next((each for each in waiting if each["metadata"]["name"] == name), None)
+    if found is None:
+        return None
+    own, all_ = (int(found.get(f"positionIn{kind}Queue") or 0) + 1 for kind in ("Local", "Cluster"))
+    text = f"number {own} of {len(waiting)} in its queue, and number {all_} of all"
+    return Evidence(kind="Workload", name=name, field="positionInLocalQueue", value=text)
 
 
 def refused(case: Case) -> Explanation | None:

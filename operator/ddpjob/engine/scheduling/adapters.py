@@ -1,13 +1,15 @@
-"""The systems that place the pods of a job, as one."""
+"""The systems that admit a job and place its pods, as one."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.engine.actions import Create, Delete
+from ddpjob.engine.actions import Change, Create, Delete, EngineSettings
 from ddpjob.engine.scheduling.base import Adapter, Ending, Obstacle, Unavailable
 from ddpjob.engine.scheduling.gangs import Coscheduling, Kubernetes, Volcano
+from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, Kueue
 from ddpjob.engine.state import JobState
 
 GANG_SCHEDULERS: Mapping[str, Adapter] = {
@@ -16,16 +18,35 @@ GANG_SCHEDULERS: Mapping[str, Adapter] = {
     "coscheduling": Coscheduling(),
 }
 """By the setting ``gang_scheduler``."""
+_KUEUE = Kueue()
 
 
-def kinds(gang_scheduler: str) -> tuple[Resource, ...]:
-    """Return the kinds of objects to watch with this setting."""
-    gang = GANG_SCHEDULERS.get(gang_scheduler)
-    return gang.kinds if gang else ()
+def families(settings: EngineSettings) -> Sequence[Sequence[Resource]]:
+    """Return the kinds of objects to watch with these settings; of each sequence the first that is served."""
+    gang = GANG_SCHEDULERS.get(settings.gang_scheduler or "")
+    return [adapter.kinds for adapter in (gang, _KUEUE if settings.kueue else None) if adapter is not None]
 
 
 def adapters(s: JobState) -> Sequence[Adapter]:
-    """Return the systems that apply to a job."""
+    """Return the systems that apply to a job: its queue, which says when, and its gang scheduler, which says where."""
+    return (*_queue(s), *_gang_scheduler(s))
+
+
+def _queue(s: JobState) -> Sequence[Adapter]:
+    queue = s.labels.get(names.LABEL_QUEUE)
+    if s.settings.kueue:
+        # Of a job that has left its queue, the Workload remains and must hold no quota.
+        return (_KUEUE,) if queue or s.observed.objects.get(names.WORKLOADS) else ()
+    if not queue or s.settings.kueue is None:
+        return ()
+    text = (
+        f"the label {names.LABEL_QUEUE} asks for the queue {queue}, and the operator is not configured for Kueue: the "
+        "administrator of the operator sets the chart's kueue.enabled, or remove the label"
+    )
+    return (Unavailable(text, QUEUE_UNAVAILABLE),)
+
+
+def _gang_scheduler(s: JobState) -> Sequence[Adapter]:
     policy, name = s.job.spec.placement.scheduling_policy, s.settings.gang_scheduler
     if name is None or (policy is not None and policy.basic is not None):
         return ()
@@ -44,9 +65,20 @@ def adapters(s: JobState) -> Sequence[Adapter]:
     return (gang,)
 
 
+def lookups(s: JobState) -> tuple[tuple[Resource, str], ...]:
+    """Return kind and name of the objects of the cluster that a plan needs and that were not read yet."""
+    wanted = (each for adapter in adapters(s) for each in adapter.lookups(s))
+    return tuple(each for each in wanted if each not in s.observed.found)
+
+
 def wait(s: JobState) -> Obstacle | None:
     """Return why no attempt may start; None if it may."""
     return next((found for adapter in adapters(s) if (found := adapter.wait(s)) is not None), None)
+
+
+def stop(s: JobState) -> str:
+    """Return why the current attempt must end; empty if it may go on."""
+    return next((found for adapter in adapters(s) if (found := adapter.stop(s))), "")
 
 
 def objects(s: JobState, attempt: int) -> list[Create]:
@@ -59,9 +91,9 @@ def dress(pod: Json, s: JobState, attempt: int) -> Json:
     return reduce(lambda dressed, adapter: adapter.dress(dressed, s, attempt), adapters(s), pod)
 
 
-def deletes(s: JobState, ending: Ending) -> list[Delete]:
-    """Return the deletes of objects that no attempt needs any more."""
-    return [delete for adapter in adapters(s) for delete in adapter.deletes(s, ending)]
+def upkeep(s: JobState, ending: Ending) -> list[Create | Change | Delete]:
+    """Return what the objects of the systems need beside those of an attempt that starts."""
+    return [request for adapter in adapters(s) for request in adapter.upkeep(s, ending)]
 
 
 def obstacle(s: JobState) -> Obstacle | None:

@@ -1,4 +1,4 @@
-"""What a system that places the pods of an attempt adds to a plan."""
+"""What a system that admits a job, or places the pods of an attempt, adds to a plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.engine.actions import Create, Delete
+from ddpjob.engine.actions import Change, Create, Delete
 from ddpjob.engine.state import JobState
 
 Obstacle = tuple[str, str]
@@ -34,9 +34,17 @@ class Adapter:
 
     kinds: ClassVar[tuple[Resource, ...]] = ()
 
+    def lookups(self, s: JobState) -> Sequence[tuple[Resource, str]]:
+        """Return kind and name of the objects of the cluster that a plan needs."""
+        return ()
+
     def wait(self, s: JobState) -> Obstacle | None:
         """Return why no attempt may start; None if it may."""
         return None
+
+    def stop(self, s: JobState) -> str:
+        """Return why the current attempt must end; empty if it may go on."""
+        return ""
 
     def objects(self, s: JobState, attempt: int) -> Sequence[Create]:
         """Return the objects that must exist before the pods of ``attempt``, and that do not."""
@@ -46,8 +54,8 @@ class Adapter:
         """Return the rendered pod of node 0 with what the system needs in every pod."""
         return pod
 
-    def deletes(self, s: JobState, ending: Ending) -> Sequence[Delete]:
-        """Return the deletes of objects that no attempt needs any more."""
+    def upkeep(self, s: JobState, ending: Ending) -> Sequence[Create | Change | Delete]:
+        """Return what the objects of the system need, also while no attempt runs: no attempt waits for it."""
         return ()
 
     def obstacle(self, s: JobState) -> Obstacle | None:
@@ -60,6 +68,7 @@ class Unavailable(Adapter):
     """In place of a system that a job needs and that is not there."""
 
     message: str
+    reason: str = UNAVAILABLE
 
     def wait(self, s: JobState) -> Obstacle | None:
-        return UNAVAILABLE, self.message
+        return self.reason, self.message

@@ -64,7 +64,7 @@ class Gang(Adapter):
         scheduler = s.job.template_spec.get("schedulerName") or s.settings.scheduler_name or self.scheduler
         return marked | {"spec": marked["spec"] | {"schedulerName": scheduler}} if scheduler else marked
 
-    def deletes(self, s: JobState, ending: Ending) -> Sequence[Delete]:
+    def upkeep(self, s: JobState, ending: Ending) -> Sequence[Delete]:
         """Return the deletes of groups whose pods have stopped; a scheduler may still read that of a running pod."""
         used = {names.group_name(s.job.name, s.job.uid, pod.attempt) for pod in s.pods if not pod.stopped}
         if ending.pods_may_run:

@@ -1,0 +1,43 @@
+"""Objects of the cluster that plans of queued jobs need: flavors and priority classes, read when a plan asks for them.
+
+They are few, change seldom and belong to no job, so they are not watched; one that was read is used for a minute.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json
+from ddpjob.cluster.base import Cluster, ClusterError
+
+LOOKUP_SECONDS = 60.0
+"""How long what was read is used, and after which time a job that waits for an object is planned again."""
+
+Lookup = tuple[Resource, str]
+
+
+class Lookups:
+    """Reads objects by kind and name, and keeps them. clock: monotonic seconds."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._found: dict[Lookup, tuple[float, Json | str]] = {}
+
+    def found(self) -> Mapping[Lookup, Json | str]:
+        """Return what was read within the last minute; a text instead of an object that could not be read."""
+        oldest = self._clock() - LOOKUP_SECONDS
+        self._found = {wanted: kept for wanted, kept in self._found.items() if kept[0] > oldest}
+        return {wanted: value for wanted, (_, value) in self._found.items()}
+
+    async def read(self, wanted: Iterable[Lookup]) -> bool:
+        """Read objects; return whether all of them could be read."""
+        everything = True
+        for kind, name in wanted:
+            value: Json | str
+            try:
+                value = await self._cluster.get(kind, "", name)
+            except ClusterError as error:
+                value, everything = str(error), False
+            self._found[kind, name] = self._clock(), value
+        return everything

@@ -1,0 +1,425 @@
+"""Kueue: one Workload for all attempts of a job, whose admission starts an attempt and whose eviction ends it.
+
+The contract is that of Kueue's own jobs (pkg/controller/jobframework/reconciler.go): an admitted Workload keeps its
+quota over restarts; an evicted one gives it back when all pods have stopped, and is admitted again later.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json, condition, is_true
+from ddpjob.api.text import shorten
+from ddpjob.api.times import timestamp
+from ddpjob.engine.actions import Change, Create
+from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
+from ddpjob.engine.evidence import is_on_lost_node
+from ddpjob.engine.scheduling.base import Adapter, Ending, Obstacle
+from ddpjob.engine.state import JobState
+
+QUEUE_UNAVAILABLE = "QueueUnavailable"
+"""The job asks for a queue that cannot admit it without a change. It waits: it is never started without."""
+WAITING = "WaitingForQuota"
+DEACTIVATED = "QueueDeactivated"
+"""Kueue or an administrator took the job out of its queue until someone puts it back."""
+POD_SET = "main"
+
+_MAX_TEXT = 512
+_DIGEST_FORM = "v1:"
+# What a queue decides on; all else of a pod, such as its command, is of no interest to it.
+_POD_FIELDS = (
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "topologySpreadConstraints",
+    "priorityClassName",
+    "schedulerName",
+    "runtimeClassName",
+    "overhead",
+    "resources",
+    "resourceClaims",
+)
+_CONTAINER_FIELDS = ("name", "resources", "restartPolicy")
+# Evictions after which the Workload is in the queue again at once; after others Kueue decides when.
+_REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
+_RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
+
+_Lookup = tuple[Resource, str]
+
+
+class _Condition(NamedTuple):
+    """A condition of a Workload that the operator sets."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+class _Overlay(NamedTuple):
+    """What an admission adds to every pod."""
+
+    node_selector: Json
+    tolerations: Sequence[Json]
+    labels: Json
+    annotations: Json
+
+
+class Kueue(Adapter):
+    """https://kueue.sigs.k8s.io/docs/concepts/workload/"""
+
+    kinds = (names.WORKLOADS,)
+
+    def lookups(self, s: JobState) -> Sequence[_Lookup]:
+        """Return the flavors of an admission, or the class of a priority that is to be written."""
+        if not _is_served(s) or s.finished or not _queue(s):
+            return ()
+        workload = _workload(s)
+        if workload is not None and _is_admitted(workload):
+            return [(names.FLAVORS, name) for name in _flavors(workload)]
+        writes = workload is None or _priority_class(workload) != _name_of(_wanted_class(s))
+        return _wanted_class(s) if writes else ()
+
+    def wait(self, s: JobState) -> Obstacle | None:
+        if not (queue := _queue(s)):
+            return None
+        if not _is_served(s):
+            kind = names.WORKLOADS
+            return QUEUE_UNAVAILABLE, f"the API server does not serve {kind.api_version}: install Kueue 0.15 or newer"
+        problem = next((p for p in s.observed.problems if p.resource is names.WORKLOADS), None)
+        if (workload := _workload(s)) is None:
+            waits = (WAITING, f"its Workload for the queue {queue} is being created")
+            created = waits if problem is None else (problem.reason, problem.message)
+            return _unread(s, _wanted_class(s)) or created
+        return _why_not_admitted(s, workload, queue)
+
+    def stop(self, s: JobState) -> str:
+        """Return why the attempt has lost its quota. One without a Workload goes on until there is one to judge."""
+        workload = _workload(s) if _is_served(s) and _queue(s) else None
+        if workload is None or (_is_admitted(workload) and not is_true(workload["status"], "Evicted")):
+            return ""
+        if is_true(workload["status"], "Evicted"):
+            return f"Kueue evicted the job{_because(workload, 'Evicted')}"
+        return f"the queue {_queue(s)} has not admitted the job, which runs"
+
+    def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
+        workload = _workload(s)
+        if workload is None or not _queue(s):
+            return pod
+        added, meta, spec = _overlay(s, workload), pod["metadata"], dict(pod["spec"])
+        if added.node_selector:
+            spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | added.node_selector
+        if added.tolerations:
+            given = spec.get("tolerations") or []
+            spec["tolerations"] = [*given, *(each for each in added.tolerations if each not in given)]
+        meta = meta | {"labels": added.labels | meta["labels"]}
+        if added.annotations:
+            meta["annotations"] = added.annotations | (meta.get("annotations") or {})
+        return pod | {"metadata": meta, "spec": spec}
+
+    def upkeep(self, s: JobState, ending: Ending) -> Sequence[Create | Change]:
+        """Return the next write to the Workload: they follow each other, each planned from the result of the last."""
+        if not _is_served(s):
+            return ()
+        if (workload := _workload(s)) is None:
+            create = _create(s) if _queue(s) and not (s.finished or s.job.spec.suspend) else None
+            return (create,) if create is not None else ()
+        if is_true(workload["status"], "Finished") or "deletionTimestamp" in workload["metadata"]:
+            return ()
+        change = self._finish(s, workload) if s.finished else self._change(s, workload, ending)
+        return (change,) if change is not None else ()
+
+    def _finish(self, s: JobState, workload: Json) -> Change | None:
+        """Return the end of the Workload, which releases its quota, when nothing uses that any more."""
+        if not _nothing_runs(s):
+            return None
+        reason = "Failed" if s.before.state == "Failed" else "Succeeded"
+        done = _Condition("Finished", True, reason, f"DDPJob {s.job.name} has the state {s.before.state}")
+        return _status_change(s, workload, (done,))
+
+    def _change(self, s: JobState, workload: Json, ending: Ending) -> Change | None:
+        status, rests = workload["status"], not ending.pods_may_run and _nothing_runs(s)
+        is_reserved = is_true(status, "QuotaReserved")
+        if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
+            return change
+        # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
+        is_wanted = bool(_queue(s)) and not s.job.spec.suspend
+        if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
+            is_wanted = False
+        if (change := _activation(workload, is_wanted=is_wanted)) is not None:
+            return change
+        if is_reserved and is_true(status, "Evicted"):
+            return _release(s, workload) if rests else None
+        return _readiness(s, workload, ending) if _is_admitted(workload) and _queue(s) else None
+
+
+def _queue(s: JobState) -> str:
+    return s.labels.get(names.LABEL_QUEUE, "")
+
+
+def _is_served(s: JobState) -> bool:
+    return s.observed.served is None or names.WORKLOADS.api_version in s.observed.served
+
+
+def _workload(s: JobState) -> Json | None:
+    """Return the job's Workload, which may be being deleted; None if it does not exist."""
+    name = names.service_name(s.job.name, s.job.uid)
+    found = s.observed.objects.get(names.WORKLOADS, ())
+    return next((each for each in found if each["metadata"]["name"] == name), None)
+
+
+def _is_admitted(workload: Json) -> bool:
+    status = workload["status"]
+    return is_true(status, "Admitted") and is_true(status, "QuotaReserved") and not is_true(status, "Finished")
+
+
+def _nothing_runs(s: JobState) -> bool:
+    return all(pod.stopped or is_on_lost_node(pod) for pod in s.pods)
+
+
+def _because(workload: Json, kind: str) -> str:
+    found = condition(workload["status"], kind)
+    reason, message = str(found.get("reason") or ""), str(found.get("message") or "")
+    return f" ({reason}): {shorten(message, _MAX_TEXT)}" if message else f" ({reason})" if reason else ""
+
+
+def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | None:
+    """Return why an attempt may not start with this Workload; None if it may."""
+    status, name = workload["status"], workload["metadata"]["name"]
+    where = f"the queue {queue}"
+    if "deletionTimestamp" in workload["metadata"]:
+        return WAITING, f"Workload {name} is being deleted; it is created again when it is gone"
+    if is_true(status, "Finished"):
+        text = f"Workload {name} is finished{_because(workload, 'Finished')}, and the job is not: delete the Workload"
+        return QUEUE_UNAVAILABLE, text
+    if workload["spec"].get("active") is False and names.ANNOTATION_SUSPENDED not in _annotations(workload):
+        why = _because(workload, "Evicted" if is_true(status, "Evicted") else "DeactivationTarget")
+        todo = f'kubectl patch workload {name} -n {s.job.namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
+        return DEACTIVATED, f"Workload {name} was deactivated{why}; when the cause is gone: {todo}"
+    if is_true(status, "Evicted") and is_true(status, "QuotaReserved"):
+        return WAITING, f"{where}: evicted{_because(workload, 'Evicted')}; it waits again when all pods have stopped"
+    if _is_admitted(workload):
+        if s.attempt.is_closed and _is_outdated(s, workload, is_reserved=True):
+            return WAITING, f"{where}: the job has another size than the one that was admitted"
+        return _unread(s, [(names.FLAVORS, each) for each in _flavors(workload)]) or _conflict(s, workload)
+    return _why_pending(s, workload, where)
+
+
+def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
+    """Return what a Workload in the queue waits for."""
+    status = workload["status"]
+    if is_true(status, "QuotaReserved"):
+        checks = (c for c in status.get("admissionChecks") or () if c.get("state") != "Ready")
+        texts = [f"{c.get('name')}: {c.get('state')} {c.get('message') or ''}".strip() for c in checks]
+        return WAITING, f"{where}: quota is reserved, and admission waits for {'; '.join(texts) or 'Kueue'}"
+    if (unread := _unread(s, _wanted_class(s))) is not None and _priority_class(workload) != _name_of(_wanted_class(s)):
+        return unread
+    message = shorten(str(condition(status, "QuotaReserved").get("message") or ""), _MAX_TEXT)
+    return WAITING, f"{where}: {message or 'Kueue has not considered the job yet'}"
+
+
+def _unread(s: JobState, wanted: Iterable[_Lookup]) -> Obstacle | None:
+    """Return which object of the cluster could not be read; None if all were."""
+    for kind, name in wanted:
+        if isinstance(why := s.observed.found.get((kind, name), "it was not read yet"), str):
+            return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {why}"
+    return None
+
+
+def _flavors(workload: Json) -> list[str]:
+    assigned = (workload["status"].get("admission") or {}).get("podSetAssignments") or ()
+    return sorted({str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values()})
+
+
+def _overlay(s: JobState, workload: Json) -> _Overlay:
+    """Return what flavors and admission checks add to every pod."""
+    added = _Overlay({}, [], {}, {})
+    for name in _flavors(workload):
+        flavor = s.observed.found.get((names.FLAVORS, name))
+        spec = (flavor.get("spec") or {}) if isinstance(flavor, dict) else {}
+        added.node_selector.update(spec.get("nodeLabels") or {})
+        added = added._replace(tolerations=[*added.tolerations, *(spec.get("tolerations") or ())])
+    for check in workload["status"].get("admissionChecks") or ():
+        for update in check.get("podSetUpdates") or ():
+            added.node_selector.update(update.get("nodeSelector") or {})
+            added.labels.update(update.get("labels") or {})
+            added.annotations.update(update.get("annotations") or {})
+            added = added._replace(tolerations=[*added.tolerations, *(update.get("tolerations") or ())])
+    return added
+
+
+def _conflict(s: JobState, workload: Json) -> Obstacle | None:
+    """Return a value of the job that the admission would change; Kueue's own jobs fail then."""
+    added, template = _overlay(s, workload), s.job.wire.get("template", {}).get("metadata", {})
+    given: Sequence[tuple[str, Mapping[str, Any], Json]] = (
+        ("nodeSelector", s.job.template_spec.get("nodeSelector") or {}, added.node_selector),
+        ("label", template.get("labels") or {}, added.labels),
+        ("annotation", template.get("annotations") or {}, added.annotations),
+    )
+    for what, own, wanted in given:
+        if key := next((key for key, value in wanted.items() if own.get(key, value) != value), None):
+            text = f"the admission wants {what} {key}={wanted[key]}, and spec.template has {own[key]}: remove it there"
+            return QUEUE_UNAVAILABLE, text
+    return None
+
+
+def _wanted_class(s: JobState) -> Sequence[_Lookup]:
+    """Return kind and name of the class that gives the job its priority in the queue; none for priority 0."""
+    if name := s.labels.get(names.LABEL_QUEUE_PRIORITY):
+        return [(names.WORKLOAD_PRIORITIES, name)]
+    name = s.job.template_spec.get("priorityClassName")
+    return [(names.POD_PRIORITIES, str(name))] if name else []
+
+
+def _name_of(wanted: Sequence[_Lookup]) -> str:
+    return wanted[0][1] if wanted else ""
+
+
+def _priority_class(workload: Json) -> str:
+    return str((workload["spec"].get("priorityClassRef") or {}).get("name") or "")
+
+
+def _priority(s: JobState) -> Json | None:
+    """Return the fields of the priority; None while its class is not known. Kueue needs the number in any case."""
+    wanted = _wanted_class(s)
+    if not wanted:
+        return {"priority": 0, "priorityClassRef": None}
+    (kind, name) = wanted[0]
+    found = s.observed.found.get((kind, name))
+    if not isinstance(found, dict):
+        return None
+    reference = {"group": kind.api_version.partition("/")[0], "kind": kind.kind, "name": name}
+    return {"priority": int(found.get("value") or 0), "priorityClassRef": reference}
+
+
+def _pod_set(s: JobState) -> Json:
+    """Return the podSet of all nodes."""
+    pod = desired_pods(s.job, 1, s.settings, [0]).first["spec"]
+    spec = {key: pod[key] for key in _POD_FIELDS if pod.get(key)}
+    for kind in ("initContainers", "containers"):
+        if containers := pod.get(kind):
+            spec[kind] = [{key: each[key] for key in _CONTAINER_FIELDS if key in each} for each in containers]
+    return {"name": POD_SET, "count": len(s.job.node_ranks), "template": {"metadata": {}, "spec": spec}}
+
+
+def _digest(pod_set: Json) -> str:
+    """Return the digest of a podSet as it is sent: the API server adds defaults and drops what it does not know."""
+    return _DIGEST_FORM + hashlib.sha256(json.dumps(pod_set, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _is_outdated(s: JobState, workload: Json, *, is_reserved: bool) -> bool:
+    """Return whether the Workload has other podSets than the job.
+
+    is_reserved: then a digest of another release is not compared, because an upgrade must not take the quota away.
+    """
+    recorded = str(_annotations(workload).get(names.ANNOTATION_POD_SETS) or "")
+    if is_reserved and not recorded.startswith(_DIGEST_FORM):
+        return False
+    return recorded != _digest(_pod_set(s))
+
+
+def _annotations(workload: Json) -> Json:
+    return workload["metadata"].get("annotations") or {}
+
+
+def _create(s: JobState) -> Create | None:
+    """Return the Workload; None while its priority is not known. No finalizer: it goes with the job that owns it."""
+    if (priority := _priority(s)) is None:
+        return None
+    kind, name, pod_set = names.WORKLOADS, names.service_name(s.job.name, s.job.uid), _pod_set(s)
+    meta = {
+        "name": name,
+        "namespace": s.job.namespace,
+        "labels": job_labels(s.job) | {names.LABEL_QUEUED_UID: s.job.uid},
+        "annotations": {names.ANNOTATION_POD_SETS: _digest(pod_set)},
+        "ownerReferences": [owner_reference(s.job)],
+    }
+    given = {key: value for key, value in priority.items() if value is not None}
+    spec = {"queueName": _queue(s), "active": True, "podSets": [pod_set], **given}
+    return Create(kind, name, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec})
+
+
+def _activation(workload: Json, *, is_wanted: bool) -> Change | None:
+    """Return what makes the Workload active, or not.
+
+    One that someone else deactivated stays so: only the operator's own annotation lets it be activated again.
+    """
+    is_active = workload["spec"].get("active") is not False
+    if is_wanted and not is_active and names.ANNOTATION_SUSPENDED in _annotations(workload):
+        return _spec_change(workload, {"active": True}, {names.ANNOTATION_SUSPENDED: None})
+    if not is_wanted and is_active:
+        return _spec_change(workload, {"active": False}, {names.ANNOTATION_SUSPENDED: "true"})
+    return None
+
+
+def _update(s: JobState, workload: Json) -> Change | None:
+    """Return what the spec of a Workload without quota lacks: queue, priority or podSets of a job that was edited."""
+    spec: Json = {}
+    annotations: Json = {}
+    if workload["spec"].get("queueName") != _queue(s):
+        spec["queueName"] = _queue(s)
+    if _priority_class(workload) != _name_of(_wanted_class(s)):
+        spec |= _priority(s) or {}
+    if _is_outdated(s, workload, is_reserved=False):
+        pod_set = _pod_set(s)
+        spec["podSets"] = [pod_set]
+        annotations[names.ANNOTATION_POD_SETS] = _digest(pod_set)
+    return _spec_change(workload, spec, annotations) if spec else None
+
+
+def _release(s: JobState, workload: Json) -> Change:
+    """Return the end of an evicted admission: Kueue gives the quota to others, and queues the Workload again."""
+    cause = condition(workload["status"], "Evicted")
+    reason, message = str(cause.get("reason") or "Evicted"), str(cause.get("message") or "")
+    changes = [
+        _Condition("QuotaReserved", False, "Pending", message),
+        _Condition("Admitted", False, "NoReservation", "The workload has no reservation"),
+        _Condition("Requeued", reason in _REQUEUED_AT_ONCE, reason, message),
+    ]
+    if condition(workload["status"], "PodsReady"):
+        changes.append(_Condition("PodsReady", False, "WaitForStart", "Not all pods are ready or succeeded"))
+    return _status_change(s, workload, changes, {"admission": None})
+
+
+def _readiness(s: JobState, workload: Json, ending: Ending) -> Change | None:
+    """Return the condition PodsReady, by which Kueue evicts jobs that do not start, or do not recover, in time."""
+    ranks = s.job.node_ranks
+    runs = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
+    is_ready = ending.pods_may_run and ending.number == s.attempt.number and runs.issuperset(ranks)
+    known = condition(workload["status"], "PodsReady")
+    if is_ready == (known.get("status") == "True"):
+        return None
+    if is_ready:
+        reason = "Recovered" if known.get("reason") in _RECOVERY else "Started"
+        return _status_change(s, workload, (_Condition("PodsReady", True, reason, "All pods run"),))
+    text = "At least one pod has failed, waiting for recovery"
+    return _status_change(s, workload, (_Condition("PodsReady", False, "WaitForRecovery", text),))
+
+
+def _spec_change(workload: Json, spec: Json, annotations: Json) -> Change:
+    meta = workload["metadata"]
+    return Change(names.WORKLOADS, meta["name"], meta["uid"], spec, annotations=annotations)
+
+
+def _status_change(
+    s: JobState, workload: Json, changes: Iterable[_Condition], more: Mapping[str, Any] | None = None
+) -> Change:
+    """Return a patch of the status. It replaces the list of conditions, so the Workload must not have changed since."""
+    meta = workload["metadata"]
+    built = {str(each["type"]): each for each in workload["status"].get("conditions") or ()}
+    for change in changes:
+        status, before = "True" if change.status else "False", built.get(change.type, {})
+        same = before.get("status") == status
+        built[change.type] = {
+            "type": change.type,
+            "status": status,
+            "reason": change.reason,
+            "message": change.message,
+            "observedGeneration": int(meta.get("generation") or 0),
+            "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(s.now),
+        }
+    value = {**(more or {}), "conditions": [*built.values()]}
+    return Change(names.WORKLOADS, meta["name"], meta["uid"], value, part="status", version=meta["resourceVersion"])

@@ -1,0 +1,124 @@
+"""The operator with Kueue's API on a real API server: admission, restart, preemption, and another operator."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.objects import Json
+from tests import queues
+from tests.controller.jobs import Jobs
+from tests.controller.operator_process import OperatorProcess
+from tests.controlplane import ControlPlane
+from tests.processes import eventually
+from tests.queues import Queue
+
+pytestmark = pytest.mark.apiserver
+POOL = {"pool": queues.FLAVOR}
+
+
+def submit(jobs: Jobs, name: str, **labels: str) -> None:
+    """Apply a job of two nodes in the queue."""
+    metadata = {"name": name, "labels": {names.LABEL_QUEUE: "research"} | labels}
+    body = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata}
+    jobs.plane.request("POST", jobs.path, body | {"spec": {"image": "trainer:1", "numNodes": 2}})
+
+
+def waits(jobs: Jobs, name: str, reason: str) -> bool:
+    return jobs.status(name).get("state") == "Queued" and jobs.condition("Running", name)["reason"] == reason
+
+
+def written(jobs: Jobs, *, since: int = 0) -> list[tuple[str, str]]:
+    """Return verb and resource of the operator's writes to Workloads."""
+    return [(verb, kind) for verb, kind, _, _ in jobs.writes(since=since) if kind.startswith("workloads")]
+
+
+def run_all(jobs: Jobs, name: str, attempt: int) -> list[Json]:
+    pods = jobs.wait_for_pods(2, name, attempt)
+    for pod in pods:
+        jobs.run(pod)
+    jobs.wait_for("Running", name)
+    return pods
+
+
+@pytest.fixture
+def without_kueue(control_plane: ControlPlane) -> Iterator[None]:
+    """Remove the kinds of Kueue at the end, which the test installs."""
+    yield
+    queues.uninstall(control_plane)
+
+
+def test_jobs_share_a_quota_keep_it_over_restarts_and_give_way_to_a_higher_priority(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs, without_kueue: None
+) -> None:
+    queue = Queue(control_plane, namespace, quota=2)
+    settings: Json = {"kueue": True, "sweep_interval_seconds": 5}
+    with OperatorProcess(control_plane, namespace, **settings) as operator:
+        submit(jobs, "low")
+        eventually("the job waits for Kueue", lambda: waits(jobs, "low", "QueueUnavailable"))
+        queues.install(control_plane)
+        eventually("the Workload exists", lambda: queue.of("low"))
+        eventually("the job waits for quota", lambda: waits(jobs, "low", "WaitingForQuota"))
+        assert not jobs.pods("low")
+        queue.cycle()
+        first = run_all(jobs, "low", 1)
+        assert all(pod["spec"]["nodeSelector"] == POOL for pod in first)
+        eventually("PodsReady is written", lambda: queue.condition("low", "PodsReady") == ("True", "Started"))
+
+        count = len(jobs.writes())
+        jobs.end(first[1], 1)
+        run_all(jobs, "low", 2)
+        eventually("it recovered", lambda: queue.condition("low", "PodsReady") == ("True", "Recovered"))
+        assert written(jobs, since=count) == [("patch", "workloads/status")] * 2
+
+        count = len(jobs.writes())
+        operator.stop()
+        operator.start()
+        submit(jobs, "urgent", **{names.LABEL_QUEUE_PRIORITY: queues.CLASS})
+        eventually("it is in the queue", lambda: queue.of("urgent").get("spec", {}).get("priority") == 100)
+        queue.cycle()
+        assert queue.condition("low", "Evicted") == ("True", "Preempted")
+        eventually("the quota is released", lambda: "admission" not in queue.of("low")["status"])
+        assert (queue.condition("low", "QuotaReserved"), queue.condition("low", "Requeued")) == (
+            ("False", "Pending"),
+            ("True", "Preempted"),
+        )
+        eventually("it waits again", lambda: waits(jobs, "low", "WaitingForQuota"))
+        queue.cycle()
+        for pod in run_all(jobs, "urgent", 1):
+            jobs.end(pod, 0)
+        jobs.wait_for("Succeeded", "urgent")
+        eventually("the end is written", lambda: queue.condition("urgent", "Finished") == ("True", "Succeeded"))
+        queue.cycle()
+        for pod in run_all(jobs, "low", 3):
+            jobs.end(pod, 0)
+        status = jobs.wait_for("Succeeded", "low")
+        assert status["restarts"] == 1, "the preemption counts as none"
+        assert written(jobs, since=count).count(("create", "workloads")) == 1
+        refused = [write for write in jobs.writes() if write[3] >= 400 and write[1].startswith("workloads")]
+        assert all(code in (404, 409) for _, _, _, code in refused), refused
+
+
+def test_suspension_and_a_new_size_go_through_the_queue(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs, without_kueue: None
+) -> None:
+    queues.install(control_plane)
+    queue = Queue(control_plane, namespace, quota=4)
+    with OperatorProcess(control_plane, namespace, kueue=True):
+        submit(jobs, "sized")
+        eventually("the Workload exists", lambda: queue.of("sized"))
+        queue.cycle()
+        run_all(jobs, "sized", 1)
+        path = f"{jobs.path}/sized"
+        # What Kueue sends to stop a job of a kind that it manages.
+        stop = {"suspend": True, "template": {"spec": {"nodeSelector": {"zone": "a"}}}}
+        control_plane.request("PATCH", path, {"spec": stop})
+        eventually("it left the queue", lambda: queue.of("sized")["spec"]["active"] is False)
+        queue.cycle()
+        eventually("the quota is released", lambda: "admission" not in queue.of("sized")["status"])
+        control_plane.request("PATCH", path, {"spec": {"suspend": False, "numNodes": 3}})
+        eventually("it is back", lambda: queue.of("sized")["spec"]["active"] is True)
+        assert queue.of("sized")["spec"]["podSets"][0]["count"] == 3
+        queue.cycle()
+        pods = jobs.wait_for_pods(3, "sized", 2)
+        assert pods[0]["spec"]["nodeSelector"] == POOL | {"zone": "a"}

@@ -1,0 +1,410 @@
+"""Kueue: a job in a queue starts when its Workload is admitted, and gives its quota back after an eviction."""
+
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.engine.actions import EngineSettings, Problem
+from ddpjob.engine.scheduling.kueue import WAITING
+from tests.builders import UID, World, a_job, ended, failed
+
+NAME = names.service_name("mnist", UID)
+FLAVOR = {"spec": {"nodeLabels": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}
+
+
+class Queued(World):
+    """A job with a queue, and a Kueue of few lines that the test calls."""
+
+    def __init__(self, *, kueue: bool | None = True, labels: dict[str, str] | None = None, **spec: Any) -> None:
+        super().__init__(a_job(**spec))
+        self.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"} | (labels or {})
+        self.settings = EngineSettings(kueue=kueue)
+        self.found[names.FLAVORS, "h100"] = FLAVOR
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        return self.groups[names.WORKLOADS][NAME]
+
+    def conditions(self) -> dict[str, tuple[str, str]]:
+        found = self.workload["status"].get("conditions") or ()
+        return {each["type"]: (each["status"], each["reason"]) for each in found}
+
+    def says(self, kind: str, status: str, reason: str, message: str = "") -> None:
+        """Set a condition of the Workload, as Kueue does."""
+        new = {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01"}
+        old = [each for each in self.workload["status"].get("conditions") or () if each["type"] != kind]
+        self.workload["status"] |= {"conditions": [*old, new]}
+        self.workload["metadata"]["resourceVersion"] += "0"
+
+    def admits(self, **status: Any) -> None:
+        assigned = {"name": "main", "flavors": {"cpu": "h100"}}
+        self.workload["status"] |= {"admission": {"clusterQueue": "all", "podSetAssignments": [assigned]}} | status
+        self.says("Evicted", "False", "QuotaReserved")
+        self.says("QuotaReserved", "True", "QuotaReserved")
+        self.says("Admitted", "True", "Admitted")
+
+    def evicts(self, reason: str = "Preempted", message: str = "Preempted to accommodate a workload") -> None:
+        self.says("Evicted", "True", reason, message)
+
+    def starts(self) -> None:
+        """Let the job run in its first attempt."""
+        self.settle()
+        self.admits()
+        self.settle()
+        self.run_all()
+        self.settle()
+
+    def stops_pods(self) -> None:
+        self.pods = {name: pod for name, pod in self.pods.items() if "deletionTimestamp" not in pod["metadata"]}
+
+
+def test_workload_of_scheduling_fields_is_created_and_the_job_waits_for_its_admission() -> None:
+    requests = {"requests": {"nvidia.com/gpu": "8"}}
+    template = {"spec": {"nodeSelector": {"zone": "a"}, "containers": [{"name": "trainer", "env": []}]}}
+    world = Queued(resources=requests, template=template, command=["train"])
+    world.settle()
+    assert not world.pods and world.status["state"] == "Queued"
+    spec, meta = world.workload["spec"], world.workload["metadata"]
+    assert (spec["queueName"], spec["priority"], spec["active"]) == ("research", 0, True)
+    (pods,) = spec["podSets"]
+    assert (pods["name"], pods["count"]) == ("main", 2)
+    assert pods["template"]["spec"]["nodeSelector"] == {"zone": "a"}
+    assert pods["template"]["spec"]["containers"] == [{"name": "trainer", "resources": requests}]
+    assert meta["labels"]["kueue.x-k8s.io/job-uid"] == UID and meta["ownerReferences"][0]["controller"]
+    assert "finalizers" not in meta
+    world.says("QuotaReserved", "False", "Pending", "insufficient unused quota for nvidia.com/gpu, 4 more needed")
+    world.settle()
+    for name in ("Running", "Scheduled"):
+        assert world.condition(name)["reason"] == WAITING and "4 more needed" in world.condition(name)["message"]
+
+
+def test_admission_starts_the_pods_with_flavors_and_updates_of_checks() -> None:
+    world = Queued()
+    world.settle()
+    update = {"name": "main", "annotations": {"note": "x"}, "labels": {"l": "y"}, "nodeSelector": {"rack": "7"}}
+    world.admits(admissionChecks=[{"name": "capacity", "state": "Ready", "podSetUpdates": [update]}])
+    world.settle()
+    pod = world.pod(1)
+    assert len(world.pods) == 2 and pod["spec"]["nodeSelector"] == {"gpu": "h100", "rack": "7"}
+    assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
+    assert pod["metadata"]["labels"]["l"] == "y" and pod["metadata"]["annotations"]["note"] == "x"
+    assert pod["metadata"]["labels"][names.LABEL_NODE_RANK] == "1"
+
+
+def test_quota_without_its_admission_checks_is_no_admission() -> None:
+    world = Queued()
+    world.settle()
+    world.says("QuotaReserved", "True", "QuotaReserved")
+    check = {"name": "capacity", "state": "Pending", "message": "provisioning"}
+    world.workload["status"] |= {"admissionChecks": [check]}
+    world.settle()
+    assert not world.pods and "capacity: Pending provisioning" in world.condition("Running")["message"]
+
+
+def test_priority_is_that_of_the_class_in_the_label_and_else_that_of_the_pods() -> None:
+    labels = {names.LABEL_QUEUE_PRIORITY: "high"}
+    world = Queued(labels=labels, template={"spec": {"priorityClassName": "pods"}})
+    world.settle()
+    assert names.WORKLOADS not in world.groups and "WorkloadPriorityClass high" in world.condition("Running")["message"]
+    world.found[names.WORKLOAD_PRIORITIES, "high"] = {"value": 1000}
+    world.settle()
+    kind = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "high"}
+    assert (world.workload["spec"]["priority"], world.workload["spec"]["priorityClassRef"]) == (1000, kind)
+    other = Queued(template={"spec": {"priorityClassName": "pods"}})
+    other.found[names.POD_PRIORITIES, "pods"] = {"value": 7}
+    other.settle()
+    assert (other.workload["spec"]["priority"], other.workload["spec"]["priorityClassRef"]["kind"]) == (
+        7,
+        "PriorityClass",
+    )
+
+
+def test_restart_leaves_the_admission_and_says_that_the_pods_recovered() -> None:
+    world = Queued()
+    world.starts()
+    assert world.conditions()["PodsReady"] == ("True", "Started")
+    world.set_pod(1, failed(1))
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 2 and world.conditions()["PodsReady"] == ("False", "WaitForRecovery")
+    assert world.conditions()["Admitted"][0] == "True" and world.pod(0)["spec"]["nodeSelector"] == {"gpu": "h100"}
+    world.run_all()
+    world.settle()
+    assert world.conditions()["PodsReady"] == ("True", "Recovered")
+    writes = [change for made in world.plans for change in made.changes if change.resource is names.WORKLOADS]
+    assert all([*change.value] == ["conditions"] for change in writes) and len(writes) == 3
+
+
+def test_eviction_ends_the_attempt_uncounted_and_quota_is_released_when_all_pods_stopped() -> None:
+    world = Queued()
+    world.starts()
+    world.lingering = True
+    world.evicts()
+    world.settle()
+    assert all("deletionTimestamp" in pod["metadata"] for pod in world.pods.values())
+    assert world.status["currentAttempt"]["ending"]["verdict"] == "EvictedFromQueue"
+    assert world.conditions()["QuotaReserved"][0] == "True", "the pods still use it"
+    world.stops_pods()
+    world.settle()
+    found = world.conditions()
+    assert "admission" not in world.workload["status"]
+    assert (found["QuotaReserved"], found["Admitted"]) == (("False", "Pending"), ("False", "NoReservation"))
+    assert (found["Requeued"], found["PodsReady"]) == (("True", "Preempted"), ("False", "WaitForStart"))
+    assert found["Evicted"] == ("True", "Preempted"), "Kueue's own"
+    assert world.status["state"] == "Queued" and world.status["restarts"] == 0
+    world.forward(3600)
+    world.admits()
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods) == 2
+    assert world.status["time"]["queued"] >= 3600 and world.status["restartsCountedTowardsLimit"] == 0
+
+
+def test_the_wait_after_an_eviction_is_not_active_time() -> None:
+    world = Queued(activeDeadlineSeconds=600)
+    world.starts()
+    world.forward(100)
+    world.evicts()
+    world.settle()
+    world.forward(3600)
+    world.settle()
+    assert world.status["state"] == "Queued" and world.status["activeSeconds"] == 100
+
+
+@pytest.mark.parametrize("reason", ["PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "Deactivated"])
+def test_kueue_decides_when_a_job_is_queued_again_that_was_not_preempted(reason: str) -> None:
+    world = Queued()
+    world.starts()
+    world.evicts(reason)
+    world.settle()
+    assert world.conditions()["Requeued"] == ("False", reason)
+
+
+def test_a_failure_that_precedes_the_eviction_counts() -> None:
+    world = Queued()
+    world.starts()
+    world.set_pod(1, failed(1))
+    world.evicts()
+    world.settle_after_backoff()
+    assert world.status["restartsCountedTowardsLimit"] == 1 and world.status["state"] == "Restarting"
+    assert world.conditions()["QuotaReserved"][0] == "False"
+
+
+def test_suspension_deactivates_the_workload_and_resume_activates_it() -> None:
+    world = Queued()
+    world.starts()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    assert world.workload["spec"]["active"] is False and world.status["state"] == "Suspended"
+    world.evicts("Deactivated", "The workload is deactivated")
+    world.settle()
+    assert world.conditions()["QuotaReserved"][0] == "False"
+    world.job["spec"] |= {"suspend": False, "numNodes": 3}
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 3
+    assert world.condition("Running")["reason"] == WAITING
+    world.admits()
+    world.settle()
+    assert len([pod for pod in world.pods if "-2-" in pod]) == 3
+
+
+def test_a_job_that_is_resumed_before_kueue_saw_the_suspension_keeps_its_quota() -> None:
+    world = Queued()
+    world.starts()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods) == 2 and world.workload["spec"]["active"] is True
+
+
+def test_a_new_size_leaves_the_queue_before_the_pod_sets_change() -> None:
+    """Another operator saw the job neither suspended nor resumed."""
+    world = Queued()
+    world.starts()
+    world.job["spec"]["numNodes"] = 3
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    assert world.workload["spec"]["active"] is False and world.workload["spec"]["podSets"][0]["count"] == 2
+    world.evicts("Deactivated")
+    world.settle()
+    assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 3
+    assert world.status["state"] == "Queued" and not world.pods
+
+
+def test_a_workload_that_an_administrator_deactivated_holds_the_job_until_it_is_activated() -> None:
+    world = Queued()
+    world.starts()
+    world.workload["spec"]["active"] = False
+    world.evicts("Deactivated", "The workload is deactivated")
+    world.settle()
+    running = world.condition("Running")
+    assert running["reason"] == "QueueDeactivated" and f"kubectl patch workload {NAME}" in running["message"]
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.workload["spec"]["active"] is False, "resume does not overrule the administrator"
+    world.workload["spec"]["active"] = True
+    world.admits()
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods) == 2
+
+
+def test_end_of_the_job_releases_the_quota_when_all_pods_stopped() -> None:
+    world = Queued(podRetention="All")
+    world.starts()
+    sidecar = {"name": "sidecar", "state": {"running": {}}}
+    for rank in range(2):
+        pod = world.set_pod(rank, ended(0))
+        pod["status"] |= {"phase": "Running", "containerStatuses": [*pod["status"]["containerStatuses"], sidecar]}
+    world.reconcile()
+    assert world.status["state"] == "Succeeded" and "Finished" not in world.conditions()
+    world.settle()
+    assert world.conditions()["Finished"] == ("True", "Succeeded")
+
+
+@pytest.mark.parametrize("kueue", [False, True], ids=["not enabled", "not installed"])
+def test_queue_without_kueue_holds_the_job_and_starts_it_later(kueue: bool) -> None:
+    world = Queued(kueue=kueue)
+    world.served = frozenset()
+    world.settle()
+    assert not world.pods and not world.groups and world.status["state"] == "Queued"
+    assert world.condition("Running")["reason"] == "QueueUnavailable"
+    world.settings, world.served = EngineSettings(kueue=True), frozenset({names.WORKLOADS.api_version})
+    world.settle()
+    world.admits()
+    world.settle()
+    assert len(world.pods) == 2
+
+
+def test_a_job_without_a_queue_needs_no_kueue_and_this_machine_has_none() -> None:
+    world = Queued()
+    world.job["metadata"]["labels"] = {}
+    world.settle()
+    assert len(world.pods) == 2 and not world.groups
+    here = Queued(kueue=None)
+    here.settle()
+    assert len(here.pods) == 2 and not here.groups
+
+
+def test_kueue_that_is_removed_touches_no_running_pod() -> None:
+    world = Queued()
+    world.starts()
+    world.served = frozenset()
+    world.groups.clear()
+    assert world.settle() == 0 and world.status["state"] == "Running"
+
+
+def test_a_workload_that_a_user_deleted_is_created_again_and_the_attempt_waits_for_it() -> None:
+    world = Queued()
+    world.starts()
+    world.groups.clear()
+    world.reconcile()
+    assert len(world.pods) == 2 and world.workload["spec"]["queueName"] == "research"
+    world.settle()
+    assert not world.pods and world.status["state"] == "Queued" and world.status["restarts"] == 0
+
+
+def test_a_workload_of_another_owner_is_left_alone_and_named() -> None:
+    world = Queued()
+    world.problems = (Problem("NameConflict", names.WORKLOADS, NAME, f"Workload {NAME} exists"),)
+    world.reconcile(crash_after=1)
+    assert world.condition("Running")["reason"] == "NameConflict" and world.condition("Stalled")["status"] == "True"
+    assert world.status["state"] == "Queued"
+
+
+def test_a_job_that_leaves_its_queue_gives_the_quota_back_after_its_attempt() -> None:
+    world = Queued()
+    world.starts()
+    world.job["metadata"]["labels"] = {}
+    world.settle()
+    assert world.workload["spec"]["active"] is False and world.status["state"] == "Running"
+    world.evicts("Deactivated")
+    assert world.settle() == 0 and world.conditions()["QuotaReserved"][0] == "True"
+    for rank in range(2):
+        world.set_pod(rank, ended(0))
+    world.settle()
+    assert world.status["state"] == "Succeeded" and world.conditions()["Finished"][0] == "True"
+
+
+def test_another_queue_is_entered_when_no_quota_is_reserved() -> None:
+    world = Queued()
+    world.settle()
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "urgent"}
+    world.settle()
+    assert world.workload["spec"]["queueName"] == "urgent"
+    world.starts()
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
+    assert world.settle() == 0 and world.workload["spec"]["queueName"] == "urgent"
+
+
+@pytest.mark.parametrize("crash_after", range(1, 4))
+@pytest.mark.parametrize("moment", ["create", "admit", "evict"])
+def test_crash_between_any_two_writes_changes_nothing(moment: str, crash_after: int) -> None:
+    world = Queued()
+    if moment == "create":
+        world.reconcile(crash_after=crash_after)
+    world.settle()
+    world.admits()
+    if moment == "admit":
+        world.reconcile(crash_after=crash_after)
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.evicts()
+    if moment == "evict":
+        world.reconcile(crash_after=crash_after)
+    world.settle()
+    assert not world.pods and world.conditions()["QuotaReserved"] == ("False", "Pending")
+    world.admits()
+    world.settle()
+    assert len(world.pods) == 2 and world.status["attempt"] == 2 and len(world.groups[names.WORKLOADS]) == 1
+
+
+def test_a_status_is_written_only_to_the_workload_that_the_plan_has_seen() -> None:
+    world = Queued()
+    world.starts()
+    (change,) = [c for made in world.plans for c in made.changes]
+    assert change.part == "status" and change.body["metadata"]["resourceVersion"] == change.version != ""
+    types = [each["type"] for each in change.value["conditions"]]
+    assert sorted(types) == ["Admitted", "Evicted", "PodsReady", "QuotaReserved"], "the patch replaces the list"
+
+
+def test_digest_of_another_release_takes_no_quota_away() -> None:
+    world = Queued()
+    world.starts()
+    world.workload["metadata"]["annotations"][names.ANNOTATION_POD_SETS] = "v0:other"
+    world.set_pod(1, failed(1))
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 2 and world.conditions()["Admitted"][0] == "True"
+
+
+def test_an_admission_that_contradicts_the_template_is_shown() -> None:
+    world = Queued(template={"spec": {"nodeSelector": {"gpu": "a100"}}})
+    world.settle()
+    world.admits()
+    world.settle()
+    assert not world.pods and "nodeSelector gpu=h100" in world.condition("Running")["message"]
+
+
+def test_gate_of_pods_that_kueue_manages_by_itself_is_named() -> None:
+    world = World(a_job())
+    world.settle()
+    world.pod(0)["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    world.settle()
+    scheduled = world.condition("Scheduled")
+    assert scheduled["reason"] == "AdmissionGated" and "externalFrameworks" in scheduled["message"]
+
+
+def test_queue_and_gang_scheduler_compose() -> None:
+    world = Queued()
+    world.settings = EngineSettings(kueue=True, gang_scheduler="volcano")
+    world.settle()
+    assert [*world.groups] == [names.WORKLOADS]
+    world.admits()
+    world.settle()
+    assert len(world.groups[names.VOLCANO_GROUPS]) == 1
+    assert world.pod(0)["spec"]["schedulerName"] == "volcano" and world.pod(0)["spec"]["nodeSelector"] == {
+        "gpu": "h100"
+    }
