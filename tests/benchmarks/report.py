@@ -12,11 +12,11 @@ from tests.kind.toolchain import KUBERNETES_VERSION
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
-def describe_machine(*, kubernetes: bool = True) -> str:
+def describe_machine(*, kubernetes: bool = True, version: str = KUBERNETES_VERSION) -> str:
     """Return processor, cores, kernel, versions, date and load average in one line."""
     cores = len(os.sched_getaffinity(0))
     python = platform.python_version()
-    cluster = f"Kubernetes {KUBERNETES_VERSION}, " if kubernetes else ""
+    cluster = f"Kubernetes {version}, " if kubernetes else ""
     day = datetime.now(UTC).date().isoformat()
     return (
         f"{cores} cores of {_processor()}, Linux {platform.release().split('-')[0]}, "

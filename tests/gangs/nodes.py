@@ -37,9 +37,13 @@ class Gang:
     bound: set[str] = field(default_factory=set)
     running: dict[str, Json] = field(default_factory=dict)
     was_whole: bool = False
-    has_trained: bool = False
+    succeeded: set[str] = field(default_factory=set)
     partial_since: float | None = None
     longest_partial: float = 0.0
+
+    @property
+    def has_trained(self) -> bool:
+        return len(self.succeeded) == self.size
 
     def bind(self, pod: str, now: float) -> None:
         self.bound.add(pod)
@@ -177,6 +181,8 @@ class Nodes:
         name = pod["metadata"]["name"]
         change = gang.lose if kind == "DELETED" else gang.bind
         change(name, time.monotonic())
+        if pod["status"]["phase"] == "Succeeded":
+            gang.succeeded.add(name)
 
     def _gang(self, pod: Json) -> Gang | None:
         labels = pod["metadata"].get("labels") or {}
@@ -209,7 +215,6 @@ class Nodes:
         if len(gang.running) == gang.size:
             for member in [*gang.running.values()]:
                 await self._send("PATCH", member, "/status", {"status": ended(0)})
-            gang.has_trained = True
 
     async def _stop(self, pod: Json) -> None:
         await asyncio.sleep(min(self.stop_seconds, pod["metadata"].get("deletionGracePeriodSeconds") or 0))
