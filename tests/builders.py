@@ -245,8 +245,8 @@ class World:
             self.claim = body
         else:
             assert name not in self.pods, f"{name} exists already"
-            of = body["metadata"]["labels"][names.LABEL_ATTEMPT]
-            peers = [p for p in self.pods.values() if p["metadata"]["labels"][names.LABEL_ATTEMPT] == of]
+            of = body["metadata"]["labels"].get(names.LABEL_ATTEMPT)  # a probe has none
+            peers = [p for p in self.pods.values() if of and p["metadata"]["labels"].get(names.LABEL_ATTEMPT) == of]
             over = [p["metadata"]["name"] for p in peers if p["status"]["phase"] in ("Succeeded", "Failed")]
             assert not over, f"{name} is created after {over} of its attempt ended"
             meta = body["metadata"] | {"uid": f"uid-of-{name}"}

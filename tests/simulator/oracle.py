@@ -344,7 +344,8 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
             if attempts[meta["uid"]] > 1 or "verdict" in ((status.get("currentAttempt") or {}).get("ending") or {}):
                 beyond_first.add(meta["uid"])
         labels = meta.get("labels") or {}
-        if change.resource is not names.PODS or change.type != "ADDED" or names.LABEL_JOB_UID not in labels:
+        is_node = names.LABEL_JOB_UID in labels and names.LABEL_PROBE not in labels
+        if change.resource is not names.PODS or change.type != "ADDED" or not is_node:
             continue
         node = (labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT], labels[names.LABEL_NODE_RANK])
         if node in made and meta["name"] not in late_creates:

@@ -10,12 +10,15 @@ from typing import Any
 from tests.controller.faketime import run as run_in_simulated_time
 from tests.simulator.faults import CRASHES, At, OperatorKilledError, also_for_logs, at_writes, now_and_then
 from tests.simulator.oracle import Outcome, check, check_undisturbed, outcome, story, without_logs
+from tests.simulator.pool import an_elastic_simulation, check_sizes, elastic_story
 from tests.simulator.scenarios import CHECKPOINT, SCENARIOS, Scenario, random_story
 from tests.simulator.simulation import Simulation
 from tests.simulator.watches import LOSSLESS, MODES
 
 RECONCILES_AFTER_FAULT = 3
 RANDOM = "random"
+ELASTIC = "elastic"
+"""A job with minNodes on nodes that come and go (``pool``); all else follows from the seed."""
 _DOWNTIMES = (0.0, 0.0, 1.0, 10.0)
 """Even an operator that is killed five times in a row is back within ``NOTICE_SECONDS`` of the scenarios."""
 _NUMBERS = ("order", "seed", "operators", "logs", "downtime")
@@ -30,8 +33,9 @@ class ViolationError(AssertionError):
 class Run:
     """Everything that determines a run.
 
-    scenario: a name of ``SCENARIOS``, or "random": all else then follows from ``seed``. order: of the reports of pods.
-    operators: how many work at the same time. logs: they read the logs of failed pods, in random runs with faults.
+    scenario: a name of ``SCENARIOS``, or "random" or "elastic": all else then follows from ``seed``. order: of the
+    reports of pods. operators: how many work at the same time. logs: they read the logs of failed pods, in random runs
+    with faults.
     downtime: seconds until a killed operator starts again.
     """
 
@@ -59,8 +63,8 @@ class Run:
     def parse(cls, words: Sequence[str]) -> "Run":
         """Return the run in words such as ``node-loss lost@7 watch=late order=1``. Raises ``ValueError``."""
         scenario, *rest = words
-        if scenario != RANDOM and scenario not in SCENARIOS:
-            raise ValueError(f"{scenario} is not one of {', '.join([*SCENARIOS, RANDOM])}")
+        if scenario not in (*SCENARIOS, RANDOM, ELASTIC):
+            raise ValueError(f"{scenario} is not one of {', '.join([*SCENARIOS, RANDOM, ELASTIC])}")
         options: dict[str, Any] = dict(word.split("=") for word in rest if "=" in word)
         faults = tuple(At.parse(word) for word in rest if "=" not in word)
         numbers = {key: int(options[key]) for key in _NUMBERS if key in options}
@@ -91,7 +95,9 @@ def execute(run: Run, *, is_calm: bool = False) -> Result:
         simulation = run_in_simulated_time(_live(run, is_calm=is_calm))
         if not simulation.server.ambiguous_patches:
             check(simulation)
-        is_undisturbed = not run.faults and run.watch == "prompt" and run.operators == 1
+        if run.scenario == ELASTIC and not simulation.server.ambiguous_patches:
+            simulation.resizes = check_sizes(simulation.changes)
+        is_undisturbed = run.scenario != ELASTIC and not run.faults and run.watch == "prompt" and run.operators == 1
         if is_calm or (run.scenario != RANDOM and is_undisturbed):
             check_undisturbed(simulation, 0 if is_calm else SCENARIOS[run.scenario].refused)
         needed = simulation.reconciles_needed
@@ -104,6 +110,8 @@ def execute(run: Run, *, is_calm: bool = False) -> Result:
 
 def compare(run: Run) -> Result:
     """Carry out a run, and compare its outcome with that without faults. Raises ``ViolationError``."""
+    if run.scenario == ELASTIC:
+        return execute(run)
     if run.scenario == RANDOM:
         expected, result = execute(replace(run, logs=0), is_calm=True), execute(run)
         pairs = [(expected.story, result.story)] if result.is_checked else []
@@ -146,6 +154,8 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
     asyncio.get_running_loop().set_exception_handler(_report_but_for_killings)
     if run.scenario == RANDOM:
         scenario, simulation = _random_simulation(run.seed, is_calm=is_calm, reads_logs=bool(run.logs))
+    elif run.scenario == ELASTIC:
+        scenario, simulation = _elastic_simulation(run.seed)
     else:
         scenario = SCENARIOS[run.scenario]
         is_alone = len(run.faults) <= 1 and run.watch == "prompt" and run.operators == 1
@@ -205,6 +215,16 @@ def _random_simulation(seed: int, *, is_calm: bool, reads_logs: bool) -> tuple[S
     if is_calm:
         choose, disturbances = at_writes(()), {}
     return Scenario(random_story), Simulation(spec, choose, seed=seed, **world, **disturbances)
+
+
+def _elastic_simulation(seed: int) -> tuple[Scenario, Simulation]:
+    """Return a story of nodes that come and go, with random faults in half of the cases."""
+    chance = random.Random(f"elastic run {seed}")
+    choose = now_and_then(f"faults {seed}") if chance.random() < 0.5 else at_writes(())
+    watch, downtime = chance.choice(("prompt", *LOSSLESS)), chance.choice(_DOWNTIMES)
+    operators = chance.choice(_OPERATORS)
+    simulation = an_elastic_simulation(seed, choose, watch=watch, downtime=downtime, operators=operators)
+    return Scenario(elastic_story), simulation
 
 
 def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -203,6 +203,7 @@ class Simulation:
         self.changes: list[tuple[float, Change]] = []
         self.quota: int | None = None
         self.faults = 0
+        self.resizes: dict[str, int] = {}
         self.reconciles_needed = 0
         self.late_creates: set[str] = set()
         self.log: list[str] = []

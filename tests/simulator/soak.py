@@ -5,9 +5,11 @@ import time
 from collections import Counter
 
 from tests.simulator.parallel import carry_out, pool
-from tests.simulator.runs import RANDOM, Run
+from tests.simulator.runs import ELASTIC, RANDOM, Run
 
 PROGRESS_SECONDS = 10.0
+ELASTIC_SHARE = 100
+"""One of so many runs is of a job with minNodes."""
 
 
 def soak(number: int, first: int) -> int:
@@ -17,6 +19,8 @@ def soak(number: int, first: int) -> int:
     failures: list[str] = []
     done = 0
     runs = [Run(RANDOM, seed=seed, logs=seed % 2) for seed in range(first, first + number)]
+    runs += [Run(ELASTIC, seed=seed) for seed in range(first, first + number // ELASTIC_SHARE)]
+    number = len(runs)
     with pool() as processes:
         for batch in carry_out(processes, runs):
             done += sum(each["runs"] for each in batch.counts.values()) + len(batch.failures)

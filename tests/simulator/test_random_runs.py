@@ -7,11 +7,17 @@ In every other run the operator reads the logs of failed pods, and the requests 
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulator.parallel import failures_of
-from tests.simulator.runs import RANDOM, Run
+from tests.simulator.runs import ELASTIC, RANDOM, Run
 
 RUNS = 150
+ELASTIC_RUNS = 5
 
 
 def test_random_runs_end_as_without_faults(processes: ProcessPoolExecutor) -> None:
     failures = failures_of(processes, [Run(RANDOM, seed=seed, logs=seed % 2) for seed in range(RUNS)])
+    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
+
+
+def test_jobs_with_min_nodes_keep_their_limits_while_nodes_come_and_go(processes: ProcessPoolExecutor) -> None:
+    failures = failures_of(processes, [Run(ELASTIC, seed=seed) for seed in range(ELASTIC_RUNS)])
     assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])

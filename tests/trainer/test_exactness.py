@@ -95,6 +95,16 @@ def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
         assert "Warning" not in ddptrain.run("launch", *argv).output()
 
 
+def test_bitwise_gives_the_same_weights_through_3_2_and_3_ranks(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    bitwise = ("--sync", "bitwise")
+    train(ddptrain, 3, idx, tmp_path / "whole", *bitwise)
+    for world_size, end in ((3, ("--stop-after", 4)), (2, ("--stop-after", 9)), (3, ())):
+        train(ddptrain, world_size, idx, tmp_path / "resized", *bitwise, *end, code=75 if end else 0)
+    assert_same_end(tmp_path / "whole", tmp_path / "resized")
+
+
 def test_bitwise_refuses_to_resume_with_another_number_of_threads(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:

@@ -86,6 +86,8 @@ ANNOTATION_POD_SETS: Final = f"{GROUP}/pod-sets"
 ANNOTATION_SUSPENDED: Final = f"{GROUP}/suspended"
 """Of a Workload: the operator set spec.active to false, because the job is suspended or left its queue."""
 ANNOTATIONS_OF_WORKLOADS: Final = (ANNOTATION_POD_SETS, ANNOTATION_SUSPENDED)
+LABEL_PROBE: Final = f"{GROUP}/probe"
+"""Of a pod that only asks the scheduler whether there is room for another node; it is of no attempt."""
 ANNOTATION_PROGRESS_PORT: Final = f"{GROUP}/progress-port"
 """Of a pod of this machine: its DDPJOB_PROGRESS_PORT, which differs from the spec's."""
 # The label that an object of each kind has if it is of this operator; a selector of a key alone means that the label
@@ -167,6 +169,11 @@ def service_name(job: str, uid: str) -> str:
 def pod_name(job: str, uid: str, attempt: int, node_rank: int) -> str:
     """Return the name and hostname of a node's pod; the attempt in it keeps pods of different attempts apart."""
     return f"{service_name(job, uid)}-{attempt}-{node_rank}"
+
+
+def probe_name(job: str, uid: str, attempt: int, node_rank: int) -> str:
+    """Return the name of the pod that asks, during an attempt, for room for another node."""
+    return f"{service_name(job, uid)}-{attempt}-probe-{node_rank}"
 
 
 def group_name(job: str, uid: str, attempt: int) -> str:

@@ -45,6 +45,7 @@ class PodView:
     waiting: (reason, message) of the container that keeps the trainer from starting, or None while it starts normally.
     waiting_init: name of that container if it is an init container, or "".
     priority: ``spec.priority``, which the API server derives from the PriorityClass.
+    is_probe: it asks for room for another node (``names.LABEL_PROBE``), and trains nothing.
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     gated: Kueue manages the pod by itself, and has not admitted it (``names.QUEUE_GATE``).
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
@@ -99,6 +100,7 @@ class PodView:
     priority: int = 0
     gated: bool = False
     group: str = ""
+    is_probe: bool = False
 
     @property
     def waiting_text(self) -> str:
@@ -177,6 +179,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         unschedulable=_unschedulable(status),
         priority=spec.get("priority") or 0,
         gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
+        is_probe=names.LABEL_PROBE in labels,
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
     )
 

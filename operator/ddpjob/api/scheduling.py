@@ -1,8 +1,14 @@
 """How the pods of a job are placed: together or one by one."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from ddpjob.api.model import ApiModel, Rule
+
+PARTIAL_SECONDS = 300
+"""Default of partialGangSeconds: a cluster autoscaler takes some minutes to add a Kubernetes node."""
+MAX_PARTIAL_SECONDS = 86_400
 
 
 class GangPolicy(ApiModel):
@@ -35,3 +41,11 @@ class Scheduling(ApiModel):
 
     scheduling_policy: SchedulingPolicy | None = None
     """Default: gang where the operator is configured for a gang scheduler, otherwise basic."""
+    partial_gang_seconds: Annotated[int, Field(ge=0, le=MAX_PARTIAL_SECONDS)] | None = None
+    """Seconds for which an attempt waits while not all its pods get a Kubernetes node: a job with minNodes then starts
+    with fewer. It costs no restart. Default: 300; 0: without end."""
+
+    @property
+    def partial_seconds(self) -> int:
+        """``partialGangSeconds`` with its default."""
+        return PARTIAL_SECONDS if self.partial_gang_seconds is None else self.partial_gang_seconds

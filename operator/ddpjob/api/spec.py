@@ -373,6 +373,17 @@ class DDPJobSpec(ApiModel):
                 or not _is_at_launcher(volume.mount_path for volume in (spec.checkpoint, spec.data) if volume)
             ),
         ),
+        Rule(
+            "!has(self.minNodes) || self.minNodes <= self.numNodes",
+            "minNodes must not exceed numNodes",
+            lambda spec: spec.min_nodes is None or spec.min_nodes <= spec.num_nodes,
+        ),
+        Rule(
+            "!has(self.minNodes) || !has(self.scheduling) || !has(self.scheduling.partialGangSeconds)"
+            " || self.scheduling.partialGangSeconds > 0",
+            "minNodes needs scheduling.partialGangSeconds above 0: after this time a job starts with fewer nodes",
+            lambda spec: spec.min_nodes is None or spec.placement.partial_seconds > 0,
+        ),
         *_IMMUTABLE_RULES.values(),
     )
 
@@ -398,6 +409,13 @@ class DDPJobSpec(ApiModel):
     """Pod template, for settings without a field of their own here. Its container `trainer` runs the training."""
     num_nodes: Annotated[int, Field(ge=1, le=limits.MAX_NODES)] = 1
     """Number of nodes, with one pod each."""
+    # No default in the schema, as for networkPolicy.
+    min_nodes: Annotated[int, Field(ge=1, le=limits.MAX_NODES)] | None = None
+    """Elastic: fewer nodes, at least this number, where not all of numNodes get a Kubernetes node; default: numNodes.
+
+    An attempt without all nodes after scheduling.partialGangSeconds ends, and the next one has fewer. It grows again
+    after a checkpoint when there is room for more. The world size differs between attempts (docs/scheduling.md).
+    """
     nproc_per_node: NprocPerNode = "auto"
     """Processes per node. `auto` means one per GPU (`*/gpu`) and MIG device of the trainer, or 1 without them."""
     rendezvous: Rendezvous = _defaulted(Rendezvous)

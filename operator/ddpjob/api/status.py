@@ -372,6 +372,23 @@ class InPlace(StatusPart):
     """Why the last lives ended, newest last."""
 
 
+class Size(StatusPart):
+    """The number of nodes of an attempt of a job with `minNodes`, and when it changed."""
+
+    nodes: Count
+    """Number of nodes."""
+    smaller_since: Time | None = None
+    """Since when it is smaller than numNodes; absent at full size."""
+    shrunk_time: Time | None = None
+    """When it last became smaller."""
+    grown_time: Time | None = None
+    """When it last became larger."""
+    probe_time: Time | None = None
+    """When pods last asked the scheduler whether there is room for more nodes."""
+    misses: Count | None = None
+    """Growths in a row after which not all nodes were placed. Each doubles the time to the next growth."""
+
+
 class CurrentAttempt(StatusPart):
     """The current attempt: one start of all pods together."""
 
@@ -401,6 +418,10 @@ class CurrentAttempt(StatusPart):
     """A container that keeps a trainer from starting; absent otherwise."""
     in_place: InPlace | None = None
     """Restarts of its processes in the same pods."""
+    size: Size | None = None
+    """Its number of nodes, in a job with `minNodes` whose size changed; absent: numNodes."""
+    next_size: Size | None = None
+    """The size of the next attempt, after the end of this one; absent: the same."""
     ending: Ending | None = None
     """How it ends; absent before."""
 

@@ -76,6 +76,9 @@ class _Creation:
     retry_after: float = 0.0
 
     def add(self, reason: ProblemReason, create: Create, text: str) -> None:
+        if create.optional:
+            logger.info("%s %s is not created: %s", create.resource.kind, create.name, reason)
+            return
         self.problems.append(Problem(reason, create.resource, create.name, text))
 
     @property

@@ -15,6 +15,7 @@ class Create:
 
     ``shared``: an existing object is adopted without being owned (the claim of an earlier job of this name).
     ``after_first``: it is sent when the first create of its phase has been answered; it is never the first itself.
+    ``optional``: a refusal is no problem of the job: nothing waits for the object.
     """
 
     resource: Resource
@@ -22,6 +23,7 @@ class Create:
     body: Json = field(hash=False)
     shared: bool = False
     after_first: bool = False
+    optional: bool = False
 
 
 @dataclass(frozen=True)

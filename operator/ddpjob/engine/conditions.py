@@ -7,6 +7,7 @@ from ddpjob.api.limits import MAX_MESSAGE
 from ddpjob.api.status import CONDITIONS, RUNNING, Condition, Failure, Furthest, Nodes
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
+from ddpjob.engine import elastic
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
@@ -127,7 +128,8 @@ def _active(
 
 
 def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
-    if (problem := silence(s) or stall(s) or fruitless(reached, s.logs_command())) is None:
+    problem = silence(s) or stall(s) or fruitless(reached, s.logs_command()) or elastic.obstacle(s)
+    if problem is None:
         return True, "AllNodesRunning", ready
     reason, message = problem
     return True, reason, f"{ready}, but {message}"

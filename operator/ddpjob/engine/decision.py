@@ -10,8 +10,9 @@ from typing import Literal
 from ddpjob.api import names
 from ddpjob.api.exit_codes import RENDEZVOUS
 from ddpjob.api.pod_view import PodView
-from ddpjob.api.status import RUNNING, Failure
+from ddpjob.api.status import RUNNING, Failure, Size
 from ddpjob.api.times import parse_time, seconds_since, timestamp
+from ddpjob.engine import elastic
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
@@ -61,6 +62,7 @@ class Decision:
     until: when the next attempt starts after "close", or until when a "settle" waits; None if that depends on the user.
     drain_until: until when the next attempt waits for the pods of this one, which save a checkpoint.
     restarted_at: the spec.restartedAt that the decision carries out.
+    size: of the next attempt, if it differs (``elastic``).
     forgets_nodes: the nodes in ``status.avoidNodes`` are used again.
     """
 
@@ -72,6 +74,7 @@ class Decision:
     until: str | None = None
     drain_until: str | None = None
     restarted_at: str | None = None
+    size: Size | None = None
     forgets_nodes: bool = False
 
     @property
@@ -136,7 +139,7 @@ def _resize(s: JobState) -> Decision | None:
         return None
     if s.job.spec.suspend:
         return _suspension(s)
-    text = f"numNodes or nprocPerNode changed: attempt {s.attempt.number} saves a checkpoint and ends"
+    text = f"the number of nodes or of their processes changed: attempt {s.attempt.number} saves a checkpoint and ends"
     return Decision("close", RESIZED, text, drain_until=_drain_until(s))
 
 
@@ -364,6 +367,29 @@ def _eviction(s: JobState) -> Decision | None:
     return Decision("close", EVICTED, text, drain_until=_drain_until(s))
 
 
+def _shrink(s: JobState) -> Decision | None:
+    """End an attempt whose pods did not all get a Kubernetes node in time, for a smaller one that can start."""
+    if (size := elastic.shrunk(s)) is None:
+        return None
+    number, limit = s.attempt.number, s.job.spec.placement.partial_seconds
+    text = (
+        f"not all {len(s.job.node_ranks)} pods of attempt {number} got a Kubernetes node within {limit} s: the next "
+        f"one has {size.nodes} nodes (minNodes is {s.job.spec.min_nodes}), and costs no restart"
+    )
+    return Decision("close", elastic.NODES_UNAVAILABLE, text, size=size, drain_until=_drain_until(s))
+
+
+def _grow(s: JobState) -> Decision | None:
+    """End an attempt that has fewer nodes than the spec when there is room for more, after a checkpoint."""
+    if (size := elastic.grown(s)) is None:
+        return None
+    text = (
+        f"there is room for {size.nodes - len(s.job.node_ranks)} more nodes: attempt {s.attempt.number} saves a "
+        f"checkpoint and ends, and the next one has {size.nodes} nodes of {s.job.spec.num_nodes} and costs no restart"
+    )
+    return Decision("close", elastic.NODES_AVAILABLE, text, size=size, drain_until=_drain_until(s))
+
+
 def _gang(s: JobState) -> Decision | None:
     """Abandon an attempt whose gang scheduler is gone before all pods exist: pods without it are no gang."""
     if not (s.attempt.is_creating and s.missing_nodes) or (wait := scheduling.wait(s)) is None:
@@ -442,6 +468,8 @@ _RULES = (
     _eviction,
     _attempt_deadline,
     _restart_request,
+    _shrink,
     _gang,
     _creation,
+    _grow,
 )

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeGuard, overload
 
@@ -38,6 +38,7 @@ class Job:
     """A job with its parsed spec, as rendering and planning use it.
 
     stored_spec: the same spec as stored. created: when the job was created.
+    fewer: number of nodes of the attempt, if it is smaller than numNodes (``elastic``).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Job:
     spec: DDPJobSpec
     stored_spec: Json = field(default_factory=dict, repr=False, compare=False)
     created: str | None = None
+    fewer: int | None = None
 
     @classmethod
     def of(cls, body: Json) -> "Job":
@@ -78,8 +80,13 @@ class Job:
 
     @property
     def node_ranks(self) -> range:
-        """The ranks of the nodes: 0 to numNodes - 1."""
-        return range(self.spec.num_nodes)
+        """The ranks of the nodes of an attempt: from 0."""
+        return range(self.spec.num_nodes if self.fewer is None else self.fewer)
+
+    def of_size(self, nodes: int) -> "Job":
+        """Return the job with an attempt of this number of nodes."""
+        fewer = nodes if nodes != self.spec.num_nodes else None
+        return self if fewer == self.fewer else replace(self, fewer=fewer)
 
     @property
     def service(self) -> str:
@@ -315,6 +322,39 @@ def desired_pods(
     if avoid:
         first["spec"]["affinity"] = _affinity_without(first["spec"].get("affinity") or {}, avoid)
     return DesiredPods(job, attempt, dress(first), ranks, beside)
+
+
+_NOT_FOR_PROBES = frozenset({"args", "env", "envFrom", "lifecycle", "volumeMounts", "workingDir"})
+_GROUP_MARKS = frozenset({"scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group"})
+
+
+def desired_probes(first: Json, job: Job, attempt: int, node_ranks: Iterable[int]) -> tuple[Create, ...]:
+    """Return pods that need the same room as the pod of node 0, and end at once wherever they are placed.
+
+    first: the pod of node 0 as it is created. A probe keeps what the scheduler reads, and is in no group of pods. A
+    program named ``true`` that the image does not have makes no difference: the pod was placed.
+    """
+    spec = {
+        key: value for key, value in first["spec"].items() if key not in ("hostname", "subdomain", "schedulingGroup")
+    }
+    spec |= {"terminationGracePeriodSeconds": 1}
+    for kind in ("containers", "initContainers"):
+        if given := spec.get(kind):
+            spec[kind] = [
+                {key: value for key, value in each.items() if key not in _NOT_FOR_PROBES and not key.endswith("Probe")}
+                | {"command": ["true"]}
+                for each in given
+            ]
+    meta = first["metadata"]
+    gone = _GROUP_MARKS | {names.LABEL_ATTEMPT, names.LABEL_NODE_RANK}
+    for kind in ("labels", "annotations"):
+        meta = meta | {kind: {key: value for key, value in (meta.get(kind) or {}).items() if key not in gone}}
+    meta["labels"][names.LABEL_PROBE] = "true"
+    found = (names.probe_name(job.name, job.uid, attempt, rank) for rank in node_ranks)
+    return tuple(
+        Create(names.PODS, name, first | {"metadata": meta | {"name": name}, "spec": spec}, optional=True)
+        for name in found
+    )
 
 
 def _affinity_without(affinity: Json, nodes: Sequence[str]) -> Json:

@@ -8,6 +8,7 @@ from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import RESIZED, Decision
 from ddpjob.engine.desired import overridden_fields
+from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
 from ddpjob.engine.launcher import injection_warning, launch_warning
 from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, fruitless, obstacles
 from ddpjob.engine.scheduling.kueue import WAITING
@@ -15,6 +16,7 @@ from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
 RESTARTED_IN_PLACE = "RestartedInPlace"
+_SIZES = frozenset({RESIZED, NODES_AVAILABLE, NODES_UNAVAILABLE})
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
 _NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
 
@@ -40,7 +42,7 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
             yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
-        case "close" if decision.restarted_at is not None or decision.reason == RESIZED:
+        case "close" if decision.restarted_at is not None or decision.reason in _SIZES:
             yield Note("Normal", decision.reason, decision.message)
         case "close" if not s.attempt.refusals and decision.reason != "NameConflict":
             yield Note("Warning", decision.reason, shorten(decision.message, MAX_NOTE))

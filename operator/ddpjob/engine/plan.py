@@ -4,6 +4,7 @@ The controller writes the status first, so after a crash at any later point the 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -16,7 +17,7 @@ from ddpjob.api.spec import explain
 from ddpjob.api.status import Condition, DDPJobStatus, recorded_status
 from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
-from ddpjob.engine import obstacles
+from ddpjob.engine import elastic, obstacles
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
@@ -27,6 +28,7 @@ from ddpjob.engine.desired import (
     desired_claim,
     desired_pods,
     desired_policy,
+    desired_probes,
     desired_service,
     policy_change,
     service_change,
@@ -69,6 +71,7 @@ def plan(
         return _refuse(body, before, explain(error), now)
     if job.spec.managed_by not in (None, names.CONTROLLER):
         return Plan()
+    job = job.of_size(elastic.nodes_of(job.spec, recorded_attempt(before, now)))
     state = JobState(job, before, observed, now, settings, body["metadata"].get("labels") or {})
     if state.finished:
         return _from_live_pods(_plan_finished(state), observed)
@@ -100,13 +103,15 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     first = tuple(request for request in upkeep if isinstance(request, Create))
     creates = (*((first,) if first else ()), *_creates(s, decision, status))
     requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
+    goes_on = decision.kind in ("continue", "hold")
+    requests += map(_deletion, elastic.unused_probes(s, goes_on=goes_on))
     return Plan(
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
         deletes=tuple(request for request in requests if isinstance(request, Delete)),
         changes=tuple(request for request in requests if isinstance(request, Change)),
         creates=creates,
-        creates_attempt=next_number(s, decision) if any(phase[0].resource is names.PODS for phase in creates) else None,
+        creates_attempt=next_number(s, decision) if any(map(_is_of_attempt, creates)) else None,
         events=tuple(notes(s, decision, status)),
         requeue_after=_requeue_after(s, decision, status),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
@@ -115,6 +120,14 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=_is_cautious(s, decision),
     )
+
+
+def _is_of_attempt(phase: Sequence[Create]) -> bool:
+    return phase[0].resource is names.PODS and not phase[0].optional
+
+
+def _deletion(pod: PodView) -> Delete:
+    return Delete(names.PODS, pod.name, pod.uid)
 
 
 def _ending(s: JobState, decision: Decision) -> Ending:
@@ -180,13 +193,13 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     changed template is held, the running attempt gets only its Service and policy, which do not depend on the template.
     """
     begins, held = decision.begins_attempt, decision.kind == "hold"
-    number = next_number(s, decision)
+    job, number = elastic.job_after(s, begins), next_number(s, decision)
     if not (begins or ((held or decision.kind == "continue") and not s.attempt.is_closed)):
         return ()
     node_ranks: Sequence[int] = ()
     if begins:
         existing = {pod.node_rank for pod in s.pods if pod.attempt == number}  # adopted, see ``number_of_next``
-        node_ranks = [rank for rank in s.job.node_ranks if rank not in existing] if existing else s.job.node_ranks
+        node_ranks = [rank for rank in job.node_ranks if rank not in existing] if existing else job.node_ranks
     elif s.attempt.is_creating and not held:
         node_ranks = s.missing_nodes
     beside = bool(node_ranks) and not _is_cautious(s, decision)
@@ -199,18 +212,21 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     policy = None if has_policy else desired_policy(s.job, s.settings)
     # A scheduler that has placed all pods needs the group no more, and pods of an earlier release are in none.
     needs_group = begins or (not held and s.attempt.all_running_time is None)
-    groups = scheduling.objects(s, number) if needs_group else ()
+    after = replace(s, job=job) if job is not s.job else s
+    groups = scheduling.objects(after, number) if needs_group else ()
     first = (*(create for create in (policy, claim) if create is not None), *groups)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
     in_place = status.current_attempt.in_place if status.current_attempt else None
     granted = in_place.granted if in_place else None
     pods: Sequence[Create] = ()
-    dress = partial(scheduling.dress, s=s, attempt=number)
+    dress = partial(scheduling.dress, s=after, attempt=number)
+    rendered = partial(desired_pods, job, number, s.settings, avoid=avoid, granted=granted, dress=dress)
     if node_ranks:
-        pods = desired_pods(
-            s.job, number, s.settings, node_ranks, beside=together, avoid=avoid, granted=granted, dress=dress
-        )
+        pods = rendered(node_ranks, beside=together)
+    elif decision.kind == "continue" and elastic.asks(s):
+        missing = range(len(job.node_ranks), job.spec.num_nodes)
+        pods = desired_probes(rendered((0,)).first, job, number, missing)
     phases = (first, () if beside else service, pods)
     return tuple(phase for phase in phases if phase)
 
@@ -225,6 +241,7 @@ def _plan_finished(s: JobState) -> Plan:
     keeps = s.job.spec.pod_retention != "None"
     ends = [
         *(_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods),
+        *map(_deletion, elastic.unused_probes(s, goes_on=False)),
         *scheduling.upkeep(s, Ending(s.attempt.number, pods_may_run=False)),
     ]
     deletes = tuple(end for end in ends if isinstance(end, Delete))
@@ -278,7 +295,7 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     # Deadlines of the attempt before the decision, unless the decision ends it.
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
     if not (decision.begins_attempt or decision.ends_attempt):
-        left += obstacles.waits(s)
+        left += obstacles.waits(s) + elastic.waits(s)
     if decision.kind != "hold":
         times = (attempt.ending.until, attempt.ending.drain_until) if attempt.ending else ()
         left += [-seconds_since(time, s.now) for time in times if time is not None]

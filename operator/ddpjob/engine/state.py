@@ -42,9 +42,10 @@ class JobState:
     settings: EngineSettings
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def pods(self) -> Sequence[PodView]:
-        return self.observed.pods
+        """The pods of all attempts."""
+        return [pod for pod in self.observed.pods if not pod.is_probe]
 
     @cached_property
     def attempt(self) -> CurrentAttempt:
@@ -270,7 +271,7 @@ class JobState:
 
     @property
     def is_resized(self) -> bool:
-        """Whether the recorded attempt has another size than the spec wants.
+        """Whether the recorded attempt has another size than the spec and, with minNodes, the attempt itself want.
 
         ``auto`` is not compared: another release may count devices in another way.
         """
@@ -278,7 +279,7 @@ class JobState:
         if world is None or self.attempt.number == 0:
             return False
         nproc = world.nproc_per_node if spec.nproc_per_node == "auto" else spec.nproc_per_node
-        return (world.num_nodes, world.nproc_per_node) != (spec.num_nodes, nproc)
+        return (world.num_nodes, world.nproc_per_node) != (len(self.job.node_ranks), nproc)
 
     @property
     def may_be_rescheduled(self) -> bool:

@@ -27,11 +27,12 @@ from ddpjob.api.status import (
 )
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.engine import elastic
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
-from ddpjob.engine.desired import is_comparable
+from ddpjob.engine.desired import Job, is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
@@ -73,9 +74,9 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         active_seconds=int(s.active_seconds) if s.attempt.number and ends else before.active_seconds,
         succeeded_nodes=[] if decision.begins_attempt else sorted(s.succeeded_nodes),
         conditions=built,
-        world=_world(s, number) if number else before.world,
+        world=_world(s, elastic.job_after(s, decision.begins_attempt), number) if number else before.world,
         nodes=nodes,
-        nodes_ready=f"{nodes.running + nodes.succeeded}/{nodes.desired}",
+        nodes_ready=_nodes_ready(s, nodes),
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
         stall=_stall(s, built),
@@ -132,6 +133,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
             creating_since=attempt.creating_since if decision.refusals else None,
             failures_in_row=None if attempt.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else row or None,
             in_place=InPlace(granted=_grant(s, decision, attempt)),
+            size=elastic.next_size(s),
         )
     since = attempt.ending.since if attempt.ending else now
     match decision.kind:
@@ -156,9 +158,10 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
                 creating_since=_creating_since(attempt, decision),
                 failures_in_row=row or None,
                 partial_since=None,
+                next_size=decision.size,
             )
     if not attempt.is_closed:
-        return _with_first_times(s, attempt, nodes)
+        return _with_first_times(s, decision, attempt, nodes)
     if (number := next_number(s, decision)) == attempt.number:
         return attempt
     ended = attempt.ending or Ending(since=now, verdict=SUSPENDED)
@@ -177,7 +180,7 @@ def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
     return attempt.creating_since or attempt.start_time
 
 
-def _with_first_times(s: JobState, attempt: CurrentAttempt, nodes: Nodes) -> CurrentAttempt:
+def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt with the times of what was seen for the first time."""
     now = timestamp(s.now)
     if attempt.phase == RUNNING and attempt.all_running_time is None and all_run(nodes):
@@ -188,6 +191,8 @@ def _with_first_times(s: JobState, attempt: CurrentAttempt, nodes: Nodes) -> Cur
         attempt = attempt.changed(first_success_time=now)
     if attempt.partial_since != s.partial_since:
         attempt = attempt.changed(partial_since=s.partial_since, pod_priority=s.pod_priority or None)
+    if attempt.size is not None and decision.kind == "continue" and elastic.asks(s):
+        attempt = attempt.changed(size=attempt.size.changed(probe_time=now))
     if attempt.refused_start != s.refused_start:
         attempt = attempt.changed(refused_start=s.refused_start)
     return attempt
@@ -224,7 +229,8 @@ def _count_nodes(s: JobState, decision: Decision) -> Nodes:
         counts["succeeded"] = len(s.succeeded_nodes)
     if decision.ends_attempt or s.attempt.is_closed:
         counts["running"] = counts["pending"] = 0  # they are deleted after this status is written
-    return Nodes(desired=len(s.job.node_ranks), **{state: counts[state] for state in get_args(PodState)})
+    job = elastic.job_after(s, decision.begins_attempt)
+    return Nodes(desired=len(job.node_ranks), **{state: counts[state] for state in get_args(PodState)})
 
 
 def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
@@ -270,9 +276,14 @@ def _furthest(s: JobState, decision: Decision) -> Furthest | None:
     return furthest(s.report, s.before.furthest, s.new_lives + new_pods)
 
 
-def _world(s: JobState, attempt: int) -> World:
-    nodes, nproc = len(s.job.node_ranks), s.job.nproc_per_node
-    address = f"{s.job.master_address(attempt, s.settings)}:{s.job.spec.rendezvous.port}"
+def _nodes_ready(s: JobState, nodes: Nodes) -> str:
+    whole = f" of {s.job.spec.num_nodes}" if nodes.desired < s.job.spec.num_nodes else ""
+    return f"{nodes.running + nodes.succeeded}/{nodes.desired}{whole}"
+
+
+def _world(s: JobState, job: Job, attempt: int) -> World:
+    nodes, nproc = len(job.node_ranks), job.nproc_per_node
+    address = f"{job.master_address(attempt, s.settings)}:{job.spec.rendezvous.port}"
     return World(num_nodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, master_address=address)
 
 

@@ -15,6 +15,7 @@ from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.status import Condition, CurrentAttempt, DDPJobStatus, Failure, recorded_status
 from ddpjob.api.times import seconds_between
 from ddpjob.client.verdict.explanation import NORMAL, Confidence, Evidence, Explanation, Stage
+from ddpjob.engine import elastic
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import recorded_attempt
 from ddpjob.engine.claims import unbound_claim
@@ -82,6 +83,7 @@ class Case:
         except ValidationError:
             return None
         observed = Observed(pods=self.pods, unbound=self.unbound)
+        job = job.of_size(elastic.nodes_of(job.spec, self.attempt))
         return JobState(job, self.status, observed, self.facts.now, self.facts.settings)
 
     @cached_property
@@ -103,7 +105,9 @@ class Case:
 
     @property
     def num_nodes(self) -> int:
-        return int(self.spec.get("numNodes") or 1)
+        """Number of nodes of the recorded attempt."""
+        size = self.attempt.size
+        return size.nodes if size is not None else int(self.spec.get("numNodes") or 1)
 
     @property
     def last_failure(self) -> Failure | None:

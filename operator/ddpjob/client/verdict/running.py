@@ -7,6 +7,7 @@ from ddpjob.api.status import Progress
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
+from ddpjob.engine.elastic import RUNNING_SMALLER
 from ddpjob.engine.obstacles import NO_PROGRESS, PROGRESS_UNKNOWN, TRAINING_STALLED
 
 _QUIET_SECONDS = 120.0
@@ -88,6 +89,8 @@ def running(case: Case) -> Explanation:
     if progress is not None and (seen := _quiet(case, progress) or _slow(case, progress)) is not None:
         return seen
     done = f": {progress.display}" if progress is not None else ""
+    if reason == RUNNING_SMALLER:
+        done += f"; {message}"
     values = [case.of_job("status.progress.display", progress.display)] if progress is not None else []
     sentence = f"{case.name} trains in attempt {case.attempt.number}{done}"
     return case.verdict(

@@ -8,7 +8,7 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings
 from ddpjob.engine.scheduling.base import Adapter, Ending, Obstacle, Unavailable
-from ddpjob.engine.scheduling.gangs import Coscheduling, Kubernetes, Volcano
+from ddpjob.engine.scheduling.gangs import Coscheduling, Gang, Kubernetes, Volcano
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, Kueue
 from ddpjob.engine.state import JobState
 
@@ -79,6 +79,11 @@ def wait(s: JobState) -> Obstacle | None:
 def stop(s: JobState) -> str:
     """Return why the current attempt must end; empty if it may go on."""
     return next((found for adapter in adapters(s) if (found := adapter.stop(s))), "")
+
+
+def places_all_or_none(s: JobState) -> bool:
+    """Whether a gang scheduler places the pods of the job."""
+    return any(isinstance(adapter, Gang) for adapter in adapters(s))
 
 
 def objects(s: JobState, attempt: int) -> list[Create]:

@@ -302,7 +302,7 @@ def _pod_set(s: JobState) -> Json:
     for kind in ("initContainers", "containers"):
         if containers := pod.get(kind):
             spec[kind] = [{key: each[key] for key in _CONTAINER_FIELDS if key in each} for each in containers]
-    return {"name": POD_SET, "count": len(s.job.node_ranks), "template": {"metadata": {}, "spec": spec}}
+    return {"name": POD_SET, "count": s.job.spec.num_nodes, "template": {"metadata": {}, "spec": spec}}
 
 
 def _digest(pod_set: Json) -> str:

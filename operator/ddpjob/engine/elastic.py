@@ -1,0 +1,212 @@
+"""Jobs with ``minNodes``: when the next attempt has fewer nodes, and when more.
+
+The size changes only between attempts, and none of these changes costs a restart:
+
+- *Smaller*: not all pods of an attempt have a Kubernetes node after ``partialGangSeconds``. The next attempt has as
+  many as were placed, or with a gang scheduler, which places none of them, minNodes.
+- *Larger*: all nodes of a smaller attempt run, and ten minutes have passed since the last change. Probes, which are
+  pods that need the same room and end at once, ask the scheduler for the missing nodes. If some are placed within a
+  minute, the attempt saves a checkpoint and ends, and the next one has as many nodes more.
+
+A job becomes smaller at most once in ten minutes, and larger at most once. A growth after which not all nodes were
+placed doubles the time to the next one.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from ddpjob.api.backoff import doubling
+from ddpjob.api.pod_view import PodView
+from ddpjob.api.spec import DDPJobSpec
+from ddpjob.api.status import RUNNING, CurrentAttempt, Size
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.engine.desired import Job
+from ddpjob.engine.scheduling import adapters as scheduling
+from ddpjob.engine.scheduling.base import Obstacle
+from ddpjob.engine.state import JobState
+
+NODES_UNAVAILABLE = "NodesUnavailable"
+"""Verdict of an attempt that a smaller one follows."""
+NODES_AVAILABLE = "NodesAvailable"
+"""Verdict of an attempt that a larger one follows."""
+RUNNING_SMALLER = "RunningSmaller"
+"""All nodes of the attempt run, and it has fewer than numNodes."""
+RESIZE_SECONDS = 600.0
+"""Shortest time between two changes of the size for the same reason, and from any change to a growth."""
+PROBE_SECONDS = 60.0
+"""How long probes wait for a Kubernetes node."""
+_MAX_WAIT_SECONDS = 6 * 3600.0
+
+
+def nodes_of(spec: DDPJobSpec, attempt: CurrentAttempt) -> int:
+    """Return the number of nodes of an attempt of a job with this spec."""
+    return spec.num_nodes if attempt.size is None else _within(spec, attempt.size.nodes)
+
+
+def _within(spec: DDPJobSpec, nodes: int) -> int:
+    least = spec.num_nodes if spec.min_nodes is None else spec.min_nodes
+    return min(max(nodes, least), spec.num_nodes)
+
+
+def next_size(s: JobState) -> Size | None:
+    """Return the size of the attempt that starts now; None if it is numNodes and was never another."""
+    known, spec = s.attempt.next_size or s.attempt.size, s.job.spec
+    if known is None or spec.min_nodes is None:
+        return None
+    nodes = spec.num_nodes if s.suspended else _within(spec, known.nodes)
+    since = (known.smaller_since or timestamp(s.now)) if nodes < spec.num_nodes else None
+    return known.changed(nodes=nodes, smaller_since=since, probe_time=None)
+
+
+def job_after(s: JobState, begins_attempt: bool) -> Job:
+    """Return the job with the size of the attempt after a decision. begins_attempt: it starts another one."""
+    if not begins_attempt:
+        return s.job
+    size = next_size(s)
+    return s.job.of_size(size.nodes if size else s.job.spec.num_nodes)
+
+
+def shrunk(s: JobState) -> Size | None:
+    """Return the size of the next attempt if the current one is to end because its nodes are not all there; or None."""
+    nodes, left = _placeable(s), _seconds_to_shrink(s)
+    if nodes is None or left is None or left > 0:
+        return None
+    now, size = timestamp(s.now), s.attempt.size
+    if size is None:
+        return Size(nodes=nodes, smaller_since=now, shrunk_time=now)
+    since = size.smaller_since or now
+    return size.changed(nodes=nodes, smaller_since=since, shrunk_time=now, probe_time=None, misses=_misses(s, size))
+
+
+def grown(s: JobState) -> Size | None:
+    """Return the size of the next attempt if there is room for more nodes than the current one has; or None."""
+    size = s.attempt.size
+    if size is None or not is_asking(s):
+        return None
+    placed = sum(probe.node_name is not None and not probe.evicted for probe in probes(s))
+    missing = s.job.spec.num_nodes - len(s.job.node_ranks)
+    if not placed or (placed < missing and _seconds_asking(s) < PROBE_SECONDS):
+        return None
+    nodes = len(s.job.node_ranks) + min(placed, missing)
+    since = size.smaller_since if nodes < s.job.spec.num_nodes else None
+    return size.changed(nodes=nodes, smaller_since=since, grown_time=timestamp(s.now), probe_time=None)
+
+
+def probes(s: JobState) -> list[PodView]:
+    """Return the pods that ask for room, also those of earlier questions."""
+    return [pod for pod in s.observed.pods if pod.is_probe]
+
+
+def asks(s: JobState) -> bool:
+    """Whether probes are to be created now."""
+    left = _seconds_to_ask(s)
+    return left is not None and left <= 0
+
+
+def is_asking(s: JobState) -> bool:
+    """Whether probes wait for a Kubernetes node; their time is over when it was seen once that it has passed."""
+    size = s.attempt.size
+    if size is None or size.probe_time is None or s.attempt.phase != RUNNING or s.succeeded_nodes:
+        return False
+    # Some time longer, so that the plan at the end of the wait counts the probes before it deletes them.
+    return _is_recent(size.probe_time, s.now, PROBE_SECONDS * 1.5)
+
+
+def unused_probes(s: JobState, *, goes_on: bool) -> Iterator[PodView]:
+    """Yield the probes to delete. goes_on: the current attempt does."""
+    if goes_on and is_asking(s):
+        return
+    yield from (probe for probe in probes(s) if not probe.deleting)
+
+
+def obstacle(s: JobState) -> Obstacle | None:
+    """Return that the attempt has fewer nodes than the spec, since when, and when it asks for more; None if not so."""
+    size, nodes, wanted = s.attempt.size, len(s.job.node_ranks), s.job.spec.num_nodes
+    if size is None or nodes >= wanted:
+        return None
+    text = (
+        f"numNodes is {wanted}: the job has fewer since {size.smaller_since}, because no Kubernetes node was free "
+        f"for the others; from {timestamp(_time_to_ask(size))} on the operator looks for room, and when there is some, "
+        "the job goes on from a checkpoint with more nodes"
+    )
+    return RUNNING_SMALLER, text
+
+
+def waits(s: JobState) -> list[float]:
+    """Return the seconds until the size may change, or until probes are created or have waited."""
+    asking = PROBE_SECONDS - _seconds_asking(s) if is_asking(s) else None
+    over = asking + PROBE_SECONDS / 2 if asking is not None else None
+    found = (_seconds_to_shrink(s), _seconds_to_ask(s), asking, over)
+    return [left for left in found if left is not None and left > 0]
+
+
+def _placeable(s: JobState) -> int | None:
+    """Return how many nodes the next attempt would have, if it is possible to have fewer; None if it is not."""
+    least, current = s.job.spec.min_nodes, len(s.job.node_ranks)
+    if least is None or current <= least:
+        return None
+    placed = sum(pod.node_name is not None and not (pod.ended or pod.deleting) for pod in s.current.values())
+    if scheduling.places_all_or_none(s):
+        placed = max(placed, least)
+    return placed if least <= placed < current else None
+
+
+def _seconds_to_shrink(s: JobState) -> float | None:
+    """Return after how many seconds the attempt ends because it cannot have all its nodes; None if it can, or runs."""
+    attempt, limit = s.attempt, s.job.spec.placement.partial_seconds
+    if not limit or attempt.phase != RUNNING or attempt.all_running_time is not None or _placeable(s) is None:
+        return None
+    since = s.partial_since or attempt.start_time
+    left = limit - seconds_between(since, s.now)
+    if attempt.size is not None and attempt.size.shrunk_time is not None:
+        left = max(left, _left(attempt.size.shrunk_time, s.now, RESIZE_SECONDS))
+    return left
+
+
+def _misses(s: JobState, size: Size) -> int | None:
+    """Return how many growths in a row failed, if the attempt that ends now was placed only in part."""
+    if size.grown_time is None or _is_before(size.grown_time, size.shrunk_time):
+        return None
+    soon = s.job.spec.placement.partial_seconds + RESIZE_SECONDS
+    return (size.misses or 0) + 1 if _is_recent(size.grown_time, s.now, soon) else None
+
+
+def _seconds_to_ask(s: JobState) -> float | None:
+    """Return after how many seconds probes are created; None if the attempt does not run, or has all nodes."""
+    attempt, size = s.attempt, s.attempt.size
+    if size is None or len(s.job.node_ranks) >= s.job.spec.num_nodes:
+        return None
+    # Not by allRunningTime: no plan follows the one that records it.
+    running = sum(pod.state == "running" for pod in s.current.values())
+    if attempt.phase != RUNNING or running < len(s.job.node_ranks):
+        return None
+    return max(_left(time, s.now, wait) for time, wait in _times_before_asking(size))
+
+
+def _time_to_ask(size: Size) -> datetime:
+    return max(parse_time(time) + timedelta(seconds=wait) for time, wait in _times_before_asking(size))
+
+
+def _times_before_asking(size: Size) -> list[tuple[str, float]]:
+    wait = doubling(RESIZE_SECONDS, (size.misses or 0) + 1, _MAX_WAIT_SECONDS)
+    times = (size.shrunk_time, size.grown_time, size.probe_time)
+    return [(time, wait) for time in times if time is not None]
+
+
+def _seconds_asking(s: JobState) -> float:
+    size = s.attempt.size
+    return seconds_between(size.probe_time, s.now) if size and size.probe_time else 0.0
+
+
+def _left(time: str, now: datetime, seconds: float) -> float:
+    """Return how much of a wait is left since a time; 0 if that is in the future, because a clock was set back."""
+    since = seconds_since(time, now)
+    return seconds - since if since >= 0 else 0.0
+
+
+def _is_recent(time: str, now: datetime, seconds: float) -> bool:
+    return 0 <= seconds_since(time, now) < seconds
+
+
+def _is_before(time: str, other: str | None) -> bool:
+    return other is not None and parse_time(time) < parse_time(other)

@@ -1,0 +1,318 @@
+"""Jobs with minNodes: attempts of fewer nodes where not all can be placed, and of more when there is room again."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.times import timestamp
+from ddpjob.engine.actions import Create, EngineSettings
+from tests.builders import NOW, UID, World, a_job, ended, is_idle, running
+
+LIMIT = 300
+REFUSED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]}
+
+
+def elastic(**spec: Any) -> World:
+    return World(a_job(**{"numNodes": 3, "minNodes": 2} | spec))
+
+
+def place(world: World, *ranks: int) -> None:
+    """Let the pods of these nodes run; the others of the attempt find no Kubernetes node."""
+    for rank in ranks:
+        world.set_pod(rank, running(), node=f"worker-{rank}")
+    for pod in world.pods.values():
+        if not pod["spec"].get("nodeName"):
+            pod["status"] = REFUSED
+    world.settle()
+
+
+def go(world: World, seconds: float) -> None:
+    """Let time pass, with a plan at each time that the plans ask for."""
+    end = world.now + timedelta(seconds=seconds)
+    while world.now < end:
+        made = world.reconcile()
+        left = (end - world.now).total_seconds()
+        if is_idle(made):
+            world.forward(min(made.requeue_after or left, left))
+    world.settle()
+
+
+def smaller(**spec: Any) -> World:
+    """Return a job whose third node found no place, and that now runs with two."""
+    world = elastic(**spec)
+    world.settle()
+    place(world, 0, 1)
+    go(world, LIMIT)
+    place(world, 0, 1)
+    return world
+
+
+def attempt(world: World) -> dict[str, Any]:
+    return dict(world.status["currentAttempt"])
+
+
+def trainers(world: World) -> set[str]:
+    return {name for name in world.pods if "-probe-" not in name}
+
+
+def probes(world: World) -> list[str]:
+    return sorted(name for name in world.pods if "-probe-" in name)
+
+
+def answer(world: World, *nodes: str | None) -> None:
+    """Let the scheduler place the probes on these nodes."""
+    for name, node in zip(probes(world), nodes, strict=True):
+        pod = world.pods[name]
+        pod["status"] = ended(0) if node else REFUSED
+        pod["spec"] = pod["spec"] | ({"nodeName": node} if node else {})
+
+
+def pod_names(number: int, count: int) -> set[str]:
+    return {names.pod_name("mnist", UID, number, rank) for rank in range(count)}
+
+
+def variables(create: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in create["spec"]["containers"][0]["env"]}
+
+
+def test_job_without_all_nodes_starts_with_those_that_were_placed() -> None:
+    world = elastic(nprocPerNode=1)
+    world.settle()
+    place(world, 0, 1)
+    go(world, LIMIT - 1)
+    assert attempt(world)["number"] == 1 and "size" not in attempt(world)
+    go(world, 1)
+    assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 2)
+    place(world, 0, 1)
+    status = world.status
+    assert (status["restarts"], status["restartsCountedTowardsLimit"], status.get("failures")) == (0, 0, None)
+    assert status["world"]["numNodes"] == status["world"]["worldSize"] == 2
+    assert status["nodes"]["desired"] == 2 and status["nodesReady"] == "2/2 of 3"
+    found = variables(world.pod(0))
+    assert (found["NNODES"], found["PET_NNODES"], found["WORLD_SIZE"]) == ("2", "2", "2")
+
+
+def test_running_smaller_is_shown_with_since_when_and_what_follows() -> None:
+    world = smaller()
+    found = world.condition("Running")
+    assert (found["status"], found["reason"]) == ("True", "RunningSmaller")
+    since, then = timestamp(NOW + timedelta(seconds=LIMIT)), timestamp(NOW + timedelta(seconds=LIMIT + 600))
+    for part in ("2 of 2 nodes run", "numNodes is 3", since, then):
+        assert part in found["message"]
+    assert attempt(world)["size"] == {"nodes": 2, "smallerSince": since, "shrunkTime": since}
+
+
+@pytest.mark.parametrize(
+    ("spec", "placed"),
+    [
+        ({"minNodes": None}, (0, 1)),
+        ({"minNodes": 3}, (0, 1)),
+        ({}, (0,)),
+        ({}, ()),
+        ({"scheduling": {"partialGangSeconds": 600}}, (0, 1)),
+    ],
+)
+def test_job_keeps_its_size(spec: dict[str, Any], placed: tuple[int, ...]) -> None:
+    world = World(a_job(**{key: value for key, value in ({"numNodes": 3, "minNodes": 2} | spec).items() if value}))
+    world.settle()
+    place(world, *placed)
+    go(world, LIMIT + 10)
+    assert attempt(world)["number"] == 1 and trainers(world) == pod_names(1, 3)
+
+
+def test_gang_scheduler_that_places_none_gets_a_group_of_min_nodes() -> None:
+    world = elastic()
+    world.settings = EngineSettings(gang_scheduler="volcano")
+    world.settle()
+    place(world)
+    go(world, LIMIT)
+    assert trainers(world) == pod_names(2, 2)
+    (group,) = world.groups[names.VOLCANO_GROUPS].values()
+    assert group["spec"]["minMember"] == 2
+
+
+def test_all_nodes_of_a_smaller_attempt_succeed() -> None:
+    world = smaller()
+    for rank in range(2):
+        world.set_pod(rank, ended(0))
+    world.settle()
+    assert world.status["state"] == "Succeeded" and world.status["succeededNodes"] == [0, 1]
+
+
+def test_a_lost_node_ends_in_a_smaller_attempt() -> None:
+    world = elastic()
+    world.settle()
+    place(world, 0, 1, 2)
+    del world.pods[names.pod_name("mnist", UID, 1, 2)]
+    world.settle()
+    assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 3)
+    place(world, 0, 1)
+    go(world, LIMIT)
+    assert trainers(world) == pod_names(3, 2) and world.status["restartsCountedTowardsLimit"] == 0
+
+
+def test_probes_ask_for_the_room_of_a_pod_and_end_at_once() -> None:
+    world = smaller(
+        resources={"limits": {"nvidia.com/gpu": 8}},
+        env=[{"name": "TOKEN", "value": "secret"}],
+        checkpoint={"claimName": "c"},
+        template={"spec": {"nodeSelector": {"pool": "gpu"}, "containers": [{"name": "log", "image": "log:1"}]}},
+    )
+    go(world, 599)
+    assert probes(world) == []
+    go(world, 2)
+    assert probes(world) == [names.probe_name("mnist", UID, 2, 2)]
+    probe, pod = world.pods[probes(world)[0]], world.pod(0)
+    kept = (
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "volumes",
+        "securityContext",
+        "restartPolicy",
+        "imagePullSecrets",
+    )
+    assert [probe["spec"].get(key) for key in kept] == [pod["spec"].get(key) for key in kept]
+    for asked, real in zip(probe["spec"]["containers"], pod["spec"]["containers"], strict=True):
+        same = ("name", "image", "resources", "securityContext", "ports")
+        assert [asked.get(key) for key in same] == [real.get(key) for key in same]
+        assert asked["command"] == ["true"] and "secret" not in str(asked) and "volumeMounts" not in asked
+    assert names.LABEL_ATTEMPT not in probe["metadata"]["labels"]
+    assert probe["metadata"]["ownerReferences"] == pod["metadata"]["ownerReferences"]
+
+
+def test_job_grows_from_a_checkpoint_when_its_probes_are_placed() -> None:
+    world = smaller()
+    world.lingering = True
+    go(world, 601)
+    answer(world, "worker-9")
+    made = world.reconcile()
+    assert {delete.name for delete in made.deletes} >= pod_names(2, 2), "SIGTERM lets the pods save a checkpoint"
+    assert world.condition("Reconciling")["reason"] == "NodesAvailable"
+    assert "drainUntil" in attempt(world)["ending"]
+    world.settle()
+    assert attempt(world)["number"] == 2, "the next attempt waits for the pods that save"
+    world.pods = {}
+    world.settle()
+    assert attempt(world)["number"] == 3 and trainers(world) == pod_names(3, 3) and not probes(world)
+    place(world, 0, 1, 2)
+    assert world.status["world"]["numNodes"] == 3 and world.status["nodesReady"] == "3/3"
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+    assert world.status["restarts"] == 0
+    assert attempt(world)["size"].keys() == {"nodes", "shrunkTime", "grownTime"}
+
+
+def test_job_grows_by_the_probes_that_were_placed_in_a_minute() -> None:
+    world = smaller(numNodes=4)
+    go(world, 600)
+    answer(world, "worker-9", None)
+    go(world, 58)
+    assert attempt(world)["number"] == 2
+    go(world, 3)
+    assert trainers(world) == pod_names(3, 3) and not probes(world)
+
+
+def test_probes_that_find_no_room_are_deleted_and_ask_again_after_ten_minutes() -> None:
+    world = smaller()
+    go(world, 600)
+    answer(world, None)
+    go(world, 100)
+    assert not probes(world) and attempt(world)["number"] == 2
+    go(world, 499)
+    assert not probes(world)
+    go(world, 2)
+    assert len(probes(world)) == 1
+
+
+def test_plan_that_sees_all_nodes_run_returns_to_ask_for_room() -> None:
+    world = elastic()
+    world.settle()
+    place(world, 0, 1)
+    go(world, LIMIT)
+    world.forward(500)
+    for rank in range(2):
+        world.set_pod(rank, running())
+    made = world.reconcile()
+    assert "allRunningTime" in attempt(world), "no other plan follows by itself"
+    assert made.requeue_after is not None and made.requeue_after <= 100
+
+
+def test_a_refused_probe_is_no_problem_of_the_job() -> None:
+    world = smaller()
+    go(world, 599)
+    while not (made := world.reconcile()).creates:
+        world.forward(1)
+    (probe,) = [create for phase in made.creates for create in phase]
+    assert isinstance(probe, Create) and probe.optional and made.creates_attempt is None
+
+
+@pytest.mark.parametrize("end", ["loss", "suspend", "success"])
+def test_probes_are_deleted_with_the_attempt_that_asked(end: str) -> None:
+    world = smaller()
+    go(world, 601)
+    assert probes(world)
+    if end == "loss":
+        del world.pods[names.pod_name("mnist", UID, 2, 1)]
+    elif end == "suspend":
+        world.job["spec"]["suspend"] = True
+    else:
+        world.set_pod(0, ended(0))
+        world.set_pod(1, ended(0))
+    world.settle()
+    assert not probes(world)
+
+
+def test_growth_that_is_not_placed_doubles_the_time_to_the_next() -> None:
+    world = smaller()
+    waits = []
+    for _ in range(3):
+        start = world.now
+        while not probes(world):
+            go(world, 10)
+        waits.append((world.now - start).total_seconds())
+        answer(world, "worker-9")
+        world.settle()
+        place(world, 0, 1)
+        go(world, LIMIT + 1)
+        place(world, 0, 1)
+        assert world.status["world"]["numNodes"] == 2
+    assert waits == [pytest.approx(wait, abs=20) for wait in (600, 1200, 2400)]
+
+
+def test_job_gets_smaller_only_once_in_ten_minutes() -> None:
+    world = elastic(numNodes=4, minNodes=1)
+    world.settle()
+    place(world, 0, 1, 2)
+    go(world, LIMIT)
+    start = world.now
+    place(world, 0, 1)
+    go(world, 590)
+    assert world.status["world"]["numNodes"] == 3
+    go(world, 11)
+    assert world.status["world"]["numNodes"] == 2 and (world.now - start).total_seconds() < 610
+
+
+def test_resumed_job_has_all_nodes_again() -> None:
+    world = smaller()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert trainers(world) == pod_names(3, 3)
+
+
+@pytest.mark.parametrize(("edit", "nodes"), [({"minNodes": None}, 3), ({"minNodes": 3}, 3)])
+def test_min_nodes_above_the_size_ends_a_smaller_attempt(edit: dict[str, Any], nodes: int) -> None:
+    world = smaller()
+    world.job["spec"] = {key: value for key, value in (world.job["spec"] | edit).items() if value is not None}
+    world.settle()
+    assert trainers(world) == pod_names(3, nodes)
+
+
+def test_status_of_a_release_without_sizes_means_all_nodes() -> None:
+    world = smaller()
+    del world.job["status"]["currentAttempt"]["size"]
+    world.settle()
+    assert trainers(world) == pod_names(3, 3)
