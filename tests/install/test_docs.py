@@ -168,6 +168,7 @@ def test_field_reference_marks_fixed_fields() -> None:
         "suspend",
         "restartedAt",
         "networkPolicy",
+        "minNodes",
         "scheduling",  # the field below it is fixed
     }
 
