@@ -15,7 +15,7 @@ from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Delete, EngineSettings, Plan, Problem
-from ddpjob.engine.observed import Observed, Polled, owned_pods
+from ddpjob.engine.observed import Elder, Observed, Polled, owned_pods
 from ddpjob.engine.plan import plan
 from tests.memory.server import merge_patch
 
@@ -85,6 +85,7 @@ class World:
         self.groups: dict[Resource, dict[str, dict[str, Any]]] = {}
         self.served: frozenset[str] | None = None
         self.found: dict[tuple[Resource, str], dict[str, Any] | str] = {}
+        self.elder: Elder | None = None
         self.logs: dict[str, str] = {}  # by the pod's uid, as far as they have been read
         self.progress: tuple[dict[str, Any], str] | None = None
         self.now = NOW
@@ -120,6 +121,7 @@ class World:
             problems=self.problems,
             round=made if number and number == self.status.get("attempt") else "unknown",
             logs={uid: log_failure(text) for uid, text in self.logs.items()},
+            elder=self.elder,
             progress=Polled(pod, shown, self.stalled_seconds, self.progress_problem),
             live=live,
         )

@@ -188,6 +188,8 @@ BAD: tuple[Bad, ...] = (
     Bad("wait for nodes above a day", "partialGangSeconds", OK | {"scheduling": {"partialGangSeconds": 86401}}),
     Bad("no scheduling policy", "scheduling.schedulingPolicy", OK | {"scheduling": {"schedulingPolicy": {}}},
         says="give exactly one of gang"),
+    Bad("negative time of a partial gang", "scheduling.partialGangSeconds",
+        OK | {"scheduling": {"partialGangSeconds": -1}}),
     Bad("unknown launcher", "launcher", OK | {"launcher": "Image"}),
     Bad("init container named as the launcher's", "launcher",
         OK | {"launcher": "Injected", "template": {"spec": {"initContainers": [{"name": "ddpjob-launcher"}]}}},

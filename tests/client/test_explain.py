@@ -16,6 +16,7 @@ from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Facts
 from ddpjob.client.verdict.waiting import queue_of
 from ddpjob.engine.actions import EngineSettings, Problem
+from ddpjob.engine.observed import Elder
 from tests.builders import NOW, SETTINGS, UID, World, a_job, a_running_world, ended, failed, running
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
@@ -205,6 +206,7 @@ def test_a_pod_that_is_not_prepared_is_explained_by_its_kubelet(
     event: tuple[str, str, str] | None, stage: str, reason: str, is_abnormal: bool
 ) -> None:
     world = started()
+    pending(world, 1, node="other")
     conditions = [{"type": "PodReadyToStartContainers", "status": "False"}]
     pod = pending(world, node="worker", startTime=timestamp(NOW), conditions=conditions)
     world.forward(11)
@@ -309,6 +311,23 @@ def test_a_job_in_a_queue_and_its_place_there() -> None:
     world.settings = EngineSettings()
     world.settle()
     assert (why(world).reason, why(world).is_abnormal) == ("QueueUnavailable", True)
+
+
+def test_a_gang_with_too_few_nodes_before_and_after_it_gives_them_back() -> None:
+    world = started()
+    pending(world, 0, node="worker")
+    pending(world, 1, **unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."))
+    world.forward(10)
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason, found.node_rank) == ("Placement", "PartiallyScheduled", 1)
+    assert "Insufficient nvidia.com/gpu" in found.sentence and "numNodes" in found.next
+    world.elder = Elder("default", "older", timestamp(NOW))
+    world.forward(290)
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason, found.state) == ("Placement", "YieldedTo", "Queued")
+    assert "job older" in found.sentence and found.until and found.hint and found.next
 
 
 def test_a_spec_that_the_operator_refuses() -> None:

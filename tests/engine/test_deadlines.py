@@ -114,6 +114,7 @@ def test_pod_that_does_not_start_is_shown_after_ten_seconds(prepared: str, reaso
     ready = {"type": "PodReadyToStartContainers", "status": prepared}
     status = {"phase": "Pending", "startTime": "2026-03-01T12:00:00Z", "containerStatuses": waits}
     world.set_pod(1, status | {"conditions": [ready]})
+    world.set_pod(0, {"phase": "Pending"})
     world.settle()
     assert world.condition("Running")["reason"] == "Starting"
     assert world.reconcile().requeue_after == pytest.approx(10)

@@ -310,6 +310,7 @@ def test_refused_container_fails_the_job_when_the_operator_has_seen_it_for_so_lo
 ) -> None:
     world = World(a_job())
     world.settle()
+    world.set_pod(0, {"phase": "Pending"})
     world.set_pod(1, waiting(reason, started))
     world.settle()
     assert "failures" not in world.status
@@ -378,6 +379,7 @@ def test_ordinary_sidecar_that_does_not_start_is_no_obstacle_of_a_trainer_that_s
     world = World(a_job())
     world.settle()
     states = [{"name": "proxy", "state": waits("InvalidImageName")}, {"name": "trainer", "state": {"waiting": {}}}]
+    world.set_pod(0, {"phase": "Pending"})
     world.set_pod(1, {"phase": "Pending", "containerStatuses": states})
     world.settle()
     world.forward(1000)

@@ -90,6 +90,10 @@ These are no failures. The condition `Running` shows them:
   (`CreateFailed`). The other pods are created, and the missing pods are created again after 1 s, then 2 s, up to 10
   minutes, after 1 s again as soon as creates succeed. A pod that ends meanwhile because it waited for them costs no
   restart: the next attempt starts.
+- Kubernetes nodes for only some of the pods (`PartiallyScheduled`). The job gives its nodes back after
+  `scheduling.partialGangSeconds` if an older job waits for nodes, too (`YieldedTo`), and after five times as long in
+  any case ([scheduling](scheduling.md#partial-gangs)). A pod that ends meanwhile because it waited for the others, for
+  example after `rendezvous.timeoutSeconds`, costs no restart (`PeersNotPlaced`).
 - a create that quota, LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the
   operator creates it again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new
   attempt. `startupDeadlineSeconds` limits this wait: it counts from the first of these attempts. It begins again when

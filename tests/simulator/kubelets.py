@@ -28,6 +28,7 @@ UNSCHEDULABLE = {
     "reason": "Unschedulable",
     "message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
 }
+NO_NODE_FREE = UNSCHEDULABLE | {"message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."}
 _FROZEN_SECONDS = 0.5
 Sidecar = Literal["none", "ordinary", "native"]
 """What a webhook injects. An ordinary container runs on after the trainer. A native sidecar is an init container that
@@ -76,6 +77,9 @@ class Kubelets:
         self._eager = eager
         self.frozen = False
         self.has_spares = True
+        self.nodes: int | None = None
+        """How many pods fit on the nodes; the scheduler places one by one, each as soon as it fits. None: all fit."""
+        self._unplaced: dict[str, Json] = {}
         self.unreachable: set[str] = set()
         """uids of pods on nodes that do not respond."""
         self.failed_together: list[list[str]] = []
@@ -86,7 +90,11 @@ class Kubelets:
 
     def on_change(self, change: Change) -> None:
         """Schedule what the nodes do about a change of a pod."""
-        if change.resource is not names.PODS or change.type == "DELETED":
+        if change.resource is not names.PODS:
+            return
+        if change.type == "DELETED" or change.obj["status"].get("phase") in ("Succeeded", "Failed"):
+            self.place_waiting()
+        if change.type == "DELETED":
             return
         loop, chance = asyncio.get_running_loop(), self._chance(change.obj)
         is_new = change.before is None
@@ -119,6 +127,11 @@ class Kubelets:
         known = self._known(pod)
         if known is None or known["status"].get("phase") != "Pending" or "deletionTimestamp" in known["metadata"]:
             return
+        if not self._has_room():
+            self._unplaced[meta["uid"]] = pod
+            if not known["status"].get("conditions"):
+                self.report(pod, {"phase": "Pending", "conditions": [NO_NODE_FREE]})
+            return
         node = f"worker-{meta['labels'][names.LABEL_NODE_RANK]}"
         if node in _avoided(known):
             if not self.has_spares:
@@ -128,6 +141,20 @@ class Kubelets:
         with contextlib.suppress(ClusterError):
             self._server.bind(meta["namespace"], meta["name"], node)
         self.report(pod, running(podIP="192.0.2.1"))
+
+    def place_waiting(self) -> None:
+        """Try again to place the pods for which no node was free, in any order."""
+        waiting, self._unplaced = self._unplaced, {}
+        for pod in waiting.values():
+            delay = self._chance(pod).uniform(0.0, 2.0)
+            asyncio.get_running_loop().call_later(delay, self._unless_frozen, self.start, pod)
+
+    def _has_room(self) -> bool:
+        if self.nodes is None:
+            return True
+        pods = self._server.store.all(names.PODS)
+        ended = ("Succeeded", "Failed")
+        return sum("nodeName" in pod["spec"] and pod["status"].get("phase") not in ended for pod in pods) < self.nodes
 
     def write_logs(self, pods: Mapping[int, Json], culprit: str, peer: str) -> None:
         """Write the logs of an attempt's pods before their ends are reported or, if logs are spoiled, perhaps later."""

@@ -43,7 +43,8 @@ class Scheduling(ApiModel):
     """Default: gang where the operator is configured for a gang scheduler, otherwise basic."""
     partial_gang_seconds: Annotated[int, Field(ge=0, le=MAX_PARTIAL_SECONDS)] | None = None
     """Seconds for which an attempt waits while not all its pods get a Kubernetes node: a job with minNodes then starts
-    with fewer. It costs no restart. Default: 300; 0: without end."""
+    with fewer, any other gives its nodes back if an older job waits, too, or after five times as long. It costs no
+    restart. Default: 300; 0: without end."""
 
     @property
     def partial_seconds(self) -> int:

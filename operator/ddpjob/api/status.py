@@ -409,11 +409,13 @@ class CurrentAttempt(StatusPart):
     refusals: Count | None = None
     """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
     creating_since: Time | None = None
-    """When the first of these attempts started. `startupDeadlineSeconds` counts from then."""
+    """When the first of the attempts in `refusals` or `yields` started. `startupDeadlineSeconds` counts from then."""
     partial_since: Time | None = None
     """Since when some of its pods have a Kubernetes node and others do not; absent otherwise (docs/scheduling.md)."""
     pod_priority: int | None = None
     """Priority of its pods, recorded with `partialSince`; absent for 0."""
+    yields: Count | None = None
+    """Attempts in a row, with this one, that gave their nodes back before all pods ran. They are no restarts."""
     refused_start: RefusedStart | None = None
     """A container that keeps a trainer from starting; absent otherwise."""
     in_place: InPlace | None = None

@@ -22,7 +22,9 @@ from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.text import shorten
 from ddpjob.cluster.base import Page
 from ddpjob.cluster.kubernetes import encode
+from ddpjob.controller.partial_jobs import PartialJobs
 from ddpjob.controller.stored_jobs import restored, stored
+from ddpjob.engine.observed import Elder
 
 T = TypeVar("T")
 
@@ -75,6 +77,7 @@ class Cache:
         self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
         }
+        self._partial_jobs = PartialJobs(on_change)
         self._groups_of: dict[tuple[str, str], dict[tuple[Resource, str], Json]] = {}
         self._newest = dict.fromkeys(self._objects, 0)
         self._pods_of: dict[tuple[str, str], dict[Place, PodView]] = defaultdict(dict)
@@ -112,6 +115,10 @@ class Cache:
         for (resource, _), group in self._groups_of.get((namespace, uid), {}).items():
             found.setdefault(resource, []).append(group)
         return found
+
+    def elder(self, key: Key) -> Elder | None:
+        """Return the eldest partial job if it is elder than the partial or yielded job with this key."""
+        return self._partial_jobs.elder(key)
 
     def get(self, resource: Resource, namespace: str, name: str) -> Any:
         """Return the value of an entry, or None."""
@@ -160,6 +167,8 @@ class Cache:
             if known is not None:
                 self._leave_owner(resource, known)
             self._groups_of.setdefault(_owner(entry), {})[resource, entry.name] = entry.value
+        if resource is names.DDPJOBS:
+            self._partial_jobs.observe(Key(*place), obj)
         if resource is names.PODS:
             self._put_pod(place, entry, known)
         elif wake:
@@ -259,6 +268,8 @@ class Cache:
     def _drop(self, resource: Resource, entry: Entry, version: int | None = None) -> None:
         place = (entry.namespace, entry.name)
         self._objects[resource].pop(place, None)
+        if resource is names.DDPJOBS:
+            self._partial_jobs.observe(Key(*place), None)
         if resource is names.PODS:
             self._leave_job(place, entry)
         if resource in names.SCHEDULING_KINDS:

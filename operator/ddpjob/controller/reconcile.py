@@ -249,6 +249,7 @@ class Reconciler:
             objects=self.cache.groups(key.namespace, meta["uid"]),
             found=self._lookups.found(),
             served=self.served(),
+            elder=self.cache.elder(key),
             live=live is not None,
         )
         return make_plan(job, observed, self.now(), self.settings, self._parsed.parse)

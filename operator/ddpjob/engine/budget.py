@@ -3,11 +3,10 @@
 The numbers are in the status and are never derived from pods.
 """
 
-import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
-from ddpjob.api.backoff import doubling
+from ddpjob.api.backoff import doubling, jittered
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import Backoff
 from ddpjob.api.status import DDPJobStatus, Failure
@@ -54,16 +53,10 @@ def reasons_since_reset(s: JobState) -> frozenset[str]:
 
 
 def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:
-    """Return the seconds before the restart after this many failures in a row: 0, then 1, 2, 4, ... with jitter.
-
-    The jitter takes off up to a quarter, so that jobs that fail together do not restart together. It is drawn from
-    ``key`` and so the same in every plan of this restart.
-    """
+    """Return the seconds before the restart after this many failures in a row: 0, then 1, 2, 4, ... with jitter."""
     if in_row <= 1:
         return 0.0
-    longest = doubling(backoff.initial_seconds, in_row - 1, backoff.max_seconds)
-    drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) / 2**32
-    return longest * (1 - drawn / 4)
+    return jittered(doubling(backoff.initial_seconds, in_row - 1, backoff.max_seconds), key)
 
 
 def refund(s: JobState) -> DDPJobStatus:

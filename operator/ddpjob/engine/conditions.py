@@ -12,6 +12,7 @@ from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.obstacles import admission_obstacle, fruitless, obstacles, scheduling_obstacle, silence, stall
+from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
@@ -164,6 +165,10 @@ def _scheduled(s: JobState, decision: Decision) -> Aspect:
         return False, "PodsNotCreated", "the pods of the new attempt are being created"
     if (wait := admission_obstacle(s)) is not None:
         return False, *wait
+    if decision.gives_back:
+        return False, decision.reason, decision.message
+    if s.attempt.verdict in guard.VERDICTS:
+        return False, s.attempt.verdict or "", s.attempt.message
     if decision.kind == "close" or s.attempt.is_closed:
         return False, "PodsNotCreated", "the next attempt has not started yet"
     if (obstacle := scheduling_obstacle(s)) is not None:

@@ -35,6 +35,7 @@ from ddpjob.engine.evidence import (
     evidence_of_missing,
     evidence_of_waiting,
     failed_pods,
+    may_have_waited,
     obeyed_sigterm,
     root_cause,
     whose_failure,
@@ -47,6 +48,7 @@ from ddpjob.engine.failures import (
 )
 from ddpjob.engine.rules import overrule
 from ddpjob.engine.scheduling import adapters as scheduling
+from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
 
 Kind = Literal["continue", "start", "created", "settle", "restart", "close", "suspend", "succeed", "fail", "hold"]
@@ -59,6 +61,7 @@ class Decision:
     kind: "created": all pods exist, so from now on a missing pod is lost. "settle": a pod failed, wait for the cause.
         "close": the attempt ends, and the next one starts later. "hold": nothing starts until the spec is corrected.
     refusals: of the attempt that starts or is closed, see ``Attempt``.
+    gives_back: the attempt is closed because not all its pods have Kubernetes nodes (``scheduling.guard``).
     until: when the next attempt starts after "close", or until when a "settle" waits; None if that depends on the user.
     drain_until: until when the next attempt waits for the pods of this one, which save a checkpoint.
     restarted_at: the spec.restartedAt that the decision carries out.
@@ -71,6 +74,7 @@ class Decision:
     message: str = ""
     failure: Failure | None = None
     refusals: int = 0
+    gives_back: bool = False
     until: str | None = None
     drain_until: str | None = None
     restarted_at: str | None = None
@@ -204,7 +208,7 @@ def _next_attempt(s: JobState) -> Decision | None:
         return None
     if s.spec_changed:
         return _held(s)
-    if waits(s.attempt, s.now) and not s.spec_edited:
+    if waits(s.attempt, s.now) and not (s.spec_edited or guard.is_next(s)):
         return CONTINUE
     if drains(s.attempt, s.now) and not s.nothing_runs:
         return CONTINUE
@@ -246,12 +250,22 @@ def _failure(s: JobState) -> Decision | None:
     # The pod that got SIGTERM first perhaps reports last, for example from a node that shuts down.
     is_planned = judgement.planned and not is_follower
     if is_planned or is_own or lost or creating or (s.all_stopped and not s.unread_logs):
-        return _wait_for_node(s, judgement) or _react(s, judgement)
+        return _conclude(s, found, judgement)
     if (until := _settling_until(s, found)) is not None:
         return Decision("settle", "Failing", _settling_text(s, cause), until=until)
     # Each process tries each log once, and for a short time: also a process that starts after the end of the wait.
     is_open = waits(s.attempt, s.now) or bool(s.unread_logs)
-    return CONTINUE if is_open else _wait_for_node(s, judgement) or _react(s, judgement)
+    return CONTINUE if is_open else _conclude(s, found, judgement)
+
+
+def _conclude(s: JobState, found: Evidence, judgement: Judgement) -> Decision:
+    """End the attempt after a failure whose cause is known. It is no failure to wait for pods that were not placed."""
+    if judgement.action != "Fail" and may_have_waited(found):
+        within = s.job.spec.rendezvous.timeout_seconds if found.report.code == RENDEZVOUS else 0
+        if peers := guard.unplaced_peers(s, within):
+            what = f"{found.where} ended while {len(peers)} of {len(s.job.node_ranks)} pods waited for Kubernetes nodes"
+            return _give_back(s, guard.PEERS_NOT_PLACED, f"{what}, or had just got them")
+    return _wait_for_node(s, judgement) or _react(s, judgement)
 
 
 def _settling_until(s: JobState, found: Evidence) -> str | None:
@@ -432,6 +446,20 @@ def _abandon(s: JobState, reason: str, message: str) -> Decision:
     return Decision("close", reason, text, refusals=refusals, until=until)
 
 
+def _partial_gang(s: JobState) -> Decision | None:
+    """End an attempt that has held only a part of its Kubernetes nodes for too long."""
+    left = guard.seconds_left(s)
+    return _give_back(s, guard.verdict(s), guard.verdict_text(s)) if left is not None and left <= 0 else None
+
+
+def _give_back(s: JobState, reason: str, message: str) -> Decision:
+    """End the attempt without a failure, so that its Kubernetes nodes are free for others for a while."""
+    until = whole_second_after(s.now, guard.backoff(s))
+    text = f"{message}: attempt {s.attempt.number} gives its nodes back and costs no restart"
+    text += f"; {guard.next_start(reason, until)}"
+    return Decision("close", reason, text, gives_back=True, until=until, drain_until=_drain_until(s))
+
+
 def _held(s: JobState) -> Decision:
     runs = (
         "no new attempt starts" if s.attempt.is_closed else "the running attempt continues, but no new attempt starts"
@@ -469,6 +497,7 @@ _RULES = (
     _attempt_deadline,
     _restart_request,
     _shrink,
+    _partial_gang,
     _gang,
     _creation,
     _grow,

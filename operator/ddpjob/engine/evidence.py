@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpjob.api.exit_codes import SIGNAL_BASE, SUPERSEDED
+from ddpjob.api.exit_codes import RENDEZVOUS, SIGNAL_BASE, SUPERSEDED
 from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
@@ -266,6 +266,19 @@ def is_refused(pod: PodView) -> bool:
 def evidence_of_missing(node_rank: int) -> Evidence:
     """Return the facts of a node whose pod no longer exists."""
     return Evidence(node_rank, "own")
+
+
+def may_have_waited(evidence: Evidence) -> bool:
+    """Return whether a failure before all pods ran may only show that the peers did not come.
+
+    Without a report, a program that ended in the first minute probably did not get as far as its rendezvous.
+    """
+    if evidence.report.code == RENDEZVOUS or evidence.whose == "peer":
+        return True
+    pod = evidence.pod
+    if evidence.whose == "own" or pod is None or not pod.started_at or not pod.finished_at:
+        return False
+    return seconds_between(pod.started_at, parse_time(pod.finished_at)) >= START_SECONDS
 
 
 def is_on_lost_node(pod: PodView) -> bool:

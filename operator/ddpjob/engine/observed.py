@@ -34,6 +34,15 @@ class Polled:
 NOT_POLLED = Polled()
 
 
+@dataclass(frozen=True, slots=True)
+class Elder:
+    """A job of which only some pods have a Kubernetes node, since this time, and which others give way to."""
+
+    namespace: str
+    name: str
+    since: str
+
+
 @dataclass(frozen=True)
 class Observed:
     """The objects of one job and its last progress report.
@@ -50,6 +59,8 @@ class Observed:
     objects: what the job owns of the kinds in ``names.SCHEDULING_KINDS``.
     found: objects of the cluster by kind and name (``Plan.lookups``); a text instead of one that cannot be read.
     served: the API versions of these kinds that the API server serves; None before it was asked.
+    elder: the eldest partial job (``scheduling.guard``) if it is elder than this one; None if this job neither is
+        partial nor has yielded.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
@@ -67,6 +78,7 @@ class Observed:
     objects: Mapping[Resource, Sequence[Json]] = field(default_factory=dict)
     found: Mapping[tuple[Resource, str], Json | str] = field(default_factory=dict)
     served: Collection[str] | None = None
+    elder: Elder | None = None
     live: bool = False
 
 

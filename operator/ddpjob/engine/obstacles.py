@@ -12,6 +12,7 @@ from ddpjob.api.status import RUNNING, Furthest
 from ddpjob.api.times import seconds_between
 from ddpjob.engine.attempt import seconds_running, seconds_to_stop
 from ddpjob.engine.scheduling import adapters as scheduling
+from ddpjob.engine.scheduling import guard
 from ddpjob.engine.scheduling.base import Obstacle
 from ddpjob.engine.state import JobState
 
@@ -46,10 +47,9 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
         yield wait
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
     yield from ((pod.waiting[0], f"{pod.where}: {_waiting_text(pod)}") for pod in pods if pod.waiting)
-    if (found := scheduling.obstacle(s)) is not None:
-        yield found
-    yield from _gated(s)
-    yield from _unschedulable(s, pods)
+    if (partial := guard.obstacle(s, next(_not_placed(s, pods), ("", ""))[1])) is not None:
+        yield partial
+    yield from _not_placed(s, pods)
     for pod in pods:
         if (left := _seconds_to_prepare(s, pod)) is not None and left <= 0:
             what = "its volumes or its network are" if pod.prepared is False else "its containers are"
@@ -76,10 +76,8 @@ def scheduling_obstacle(s: JobState) -> Obstacle | None:
     if not without:
         return None
     text = f"{len(without)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
-    if (found := scheduling.obstacle(s) or next(_gated(s), None)) is not None:
-        return found
-    refused = _unschedulable(s, (s.current[r] for r in without if r in s.current))
-    return next(refused, ("WaitingForScheduler", text))
+    refused = next(_not_placed(s, (s.current[r] for r in without if r in s.current)), None)
+    return guard.obstacle(s, refused[1] if refused else "") or refused or ("WaitingForScheduler", text)
 
 
 def silence(s: JobState) -> Obstacle | None:
@@ -141,9 +139,13 @@ def _gated(s: JobState) -> Iterator[Obstacle]:
             return
 
 
-def _unschedulable(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:
+def _not_placed(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:
+    """Yield what the schedulers say about pods without a Kubernetes node."""
+    if (found := scheduling.obstacle(s)) is not None:
+        yield found
+    yield from _gated(s)
     why = f"; {s.observed.unbound}" if s.observed.unbound else ""
-    return (
+    yield from (
         ("Unschedulable", f"{pod.where}: {pod.unschedulable}{why}") for pod in pods if pod.unschedulable is not None
     )
 

@@ -37,6 +37,7 @@ from ddpjob.engine.events import MAX_NOTE, notes
 from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.scheduling import adapters as scheduling
+from ddpjob.engine.scheduling import guard
 from ddpjob.engine.scheduling.base import Ending
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
@@ -295,7 +296,7 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     # Deadlines of the attempt before the decision, unless the decision ends it.
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
     if not (decision.begins_attempt or decision.ends_attempt):
-        left += obstacles.waits(s) + elastic.waits(s)
+        left += [*obstacles.waits(s), *elastic.waits(s), *guard.waits(s)]
     if decision.kind != "hold":
         times = (attempt.ending.until, attempt.ending.drain_until) if attempt.ending else ()
         left += [-seconds_since(time, s.now) for time in times if time is not None]

@@ -37,6 +37,7 @@ from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
 from ddpjob.engine.progress import checkpoint_status, furthest, progress_status
+from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after
 
@@ -56,7 +57,9 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     reached = _furthest(s, decision)
     built = conditions(s, decision, nodes, failures or (), reached)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
-    is_queued = decision.kind == "continue" and admission_obstacle(s) is not None
+    is_queued = decision.gives_back or (
+        decision.kind == "continue" and (admission_obstacle(s) is not None or s.attempt.verdict in guard.VERDICTS)
+    )
     counted = before.restarts_counted_towards_limit or 0
     if restarted is not None:
         counted = counted_restarts(s) + restarted.counted
@@ -124,13 +127,15 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
     if s.in_place is not attempt.in_place:
         attempt = attempt.changed(in_place=s.in_place)
     row = failures_in_row(s) if decision.restarted else attempt.failures_in_row
+    yields = None if s.spec_edited or s.suspended else attempt.yields
     if decision.begins_attempt:
         return CurrentAttempt(
             number=number_of_next(s),
             phase=CREATING,
             start_time=now,
             refusals=decision.refusals or None,
-            creating_since=attempt.creating_since if decision.refusals else None,
+            creating_since=attempt.creating_since if decision.refusals or yields else None,
+            yields=yields,
             failures_in_row=None if attempt.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else row or None,
             in_place=InPlace(granted=_grant(s, decision, attempt)),
             size=elastic.next_size(s),
@@ -138,7 +143,8 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
     since = attempt.ending.since if attempt.ending else now
     match decision.kind:
         case "created":
-            return attempt.changed(phase=RUNNING, refusals=None, creating_since=None, ending=None)
+            first = attempt.creating_since if yields else None
+            return attempt.changed(phase=RUNNING, refusals=None, creating_since=first, ending=None)
         case "settle":
             ending = Ending(message=decision.message, since=since, until=decision.until)
             return attempt.changed(phase=ENDING, ending=ending)
@@ -159,6 +165,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
                 failures_in_row=row or None,
                 partial_since=None,
                 next_size=decision.size,
+                yields=(attempt.yields or 0) + 1 if decision.gives_back else attempt.yields,
             )
     if not attempt.is_closed:
         return _with_first_times(s, decision, attempt, nodes)
@@ -175,7 +182,7 @@ def _grant(s: JobState, decision: Decision, ended: CurrentAttempt) -> int:
 
 def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
     """Return when the first of the attempts started that were abandoned before they ran, up to the one that ends."""
-    if not decision.refusals or attempt.all_running_time is not None:
+    if not (decision.refusals or decision.gives_back) or attempt.all_running_time is not None:
         return None
     return attempt.creating_since or attempt.start_time
 
@@ -184,7 +191,7 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
     """Return the attempt with the times of what was seen for the first time."""
     now = timestamp(s.now)
     if attempt.phase == RUNNING and attempt.all_running_time is None and all_run(nodes):
-        attempt = attempt.changed(all_running_time=now)
+        attempt = attempt.changed(all_running_time=now, creating_since=None, yields=None)
     if attempt.first_step_time is None and s.has_stepped:
         attempt = attempt.changed(first_step_time=now)
     if attempt.first_success_time is None and s.succeeded_nodes:

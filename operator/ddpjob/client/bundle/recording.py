@@ -12,11 +12,13 @@ from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json, element
 from ddpjob.api.pod_view import pod_view
+from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings, Plan
 from ddpjob.engine.claims import is_claim_of, unbound_claim
 from ddpjob.engine.desired import Job, desired_policy
-from ddpjob.engine.observed import Observed, owned_pods
+from ddpjob.engine.observed import Elder, Observed, owned_pods
 from ddpjob.engine.plan import plan
+from ddpjob.engine.scheduling.guard import standing
 
 Place = Literal["machine", "cluster"]
 Assumed = Literal["service", "networkPolicy", "claim"]
@@ -95,6 +97,7 @@ class Recording:
             round=self.round,
             logs=self.logs,
             unbound=self._unbound(),
+            elder=self._elder(),
             live=True,
         )
 
@@ -110,6 +113,11 @@ class Recording:
         if wanted is None:
             return None
         return wanted.body | {"metadata": wanted.body["metadata"] | {"uid": _ASSUMED_UID}}
+
+    def _elder(self) -> Elder | None:
+        """Return some job for one that yielded: other jobs are not recorded, and the operator waited for one."""
+        found = standing(self.job)
+        return Elder("", "", timestamp(self.now)) if found is not None and found.since is None else None
 
     def _unbound(self) -> str:
         """Return why claims are not bound, as the operator finds it out for pods that no node fits."""

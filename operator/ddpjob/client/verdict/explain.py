@@ -8,7 +8,7 @@ from ddpjob.client.verdict.facts import Case, Facts
 from ddpjob.client.verdict.failed import ending, finished, last_failure, logs_to_read, unrecorded
 from ddpjob.client.verdict.operator import with_operator
 from ddpjob.client.verdict.running import foreign, resumed, running, suspended, unseen
-from ddpjob.client.verdict.waiting import queued, refused, waiting
+from ddpjob.client.verdict.waiting import gave_back, queued, refused, waiting
 
 _MOST = 8
 """Claims, and pods with events, that are read."""
@@ -20,6 +20,7 @@ _RULES: tuple[Callable[[Case], Explanation | None], ...] = (
     refused,
     suspended,
     resumed,
+    gave_back,
     ending,
     unrecorded,
     waiting,

@@ -8,10 +8,12 @@ from ddpjob.api import names
 from ddpjob.api.names import LAUNCHER
 from ddpjob.api.objects import Json, condition, element
 from ddpjob.api.pod_view import PodView
+from ddpjob.api.status import Condition
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.engine.evidence import REFUSALS
 from ddpjob.engine.obstacles import CONTAINER_CREATING, obstacles
+from ddpjob.engine.scheduling import guard
 from ddpjob.engine.scheduling.base import UNAVAILABLE
 from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITING
 
@@ -66,6 +68,11 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
         "correct schedulerName in spec.template, or install that scheduler",
     ),
 }
+_OF_GANGS = (
+    "the free nodes suffice for some of the pods: other jobs hold the rest, and perhaps also wait",
+    "kubectl get ddp -A; kubectl describe nodes shows what is allocated; use fewer nodes with numNodes, or a "
+    "priorityClassName with a higher priority",
+)
 _REFUSALS: Mapping[str, tuple[str, str]] = {
     "CreateRefused": (
         "a LimitRange, Pod Security or an admission webhook refuses it",
@@ -187,6 +194,9 @@ def waiting(case: Case) -> Explanation | None:
     """Explain why not all nodes run; None if they do, or have ended."""
     if case.attempt.is_closed or not _waits(case):
         return None
+    running = case.condition("Running")
+    if running is not None and running.reason == guard.PARTIAL:
+        return _partly_placed(case, running)
     pods = [pod for pod in case.current if pod.state == "pending"]
     found = next(obstacles(case.state), None) if case.state is not None and case.facts.pods is not None else None
     # In the order of the engine's obstacles, so that the condition and the verdict name the same pod.
@@ -201,6 +211,38 @@ def waiting(case: Case) -> Explanation | None:
     if found is not None and found[0] in _NOT_PREPARED:
         return _not_prepared(case, pods, *found)
     return _starting(case, found[1] if found else "")
+
+
+def gave_back(case: Case) -> Explanation | None:
+    """Explain a job that gave its Kubernetes nodes back, because they were too few, and has not started again."""
+    attempt = case.attempt
+    if not attempt.is_closed or attempt.verdict not in guard.VERDICTS:
+        return None
+    hint, todo = _OF_GANGS
+    return case.verdict(
+        "Placement",
+        attempt.verdict or "",
+        f"{case.name} waits for Kubernetes nodes: {attempt.message}",
+        [case.of_job("status.currentAttempt.ending.verdict", attempt.verdict)],
+        hint=hint,
+        next=todo,
+        attempt=attempt.number,
+        until=attempt.ending.until if attempt.ending else None,
+    )
+
+
+def _partly_placed(case: Case, found: Condition) -> Explanation:
+    hint, todo = _OF_GANGS
+    pod = next((pod for pod in case.current if not pod.node_name), None)
+    return case.verdict(
+        "Placement",
+        found.reason,
+        f"{case.name} waits: {found.message}",
+        [case.of_condition(found), case.of_job("status.currentAttempt.partialSince", case.attempt.partial_since)],
+        hint=hint,
+        next=todo,
+        **(_place(case, pod) if pod is not None else {"attempt": case.attempt.number}),
+    )
 
 
 def _waits(case: Case) -> bool:
