@@ -207,7 +207,7 @@ class World:
         del self.pods[delete.name]
 
     def _change(self, change: Change) -> None:
-        """Change Service, policy or Workload, or stop the sidecars of a pod, as the kubelet does after its deadline."""
+        """Change Service, policy or Workload, annotate a pod, or stop its sidecars, as at a deadline."""
         if change.resource is names.WORKLOADS:
             workload = self.groups[names.WORKLOADS][change.name]
             meta = workload["metadata"]
@@ -230,6 +230,9 @@ class World:
             return
         pod = self.pods[change.name]
         assert pod["metadata"]["uid"] == change.uid
+        if change.annotations:
+            pod["metadata"] = merge_patch(pod["metadata"], {"annotations": change.annotations})
+            return
         pod["spec"] = pod["spec"] | change.value
         pod["status"] = pod["status"] | {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active"}
 

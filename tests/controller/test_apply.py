@@ -158,6 +158,19 @@ async def test_change_leaves_another_object_of_the_name_alone(bench: Bench) -> N
     assert left["spec"]["activeDeadlineSeconds"] == 1
 
 
+async def test_annotations_of_a_pod_are_changed_and_nothing_else(bench: Bench) -> None:
+    body = bench.pod("a")
+    body["metadata"]["annotations"] = {"mine": "1"}
+    pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, body)
+    change = Change(names.PODS, "a", pod["metadata"]["uid"], {}, annotations={names.ANNOTATION_PROGRESS: "42%"})
+    assert await bench.executor.act(bench.job, Plan(changes=(change,))) == Outcome()
+    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
+    assert left["metadata"]["annotations"] == {"mine": "1", names.ANNOTATION_PROGRESS: "42%"}
+    assert left["spec"] == pod["spec"]
+    (view,) = bench.cache.pods(bench.jobs.namespace, bench.job["metadata"]["uid"])
+    assert view.progress == "42%"
+
+
 async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> None:
     body = {
         "apiVersion": "v1",

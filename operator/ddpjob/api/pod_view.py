@@ -28,6 +28,7 @@ The kubelet stops them, and the pod and its logs stay."""
 _CLOCK_SKEW = timedelta(seconds=2)
 _LONGEST_SKEW = timedelta(minutes=10)
 """By how much a node's clock may be slow before a job that was drained could be taken for one that succeeded."""
+_MAX_ANNOTATION = 32  # a user may write any text
 # Reasons of DisruptionTarget of the kubelet, and of controllers that act on the loss of a node.
 _WITHOUT_DELETION = frozenset({"TerminationByKubelet", "DeletionByPodGC", "DeletionByTaintManager"})
 
@@ -48,6 +49,7 @@ class PodView:
     is_probe: it asks for room for another node (``names.LABEL_PROBE``), and trains nothing.
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     gated: Kueue manages the pod by itself, and has not admitted it (``names.QUEUE_GATE``).
+    checkpoint_time, progress, progress_time: the annotations of ``engine.annotations``, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: its phase is Pending, and its trainer has not started. A kubelet that ends a pod at its deadline before
         it has reported the phase Running leaves it at Pending until all containers have ended.
@@ -101,6 +103,9 @@ class PodView:
     gated: bool = False
     group: str = ""
     is_probe: bool = False
+    checkpoint_time: str = ""
+    progress: str = ""
+    progress_time: str = ""
 
     @property
     def waiting_text(self) -> str:
@@ -181,6 +186,9 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
         is_probe=names.LABEL_PROBE in labels,
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
+        checkpoint_time=_annotation(meta, names.ANNOTATION_CHECKPOINT_TIME),
+        progress=_annotation(meta, names.ANNOTATION_PROGRESS),
+        progress_time=_annotation(meta, names.ANNOTATION_PROGRESS_TIME),
     )
 
 
@@ -303,6 +311,12 @@ def _unschedulable(status: Mapping[str, Any]) -> str | None:
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return None
     return str(scheduled.get("message") or scheduled.get("reason") or "")
+
+
+def _annotation(meta: Mapping[str, Any], name: str) -> str:
+    """Return an annotation, or "" for one that is too long to be the operator's. Pods of a job share the text."""
+    text = (meta.get("annotations") or {}).get(name) or ""
+    return intern(text) if len(text) <= _MAX_ANNOTATION else ""
 
 
 def _shared(text: str | None) -> str | None:

@@ -19,6 +19,7 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import elastic, obstacles
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
+from ddpjob.engine.annotations import annotated
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
@@ -106,6 +107,8 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
     goes_on = decision.kind in ("continue", "hold")
     requests += map(_deletion, elastic.unused_probes(s, goes_on=goes_on))
+    annotates, due = annotated(s, decision, status)
+    requests += annotates
     return Plan(
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
@@ -114,7 +117,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         creates=creates,
         creates_attempt=next_number(s, decision) if any(map(_is_of_attempt, creates)) else None,
         events=tuple(notes(s, decision, status)),
-        requeue_after=_requeue_after(s, decision, status),
+        requeue_after=_earlier(_requeue_after(s, decision, status), due),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         claims=() if decision.begins_attempt or decision.ends_attempt else _claims_of_unschedulable_pods(s),
         logs=_logs(s, decision),
@@ -303,6 +306,11 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
         # A job that waits for a gang scheduler starts when that is served, at no time of its own.
         left = [seconds for seconds in left if seconds > 0] or ([] if obstacles.admission_obstacle(s) else left)
     return max(min(left), MIN_REQUEUE_SECONDS) if left else None
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    given = [max(seconds, MIN_REQUEUE_SECONDS) for seconds in (one, other) if seconds is not None]
+    return min(given, default=None)
 
 
 def _poll(s: JobState) -> tuple[str, str, int] | None:
