@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -10,6 +11,7 @@ from tests import queues
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
+from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
 from tests.queues import Queue
 
@@ -99,12 +101,17 @@ def test_jobs_share_a_quota_keep_it_over_restarts_and_give_way_to_a_higher_prior
         assert all(code in (404, 409) for _, _, _, code in refused), refused
 
 
-def test_suspension_and_a_new_size_go_through_the_queue(
-    control_plane: ControlPlane, namespace: str, jobs: Jobs, without_kueue: None
+def is_about_the_workload(request: web.BaseRequest) -> Fault | None:
+    """What a webhook of Kueue that is away answers to each request for the Workload."""
+    return Fault(status=500) if "/workloads/sized" in request.path else None
+
+
+def test_suspension_and_a_new_size_go_through_the_queue_and_an_outage_of_kueue_stops_no_job(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs, proxy: FaultProxy, without_kueue: None
 ) -> None:
     queues.install(control_plane)
     queue = Queue(control_plane, namespace, quota=4)
-    with OperatorProcess(control_plane, namespace, kueue=True):
+    with OperatorProcess(control_plane, namespace, server=proxy.server, name="operator-of-a-queue", kueue=True):
         submit(jobs, "sized")
         eventually("the Workload exists", lambda: queue.of("sized"))
         queue.cycle()
@@ -122,3 +129,12 @@ def test_suspension_and_a_new_size_go_through_the_queue(
         queue.cycle()
         pods = jobs.wait_for_pods(3, "sized", 2)
         assert pods[0]["spec"]["nodeSelector"] == POOL | {"zone": "a"}
+        for pod in pods:
+            jobs.run(pod)
+        eventually("PodsReady is written", lambda: queue.condition("sized", "PodsReady")[0] == "True")
+        proxy.rule = is_about_the_workload
+        jobs.end(pods[1], 1)
+        for pod in jobs.wait_for_pods(3, "sized", 3):
+            jobs.run(pod)
+            jobs.end(pod, 0)
+        jobs.wait_for("Succeeded", "sized")

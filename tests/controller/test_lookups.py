@@ -23,6 +23,7 @@ async def test_what_was_read_is_used_for_a_minute_and_what_is_missing_is_named()
     now, cluster = 0.0, OneFlavor()
     lookups = Lookups(cluster, lambda: now)  # type: ignore[arg-type]
     assert await lookups.read([FLAVOR]) and not await lookups.read([MISSING])
+    assert lookups.have_failed
     assert lookups.found() == {FLAVOR: {"spec": {"nodeLabels": {}}}, MISSING: "urgent not found"}
     now = LOOKUP_SECONDS - 1
     assert len(lookups.found()) == 2

@@ -8,7 +8,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Plan
-from tests.builders import SETTINGS, World, a_job, a_running_world, failed
+from tests.builders import SETTINGS, World, a_job, a_running_world, failed, running
 
 ASKED = {"scheduling": {"annotatePods": True}}
 RANK_0 = "mnist-0a1b2-1-0"
@@ -158,3 +158,14 @@ def test_the_patch_changes_annotations_only() -> None:
     report(world, 20)
     change: Change = world.reconcile().changes[0]
     assert change.body["spec"] == {} and change.body["metadata"].keys() == {"uid", "annotations"}
+
+
+def test_pods_of_an_attempt_that_is_being_created_are_not_annotated() -> None:
+    world = a_running_world(a_job(**ASKED))
+    report(world, 20, saved=20)
+    world.settle()
+    world.set_pod(1, failed(1))
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 2 and world.status["checkpoint"]
+    world.set_pod(0, running())
+    assert patched(world.reconcile()) == []

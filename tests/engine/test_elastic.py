@@ -316,3 +316,43 @@ def test_status_of_a_release_without_sizes_means_all_nodes() -> None:
     del world.job["status"]["currentAttempt"]["size"]
     world.settle()
     assert trainers(world) == pod_names(3, 3)
+
+
+def test_probes_in_the_same_room_one_after_the_other_count_once() -> None:
+    world = smaller(numNodes=4)
+    go(world, 600)
+    first, second = probes(world)
+    times = [world.now + timedelta(seconds=seconds) for seconds in range(4)]
+    for name, started, finished in ((first, times[0], times[1]), (second, times[1], times[3])):
+        world.pods[name]["status"] = ended(0, started=started, at=finished)
+        world.pods[name]["spec"] = world.pods[name]["spec"] | {"nodeName": "worker-9"}
+    go(world, 61)
+    assert trainers(world) == pod_names(3, 3)
+
+
+def test_probe_that_is_being_deleted_shows_no_room() -> None:
+    world = smaller()
+    go(world, 600)
+    (probe,) = probes(world)
+    world.pods[probe]["spec"] = world.pods[probe]["spec"] | {"nodeName": "lost"}
+    world.pods[probe]["metadata"] |= {"deletionTimestamp": timestamp(world.now), "deletionGracePeriodSeconds": 30}
+    go(world, 61)
+    assert attempt(world)["number"] == 2
+
+
+def test_no_attempt_ends_for_more_nodes_while_none_could_follow() -> None:
+    world = smaller()
+    go(world, 600)
+    container = {"name": "trainer", "env": [{"name": "CHANGED", "value": "1"}]}
+    world.job["spec"]["template"] = {"spec": {"containers": [container]}}
+    world.job["metadata"]["generation"] = 2
+    answer(world, "worker-9")
+    go(world, 61)
+    assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 2)
+
+
+def test_label_of_probes_hides_no_pod_of_an_attempt() -> None:
+    world = smaller()
+    world.pod(0)["metadata"]["labels"][names.LABEL_PROBE] = ""
+    world.settle()
+    assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 2)

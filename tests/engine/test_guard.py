@@ -1,5 +1,6 @@
 """Gangs of which only some pods have a Kubernetes node: what is recorded, which job gives its nodes back, and when."""
 
+import copy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from ddpjob.api.times import seconds_since, timestamp
 from ddpjob.engine.observed import Elder
+from ddpjob.engine.scheduling.guard import standing
 from tests.builders import NOW, World, a_job, ended, failed, running
 
 
@@ -345,3 +347,12 @@ def test_a_failure_of_its_own_counts_while_peers_have_no_node() -> None:
     world.set_pod(0, failed(1, cause="own"))
     world.settle()
     assert world.status["restartsCountedTowardsLimit"] == 1
+
+
+def test_no_job_yields_to_one_whose_record_is_not_kept() -> None:
+    world = a_partial_world()
+    assert standing(world.job) is not None
+    status = copy.deepcopy(world.job["status"])
+    assert standing(world.job | {"status": status | {"state": "Invalid"}}) is None
+    ran = status["currentAttempt"] | {"allRunningTime": timestamp(world.now)}  # by a release that does not know it
+    assert standing(world.job | {"status": status | {"currentAttempt": ran}}) is None

@@ -46,8 +46,8 @@ def test_help_version_and_usage_errors_do_not_import_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_help_is_quick() -> None:
-    assert min(fresh("--help")[1] for _ in range(3)) < 0.3
+def test_help_does_without_what_takes_long_to_import() -> None:
+    assert min(fresh("--help")[1] for _ in range(3)) < 1.0, "torch takes 2 s of CPU time"
 
 
 def test_process_ends_without_the_interpreters_own_end_but_with_all_output() -> None:

@@ -184,7 +184,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         unschedulable=_unschedulable(status),
         priority=spec.get("priority") or 0,
         gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
-        is_probe=names.LABEL_PROBE in labels,
+        is_probe=names.LABEL_PROBE in labels and names.LABEL_ATTEMPT not in labels,
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
         checkpoint_time=_annotation(meta, names.ANNOTATION_CHECKPOINT_TIME),
         progress=_annotation(meta, names.ANNOTATION_PROGRESS),

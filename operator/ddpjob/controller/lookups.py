@@ -30,6 +30,11 @@ class Lookups:
         self._found = {wanted: kept for wanted, kept in self._found.items() if kept[0] > oldest}
         return {wanted: value for wanted, (_, value) in self._found.items()}
 
+    @property
+    def have_failed(self) -> bool:
+        """Whether an object could not be read when it was last asked for."""
+        return any(isinstance(value, str) for _, value in self._found.values())
+
     async def read(self, wanted: Iterable[Lookup]) -> bool:
         """Read objects; return whether all of them could be read."""
         everything = True

@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
-from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, NotServed, TooManyRequests
+from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
 from ddpjob.controller.cache import Cache, Listing
@@ -164,6 +164,8 @@ class Reconciler:
                 live = await self._live_pods(job)
             else:
                 break
+        if names.LABEL_QUEUE in (job["metadata"].get("labels") or {}) and self._lookups.have_failed:
+            self.queue.add_after(key, LOOKUP_SECONDS)  # another job of the queue may have tried to read it
         return plan
 
     async def _refresh_workload(self, job: Json) -> None:
@@ -176,10 +178,10 @@ class Reconciler:
             self.cache.put(
                 names.WORKLOADS, await self.cluster.get(names.WORKLOADS, meta["namespace"], name), wake=False
             )
-        except NotServed:
-            return  # nothing follows from it before the next sweep
         except NotFound:
             self.cache.remove(names.WORKLOADS, meta["namespace"], name, known["metadata"]["uid"])
+        except ClusterError as error:  # Kueue is away, which must keep no job from ending
+            logger.info("Workload %s cannot be read again: %s", name, error)
 
     async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
         """Create the pods of the first attempt while its status is written.

@@ -27,6 +27,8 @@ def annotated(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[li
     status: after the decision.
     """
     stays = decision.kind in ("continue", "hold") and not (s.attempt.is_closed or s.attempt.is_settling)
+    # Before all pods run, a patch that fails would keep others from being created.
+    stays = stays and s.attempt.all_running_time is not None
     # Local mode has no scheduler, and no pods that can be patched.
     if not (s.job.spec.placement.annotate_pods and stays) or s.settings.gang_scheduler is None:
         return [], None

@@ -81,9 +81,9 @@ def shrunk(s: JobState) -> Size | None:
 def grown(s: JobState) -> Size | None:
     """Return the size of the next attempt if there is room for more nodes than the current one has; or None."""
     size = s.attempt.size
-    if size is None or not is_asking(s):
+    if size is None or not is_asking(s) or _may_not_start_again(s):
         return None
-    placed = sum(probe.node_name is not None and not probe.evicted for probe in probes(s))
+    placed = _room(s)
     missing = s.job.spec.num_nodes - len(s.job.node_ranks)
     if not placed or (placed < missing and _seconds_asking(s) < PROBE_SECONDS):
         return None
@@ -92,9 +92,32 @@ def grown(s: JobState) -> Size | None:
     return size.changed(nodes=nodes, smaller_since=since, grown_time=timestamp(s.now), probe_time=None)
 
 
+def _may_not_start_again(s: JobState) -> bool:
+    """Whether no attempt could follow the current one, which then goes on with the nodes that it has."""
+    return s.spec_changed or scheduling.wait(s) is not None
+
+
 def probes(s: JobState) -> list[PodView]:
     """Return the pods that ask for room, also those of earlier questions."""
     return [pod for pod in s.observed.pods if pod.is_probe]
+
+
+def _room(s: JobState) -> int:
+    """Return for how many more pods there is room at the same time.
+
+    A probe ends at once, and the scheduler may place the next one where it was. A deleted one, perhaps of a node that
+    is lost, shows nothing.
+    """
+    placed = [pod for pod in probes(s) if pod.node_name is not None and not (pod.evicted or pod.deleting)]
+    return sum(not any(_came_after(probe, other) for other in placed) for probe in placed)
+
+
+def _came_after(probe: PodView, other: PodView) -> bool:
+    """Whether a probe may have been placed in the room that another one has left; the times have whole seconds."""
+    if probe.node_name != other.node_name or probe.started_at is None or other.finished_at is None or probe is other:
+        return False
+    first = (other.started_at or "", other.name) < (probe.started_at, probe.name)
+    return first and probe.started_at >= other.finished_at
 
 
 def asks(s: JobState) -> bool:
@@ -174,7 +197,7 @@ def _misses(s: JobState, size: Size) -> int | None:
 def _seconds_to_ask(s: JobState) -> float | None:
     """Return after how many seconds probes are created; None if the attempt does not run, or has all nodes."""
     attempt, size = s.attempt, s.attempt.size
-    if size is None or len(s.job.node_ranks) >= s.job.spec.num_nodes:
+    if size is None or len(s.job.node_ranks) >= s.job.spec.num_nodes or _may_not_start_again(s):
         return None
     # Not by allRunningTime: no plan follows the one that records it.
     running = sum(pod.state == "running" for pod in s.current.values())

@@ -60,7 +60,9 @@ def standing(job: Json) -> Standing | None:
     if not isinstance(given, Mapping) or not given.keys() & {"partialSince", "yields"}:
         return None  # as almost all jobs: the rest takes longer
     attempt = recorded_status({"currentAttempt": given}).current_attempt
-    if attempt is None or "completionTime" in status or meta.get("deletionTimestamp") or _is_foreign(job.get("spec")):
+    if attempt is None or attempt.all_running_time is not None or status.get("state") == "Invalid":
+        return None  # an earlier release keeps partialSince, and of an invalid job nothing is recorded any more
+    if "completionTime" in status or meta.get("deletionTimestamp") or _is_foreign(job.get("spec")):
         return None
     if attempt.verdict != YIELDED and (attempt.is_closed or attempt.partial_since is None):
         return None
