@@ -1,7 +1,7 @@
 """Kueue for tests: minimal definitions of its kinds, and a queue that the test runs cycle by cycle.
 
 It does what plans depend on, as Kueue 0.19 does it: admission by priority and age within a quota of pods, preemption,
-deactivation, and the end of a reservation. ``tests/e2e/test_kueue.py`` runs Kueue itself.
+deactivation, and the end of a reservation. ``tests/controller/real_kueue.py`` runs Kueue itself.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition, is_true
 from tests.controlplane import ApiError, ControlPlane
+from tests.custom_resources import custom_resource
 from tests.processes import eventually
 
 FLAVOR = "spot"
@@ -66,7 +67,6 @@ def _is_created(plane: ControlPlane, kind: Resource, body: Json) -> bool:
 
 
 def _definition(kind: Resource, scope: str) -> Json:
-    group, version = kind.api_version.split("/")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     anything: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     if kind is names.WORKLOADS:
@@ -85,27 +85,8 @@ def _definition(kind: Resource, scope: str) -> Json:
             "podSets": {"type": "array", "items": pod_set},
         }
         schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": spec}, "status": anything}}
-    served = {
-        "name": version,
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-        "subresources": {"status": {}} if kind is names.WORKLOADS else {},
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": f"{kind.plural}.{group}",
-            "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/kueue/pull/1113"},
-        },
-        "spec": {
-            "group": group,
-            "names": {"kind": kind.kind, "plural": kind.plural, "singular": kind.kind.lower()},
-            "scope": scope,
-            "versions": [served],
-        },
-    }
+    approved = "kueue/pull/1113"
+    return custom_resource(kind, schema, approved, scope=scope, has_status=kind is names.WORKLOADS)
 
 
 class Queue:

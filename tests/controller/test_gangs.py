@@ -10,6 +10,7 @@ from ddpjob.api.objects import Json
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
+from tests.custom_resources import custom_resource
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
@@ -17,29 +18,9 @@ pytestmark = pytest.mark.apiserver
 
 def definition(kind: Resource, spec: dict[str, Any]) -> Json:
     """Return a minimal CustomResourceDefinition of a PodGroup with this schema of its spec."""
-    group, version = kind.api_version.split("/")
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": spec}, "status": anything}}
-    served = {
-        "name": version,
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-        "subresources": {"status": {}},
-    }
-    named = {"kind": kind.kind, "plural": kind.plural, "singular": "podgroup"}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        # Groups below k8s.io need the number of the change that was reviewed.
-        "metadata": {
-            "name": f"{kind.plural}.{group}",
-            "annotations": {
-                "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
-            },
-        },
-        "spec": {"group": group, "names": named, "scope": "Namespaced", "versions": [served]},
-    }
+    return custom_resource(kind, schema, "scheduler-plugins/pull/50")
 
 
 def groups(jobs: Jobs, kind: Resource) -> list[Json]:

@@ -35,8 +35,8 @@ def test_pods_of_a_job_that_asks_carry_its_last_checkpoint_and_its_progress() ->
     report(world, 20, saved=20)
     saved_at = timestamp(world.now)
     world.settle()
-    told = {"last-checkpoint-time": saved_at, "progress": "20%", "progress-time": saved_at}
-    assert of_pod(world, 0) == of_pod(world, 1) == told
+    expected = {"last-checkpoint-time": saved_at, "progress": "20%", "progress-time": saved_at}
+    assert of_pod(world, 0) == of_pod(world, 1) == expected
     assert world.status["checkpoint"]["time"] == saved_at and world.status["state"] == "Running"
 
 

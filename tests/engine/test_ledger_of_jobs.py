@@ -124,7 +124,7 @@ class SimulatedJob:
             elif event < 0.035 and self.clock >= self.away_until:
                 self.suspend()
                 return False
-        message = json.dumps({"schema": 2, "outcome": "succeeded", "code": 0, "progress": self.told})
+        message = json.dumps({"schema": 2, "outcome": "succeeded", "code": 0, "progress": self.last_report})
         for rank in range(2):
             self.world.set_pod(rank, ended(0, at=self.world.now, started=self.started, message=message))
         self.happened()
@@ -144,14 +144,14 @@ class SimulatedJob:
             self.report()
 
     def report(self) -> None:
-        told: dict[str, Any] = {"step": self.step, "totalSteps": STEPS, "stepsPerSecond": 1 / self.pace}
-        told |= {"savingSeconds": float(self.saving), "life": self.life, "lives": list(self.lives)}
+        sent: dict[str, Any] = {"step": self.step, "totalSteps": STEPS, "stepsPerSecond": 1 / self.pace}
+        sent |= {"savingSeconds": float(self.saving), "life": self.life, "lives": list(self.lives)}
         if self.resumed:
-            told["resumedFrom"] = {"run": 1, "step": self.resumed}
+            sent["resumedFrom"] = {"run": 1, "step": self.resumed}
         if self.saved:
-            told["checkpoint"] = {"run": 1, "step": self.saved}
-        self.told = told
-        self.world.progress = told, self.pods[0]["metadata"]["name"]
+            sent["checkpoint"] = {"run": 1, "step": self.saved}
+        self.last_report = sent
+        self.world.progress = sent, self.pods[0]["metadata"]["name"]
 
     def lose_a_process(self) -> None:
         """Restart all processes in place. The launchers measure until the first step of the next life."""
@@ -171,7 +171,7 @@ class SimulatedJob:
         self.report()
 
     def fail(self) -> None:
-        self.world.set_pod(0, failed(1, at=self.world.now, progress=self.told))
+        self.world.set_pod(0, failed(1, at=self.world.now, progress=self.last_report))
         self.world.set_pod(1, failed(1, cause="peer", at=self.world.now))
         self.world.progress = None
         self.happened()

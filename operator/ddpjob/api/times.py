@@ -21,3 +21,12 @@ def seconds_since(start: str, end: datetime) -> float:
 def seconds_between(start: str, end: datetime) -> float:
     """Return the seconds from the timestamp ``start`` to ``end``, at least 0 even if the clock was set back."""
     return max(seconds_since(start, end), 0.0)
+
+
+def remaining(wait: float, start: str, end: datetime) -> float:
+    """Return how many of ``wait`` seconds from ``start`` on are left at ``end``; negative if they are over.
+
+    0 if ``start`` is later than ``end``: a clock was set back, and nobody knows how long the wait has lasted.
+    """
+    since = seconds_since(start, end)
+    return wait - since if since >= 0 else 0.0

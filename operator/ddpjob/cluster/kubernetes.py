@@ -333,7 +333,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterErr
 def _validation(resource: Resource) -> dict[str, str] | None:
     """Return the parameter with which unknown fields are refused.
 
-    A Workload may have fields of pods that are newer than the definition of it in Kueue, which needs them not.
+    A Workload may have fields of pods that the definition of Workloads in Kueue does not know yet, nor needs.
     """
     return None if resource is names.WORKLOADS else STRICT
 

@@ -35,14 +35,12 @@ class Lookups:
         """Whether an object could not be read when it was last asked for."""
         return any(isinstance(value, str) for _, value in self._found.values())
 
-    async def read(self, wanted: Iterable[Lookup]) -> bool:
-        """Read objects; return whether all of them could be read."""
-        everything = True
+    async def read(self, wanted: Iterable[Lookup]) -> None:
+        """Read objects; ``have_failed`` says whether one could not be read."""
         for kind, name in wanted:
             value: Json | str
             try:
                 value = await self._cluster.get(kind, "", name)
             except ClusterError as error:
-                value, everything = str(error), False
+                value = str(error)
             self._found[kind, name] = self._clock(), value
-        return everything

@@ -157,15 +157,14 @@ class Reconciler:
         for _ in range(MAX_READS):
             plan = self._plan(key, job, memory, live)
             if plan.lookups:
-                if not await self._lookups.read(plan.lookups):
-                    self.queue.add_after(key, LOOKUP_SECONDS)
+                await self._lookups.read(plan.lookups)
             elif plan.needs_live:
                 await self._refresh_workload(job)
                 live = await self._live_pods(job)
             else:
                 break
         if names.LABEL_QUEUE in (job["metadata"].get("labels") or {}) and self._lookups.have_failed:
-            self.queue.add_after(key, LOOKUP_SECONDS)  # another job of the queue may have tried to read it
+            self.queue.add_after(key, LOOKUP_SECONDS)  # also if another job tried to read it
         return plan
 
     async def _refresh_workload(self, job: Json) -> None:

@@ -4,12 +4,10 @@ A scheduler or an administrator who chooses victims can prefer the pods of a job
 the time of its last patch, so that also a new operator keeps the distance between two.
 """
 
-from datetime import datetime
-
 from ddpjob.api import names
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import DDPJobStatus
-from ddpjob.api.times import seconds_since, timestamp
+from ddpjob.api.times import remaining, timestamp
 from ddpjob.engine.actions import Change
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.state import JobState
@@ -64,12 +62,7 @@ def _is_outdated(pod: PodView, wanted: dict[str, str]) -> bool:
 def _wait(pod: PodView, s: JobState) -> float:
     """Return the seconds until the pod may be patched. A time that is none, or that is still to come, is no reason."""
     pace = max(PACE_SECONDS, len(s.job.node_ranks) / PODS_PER_SECOND)
-    since = _age(pod.progress_time, s.now)
-    return pace - since if since is not None and since >= 0 else 0.0
-
-
-def _age(time: str, now: datetime) -> float | None:
     try:
-        return seconds_since(time, now)
+        return remaining(pace, pod.progress_time, s.now)
     except (ValueError, TypeError):  # a user may write any text, or a time without its zone
-        return None
+        return 0.0

@@ -19,7 +19,7 @@ from ddpjob.api.backoff import doubling
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.status import RUNNING, CurrentAttempt, Size
-from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.api.times import parse_time, remaining, seconds_between, seconds_since, timestamp
 from ddpjob.engine.desired import Job
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling.base import Obstacle
@@ -182,7 +182,7 @@ def _seconds_to_shrink(s: JobState) -> float | None:
     since = s.partial_since or attempt.start_time
     left = limit - seconds_between(since, s.now)
     if attempt.size is not None and attempt.size.shrunk_time is not None:
-        left = max(left, _left(attempt.size.shrunk_time, s.now, RESIZE_SECONDS))
+        left = max(left, remaining(RESIZE_SECONDS, attempt.size.shrunk_time, s.now))
     return left
 
 
@@ -203,7 +203,7 @@ def _seconds_to_ask(s: JobState) -> float | None:
     running = sum(pod.state == "running" for pod in s.current.values())
     if attempt.phase != RUNNING or running < len(s.job.node_ranks):
         return None
-    return max(_left(time, s.now, wait) for time, wait in _times_before_asking(size))
+    return max(remaining(wait, time, s.now) for time, wait in _times_before_asking(size))
 
 
 def _time_to_ask(size: Size) -> datetime:
@@ -219,12 +219,6 @@ def _times_before_asking(size: Size) -> list[tuple[str, float]]:
 def _seconds_asking(s: JobState) -> float:
     size = s.attempt.size
     return seconds_between(size.probe_time, s.now) if size and size.probe_time else 0.0
-
-
-def _left(time: str, now: datetime, seconds: float) -> float:
-    """Return how much of a wait is left since a time; 0 if that is in the future, because a clock was set back."""
-    since = seconds_since(time, now)
-    return seconds - since if since >= 0 else 0.0
 
 
 def _is_recent(time: str, now: datetime, seconds: float) -> bool:

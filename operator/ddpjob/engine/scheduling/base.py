@@ -11,6 +11,8 @@ from ddpjob.engine.state import JobState
 
 Obstacle = tuple[str, str]
 """Reason and message."""
+MAX_TEXT = 512
+"""Characters of a text of a system in a message."""
 UNAVAILABLE = "GangSchedulerUnavailable"
 """The job asks for a system that is not there. It waits: it is never started without."""
 

@@ -14,12 +14,11 @@ from ddpjob.api.objects import Json, condition
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Create, Delete
 from ddpjob.engine.desired import job_labels, owner_reference
-from ddpjob.engine.scheduling.base import Adapter, Ending, Obstacle
+from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
 from ddpjob.engine.state import JobState
 
 NOT_ENFORCED = "GangNotEnforced"
 """The API server dropped the mark of the group: the scheduler places each pod by itself."""
-_MAX_TEXT = 512
 
 
 class Gang(Adapter):
@@ -83,7 +82,7 @@ class Gang(Adapter):
         name = names.group_name(s.job.name, s.job.uid, s.attempt.number)
         for group in s.observed.objects.get(self.kind(s), ()):
             if group["metadata"]["name"] == name and (text := self._why_not_placed(group.get("status") or {})):
-                return "Unschedulable", f"PodGroup {name}: {shorten(text, _MAX_TEXT)}"
+                return "Unschedulable", f"PodGroup {name}: {shorten(text, MAX_TEXT)}"
         return None
 
     def _why_not_placed(self, status: Json) -> str:

@@ -17,9 +17,9 @@ from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import recorded_status
 from ddpjob.api.text import shorten
-from ddpjob.api.times import parse_time, seconds_between, seconds_since
+from ddpjob.api.times import parse_time, remaining, seconds_between
 from ddpjob.engine.attempt import whole_second_after
-from ddpjob.engine.scheduling.base import Obstacle
+from ddpjob.engine.scheduling.base import MAX_TEXT, Obstacle
 from ddpjob.engine.state import JobState
 
 PARTIAL = "PartiallyScheduled"
@@ -35,7 +35,6 @@ _ELDEST_FACTOR = 5
 _NOTICE_SECONDS = 10
 """How long a job is partial before it is shown, and before another yields to it: schedulers place pods one by one."""
 _FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 10, 600
-_MAX_TEXT = 512
 
 
 class Rank(NamedTuple):
@@ -84,9 +83,7 @@ def seconds_left(s: JobState) -> float | None:
     waited = seconds_between(since, s.now)
     if (elder := s.observed.elder) is None:
         return _ELDEST_FACTOR * limit - waited
-    notice = min(_NOTICE_SECONDS, limit)
-    left = notice - seconds_since(elder.since, s.now)
-    return max(limit - waited, left if left <= notice else 0.0)  # a later time means that a clock was set back
+    return max(limit - waited, remaining(min(_NOTICE_SECONDS, limit), elder.since, s.now))
 
 
 def verdict(s: JobState) -> str:
@@ -148,7 +145,7 @@ def obstacle(s: JobState, why: str) -> Obstacle | None:
     else:
         follows = f"if an older job waits for nodes, too, the pods give theirs back from {at} on, and else at {last}"
     what = f"{_counted(s)} pods have a Kubernetes node since {s.partial_since}"
-    what += f" ({shorten(why, _MAX_TEXT)})" if why else ""
+    what += f" ({shorten(why, MAX_TEXT)})" if why else ""
     return PARTIAL, f"{what}; {follows}: free nodes, or use fewer with numNodes"
 
 

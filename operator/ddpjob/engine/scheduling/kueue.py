@@ -17,7 +17,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Create
 from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
-from ddpjob.engine.scheduling.base import Adapter, Ending, Obstacle
+from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
 from ddpjob.engine.state import JobState
 
 QUEUE_UNAVAILABLE = "QueueUnavailable"
@@ -27,7 +27,6 @@ DEACTIVATED = "QueueDeactivated"
 """Kueue or an administrator took the job out of its queue until someone puts it back."""
 POD_SET = "main"
 
-_MAX_TEXT = 512
 _DIGEST_FORM = "v1:"
 # What a queue decides on; all else of a pod, such as its command, is of no interest to it.
 _POD_FIELDS = (
@@ -183,7 +182,7 @@ def _nothing_runs(s: JobState) -> bool:
 def _because(workload: Json, kind: str) -> str:
     found = condition(workload["status"], kind)
     reason, message = str(found.get("reason") or ""), str(found.get("message") or "")
-    return f" ({reason}): {shorten(message, _MAX_TEXT)}" if message else f" ({reason})" if reason else ""
+    return f" ({reason}): {shorten(message, MAX_TEXT)}" if message else f" ({reason})" if reason else ""
 
 
 def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | None:
@@ -217,7 +216,7 @@ def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
         return WAITING, f"{where}: quota is reserved, and admission waits for {'; '.join(texts) or 'Kueue'}"
     if (unread := _unread(s, _wanted_class(s))) is not None and _priority_class(workload) != _name_of(_wanted_class(s)):
         return unread
-    message = shorten(str(condition(status, "QuotaReserved").get("message") or ""), _MAX_TEXT)
+    message = shorten(str(condition(status, "QuotaReserved").get("message") or ""), MAX_TEXT)
     return WAITING, f"{where}: {message or 'Kueue has not considered the job yet'}"
 
 
