@@ -38,8 +38,9 @@ COMMANDS = {
     "validate": ["validate", "tiny.yaml", "train.py"],
     "render": ["render", "tiny.yaml"],
 }
+WITH_FILES = ("train.py", "--image", "torch:1", "--dry-run", "client")
+SUBMISSIONS = (("tiny.yaml", "--name", "other", "--local", "--wait"), ("tiny.yaml", "--dry-run", "client"), WITH_FILES)
 WHILE_IT_RUNS = ("run", "top")
-CHANGING = ("submit",)  # it prints the objects that it sends
 
 
 def misfits(verb: str, text: str) -> list[str]:
@@ -58,10 +59,10 @@ def verbs_with_json() -> Iterator[str]:
 
 
 def test_no_command_that_prints_json_is_left_out() -> None:
-    assert set(verbs_with_json()) == {*COMMANDS, *WHILE_IT_RUNS, *CHANGING}
+    assert set(verbs_with_json()) == {*COMMANDS, *WHILE_IT_RUNS, "submit"}
 
 
-@pytest.mark.parametrize("verb", ["get", "ls", "logs", "render"])
+@pytest.mark.parametrize("verb", ["get", "ls", "logs", "render", "submit"])
 def test_an_empty_object_fits_no_schema(verb: str) -> None:
     assert misfits(verb, "{}")
 
@@ -79,6 +80,9 @@ def test_what_each_command_prints_has_its_schema(ddpjob: Program) -> None:
         done = ddpjob(*command, "-o", "json")
         assert done.code == (1 if verb == "validate" else 0), done
         found += misfits(verb, done.out)
+    for command in SUBMISSIONS:
+        found += misfits("submit", ddpjob("submit", *command, "-o", "json").out)
+    found += misfits("render", ddpjob("run", "tiny.yaml", "--dry-run", "-o", "json").out)
     assert found == []
     lines = ddpjob("logs", "tiny", "-o", "json").objects
     saved = {(line["node"], line["rank"], line["attempt"]) for line in lines if line["line"] == "saved"}

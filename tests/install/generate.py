@@ -57,7 +57,11 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "logs": PrintedLine,
 }
 """What commands print with ``-o json``, by the name of the command."""
-OBJECTS = {"ddpjob": object_schemas.job_or_jobs, "render": object_schemas.objects}
+OBJECTS = {
+    "ddpjob": object_schemas.job_or_jobs,
+    "submit": object_schemas.submitted,
+    "render": object_schemas.objects,
+}
 """Schemas of objects as the API server has them, by the name of the file."""
 NAMED = {"why": "explanation", "get": "ddpjob", "ls": "ddpjob"}
 """The names of the other files."""

@@ -17,31 +17,63 @@ _METADATA: Schema = {
 }
 
 
+_OBJECT: Schema = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata"],
+    "properties": {
+        "apiVersion": {"type": "string", "description": "Version of its API."},
+        "kind": {"type": "string", "description": "Kind of the object."},
+        "metadata": _METADATA,
+    },
+}
+
+
 def job_or_jobs() -> Schema:
     """Return the schema of a DDPJob, and of a list of them."""
-    job = _plain(openapi())
-    job["properties"] |= _head(names.API_VERSION, names.DDPJOBS.kind) | {"metadata": _METADATA}
-    job["properties"]["spec"]["description"] = "What the training is to be (docs/fields.md)."
-    job["properties"]["status"]["description"] = "What has become of it (docs/fields.md)."
-    job["required"] = ["apiVersion", "kind", "metadata", "spec"]
     one = {"$ref": "#/$defs/DDPJob"}
     several = {"$ref": "#/$defs/DDPJobList"}
     return {
         "description": "A DDPJob, or several: the list of `ddpjob ls`. With --watch each line is a DDPJob.",
-        "$defs": {"DDPJob": job, "DDPJobList": _list("The jobs.", one)},
+        "$defs": {"DDPJob": _job(), "DDPJobList": _list("The jobs.", one)},
+        "anyOf": [one, several],
+    }
+
+
+def submitted() -> Schema:
+    """Return the schema of a DDPJob, and of the objects that are created with it."""
+    one = {"$ref": "#/$defs/DDPJob"}
+    several = {"$ref": "#/$defs/DDPJobWithOthers"}
+    kind = {"enum": ["ConfigMap", "Secret"], "description": "Kind of the object."}
+    other = _OBJECT | {
+        "description": "The ConfigMap with the files of the job, or a ConfigMap or Secret of its YAML.",
+        "properties": _OBJECT["properties"] | {"kind": kind},
+    }
+    items = {"anyOf": [{"$ref": "#/$defs/OtherObject"}, one]}
+    return {
+        "description": "A DDPJob. With --dry-run client, a list if the job has files or its YAML has other objects.",
+        "$defs": {
+            "DDPJob": _job(),
+            "OtherObject": other,
+            "DDPJobWithOthers": _list("The objects; the job is the last.", items),
+        },
         "anyOf": [one, several],
     }
 
 
 def objects() -> Schema:
     """Return the schema of a list of objects of any kind."""
-    kind = {
-        "apiVersion": {"type": "string", "description": "Version of its API."},
-        "kind": {"type": "string", "description": "Kind of the object."},
-        "metadata": _METADATA,
-    }
-    found = _list("The objects.", {"type": "object", "required": list(kind), "properties": kind})
-    return {"description": "What the operator would create for the first attempt of a job."} | found
+    what = "What the operator would create for the first attempt of a job. `ddpjob run --dry-run`: also the job."
+    return _list("The objects.", _OBJECT) | {"description": what}
+
+
+def _job() -> Schema:
+    job = _plain(openapi())
+    job["properties"] |= _head(names.API_VERSION, names.DDPJOBS.kind) | {"metadata": _METADATA}
+    job["properties"]["spec"]["description"] = "What the training is to be (docs/fields.md)."
+    job["properties"]["status"]["description"] = "What has become of it (docs/fields.md)."
+    job["required"] = ["apiVersion", "kind", "metadata", "spec"]
+    found: Schema = job
+    return found
 
 
 def text(schema: Schema) -> str:

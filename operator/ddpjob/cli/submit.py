@@ -72,7 +72,7 @@ def submit(
     """Create a job on the cluster of the kubeconfig, or with --local on this machine.
 
     A script, or the directory of --workdir, is sent into the pods: the image needs only Python and PyTorch. Files that
-    .gitignore names are left out.
+    .gitignore names are left out. The JSON has the schema docs/schemas/submit.json.
 
     \b
     Exit codes; those from 100 only with --wait or --logs:
