@@ -100,6 +100,8 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PYTEST) tests/controller/real_kueue.py
 	$(PY) -m tests.kind prepare kubectl kind lookup provisioner docker node-image helm images
 	$(PYTEST) tests/e2e/test_why.py tests/e2e/test_verbs.py
+	$(PY) -m tests.kind prepare all
+	$(PYTEST) -m soak tests
 	$(PY) -m tests.e2e.blame
 	$(PY) -m tests.e2e.scripts
 	$(PY) -m tests.compatibility prepare

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.controlplane import ControlPlane
 from tests.controlplane import control_plane as running_control_plane
+from tests.soak import leave_out
 
 _numbers = itertools.count(1)
 
@@ -25,6 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out(config, items)
 
 
 def pytest_collection_finish() -> None:

@@ -203,22 +203,24 @@ def resources_impossible(trial: Trial) -> tuple[str, str, Outcome]:
 # Those that mostly wait come first, then those that take longest.
 TRIALS = Trials.of(
     7,
-    secret_missing,
-    image_missing,
-    resources_impossible,
-    pod_preempted,
-    volume_limit_exceeded,
-    rank_stopped,
-    launcher_killed,
     rank_killed,
-    pod_killed,
-    rank_out_of_memory,
-    all_pods_deleted,
-    suspended,
-    volume_full,
-    command_missing,
-    image_name_invalid,
-    refused_by_kubelet,
+    soak=(
+        secret_missing,
+        image_missing,
+        resources_impossible,
+        pod_preempted,
+        volume_limit_exceeded,
+        rank_stopped,
+        launcher_killed,
+        pod_killed,
+        rank_out_of_memory,
+        all_pods_deleted,
+        suspended,
+        volume_full,
+        command_missing,
+        image_name_invalid,
+        refused_by_kubelet,
+    ),
 )
 
 
@@ -272,10 +274,17 @@ def test_undisturbed_job_has_no_restart_and_learns(undisturbed: Outcome) -> None
 @pytest.mark.parametrize(
     ("act", "found"),
     [
-        (launcher_killed, {"reason": "SIGKILL", "nodeRank": 0, "signal": 9, "exitCode": 137}),
+        pytest.param(
+            *(launcher_killed, {"reason": "SIGKILL", "nodeRank": 0, "signal": 9, "exitCode": 137}),
+            marks=pytest.mark.soak,
+        ),
         (rank_killed, {"reason": "Killed", "nodeRank": 1, "signal": 9, "rank": 1}),
-        (rank_stopped, {"reason": "Hang", "nodeRank": 1, "exitCode": 76, "rank": 1}),
-        (rank_out_of_memory, {"reason": "OOMKilled", "nodeRank": 1, "exitCode": 137}),
+        pytest.param(
+            rank_stopped, {"reason": "Hang", "nodeRank": 1, "exitCode": 76, "rank": 1}, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            rank_out_of_memory, {"reason": "OOMKilled", "nodeRank": 1, "exitCode": 137}, marks=pytest.mark.soak
+        ),
     ],
 )
 def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_checkpoint(
@@ -294,6 +303,7 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     assert_recovered(done, undisturbed)
 
 
+@pytest.mark.soak
 def test_pod_deleted_without_a_grace_period_costs_no_restart(outcome: Wait, undisturbed: Outcome) -> None:
     done: Outcome = outcome(pod_killed)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
@@ -307,6 +317,7 @@ def test_pod_deleted_without_a_grace_period_costs_no_restart(outcome: Wait, undi
     assert_recovered(done, undisturbed)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("act", "reason", "node_ranks"),
     [
@@ -333,6 +344,7 @@ def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
     assert_no_step_was_lost(done, undisturbed)
 
 
+@pytest.mark.soak
 def test_suspended_job_costs_no_step_and_has_no_failure(outcome: Wait, undisturbed: Outcome) -> None:
     done: Outcome = outcome(suspended)
     assert (done.status["state"], done.status["attempt"]) == ("Succeeded", 2)
@@ -341,6 +353,7 @@ def test_suspended_job_costs_no_step_and_has_no_failure(outcome: Wait, undisturb
     assert_no_step_was_lost(done, undisturbed)
 
 
+@pytest.mark.soak
 def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
     done: Outcome = outcome(volume_full)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
@@ -352,6 +365,7 @@ def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
     assert_names_the_end(done, "Volume")
 
 
+@pytest.mark.soak
 def test_missing_secret_fails_the_job_after_a_minute(outcome: Wait) -> None:
     done: Outcome = outcome(secret_missing)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
@@ -364,6 +378,7 @@ def test_missing_secret_fails_the_job_after_a_minute(outcome: Wait) -> None:
     assert 60 <= lasted.total_seconds() < 300  # 60 s from the first observation, on a node that may be busy
 
 
+@pytest.mark.soak
 def test_missing_command_fails_the_job_at_once(outcome: Wait) -> None:
     done: Outcome = outcome(command_missing)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
@@ -374,6 +389,7 @@ def test_missing_command_fails_the_job_at_once(outcome: Wait) -> None:
     assert (failure["hint"], failure["next"]) == advice_of("StartError")
 
 
+@pytest.mark.soak
 def test_invalid_image_name_fails_the_job_after_ten_seconds(outcome: Wait) -> None:
     done: Outcome = outcome(image_name_invalid)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
@@ -383,6 +399,7 @@ def test_invalid_image_name_fails_the_job_after_ten_seconds(outcome: Wait) -> No
     assert (failure["hint"], failure["next"]) == advice_of("InvalidImageName")
 
 
+@pytest.mark.soak
 def test_exceeded_limit_of_a_volume_restarts_once_and_then_fails_the_job(outcome: Wait) -> None:
     done: Outcome = outcome(volume_limit_exceeded)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 1))
@@ -394,6 +411,7 @@ def test_exceeded_limit_of_a_volume_restarts_once_and_then_fails_the_job(outcome
     assert_names_the_end(done, "Crash")
 
 
+@pytest.mark.soak
 def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the_node(outcome: Wait) -> None:
     done: Outcome = outcome(refused_by_kubelet)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 0))
@@ -404,6 +422,7 @@ def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the
     assert_names_the_end(done, "Placement")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("act", "reasons", "said"),
     [

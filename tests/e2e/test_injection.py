@@ -17,7 +17,7 @@ from ddpjob.api.objects import Json
 from tests.e2e.trials import Trial, Trials, Wait, apart
 from tests.kind import images
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.soak, pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "injected-launcher.yaml"
 STEPS = 300

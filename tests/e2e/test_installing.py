@@ -17,6 +17,7 @@ def test_helm_test_passes(operator: Installation) -> None:
     assert "Succeeded" in operator.helm("test", "ddpjob", "--timeout=120s")
 
 
+@pytest.mark.soak
 def test_api_server_accepts_the_plain_manifests(operator: Installation) -> None:
     # Server-side apply, because the chart's release owns some of the same objects; nothing is stored.
     said = operator.kubectl(
@@ -26,6 +27,7 @@ def test_api_server_accepts_the_plain_manifests(operator: Installation) -> None:
     assert "deployment.apps/ddpjob-operator" in said
 
 
+@pytest.mark.soak
 def test_uninstalling_keeps_the_crd_and_finished_jobs(
     reference: ReferenceRun, operator: Installation, trials_ended: None
 ) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.installation import ROOT, Installation
 from tests.e2e.namespace import JobNamespace, job_namespace
 from tests.kind.cluster import Cluster
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.soak, pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 # What node 0 prints, with single spaces.
 SAID = {

@@ -154,7 +154,11 @@ def run_in_both(
     return run_locally(manifest, namespace.kubectl.namespace, root), there
 
 
-@pytest.mark.parametrize("manifest", [SUCCESS, KILLED_RANK], ids=lambda m: m["metadata"]["name"])
+@pytest.mark.parametrize(
+    "manifest",
+    [SUCCESS, pytest.param(KILLED_RANK, marks=pytest.mark.soak)],
+    ids=lambda m: m["metadata"]["name"],
+)
 def test_local_mode_makes_the_same_pods_and_status_as_the_cluster(
     namespace: JobNamespace, operator: Installation, tmp_path: Path, manifest: Json
 ) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.namespace import JobNamespace
 from tests.kind import images
 from tests.kind.cluster import Cluster
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.soak, pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 RUNNING = ("one", "two")
 KILL_SECONDS = 15.0
 NODE_SECONDS = 40.0

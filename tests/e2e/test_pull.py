@@ -22,7 +22,7 @@ from tests.e2e.jobs import shell_job
 from tests.e2e.trials import Trial, Trials
 from tests.e2e.users import cluster_of, kubeconfig_of
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.soak, pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
 SIZE, CUTS = 200_000_000, (60_000_000, 70_000_000)
 SAVE = f"""

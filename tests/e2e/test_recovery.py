@@ -60,6 +60,7 @@ def is_quiet(operator: Installation) -> bool:
     return operator.activity() == before
 
 
+@pytest.mark.soak
 def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
     trial: Trial, operator: Installation, undisturbed: Outcome
 ) -> None:

@@ -111,7 +111,7 @@ def stopped(trial: Trial) -> Outcome:
         nodes.start(trial.cluster, node)
 
 
-TRIALS = Trials.of(1, drained, shut_down, stopped)
+TRIALS = Trials.of(1, drained, stopped, soak=(shut_down,))
 
 
 def test_drained_node_costs_no_step_and_no_restart(
@@ -129,6 +129,7 @@ def test_drained_node_costs_no_step_and_no_restart(
     assert operator.refused_requests() == []
 
 
+@pytest.mark.soak
 def test_node_that_shuts_down_costs_no_step_and_no_restart(
     outcome: Wait, cluster: Cluster, undisturbed: Outcome
 ) -> None:

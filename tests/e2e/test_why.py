@@ -21,6 +21,7 @@ from tests.e2e.jobs import shell_job
 from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials, Wait
 from tests.json_schema import faults
+from tests.soak import ALL
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
@@ -148,13 +149,10 @@ ALL_CASES: tuple[tuple[str, Json, Json], ...] = (
     ("succeeded", {"command": ["true"]}, {"stage": "Succeeded", "isAbnormal": False}),
 )
 
-# Each stage, and each source of what is known of the job. DDPJOB_TEST_FAULTS=all (`make soak`) applies all cases; the
-# others differ from these in a code or a report only.
-SAMPLE = {
-    *("affinity", "quota", "unbound-claim", "image", "secret", "command", "exception", "memory", "usage"),
-    *("hang-reported", "killed", "deadline", "no-start", "no-end", "pod-deadline", "retry", "succeeded"),
-}
-CASES = [case for case in ALL_CASES if case[0] in SAMPLE or os.environ.get("DDPJOB_TEST_FAULTS") == "all"]
+# Each source of what only a cluster knows of the job: scheduler, quota, claim, and what kubelet says of a container.
+# tests/client has the verdicts of all stages. `make soak` applies all cases.
+SAMPLE = {"affinity", "quota", "unbound-claim", "image", "secret", "command", "exception", "memory"}
+CASES = [case for case in ALL_CASES if case[0] in SAMPLE or ALL]
 
 
 def verdicts(trial: Trial) -> Mapping[str, tuple[Json, float]]:
@@ -195,7 +193,7 @@ def fits(verdict: Json, fields: Json) -> bool:
     return fields.items() <= verdict.items()
 
 
-TRIALS = Trials.of(2, verdicts, as_a_command)._replace(has_claim=False)
+TRIALS = Trials.of(2, verdicts, soak=(as_a_command,))._replace(has_claim=False)
 
 
 @pytest.mark.parametrize(("name", "fields"), [(name, fields) for name, _, fields in CASES], ids=[c[0] for c in CASES])
@@ -208,12 +206,14 @@ def test_verdict_names_stage_and_cause(outcome: Wait, name: str, fields: Json, r
     assert verdict["unread"] == []
 
 
+@pytest.mark.soak
 def test_command_prints_the_verdict_as_its_schema_says(outcome: Wait) -> None:
     found = json.loads(outcome(as_a_command))
     assert not list(faults(found, json.loads(SCHEMA.read_text())))
     assert (found["stage"], found["exitCode"], found["job"]) == ("Crash", 3, "as-a-command")
 
 
+@pytest.mark.soak
 def test_taint_of_all_nodes_is_named(trial: Trial) -> None:
     """A selector would leave another reason in the scheduler's message, so all nodes have the taint."""
     workers = nodes.staying(trial.cluster)

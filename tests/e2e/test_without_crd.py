@@ -19,7 +19,7 @@ from tests.e2e.namespace import JobNamespace, shared_claim
 from tests.e2e.test_operator_loss import seconds_until_pod
 from tests.kind import images
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.soak, pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 JOBS = [f"job-{number}" for number in range(10)]
 BYSTANDER = "bystander"
 CRD = f"{names.DDPJOBS.plural}.{names.GROUP}"

@@ -20,7 +20,7 @@ from tests.e2e.test_operator_loss import seconds_until_pod
 from tests.kind import images
 from tests.kind.cluster import Cluster
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.soak, pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 JOBS = ("one", "two")
 POD_SECONDS = 5.0
 """A new job has its pod within this time, also while the other namespace is being deleted."""

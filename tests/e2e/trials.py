@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
 from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
 from tests.kind.cluster import Cluster
+from tests.soak import ALL
 
 T = TypeVar("T")
 MOUNT = "/checkpoints"
@@ -267,9 +268,9 @@ class Trials(NamedTuple):
     has_claim: bool = True
 
     @staticmethod
-    def of(at_once: int, *acts: Callable[[Trial], Any]) -> Trials:
-        """Return trials that are named as their functions."""
-        return Trials({act.__name__: act for act in acts}, at_once)
+    def of(at_once: int, *acts: Callable[[Trial], Any], soak: Iterable[Callable[[Trial], Any]] = ()) -> Trials:
+        """Return trials that are named as their functions. soak: those of tests with this marker."""
+        return Trials({act.__name__: act for act in (*acts, *(soak if ALL else ()))}, at_once)
 
 
 @contextmanager
