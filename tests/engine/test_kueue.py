@@ -185,8 +185,64 @@ def test_a_failure_that_precedes_the_eviction_counts() -> None:
     world.set_pod(1, failed(1))
     world.evicts()
     world.settle_after_backoff()
-    assert world.status["restartsCountedTowardsLimit"] == 1 and world.status["state"] == "Restarting"
+    assert world.status["restartsCountedTowardsLimit"] == 1 and world.status["state"] == "Queued"
     assert world.conditions()["QuotaReserved"][0] == "False"
+
+
+def test_no_deadline_passes_while_a_job_waits_that_lost_its_quota_after_a_failure() -> None:
+    world = Queued(activeDeadlineSeconds=600)
+    world.starts()
+    world.forward(100)
+    world.set_pod(1, failed(1))
+    world.evicts()
+    world.settle()
+    world.forward(3600)
+    world.settle()
+    assert (world.status["state"], world.status["activeSeconds"]) == ("Queued", 100)
+    world.admits()
+    world.settle()
+    assert world.status["attempt"] == 2
+    assert world.status["time"]["queued"] == 3600 and world.status["restarts"] == 1
+
+
+def test_no_start_deadline_passes_while_a_job_waits_whose_pods_were_refused() -> None:
+    world = Queued(startupDeadlineSeconds=600)
+    world.settle()
+    world.admits()
+    world.problems = (Problem("CreateRefused", names.PODS, "mnist-1-0", "exceeded quota: small"),)
+    world.reconcile(crash_after=1)
+    world.problems = (Problem("CreateRefused", names.PODS, "mnist-1-0", "exceeded quota: small"),)
+    world.reconcile()
+    assert world.status["currentAttempt"]["ending"]["verdict"] == "CreateRefused"
+    world.problems = ()
+    world.evicts("PodsReadyTimeout")
+    world.settle()
+    world.forward(3600)
+    world.settle()
+    assert world.status["state"] == "Queued"
+
+
+def test_an_eviction_between_attempts_leaves_the_delay_before_the_next_one() -> None:
+    world = Queued()
+    world.starts()
+    for _ in range(3):
+        world.set_pod(1, failed(1))
+        world.settle()
+        if world.status["currentAttempt"]["phase"] == "Ending":
+            break
+        world.run_all()
+        world.settle()
+    until = world.status["currentAttempt"]["ending"]["until"]
+    world.evicts()
+    world.settle()
+    ending = world.status["currentAttempt"]["ending"]
+    assert ending["until"] == until is not None and ending["verdict"] == "EvictedFromQueue"
+    world.admits()
+    world.settle()
+    number = world.status["attempt"]
+    world.forward(61)
+    world.settle()
+    assert world.status["attempt"] == number + 1
 
 
 def test_suspension_deactivates_the_workload_and_resume_activates_it() -> None:

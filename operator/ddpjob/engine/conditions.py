@@ -9,6 +9,7 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine import elastic
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
+from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.obstacles import admission_obstacle, fruitless, obstacles, scheduling_obstacle, silence, stall
@@ -152,7 +153,8 @@ def _recovers_from(s: JobState, decision: Decision, failure: Failure) -> bool:
     """Whether the last failure is why the current attempt does not run yet, perhaps after abandoned attempts."""
     attempt, refusals = s.attempt, s.attempt.refusals or 0
     if attempt.is_closed and not decision.begins_attempt:
-        return not s.suspended and failure.attempt >= attempt.number - refusals
+        is_queued = EVICTED in (attempt.verdict, decision.reason)
+        return not (s.suspended or is_queued) and failure.attempt >= attempt.number - refusals
     if attempt.all_running_time is not None and not decision.begins_attempt:
         return False
     refusals = decision.refusals if decision.kind in ("start", "close") else refusals

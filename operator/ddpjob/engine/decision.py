@@ -381,6 +381,20 @@ def _eviction(s: JobState) -> Decision | None:
     return Decision("close", EVICTED, text, drain_until=_drain_until(s))
 
 
+def _eviction_between_attempts(s: JobState) -> Decision | None:
+    """Record that a job between two attempts lost its place in the queue: from then on no deadline of the job passes.
+
+    The delay before the next attempt and its size stay as they are. A job with a changed template is held instead.
+    """
+    attempt, ending = s.attempt, s.attempt.ending
+    if ending is None or not attempt.is_closed or attempt.verdict in (SUSPENDED, EVICTED) or s.spec_changed:
+        return None
+    if not (why := scheduling.stop(s)):
+        return None
+    text = f"{why}: the attempt after {attempt.number} waits in the queue"
+    return Decision("close", EVICTED, text, until=ending.until, drain_until=ending.drain_until, size=attempt.next_size)
+
+
 def _shrink(s: JobState) -> Decision | None:
     """End an attempt whose pods did not all get a Kubernetes node in time, for a smaller one that can start."""
     if (size := elastic.shrunk(s)) is None:
@@ -487,6 +501,7 @@ _RULES = (
     _resize,
     _success,
     _suspension,
+    _eviction_between_attempts,
     _job_deadline,
     _first_attempt,
     _unknown_attempt,

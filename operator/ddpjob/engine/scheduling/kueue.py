@@ -102,7 +102,7 @@ class Kueue(Adapter):
             return ""
         if is_true(workload["status"], "Evicted"):
             return f"Kueue evicted the job{_because(workload, 'Evicted')}"
-        return f"the queue {_queue(s)} has not admitted the job, which runs"
+        return f"the queue {_queue(s)} has not admitted the job"
 
     def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
         workload = _workload(s)
