@@ -24,14 +24,16 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program("helm"), *arguments], text=True, capture_output=True, timeout=120, check=False)
 
 
-def template(values: Object | None = None, *, release: str = "ddpjob", hooks: bool = True) -> list[Object]:
+def template(
+    values: Object | None = None, *, release: str = "ddpjob", namespace: str = NAMESPACE, hooks: bool = True
+) -> list[Object]:
     """Return the objects that ``helm install`` would create.
 
     Raises:
         AssertionError: Helm refused the values; its message is in the error.
     """
     options = [*KUBE_VERSION, *_set(values), *([] if hooks else ["--no-hooks"])]
-    done = helm("template", release, str(CHART), "--namespace", NAMESPACE, *options)
+    done = helm("template", release, str(CHART), "--namespace", namespace, *options)
     assert done.returncode == 0, done.stderr
     # libyaml's parser takes a tenth of the time; PyYAML may be built without it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

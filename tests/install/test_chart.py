@@ -238,6 +238,19 @@ def test_upgrade_may_reuse_the_values_of_a_release_without_replicas_and_network_
     assert template({"replicas": None, "networkPolicy": None}) == template()
 
 
+def test_operators_of_two_namespaces_have_no_object_of_the_cluster_in_common() -> None:
+    """The second release leaves out the CRD and the user roles, as docs/operations.md says."""
+    values = {"scope": "namespace", "kueue.enabled": True, "crds.install": False, "userRoles": False, "replicas": 2}
+    first, second = (
+        {
+            (item["kind"], item["metadata"]["name"])
+            for item in of_kind(template(values, namespace=each), *CLUSTER_SCOPED)
+        }
+        for each in ("team-a", "team-b")
+    )
+    assert first and first.isdisjoint(second)
+
+
 def test_metrics_are_off_by_default_and_add_service_and_monitor() -> None:
     kinds = {item["kind"] for item in template(hooks=False)}
     assert kinds.isdisjoint({"Service", "ServiceMonitor"})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.install.chart import Object, of_kind, template
+from tests.install.chart import NAMESPACE, Object, of_kind, template
 
 OPERATOR = {
     *(("ddpjob.dev", "ddpjobs", verb) for verb in ("get", "list", "watch", "delete")),
@@ -86,7 +86,9 @@ def test_rights_on_workloads_come_with_kueue(scope: str) -> None:
     objects = template({"kueue.enabled": True, "scope": scope})
     role = named(of_kind(objects, "ClusterRole" if scope == "cluster" else "Role"), "ddpjob-operator")
     assert triples(role) == OPERATOR | QUEUES
-    assert triples(named(of_kind(objects, "ClusterRole"), "-kueue")) == CLASSES
+    assert triples(named(of_kind(objects, "ClusterRole"), f"-kueue-{NAMESPACE}")) == CLASSES
+    [binding] = [b for b in of_kind(objects, "ClusterRoleBinding") if b["roleRef"]["name"].endswith(NAMESPACE)]
+    assert binding["metadata"]["name"] == binding["roleRef"]["name"]
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])
