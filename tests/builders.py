@@ -213,7 +213,11 @@ class World:
             meta = workload["metadata"]
             if change.version in ("", meta["resourceVersion"]):
                 patched = merge_patch(
-                    workload, {change.part: change.value, "metadata": {"annotations": change.annotations}}
+                    workload,
+                    {
+                        change.part: change.value,
+                        "metadata": {"annotations": change.annotations, "labels": change.labels},
+                    },
                 )
                 meta = patched["metadata"] | {"resourceVersion": str(int(meta["resourceVersion"]) + 1)}
                 self.groups[names.WORKLOADS][change.name] = patched | {"metadata": meta}

@@ -9,7 +9,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Forbidden, NotServed, Unavailable
+from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import MAX_START_SECONDS, Sweeper
@@ -98,6 +98,39 @@ async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_se
     cluster = FaultyCluster(lambda call: fault if call.verb == "list" and call.resource is kind else None)
     sweeper = await sweep_that_finds_the_job(cluster, families=((kind,),))
     assert sweeper.served == (frozenset({kind.api_version}) if error else frozenset())
+
+
+class UnlabelledWorkload(MemoryCluster):
+    """The API server has a Workload without the operator's label, or answers with ``error``."""
+
+    error: ClusterError | None = None
+    version = "2"
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        if resource is not names.WORKLOADS:
+            return await super().get(resource, namespace, name)
+        if self.error is not None:
+            raise self.error
+        return workload(self.version)
+
+
+def workload(version: str) -> Json:
+    owner = {"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}
+    meta = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": version, "ownerReferences": [owner]}
+    return {"metadata": meta, "spec": {}, "status": {}}
+
+
+async def test_an_adopted_workload_without_the_label_is_read_in_each_sweep() -> None:
+    cluster, cache = UnlabelledWorkload(), Cache()
+    cache.put(names.WORKLOADS, workload("1"))
+    await swept(cluster, cache)
+    assert cache.get(names.WORKLOADS, "default", "w")["metadata"]["resourceVersion"] == "2"
+    cluster.error = Unavailable("conversion webhook", code=500)
+    await swept(cluster, cache)
+    assert cache.get(names.WORKLOADS, "default", "w"), "Kueue is away, and the other objects are listed"
+    cluster.error = NotFound("w not found", code=404)
+    await swept(cluster, cache)
+    assert cache.get(names.WORKLOADS, "default", "w") is None
 
 
 class BrokenLists(FaultyCluster):

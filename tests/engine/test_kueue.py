@@ -362,6 +362,15 @@ def test_a_workload_that_a_user_deleted_is_created_again_and_the_attempt_waits_f
     assert not world.pods and world.status["state"] == "Queued" and world.status["restarts"] == 0
 
 
+def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> None:
+    world = Queued()
+    world.starts()
+    labels = dict(world.workload["metadata"]["labels"])
+    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
+    assert world.settle() == 1 and world.workload["metadata"]["labels"] == labels
+    assert world.status["state"] == "Running" and len(world.pods) == 2
+
+
 def test_a_workload_of_another_owner_is_left_alone_and_named() -> None:
     world = Queued()
     world.problems = (Problem("NameConflict", names.WORKLOADS, NAME, f"Workload {NAME} exists"),)

@@ -28,7 +28,7 @@ from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.engine.actions import REFUSALS_TO_SHOW, EngineSettings, Plan, Problem, patch_between
+from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, EngineSettings, Plan, Problem, patch_between
 from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
@@ -52,7 +52,7 @@ class Memory:
     refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
     begun, complete: number of the last attempt whose creates began, and of the last whose creates all had success.
     created: names of the pods of the attempt ``begun`` that were created, or were seen after a create without response.
-    repairs: how many times in a row Service or policy were repaired. repair_after: monotonic time before the next time.
+    repairs: how many times in a row Service, policy or labels were repaired. repair_after: when the next may follow.
     patched_at: monotonic time of the last status patch.
     unannounced: status before and after a patch whose response was lost, and its events.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
@@ -278,7 +278,7 @@ class Reconciler:
         if wait <= 0 or not _repairs(plan):
             return plan
         self.queue.add_after(key, wait)
-        return replace(plan, changes=tuple(change for change in plan.changes if change.resource not in _REPAIRED))
+        return replace(plan, changes=tuple(change for change in plan.changes if not _is_repair(change)))
 
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
         """Return whether to delay a status that is not urgent and combine it with the next one.
@@ -430,8 +430,12 @@ class Reconciler:
 
 
 def _repairs(plan: Plan) -> bool:
-    """Return whether the plan restores the Service or the NetworkPolicy."""
-    return any(change.resource in _REPAIRED for change in plan.changes)
+    return any(map(_is_repair, plan.changes))
+
+
+def _is_repair(change: Change) -> bool:
+    """Return whether a change restores the Service or the NetworkPolicy, or the labels of an object."""
+    return change.resource in _REPAIRED or bool(change.labels)
 
 
 async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:

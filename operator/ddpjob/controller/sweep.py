@@ -150,7 +150,7 @@ class Sweeper:
             if changes and self._filled[scope].is_set():
                 self.metrics.sweep_heals.labels(resource.kind).inc(changes)
             changed += changes
-        for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS):
+        for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, *names.SCHEDULING_KINDS):
             await self._verify_unlabelled(resource, scope)
         if self._rollbacks[scope] != self.cache.rollbacks:
             self._rollbacks[scope] = self.cache.rollbacks
@@ -199,6 +199,10 @@ class Sweeper:
                 self.cache.put(resource, await self.cluster.get(resource, entry.namespace, entry.name))
             except NotFound:
                 self.cache.remove(resource, entry.namespace, entry.name, entry.uid)
+            except ClusterError:
+                if resource in OPTIONAL:
+                    continue  # Kueue or a gang scheduler is away, which keeps no other object from being read
+                raise
 
 
 async def list_into(

@@ -39,7 +39,7 @@ class Delete:
 class Change:
     """PATCH a part of an object (RFC 7396), with the precondition that it still has this uid.
 
-    value: of the part. annotations: of the object, in the same request; null removes one.
+    value: of the part. annotations, labels: of the object, in the same request; null removes one.
     version: the resourceVersion that it must still have, because the patch replaces a list; empty for any.
     """
 
@@ -50,12 +50,14 @@ class Change:
     part: Literal["spec", "status"] = "spec"
     annotations: Json = field(default_factory=dict, hash=False)
     version: str = ""
+    labels: Json = field(default_factory=dict, hash=False)
 
     @property
     def body(self) -> Json:
         """The patch."""
         meta: Json = {"uid": self.uid}
         meta |= {"annotations": self.annotations} if self.annotations else {}
+        meta |= {"labels": self.labels} if self.labels else {}
         meta |= {"resourceVersion": self.version} if self.version else {}
         return {"metadata": meta, self.part: self.value}
 

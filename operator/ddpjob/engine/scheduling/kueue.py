@@ -128,6 +128,9 @@ class Kueue(Adapter):
             return (create,) if create is not None else ()
         if is_true(workload["status"], "Finished") or "deletionTimestamp" in workload["metadata"]:
             return ()
+        if (workload["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) != s.job.uid:
+            meta = workload["metadata"]  # adopted without the label that watch and list select
+            return (Change(names.WORKLOADS, meta["name"], meta["uid"], {}, labels=_labels(s)),)
         change = self._finish(s, workload) if s.finished else self._change(s, workload, ending)
         return (change,) if change is not None else ()
 
@@ -324,6 +327,10 @@ def _annotations(workload: Json) -> Json:
     return workload["metadata"].get("annotations") or {}
 
 
+def _labels(s: JobState) -> Json:
+    return job_labels(s.job) | {names.LABEL_QUEUED_UID: s.job.uid}
+
+
 def _create(s: JobState) -> Create | None:
     """Return the Workload; None while its priority is not known. No finalizer: it goes with the job that owns it."""
     if (priority := _priority(s)) is None:
@@ -332,7 +339,7 @@ def _create(s: JobState) -> Create | None:
     meta = {
         "name": name,
         "namespace": s.job.namespace,
-        "labels": job_labels(s.job) | {names.LABEL_QUEUED_UID: s.job.uid},
+        "labels": _labels(s),
         "annotations": {names.ANNOTATION_POD_SETS: _digest(pod_set)},
         "ownerReferences": [owner_reference(s.job)],
     }
