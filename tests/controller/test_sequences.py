@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from ddpjob.controller.reconcile import RECORD_SECONDS
 from ddpjob.engine.actions import Create
 from ddpjob.engine.desired import DesiredPods
 from tests.api.specs import CLAIM
-from tests.builders import failed, running
+from tests.builders import SETTINGS, failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
@@ -45,6 +46,7 @@ class Bench:
         self.cluster = FaultyCluster(self._hook, clock=now)
         self.server = self.cluster.server
         self.metrics = Metrics()
+        self.settings = SETTINGS
         self._tasks: list[asyncio.Task[None]] = []
 
     def _hook(self, call: Call) -> Fault | None:
@@ -53,7 +55,9 @@ class Bench:
 
     async def begin(self) -> None:
         """Start an operator, beside those that run."""
-        controller = a_controller(self.cluster, progress_seconds=1e9, metrics=self.metrics, now=now)
+        controller = a_controller(
+            self.cluster, progress_seconds=1e9, settings=self.settings, metrics=self.metrics, now=now
+        )
         self._tasks.append(asyncio.create_task(serve(controller, self.cluster.watch)))
 
     async def end(self) -> None:
@@ -366,6 +370,29 @@ def test_job_in_a_namespace_that_is_being_deleted_costs_few_requests() -> None:
         await asyncio.sleep(30)
         assert not bench.status(), "the job is deleted after its pods"
         assert 0 < bench.sent("create", names.PODS) - created <= 200
+
+    on_bench(test)
+
+
+def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_one_before() -> None:
+    async def test(bench: Bench) -> None:
+        forbidden = Forbidden("workloads is forbidden: no such queue", code=403)
+        bench.rule = lambda call: Fault(before=forbidden) if call.resource is names.WORKLOADS else None
+        await bench.end()
+        bench.settings = replace(SETTINGS, kueue=True)
+        await bench.begin()
+        bench.submit()
+        queue(bench, "wrong")
+        await asyncio.sleep(1200)
+        assert bench.status()["state"] == "Queued"
+        queue(bench, "right")
+        await asyncio.sleep(1)
+        created = [call for call in bench.calls if (call.verb, call.resource) == ("create", names.WORKLOADS)]
+        assert created[-1].body is not None and created[-1].body["spec"]["queueName"] == "right"
+        assert len(created) < 20
+
+    def queue(bench: Bench, name: str) -> None:
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": {names.LABEL_QUEUE: name}}})
 
     on_bench(test)
 

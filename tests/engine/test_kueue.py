@@ -393,6 +393,36 @@ def test_a_job_that_leaves_its_queue_gives_the_quota_back_after_its_attempt() ->
     assert world.status["state"] == "Succeeded" and world.conditions()["Finished"][0] == "True"
 
 
+def test_quota_of_a_job_that_left_its_queue_is_released_although_the_next_attempt_starts_at_once() -> None:
+    world = Queued()
+    world.starts()
+    world.job["metadata"]["labels"] = {}
+    world.settle()
+    world.evicts("Deactivated")
+    world.lingering, world.round = True, None  # the operator is another process from here on
+    world.set_pod(1, failed(1))
+    world.settle()
+    assert world.status["attempt"] == 2 and world.conditions()["QuotaReserved"][0] == "True", "pod 0 still saves"
+    world.stops_pods()
+    world.settle()
+    assert "admission" not in world.workload["status"] and world.conditions()["QuotaReserved"][0] == "False"
+    assert len([pod for pod in world.pods if "-2-" in pod]) == 2
+
+
+def test_quota_of_a_job_that_left_its_queue_between_two_attempts_is_released() -> None:
+    world = Queued()
+    world.starts()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.job["metadata"]["labels"] = {}  # both while no operator ran
+    world.settle()
+    world.evicts("Deactivated")
+    world.settle()
+    assert world.status["attempt"] == 2 and len([pod for pod in world.pods if "-2-" in pod]) == 2
+    assert world.conditions()["QuotaReserved"][0] == "False" and world.workload["spec"]["active"] is False
+
+
 def test_another_queue_is_entered_when_no_quota_is_reserved() -> None:
     world = Queued()
     world.settle()

@@ -84,7 +84,9 @@ LABEL_NODE_RANK: Final = f"{GROUP}/node-rank"
 ANNOTATION_POD_SETS: Final = f"{GROUP}/pod-sets"
 """Of a Workload: the digest of what its podSets ask for."""
 ANNOTATION_SUSPENDED: Final = f"{GROUP}/suspended"
-"""Of a Workload: the operator set spec.active to false, because the job is suspended or left its queue."""
+"""Of a Workload: the operator set spec.active to false, because the job is suspended or left its queue.
+
+The value is the number of the last attempt that uses the quota."""
 ANNOTATIONS_OF_WORKLOADS: Final = (ANNOTATION_POD_SETS, ANNOTATION_SUSPENDED)
 LABEL_PROBE: Final = f"{GROUP}/probe"
 """Of a pod that only asks the scheduler whether there is room for another node; it is of no attempt."""

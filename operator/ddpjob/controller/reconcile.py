@@ -16,6 +16,7 @@ from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
 from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
+from ddpjob.cluster.job_json import labels_in_use
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
 from ddpjob.controller.cache import Cache, Listing
@@ -50,6 +51,7 @@ class Memory:
 
     problems: the creates and deletes that failed last time.
     refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
+    edition: generation and labels of the job when requests were last sent.
     begun, complete: number of the last attempt whose creates began, and of the last whose creates all had success.
     created: names of the pods of the attempt ``begun`` that were created, or were seen after a create without response.
     repairs: how many times in a row Service, policy or labels were repaired. repair_after: when the next may follow.
@@ -63,7 +65,7 @@ class Memory:
     problems: tuple[Problem, ...] = ()
     refusals: int = 0
     hold_until: float = 0.0
-    generation: int = 0
+    edition: tuple[int, Json] | None = None
     begun: int = 0
     complete: int = 0
     created: frozenset[str] = frozenset()
@@ -348,9 +350,11 @@ class Reconciler:
                 memory.problems = ()
                 self.queue.add(key)
             return None
-        if job["metadata"].get("generation") != memory.generation or plan.urgent:
+        meta = job["metadata"]
+        edition = meta.get("generation", 0), labels_in_use(meta.get("labels") or {})  # a queue is part of no spec
+        if edition != memory.edition or plan.urgent:
             memory.refusals, memory.hold_until = 0, 0.0
-            memory.generation = job["metadata"].get("generation", 0)
+            memory.edition = edition
         if (wait := memory.hold_until - self.clock()) > 0:
             self.queue.add_after(key, wait)
             return None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddpjob.api import names
+from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition, is_true
 from ddpjob.api.text import shorten
@@ -143,7 +144,7 @@ class Kueue(Adapter):
         return _status_change(s, workload, (done,))
 
     def _change(self, s: JobState, workload: Json, ending: Ending) -> Change | None:
-        status, rests = workload["status"], not ending.pods_may_run and _nothing_runs(s)
+        status, rests = workload["status"], _is_unused(s, workload, ending)
         is_reserved = is_true(status, "QuotaReserved")
         if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
             return change
@@ -151,7 +152,7 @@ class Kueue(Adapter):
         is_wanted = bool(_queue(s)) and not s.job.spec.suspend
         if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
             is_wanted = False
-        if (change := _activation(workload, is_wanted=is_wanted)) is not None:
+        if (change := _activation(s, workload, is_wanted=is_wanted)) is not None:
             return change
         if is_reserved and is_true(status, "Evicted"):
             return _release(s, workload) if rests else None
@@ -178,8 +179,18 @@ def _is_admitted(workload: Json) -> bool:
     return is_true(status, "Admitted") and is_true(status, "QuotaReserved") and not is_true(status, "Finished")
 
 
-def _nothing_runs(s: JobState) -> bool:
-    return all(pod.stopped or is_on_lost_node(pod) for pod in s.pods)
+def _nothing_runs(s: JobState, last: int | None = None) -> bool:
+    """Return whether no pod uses quota. last: later attempts have none; None if all have."""
+    pods = (pod for pod in s.pods if last is None or pod.attempt <= last)
+    return all(pod.stopped or is_on_lost_node(pod) for pod in pods)
+
+
+def _is_unused(s: JobState, workload: Json, ending: Ending) -> bool:
+    """Return whether the quota can be released. An attempt that starts after the job has left its queue uses none."""
+    recorded = str(_annotations(workload).get(names.ANNOTATION_SUSPENDED) or "")
+    last = int(recorded) if recorded.isdecimal() and len(recorded) <= MAX_DIGITS and not _queue(s) else None
+    is_used = ending.pods_may_run and (last is None or ending.number <= last)
+    return not is_used and _nothing_runs(s, last)
 
 
 def _because(workload: Json, kind: str) -> str:
@@ -348,7 +359,7 @@ def _create(s: JobState) -> Create | None:
     return Create(kind, name, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec})
 
 
-def _activation(workload: Json, *, is_wanted: bool) -> Change | None:
+def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | None:
     """Return what makes the Workload active, or not.
 
     One that someone else deactivated stays so: only the operator's own annotation lets it be activated again.
@@ -357,7 +368,7 @@ def _activation(workload: Json, *, is_wanted: bool) -> Change | None:
     if is_wanted and not is_active and names.ANNOTATION_SUSPENDED in _annotations(workload):
         return _spec_change(workload, {"active": True}, {names.ANNOTATION_SUSPENDED: None})
     if not is_wanted and is_active:
-        return _spec_change(workload, {"active": False}, {names.ANNOTATION_SUSPENDED: "true"})
+        return _spec_change(workload, {"active": False}, {names.ANNOTATION_SUSPENDED: str(s.attempt.number)})
     return None
 
 
