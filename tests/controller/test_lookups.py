@@ -1,19 +1,25 @@
 """Objects of the cluster that plans ask for: read once a minute, with an error in place of what cannot be read."""
 
+import pytest
+
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import NotFound
-from ddpjob.controller.lookups import LOOKUP_SECONDS, Lookups
+from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob.controller.lookups import KEPT_SECONDS, LOOKUP_SECONDS, Lookups
 
 FLAVOR = (names.FLAVORS, "spot")
 MISSING = (names.WORKLOAD_PRIORITIES, "urgent")
 
 
 class OneFlavor:
-    """A cluster that has one flavor."""
+    """A cluster that has one flavor, or that answers with an error."""
+
+    error: ClusterError | None = None
 
     async def get(self, resource: names.Resource, namespace: str, name: str) -> Json:
         assert namespace == "", "these kinds have no namespace"
+        if self.error is not None:
+            raise self.error
         if (resource, name) != FLAVOR:
             raise NotFound(f"{name} not found", code=404)
         return {"spec": {"nodeLabels": {}}}
@@ -31,3 +37,32 @@ async def test_what_was_read_is_used_for_a_minute_and_what_is_missing_is_named()
     assert len(lookups.found()) == 2
     now = LOOKUP_SECONDS + 1
     assert lookups.found() == {}, "also what nothing asks for any more"
+
+
+@pytest.mark.parametrize("error", [Unavailable("etcd", code=500), NotServed("404 page not found", code=404)], ids=str)
+async def test_a_failure_of_a_moment_leaves_the_last_value(error: ClusterError) -> None:
+    now, cluster = 0.0, OneFlavor()
+    lookups = Lookups(cluster, lambda: now)  # type: ignore[arg-type]
+    cluster.error = error
+    await lookups.read([FLAVOR])
+    assert lookups.found() == {FLAVOR: str(error)}, "there is no last value yet"
+    cluster.error = None
+    await lookups.read([FLAVOR])
+    cluster.error, now = error, LOOKUP_SECONDS + 1
+    assert lookups.found() == {}, "it is read again"
+    await lookups.read([FLAVOR])
+    assert isinstance(lookups.found()[FLAVOR], dict) and not lookups.have_failed
+    now += KEPT_SECONDS
+    assert lookups.found() == {}
+    await lookups.read([FLAVOR])
+    assert lookups.found() == {FLAVOR: str(error)}, "a value that nothing asked for was dropped"
+
+
+@pytest.mark.parametrize("error", [NotFound("spot not found", code=404), Forbidden("no role", code=403)], ids=str)
+async def test_an_object_that_is_gone_or_may_not_be_read_replaces_the_last_value(error: ClusterError) -> None:
+    cluster = OneFlavor()
+    lookups = Lookups(cluster, lambda: 0.0)  # type: ignore[arg-type]
+    await lookups.read([FLAVOR])
+    cluster.error = error
+    await lookups.read([FLAVOR])
+    assert lookups.found() == {FLAVOR: str(error)}

@@ -65,8 +65,9 @@ class Bench:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def submit(self, name: str = "mnist", **spec: Any) -> Json:
-        job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": name, "namespace": "default"}}
+    def submit(self, name: str = "mnist", labels: Json | None = None, **spec: Any) -> Json:
+        meta = {"name": name, "namespace": "default", "labels": labels or {}}
+        job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": meta}
         spec = {"image": "trainer:1", "numNodes": 2} | spec
         created: Json = self.server.create(names.DDPJOBS, "default", job | {"spec": spec})
         return created
@@ -381,18 +382,40 @@ def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_one_be
         await bench.end()
         bench.settings = replace(SETTINGS, kueue=True)
         await bench.begin()
-        bench.submit()
-        queue(bench, "wrong")
+        bench.submit(labels={names.LABEL_QUEUE: "wrong"})
         await asyncio.sleep(1200)
         assert bench.status()["state"] == "Queued"
-        queue(bench, "right")
+        corrected = {"metadata": {"labels": {names.LABEL_QUEUE: "right"}}}
+        bench.server.patch(names.DDPJOBS, "default", "mnist", corrected)
         await asyncio.sleep(1)
         created = [call for call in bench.calls if (call.verb, call.resource) == ("create", names.WORKLOADS)]
         assert created[-1].body is not None and created[-1].body["spec"]["queueName"] == "right"
         assert len(created) < 20
 
-    def queue(bench: Bench, name: str) -> None:
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": {names.LABEL_QUEUE: name}}})
+    on_bench(test)
+
+
+def test_a_workload_whose_definition_is_being_deleted_is_shown_with_what_to_do() -> None:
+    """The API server answers 405 to a create as long as the definition has a finalizer."""
+
+    async def test(bench: Bench) -> None:
+        text = "create not allowed while custom resource definition is terminating"
+        terminating = Fault(before=ClusterError(text, code=405))
+        is_create = {("create", names.WORKLOADS)}
+        forbidden = Fault(before=Forbidden("no role", code=403))
+        bench.rule = lambda call: (
+            (terminating if (call.verb, call.resource) in is_create else forbidden)
+            if call.resource is names.WORKLOADS
+            else None
+        )
+        await bench.end()
+        bench.settings = replace(SETTINGS, kueue=True)
+        await bench.begin()
+        bench.submit(labels={names.LABEL_QUEUE: "research"})
+        await asyncio.sleep(60)
+        shown = condition(bench.status(), "Running")
+        assert shown["reason"] == "CreateRefused" and text in shown["message"] and "install" in shown["message"]
+        assert bench.sent("create", names.WORKLOADS) < 10 and bench.status()["state"] == "Queued"
 
     on_bench(test)
 

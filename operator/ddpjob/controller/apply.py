@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TypeVar
 
 from ddpjob.api import names
@@ -45,6 +46,10 @@ from ddpjob.engine.claims import adoption, claim_conflict
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_REMOVED = (
+    "the definition of its kind is being deleted: install its system again when that has ended, or apply the job "
+    "without the label or field that asks for it"
+)
 FAILURES = 8
 """How many creates may fail before it matters that more fail than succeed."""
 DELETE_TRIES = 3
@@ -254,6 +259,10 @@ class Executor:
             # For example an admission webhook or etcd is down for a moment, or the response was lost.
             creation.add(CREATE_FAILED, create, f"{create.resource.kind} {create.name} cannot be created: {error}")
             creation.retry_after = max(creation.retry_after, error.retry_after)
+        except ClusterError as error:
+            if error.code != HTTPStatus.METHOD_NOT_ALLOWED:
+                raise
+            creation.add("CreateRefused", create, f"{create.resource.kind} {create.name}: {error}; {_REMOVED}")
 
     async def _send_create(self, job: Json, create: Create, creation: _Creation) -> None:
         namespace = job["metadata"]["namespace"]

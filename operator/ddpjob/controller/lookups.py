@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Cluster, ClusterError
+from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 
 LOOKUP_SECONDS = 60.0
 """How long what was read is used, and after which time a job that waits for an object is planned again."""
+KEPT_SECONDS = 3600.0
+"""How long a value is kept that no plan asks for, in place of one that cannot be read for a moment."""
 
 Lookup = tuple[Resource, str]
 
@@ -26,21 +28,27 @@ class Lookups:
 
     def found(self) -> Mapping[Lookup, Json | str]:
         """Return what was read within the last minute; a text instead of an object that could not be read."""
-        oldest = self._clock() - LOOKUP_SECONDS
-        self._found = {wanted: kept for wanted, kept in self._found.items() if kept[0] > oldest}
-        return {wanted: value for wanted, (_, value) in self._found.items()}
+        now = self._clock()
+        self._found = {wanted: kept for wanted, kept in self._found.items() if now - kept[0] < KEPT_SECONDS}
+        return {wanted: value for wanted, (time, value) in self._found.items() if now - time < LOOKUP_SECONDS}
 
     @property
     def have_failed(self) -> bool:
         """Whether an object could not be read when it was last asked for."""
-        return any(isinstance(value, str) for _, value in self._found.values())
+        return any(isinstance(value, str) for value in self.found().values())
 
     async def read(self, wanted: Iterable[Lookup]) -> None:
-        """Read objects; ``have_failed`` says whether one could not be read."""
+        """Read objects; ``have_failed`` says whether one could not be read.
+
+        If the API server does not answer, or with an error that says nothing about the object, the last value stays.
+        """
         for kind, name in wanted:
             value: Json | str
             try:
                 value = await self._cluster.get(kind, "", name)
-            except ClusterError as error:
+            except (NotFound, Forbidden) as error:
                 value = str(error)
+            except ClusterError as error:
+                _, known = self._found.get((kind, name), (0.0, ""))
+                value = str(error) if isinstance(known, str) else known
             self._found[kind, name] = self._clock(), value
