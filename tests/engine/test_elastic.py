@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.exit_codes import RENDEZVOUS
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Create, EngineSettings
-from tests.builders import NOW, UID, World, a_job, ended, is_idle, running
+from tests.builders import NOW, UID, World, a_job, ended, failed, is_idle, running
 
 LIMIT = 300
 REFUSED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]}
@@ -309,6 +310,54 @@ def test_min_nodes_above_the_size_ends_a_smaller_attempt(edit: dict[str, Any], n
     world.job["spec"] = {key: value for key, value in (world.job["spec"] | edit).items() if value is not None}
     world.settle()
     assert trainers(world) == pod_names(3, nodes)
+
+
+def test_an_edit_of_the_size_throws_no_end_away() -> None:
+    world = smaller()
+    for rank in range(2):
+        world.set_pod(rank, ended(0))
+    world.job["spec"]["minNodes"] = 3
+    world.settle()
+    assert world.status["state"] == "Succeeded"
+
+
+def test_failure_beside_an_edit_of_the_size_is_counted() -> None:
+    world = smaller()
+    world.set_pod(1, ended(1))
+    world.job["spec"]["minNodes"] = 3
+    go(world, 60)
+    assert [failure["nodeRank"] for failure in world.status["failures"]] == [1]
+    assert trainers(world) >= pod_names(3, 3)
+
+
+def test_no_attempt_ends_for_another_size_while_none_could_follow() -> None:
+    world = smaller()
+    world.job["spec"]["minNodes"] = 3
+    container = {"name": "trainer", "env": [{"name": "CHANGED", "value": "1"}]}
+    world.job["spec"]["template"] = {"spec": {"containers": [container]}}
+    world.job["metadata"]["generation"] = 2
+    go(world, 60)
+    assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 2)
+
+
+def give_up(world: World, *ranks: int) -> None:
+    """Let pods end as after a rendezvous that not all nodes joined in time."""
+    for rank in ranks:
+        world.set_pod(rank, failed(RENDEZVOUS, at=world.now), node=f"worker-{rank}")
+
+
+def test_job_gets_smaller_when_its_pods_do_not_wait_as_long_as_the_limit() -> None:
+    world = elastic(rendezvous={"timeoutSeconds": 60})
+    world.settle()
+    for number in range(1, 5):  # with the delays between them, the fourth ends after the limit
+        assert attempt(world)["number"] == number and "size" not in attempt(world)
+        place(world, 0, 1)
+        go(world, 60)
+        for rank in (0, 1):
+            world.set_pod(rank, failed(RENDEZVOUS, at=world.now), node=f"worker-{rank}")
+        go(world, 40)
+    assert attempt(world)["size"]["nodes"] == 2 and trainers(world) == pod_names(5, 2)
+    assert world.status["restartsCountedTowardsLimit"] == 0
 
 
 def test_status_of_a_release_without_sizes_means_all_nodes() -> None:

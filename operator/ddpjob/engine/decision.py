@@ -135,14 +135,12 @@ def _suspension(s: JobState) -> Decision | None:
 
 
 def _resize(s: JobState) -> Decision | None:
-    """End an attempt of another size than the spec's, before its pods are compared with the new ranks.
+    """End an attempt of another size than the spec's.
 
     The size may change while the job is suspended. A suspension can begin and end before the operator sees it.
     """
-    if s.attempt.is_closed or not s.is_resized:
+    if s.attempt.is_closed or s.spec_changed or not elastic.is_resized(s):
         return None
-    if s.job.spec.suspend:
-        return _suspension(s)
     text = f"the number of nodes or of their processes changed: attempt {s.attempt.number} saves a checkpoint and ends"
     return Decision("close", RESIZED, text, drain_until=_drain_until(s))
 
@@ -263,6 +261,8 @@ def _conclude(s: JobState, found: Evidence, judgement: Judgement) -> Decision:
     if judgement.action != "Fail" and may_have_waited(found):
         within = s.job.spec.rendezvous.timeout_seconds if found.report.code == RENDEZVOUS else 0
         if peers := guard.unplaced_peers(s, within):
+            if (size := elastic.shrunk_after(s)) is not None:
+                return _smaller(s, size)
             what = f"{found.where} ended while {len(peers)} of {len(s.job.node_ranks)} pods waited for Kubernetes nodes"
             return _give_back(s, guard.PEERS_NOT_PLACED, f"{what}, or had just got them")
     return _wait_for_node(s, judgement) or _react(s, judgement)
@@ -397,8 +397,10 @@ def _eviction_between_attempts(s: JobState) -> Decision | None:
 
 def _shrink(s: JobState) -> Decision | None:
     """End an attempt whose pods did not all get a Kubernetes node in time, for a smaller one that can start."""
-    if (size := elastic.shrunk(s)) is None:
-        return None
+    return _smaller(s, size) if (size := elastic.shrunk(s)) is not None else None
+
+
+def _smaller(s: JobState, size: Size) -> Decision:
     number, limit = s.attempt.number, s.job.spec.placement.partial_seconds
     text = (
         f"not all {len(s.job.node_ranks)} pods of attempt {number} got a Kubernetes node within {limit} s: the next "
@@ -498,7 +500,6 @@ def number_of_next(s: JobState) -> int:
 
 
 _RULES = (
-    _resize,
     _success,
     _suspension,
     _eviction_between_attempts,
@@ -508,6 +509,7 @@ _RULES = (
     _next_attempt,
     _completion,
     _failure,
+    _resize,
     _eviction,
     _attempt_deadline,
     _restart_request,

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ddpjob.api.backoff import doubling
+from ddpjob.api.limits import MAX_NODES
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import DDPJobSpec
-from ddpjob.api.status import RUNNING, CurrentAttempt, Size
+from ddpjob.api.status import RUNNING, CurrentAttempt, DDPJobStatus, Size
 from ddpjob.api.times import parse_time, remaining, seconds_between, seconds_since, timestamp
 from ddpjob.engine.desired import Job
+from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling.base import Obstacle
 from ddpjob.engine.state import JobState
@@ -38,8 +40,29 @@ PROBE_SECONDS = 60.0
 _MAX_WAIT_SECONDS = 6 * 3600.0
 
 
-def nodes_of(spec: DDPJobSpec, attempt: CurrentAttempt) -> int:
-    """Return the number of nodes of an attempt of a job with this spec."""
+def nodes_of(spec: DDPJobSpec, status: DDPJobStatus, attempt: CurrentAttempt) -> int:
+    """Return the number of nodes of the recorded attempt of a job with this spec.
+
+    Its pods are judged by the size that it has, also if the spec was edited since: an end must not be lost.
+    """
+    if status.world is not None and attempt.number and not attempt.is_closed:
+        return min(max(status.world.num_nodes, 1), MAX_NODES)
+    return _wanted(spec, attempt)
+
+
+def is_resized(s: JobState) -> bool:
+    """Return whether the recorded attempt has another size than the spec, with minNodes, asks for.
+
+    ``auto`` is not compared: another release may count devices in another way.
+    """
+    world, spec = s.before.world, s.job.spec
+    if world is None or s.attempt.number == 0:
+        return False
+    nproc = world.nproc_per_node if spec.nproc_per_node == "auto" else spec.nproc_per_node
+    return (world.num_nodes, world.nproc_per_node) != (_wanted(spec, s.attempt), nproc)
+
+
+def _wanted(spec: DDPJobSpec, attempt: CurrentAttempt) -> int:
     return spec.num_nodes if attempt.size is None else _within(spec, attempt.size.nodes)
 
 
@@ -68,8 +91,21 @@ def job_after(s: JobState, begins_attempt: bool) -> Job:
 
 def shrunk(s: JobState) -> Size | None:
     """Return the size of the next attempt if the current one is to end because its nodes are not all there; or None."""
-    nodes, left = _placeable(s), _seconds_to_shrink(s)
-    if nodes is None or left is None or left > 0:
+    left = _seconds_to_shrink(s)
+    return _smaller(s, _placeable(s)) if left is not None and left <= 0 else None
+
+
+def shrunk_after(s: JobState) -> Size | None:
+    """Return the same for an attempt whose pods did not wait as long as the limit, which counts from the first of them.
+
+    Otherwise a job whose pods give up early would always start again with the same size.
+    """
+    left = _seconds_left(s, s.attempt.creating_since or s.attempt.start_time)
+    return _smaller(s, _placeable(s, gave_up=True)) if left is not None and left <= 0 else None
+
+
+def _smaller(s: JobState, nodes: int | None) -> Size | None:
+    if nodes is None:
         return None
     now, size = timestamp(s.now), s.attempt.size
     if size is None:
@@ -163,12 +199,16 @@ def waits(s: JobState) -> list[float]:
     return [left for left in found if left is not None and left > 0]
 
 
-def _placeable(s: JobState) -> int | None:
-    """Return how many nodes the next attempt would have, if it is possible to have fewer; None if it is not."""
+def _placeable(s: JobState, *, gave_up: bool = False) -> int | None:
+    """Return how many nodes the next attempt would have, if it is possible to have fewer; None if it is not.
+
+    gave_up: pods have ended because they waited for the others; they had a Kubernetes node.
+    """
     least, current = s.job.spec.min_nodes, len(s.job.node_ranks)
     if least is None or current <= least:
         return None
-    placed = sum(pod.node_name is not None and not (pod.ended or pod.deleting) for pod in s.current.values())
+    there = (pod for pod in s.current.values() if not pod.deleting and not (is_on_lost_node(pod) or pod.evicted))
+    placed = sum(pod.node_name is not None and (gave_up or not pod.ended) for pod in there)
     if scheduling.places_all_or_none(s):
         placed = max(placed, least)
     return placed if least <= placed < current else None
@@ -176,10 +216,15 @@ def _placeable(s: JobState) -> int | None:
 
 def _seconds_to_shrink(s: JobState) -> float | None:
     """Return after how many seconds the attempt ends because it cannot have all its nodes; None if it can, or runs."""
-    attempt, limit = s.attempt, s.job.spec.placement.partial_seconds
-    if not limit or attempt.phase != RUNNING or attempt.all_running_time is not None or _placeable(s) is None:
+    if s.attempt.phase != RUNNING or _placeable(s) is None:
         return None
-    since = s.partial_since or attempt.start_time
+    return _seconds_left(s, s.partial_since or s.attempt.start_time)
+
+
+def _seconds_left(s: JobState, since: str) -> float | None:
+    attempt, limit = s.attempt, s.job.spec.placement.partial_seconds
+    if not limit or attempt.all_running_time is not None:
+        return None
     left = limit - seconds_between(since, s.now)
     if attempt.size is not None and attempt.size.shrunk_time is not None:
         left = max(left, remaining(RESIZE_SECONDS, attempt.size.shrunk_time, s.now))

@@ -73,7 +73,7 @@ def plan(
         return _refuse(body, before, explain(error), now)
     if job.spec.managed_by not in (None, names.CONTROLLER):
         return Plan()
-    job = job.of_size(elastic.nodes_of(job.spec, recorded_attempt(before, now)))
+    job = job.of_size(elastic.nodes_of(job.spec, before, recorded_attempt(before, now)))
     state = JobState(job, before, observed, now, settings, body["metadata"].get("labels") or {})
     if state.finished:
         return _from_live_pods(_plan_finished(state), observed)

@@ -270,18 +270,6 @@ class JobState:
         return not (self.may_be_rescheduled and has_same_fixed_part(recorded, self.job.spec_hash))
 
     @property
-    def is_resized(self) -> bool:
-        """Whether the recorded attempt has another size than the spec and, with minNodes, the attempt itself want.
-
-        ``auto`` is not compared: another release may count devices in another way.
-        """
-        world, spec = self.before.world, self.job.spec
-        if world is None or self.attempt.number == 0:
-            return False
-        nproc = world.nproc_per_node if spec.nproc_per_node == "auto" else spec.nproc_per_node
-        return (world.num_nodes, world.nproc_per_node) != (len(self.job.node_ranks), nproc)
-
-    @property
     def may_be_rescheduled(self) -> bool:
         """Whether the scheduling fields of the template may change, because no pod runs or none has been created."""
         return self.suspended or self.attempt.number == 0

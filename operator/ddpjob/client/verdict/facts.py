@@ -83,7 +83,7 @@ class Case:
         except ValidationError:
             return None
         observed = Observed(pods=self.pods, unbound=self.unbound)
-        job = job.of_size(elastic.nodes_of(job.spec, self.attempt))
+        job = job.of_size(elastic.nodes_of(job.spec, self.status, self.attempt))
         return JobState(job, self.status, observed, self.facts.now, self.facts.settings)
 
     @cached_property
