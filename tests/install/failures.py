@@ -25,7 +25,7 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
   delays the next attempt by that time; `torchrun` and `ddptrain` do not.
-- **Provisional**: the restart no longer counts if a Kubernetes node of the attempt proves lost within
+- **Provisional**: the restart no longer counts if a Kubernetes node of the attempt is found lost within
   {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 50 s later. If no
   restart is left, the job waits for that time before it fails.
 - **Suspects the node**: after two such failures on one Kubernetes node within {AVOID_SECONDS // 60} minutes, new
@@ -35,9 +35,9 @@ A reason in *italics* comes from the trainer's report (its `kind`), from the exc
 
 ## Scripts under torchrun
 
-A plain script writes no report, and torchrun ends with 1 whatever ended a rank. The operator therefore reads the end
-of the log: the part that the kubelet puts into the pod's status (2 KB), and if the exception is not in it, the last 500
-lines, as far as [its rights](security.md#logs) allow. For each log it waits at most 8 s. It looks for
+A plain script writes no report, and torchrun ends with 1 for each failure of a rank. The operator therefore reads the
+end of the log: the part that the kubelet puts into the pod's status (2 KB), and if the exception is not in it, the last
+500 lines, as far as [its rights](security.md#logs) allow. For each log it waits at most 8 s. It looks for
 
 - torchrun's block *Root Cause (first observed failure)*: rank, exit code and signal of the process that ended first;
 - the last exception of a traceback, with file and line of the innermost frame outside of installed packages. A line

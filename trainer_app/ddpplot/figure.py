@@ -211,7 +211,7 @@ def _speed(history: History, across: _Scale, top: float, bottom: float) -> _Pane
     down = _Scale(0, most * 1.1 or 1.0, bottom, top)
     show = lambda value: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"  # noqa: E731
     panel = _panel(f"{throughput.unit} per second", across, down, show=show, ticks=4)
-    for run in throughput.runs:  # a new run starts its average anew
+    for run in throughput.runs:  # a new run starts its average again
         panel.curve("line speed", _extremes(panel.places(run)))
     return panel
 

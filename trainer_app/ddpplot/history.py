@@ -1,4 +1,4 @@
-"""What the metrics of a training tell: the steps that count, those that were computed again, and its runs. Pure."""
+"""What the metrics of a training say: the steps that count, those that were computed again, and its runs. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -199,7 +199,7 @@ def classify(error: BaseException) -> BaseException:
 def nccl_error(text: str) -> TrainerError | None:
     """Return the error for what NCCL or PyTorch reported of it; None if that says nothing about the cause.
 
-    A closed connection is a system error for NCCL, like a full /dev/shm: the rest of the text tells them apart.
+    A closed connection is a system error for NCCL, like a full /dev/shm: the rest of the text distinguishes them.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1][:300]  # what NCCL gives as its last error

@@ -102,7 +102,7 @@ class Heartbeat:
         may_write: whether this process may; a script may start several, which share the memory.
 
     Attributes:
-        listener: told about phases and collectives, for a trace; normally None.
+        listener: called with phases and collectives, for a trace; normally None.
     """
 
     def __init__(

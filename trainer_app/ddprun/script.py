@@ -135,7 +135,7 @@ class _Run:
         """Run it, and all that an interpreter does at its end, and send the ending. Never raises."""
         failure = self._failure_of_call()
         if failure:
-            self._send(failure)  # at once: the interpreter's end waits for threads, perhaps for ever
+            self._send(failure)  # at once: the interpreter's end waits for threads, perhaps without end
         _end_interpreter()
         return failure.code if failure else self._send(self._success())
 

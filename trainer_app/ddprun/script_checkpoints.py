@@ -60,7 +60,7 @@ class ScriptCheckpoints:
         self._store, self._metrics = Checkpoints(metrics.folder, keep=keep), metrics
         self._heartbeat, self._limit = heartbeat, volume_timeout
         self._on_saved, self._on_loaded, self._timed = on_saved, on_loaded, timed
-        self._runs_code = False  # load_newest was told to load objects other than tensors
+        self._runs_code = False  # load_newest may load objects other than tensors
 
     def save(self, step: int, state: Any) -> None:
         """Save the state after ``step`` completed steps. Every rank calls it; rank 0 writes, until it is on the disk.

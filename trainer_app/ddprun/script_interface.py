@@ -150,7 +150,7 @@ def still_steps() -> bool:
 
 
 def stop_was_asked() -> bool:
-    """Return whether ``should_stop`` has told the script to stop."""
+    """Return whether ``should_stop`` has returned True."""
     return _state.stop_agreed
 
 
@@ -227,7 +227,7 @@ def _metrics() -> ScriptMetrics | None:
 
 
 def should_stop() -> bool:
-    """Return whether all ranks should save and end, because one of them was told to by SIGTERM or Ctrl-C.
+    """Return whether all ranks should save and end, because one of them got SIGTERM or Ctrl-C.
 
     Every rank calls it after the same steps: the ranks agree by an all-reduce of one number, so that none of them waits
     for a peer that has left. The first call installs the handlers; before it, the signals end the process.

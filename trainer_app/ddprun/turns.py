@@ -1,4 +1,4 @@
-"""Which process of a rank tells the launcher about its steps: a script may start several processes itself.
+"""Which process of a rank reports its steps to the launcher: a script may start several processes itself.
 
 They share the memory of the rank. The first of them that makes a step writes, for as long as it lives.
 """

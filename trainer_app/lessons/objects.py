@@ -1,10 +1,10 @@
-"""Collectives of Python objects: dictionaries, strings, whatever can be pickled.
+"""Collectives of Python objects: dictionaries, strings, everything that can be pickled.
 
     torchrun --nproc-per-node 4 objects.py
 
-They pickle the object, exchange its length and its bytes as tensors, and unpickle it: slow, and whoever can send bytes
-to the group can run code in it. They are for small things outside the training loop, such as a report per rank. They
-need NumPy, which PyTorch does not install.
+They pickle the object, exchange its length and its bytes as tensors, and unpickle it: slow, and a peer that can send
+bytes to the group can run code in it. They are for small things outside the training loop, such as a report per rank.
+They need NumPy, which PyTorch does not install.
 """
 
 import re

@@ -62,7 +62,7 @@ def not_blocking(rank: int, world: int) -> None:
     before, arrived = sent.clone(), received
     if other is not None:
         time.sleep(0.2 * (rank % 2))  # a partner that is late: its message is not there, and it takes ours later
-        receiving = dist.irecv(received, src=other)  # both directions at once: nobody waits first
+        receiving = dist.irecv(received, src=other)  # both directions at once: no rank waits first
         sending = dist.isend(sent, dst=other)
         assert sending is not None and receiving is not None
         sending.wait()

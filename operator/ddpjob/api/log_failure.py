@@ -283,7 +283,7 @@ def _aborted(lines: Sequence[str]) -> _Raised | None:
 def _named(root: _Process, raised: Sequence[_Raised], aborted: _Raised | None) -> LogFailure:
     """Return the failure of the process that failed first.
 
-    An exception with the prefix of a rank was not caught, so it ended that rank, whatever its process did later: with
+    An exception with the prefix of a rank was not caught, so it ended that rank. Its process may do more later: with
     gloo it may abort while the interpreter ends. A traceback without a prefix may have been caught and logged, so the
     exit code in torchrun's block decides whether it counts: an exception that nothing catches ends Python with 1.
     """

@@ -19,7 +19,7 @@ T = TypeVar("T", bound=BaseModel)
 class Rule(NamedTuple):
     """One rule of the CRD, in CEL and in Python; a test compares the verdicts.
 
-    holds: the check of a model. A rule of a single value, or of an edit, has none: its check stands elsewhere.
+    holds: the check of a model. A rule of a single value, or of an edit, has none: its check is elsewhere.
     """
 
     cel: str

@@ -236,7 +236,7 @@ class Failure(StatusPart):
     counted: bool
     """Whether the restart counts towards restartPolicy.maxRestarts."""
     provisional: bool | None = None
-    """true: the restart no longer counts if the Kubernetes node proves lost within 120 s."""
+    """true: the restart no longer counts if the Kubernetes node is found lost within 120 s."""
     node_suspected: bool | None = None
     """true: the Kubernetes node may be the cause. Two such failures on one node put it into `status.avoidNodes`."""
     time: Time

@@ -26,7 +26,7 @@ def seconds_between(start: str, end: datetime) -> float:
 def remaining(wait: float, start: str, end: datetime) -> float:
     """Return how many of ``wait`` seconds from ``start`` on are left at ``end``; negative if they are over.
 
-    0 if ``start`` is later than ``end``: a clock was set back, and nobody knows how long the wait has lasted.
+    0 if ``start`` is later than ``end``: a clock was set back, and it is unknown how long the wait has lasted.
     """
     since = seconds_since(start, end)
     return wait - since if since >= 0 else 0.0

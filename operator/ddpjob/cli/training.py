@@ -105,7 +105,7 @@ class PlottedRun(WireModel):
     run: int
     """Number of the run, which its rows have, too."""
     attempt: str | None = None
-    """The attempt, as the trainer was told."""
+    """The attempt, from the environment of the trainer."""
     life: int | None = None
     """Number of the start within the attempt, from 1."""
     in_place: bool

@@ -1,4 +1,4 @@
-"""``ddpjob why``: one verdict on a job, whatever state it is in, with its evidence and the next command."""
+"""``ddpjob why``: one verdict on a job in any state, with its evidence and the next command."""
 
 import json
 from collections.abc import Iterator

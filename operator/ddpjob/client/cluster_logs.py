@@ -1,6 +1,6 @@
 """The logs of a job's pods: each line once, through lost connections, and of attempts that begin later.
 
-The API server does not tell a client where it stopped reading, so each line is requested with its timestamp. After a
+The API server does not say where a client stopped reading, so each line is requested with its timestamp. After a
 lost connection the log is requested from the second of the last line, and the known lines of that second are left out.
 """
 
@@ -178,7 +178,7 @@ class JobLogs:
             self._put(error)
 
     def _put(self, line: LogLine | Exception) -> None:
-        """Wait for a place in the queue, as long as somebody takes lines from it."""
+        """Wait for a place in the queue, as long as lines are taken from it."""
         while not self.stopped.is_set():
             with contextlib.suppress(queue.Full):
                 return self._lines.put(line, timeout=_PAUSE)

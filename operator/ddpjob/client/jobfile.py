@@ -294,7 +294,7 @@ class Loader(yaml.SafeLoader):
         return {_key(key): value for key, value in mapping.items()}
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Replace merges (<<) by what they stand for; each node is replaced once.
+        """Replace merges (<<) by their content; each node is replaced once.
 
         Refuse duplicate keys, of which YAML would silently drop one; afterwards a key may override a merged one.
         """

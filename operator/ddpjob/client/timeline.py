@@ -26,7 +26,7 @@ _COURSE = (
     *("ResumedFromCheckpoint", "FirstStep", "", "CheckpointSaved", "Ended", "Ending", "Restarting", "Suspended"),
     *("Succeeded", "Failed"),
 )
-"""The order of what happens to an attempt within one second; the empty one stands for other reasons."""
+"""The order of what happens to an attempt within one second; the empty one is for other reasons."""
 
 
 class JobEvent(WireModel):

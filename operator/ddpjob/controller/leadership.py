@@ -1,4 +1,4 @@
-"""Of several replicas one works: the holder of a Lease (coordination.k8s.io/v1). The others stand by.
+"""Of several replicas one works: the holder of a Lease (coordination.k8s.io/v1). The others are on standby.
 
 Two that work at the same time are safe, because every status patch is conditional and every pod has a name of its own.
 The Lease only avoids the double work, so nothing is fenced with it, and no clock is compared with that of another node:
@@ -59,7 +59,7 @@ class Leadership:
         while not await self._try(self._take_if_free):
             if self.holder != announced:
                 announced = self.holder
-                logger.info("standing by: %s holds the Lease %s/%s", announced, self.namespace, self.name)
+                logger.info("on standby: %s holds the Lease %s/%s", announced, self.namespace, self.name)
             await asyncio.sleep(POLL_SECONDS)
         logger.info("this replica holds the Lease %s/%s", self.namespace, self.name)
 

@@ -238,7 +238,7 @@ class Operator:
         )
         metrics.gauge(
             "ddpjob_leader",
-            "Whether this replica reconciles (1) or stands by (0).",
+            "Whether this replica reconciles (1) or is on standby (0).",
             lambda: float(self._is_leader),
         )
         metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self.controller.cache.count_states)
@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("cannot start: %s", error)
         return 1
     except LeadershipLostError as error:
-        logger.error("%s: this replica ends, and stands by when it is started again", error)
+        logger.error("%s: this replica ends, and is on standby when it is started again", error)
         return 1
     except Exception:
         logger.exception("internal error: the operator exits; running jobs continue")

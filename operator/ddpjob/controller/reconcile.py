@@ -262,7 +262,7 @@ class Reconciler:
         meta = job["metadata"]
         uid, namespace = meta["uid"], meta["namespace"]
         mine = (namespace, uid)
-        # After a restore of etcd a version may stand for another state than the cached one.
+        # After a restore of etcd a version may be of another state than the cached one.
         listing = Listing(
             self.cache, names.PODS, lambda entry: (entry.namespace, entry.value.job_uid) == mine, same_version=True
         )

@@ -138,7 +138,7 @@ class KopfThread:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())
-        except (Exception, asyncio.CancelledError) as error:  # kopf raises whatever its tasks raised
+        except (Exception, asyncio.CancelledError) as error:  # kopf raises what its tasks raised
             why = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):  # the process ends
             self._main.call_soon_threadsafe(self._end, why)

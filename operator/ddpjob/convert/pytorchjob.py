@@ -113,7 +113,7 @@ def _pods(replicas: dict[str, Json], wanted: str | None, notes: list[Note]) -> t
         if found and wanted is None:
             raise InvalidJobError(
                 f"{chosen} and {other} differ in {', '.join(found)}",
-                "all pods of a DDPJob are made from one template; a script can tell node 0 by $NODE_RANK",
+                "all pods of a DDPJob are made from one template; a script knows node 0 by $NODE_RANK",
                 f"make both equal, or take the pods of one of them for all nodes: --replica {chosen} or {other}",
             )
         if found:

@@ -292,7 +292,7 @@ def _judged(s: JobState, evidence: Evidence) -> Judgement:
 
 
 def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
-    """Wait before the job fails: if a Kubernetes node proves lost in this time, the restart does not count.
+    """Wait before the job fails: if a Kubernetes node is found lost in this time, the restart does not count.
 
     The wait ends when all pods have ended. The pods of the other nodes end by themselves, because they lost a peer.
     """

@@ -53,7 +53,7 @@ class Judgement:
     matches: whether the row applies to these facts, given the failures of earlier attempts, newest last.
     counted: whether the restart counts towards restartPolicy.maxRestarts.
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
-    provisional: the restart no longer counts if a Kubernetes node of the attempt proves lost within 120 s.
+    provisional: the restart no longer counts if a Kubernetes node of the attempt is found lost within 120 s.
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
     hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
         that shows the log, {pod} and {node} are names.

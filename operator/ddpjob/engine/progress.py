@@ -70,7 +70,7 @@ def furthest(report: TrainingReport | None, before: Furthest | None, restarts: i
     """Return ``status.furthest`` for a report and a number of restarts after failures.
 
     A checkpoint that was loaded is no progress. Restarts that are new together with progress, in one report, are taken
-    for earlier. The steps of a script that reports nothing itself begin at 0 in each life, so they tell nothing.
+    for earlier. The steps of a script that reports nothing itself begin at 0 in each life, so they say nothing.
     """
     known = before or Furthest()
     saved = report.checkpoint.step if report and report.checkpoint else None

@@ -23,7 +23,7 @@ class PeerMonitor:
     """Two threads: the first talks to the store, which may never answer; the second notices that.
 
     Args:
-        connect: returns a client of the store that nobody else uses; a client carries out one request at a time.
+        connect: returns a client of the store that no other thread uses; a client carries out one request at a time.
         lost: called with the reason, at most once by each thread.
     """
 

@@ -196,7 +196,7 @@ class HangDetector:
         # Not earlier: it starts a thread, and the handler that writes the stacks follows the list of all threads.
         recording = [worker for worker in asked if worker.diagnostics.dumps()[0]]
         for worker in recording:
-            with contextlib.suppress(OSError):  # the counter of an eventfd that nobody reads is full
+            with contextlib.suppress(OSError):  # the counter of an eventfd that is not read is full
                 os.eventfd_write(worker.diagnostics.requests, 1)
         _wait_until_written(lambda: [worker.diagnostics.dumps()[1] for worker in recording])
         return [self._snapshot(worker, *before[worker.rank]) for worker in running]

@@ -186,7 +186,7 @@ def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
 def split_lines(unfinished: bytes, data: bytes) -> tuple[list[bytes], bytes]:
     """Return (whole lines, the begun line) of ``unfinished`` and the ``data`` that follows it.
 
-    A carriage return begins the line anew, so a progress bar costs as much as what it shows, and not as much as all
+    A carriage return begins the line again, so a progress bar costs as much as what it shows, and not as much as all
     that it has drawn. A line that is longer than LONGEST_LINE is divided.
     """
     first, *others = data.split(b"\n")

@@ -1,7 +1,7 @@
 """What node 0's launcher answers to ``GET /ranks``: one row for each rank of all nodes.
 
 The launcher of a node measures the speed of its ranks from their heartbeats, once a second. It looks at their memory
-when somebody asks. Node 0 then asks the other launchers, over the connections of ``peers``, and answers with what they
+when a client asks. Node 0 then asks the other launchers, over the connections of ``peers``, and answers with what they
 sent last: the first answer may lack their ranks, and an answer soon after has them.
 """
 

@@ -51,7 +51,7 @@ class StallWatch:
         self._detector, self._peers, self._progress = detector, peers, progress
         self._reports, self._say, self._nodes = reports, say, nodes
         self._asked = False  # this node waits for the others
-        self._own: NodeFindings | None = None  # since somebody has asked
+        self._own: NodeFindings | None = None  # since the first request
         self._is_known = False  # this stall was reported, or is none that is reported
         self._since: float | None = None  # when this launcher said that there is a stall, by time.monotonic
         self.states: list[RankSnapshot] = []

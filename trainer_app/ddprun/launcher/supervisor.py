@@ -36,7 +36,7 @@ from ddprun.signals import STOP_SIGNALS, stop_signals, wakeup_pipe
 _READ_SIZE = 65536
 _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
 _ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
-_OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that nobody has read yet
+_OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that has not been read yet
 _ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
 _INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
@@ -285,7 +285,7 @@ class Supervisor:
             limit = _ORPHANS_INTERVAL
         elif self._deadline is not None:
             limit = min(limit, max(0.0, self._deadline - time.monotonic()))
-        is_left = continue_output()  # nobody reads it at the moment
+        is_left = continue_output()  # it is not read at the moment
         if self._logs:
             is_left |= self._logs.drain()
             if not self._is_volume_known and self._logs.drops:
@@ -335,7 +335,7 @@ class Supervisor:
         return bool(data)
 
     def _note_failure(self, worker: WorkerProcess) -> None:
-        """Act on the failure of a script's rank whose threads may keep it for ever: it has the grace of a stop."""
+        """Act on the failure of a script's rank whose threads may keep it without limit: it has the grace of a stop."""
         if worker.failed or worker.sends_an_ending or worker.status is not None:
             return
         report = processes.sent_report(worker)
@@ -439,7 +439,7 @@ class Supervisor:
             self.reports.write(report, self._states, workers)
 
     def _report_of_exit(self, told: Exit) -> Report:
-        """Return the report of a node that was told to exit: its own failure, or that of the node which is blamed."""
+        """Return the report of a node that is to exit: its own failure, or the failure of the node which is blamed."""
         self.printer.launcher_line(f"no restart in place: {told.reason}")
         failure, blamed = self._failure(), told.blamed
         if failure is not None and (failure.cause == "own" or self.stop_signal is not None):

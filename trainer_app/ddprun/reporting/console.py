@@ -146,7 +146,7 @@ def count_dropped_as_json() -> None:
 
 
 def _dropped_line(count: int) -> str:
-    return f"... {count} line(s) of output are missing here: nobody read them in time"
+    return f"... {count} line(s) of output are missing here: they were not read in time"
 
 
 def _text_stream(output: "Output", encoding: str | None, *, by_line: bool) -> TextIO:

@@ -74,7 +74,7 @@ class HttpPort:
         return self._selector.fileno()
 
     def handle(self, wait: float | None = 0.0) -> None:
-        """Accept and answer what has come, or what comes within ``wait`` seconds; None waits for ever."""
+        """Accept and answer what has come, or what comes within ``wait`` seconds; None waits without limit."""
         for key, _ in self._selector.select(wait):
             if key.fileobj is self._listener:
                 self._accept()

@@ -30,7 +30,7 @@ class RowsFile:
 
     Args:
         exclusive: the file must not exist, so that no other process writes rows of this run. Else an older file of its
-            name is of a run whose folder somebody deleted, and is replaced.
+            name is of a run whose folder was deleted, and is replaced.
     Raises:
         FileExistsError: it exists, and must not.
         OSError: it cannot be opened.

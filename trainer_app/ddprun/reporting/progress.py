@@ -76,7 +76,7 @@ class Progress:
         self._file = path
 
     def wait_for_file(self) -> None:
-        """Wait until the file has the newest report; not for ever, because it is only a copy."""
+        """Wait until the file has the newest report; with a limit, because it is only a copy."""
         self._copy.wait(_FILE_PATIENCE)
 
     def update(self, *, is_counted: bool = False, **values: Any) -> None:

@@ -31,7 +31,7 @@ class StepProfiler:
         steps: how many steps to trace; fewer if fewer than that are ``left`` in this run.
         accum: micro-batches of a step.
         first: number of the first step of this run.
-        log: told which steps were traced.
+        log: called with a line that says which steps were traced.
     """
 
     def __init__(

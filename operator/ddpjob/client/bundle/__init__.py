@@ -40,7 +40,7 @@ def replay(path: str | Path, *, after: float = 0.0, now: datetime | None = None)
         why = next((one.reason for one in recording.unread if one.what == "pods"), "they were not read")
         raise InvalidJobError(
             f"{path} has no pods: {why}",
-            "without its pods nobody knows what is to do about a job",
+            "the operator plans from the pods of a job, so without them there is nothing to replay",
             "make the bundle with the right to list pods; the role view has it",
         )
     return _replay(recording, now or recording.now + timedelta(seconds=after))

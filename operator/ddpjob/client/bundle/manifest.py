@@ -28,7 +28,7 @@ class Redaction(WireModel):
     secrets: int
     """Other texts that look like a secret: passwords, tokens, keys, credentials in URLs."""
     names_hidden: bool
-    """Whether pseudonyms stand in place of names."""
+    """Whether names are replaced by pseudonyms."""
     same_plan: bool
     """Whether the operator would do the same about the redacted job, so that a replay shows what it does."""
 

@@ -1,4 +1,4 @@
-"""Pseudonyms: what stands in place of a name everywhere in a bundle, with ``--hide-names``."""
+"""Pseudonyms: what replaces a name everywhere in a bundle, with ``--hide-names``."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

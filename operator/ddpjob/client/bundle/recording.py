@@ -50,7 +50,7 @@ class Recording:
     logs: see ``Observed.logs``.
     texts: other files, by their path in the bundle.
     versions: of programs and of the cluster, by their name.
-    names: other names that identify somebody: of the user, of this machine.
+    names: other names that identify a person: of the user, of this machine.
     """
 
     job: Json

@@ -88,7 +88,7 @@ _OBJECTS = re.compile(r"(?:metadata|ownerReferences|involvedObject|imagePullSecr
 class Redactor:
     """Removes secrets from JSON and text. removed: how many of each kind.
 
-    secrets: values that are removed wherever they stand. pseudonyms: what stands in place of each name.
+    secrets: values that are removed everywhere. pseudonyms: the replacement of each name.
     """
 
     def __init__(self, secrets: Collection[str] = (), pseudonyms: Mapping[str, str] | None = None) -> None:

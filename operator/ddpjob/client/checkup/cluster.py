@@ -258,7 +258,7 @@ def kueue(groups: Mapping[str, Sequence[str]], queues: Sequence[Json] | None, na
     if queues is None:
         return cluster("kueue", "unknown", f"Kueue {versions}; its queues could not be read")
     if not queues:
-        hint = "a job with a label kueue.x-k8s.io/queue-name waits for ever; one without runs beside the quotas"
+        hint = "jobs with a label kueue.x-k8s.io/queue-name wait without limit; Kueue does not limit jobs without it"
         todo = f"kubectl get localqueues -n {namespace}"
         return cluster("kueue", "warning", f"Kueue {versions}, no LocalQueue in namespace {namespace}", hint, todo)
     listed = _some([str(queue["metadata"]["name"]) for queue in queues])

@@ -44,7 +44,7 @@ class Evidence(WireModel):
     field: str
     """Path of the field in the object; empty for a log."""
     value: str
-    """What stands there."""
+    """Value of the field, or the line of the log."""
 
 
 class Explanation(WireModel):
@@ -57,11 +57,11 @@ class Explanation(WireModel):
     state: str
     """State of the job, as in its status."""
     stage: Stage
-    """What the job is at, or what it failed at."""
+    """Where the job is in its life, or where it failed."""
     reason: str
     """Why, in one CamelCase word: of a condition, of status.failures, or Taint, Resource, Affinity, ..."""
     is_abnormal: bool
-    """Whether somebody has to do something."""
+    """Whether the state needs attention: the job does not go on, or not as it should."""
     sentence: str
     """The verdict in one sentence."""
     confidence: Confidence

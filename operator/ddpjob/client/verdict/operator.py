@@ -55,7 +55,7 @@ def _deployment(found: Json) -> Evidence:
 def with_operator(case: Case, found: Explanation) -> Explanation:
     """Return the verdict on an unfinished job with the state of its operator.
 
-    An operator that is down stands in the sentence. It is the verdict itself, unless the pods show another one.
+    The sentence says that the operator is down. It is the verdict itself, unless the pods show another one.
     """
     operator = operator_of(case)
     overdue = list(_overdue(case)) if operator.state != "Down" else []

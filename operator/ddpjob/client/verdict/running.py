@@ -64,7 +64,7 @@ def suspended(case: Case) -> Explanation | None:
 
 
 def resumed(case: Case) -> Explanation | None:
-    """Explain a job whose resumption nobody has seen yet."""
+    """Explain a job whose resumption the operator has not seen yet."""
     if not case.status.is_true("Suspended"):
         return None
     quoted = [case.of_job("spec.suspend", "false"), case.of_job("status.state", case.status.state)]

@@ -61,7 +61,7 @@ class VolumeContents(WireModel):
     namespace: str
     """Namespace of the job."""
     claim: str
-    """Name of the PersistentVolumeClaim; on this machine a directory stands for it."""
+    """Name of the PersistentVolumeClaim; on this machine it is a directory."""
     directory: str
     """Where the trainer has the volume, on this machine the directory itself."""
     checkpoints: list[CheckpointFile]

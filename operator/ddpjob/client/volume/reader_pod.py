@@ -19,7 +19,7 @@ LABEL_READER_OF = f"{names.GROUP}/reader-of"
 """Label of reader pods; its value is the uid of the job."""
 SOURCE_ENV = "DDPJOB_READER"
 SECONDS = 3600
-"""After this time the pod ends, also if nobody deletes it; a transfer that takes longer goes on in another one."""
+"""After this time the pod ends, also if it is not deleted; a transfer that takes longer goes on in another one."""
 _VOLUME = "ddpjob-checkpoint"
 _USER = 1000
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}

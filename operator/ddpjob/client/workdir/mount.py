@@ -22,7 +22,7 @@ _KEY = "files.tar.gz"
 _ARCHIVE = f"{names.WORKDIR}-archive"  # volume
 _ARCHIVE_PATH = f"/opt/{names.WORKDIR}"
 _OF_THE_USER = ("runAsUser", "runAsGroup", "runAsNonRoot")
-# For Python from 3.6. The owners in the archive are nobody's, so they are not set.
+# For Python from 3.6. The owners in the archive do not exist in the pod, so they are not set.
 _UNPACK = f"""\
 import sys, tarfile
 tarfile.TarFile.chown = lambda *_: None
