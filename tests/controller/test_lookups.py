@@ -5,7 +5,9 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
-from ddpjob.controller.lookups import KEPT_SECONDS, LOOKUP_SECONDS, Lookups
+from ddpjob.controller.lookups import KEPT_SECONDS, Lookups
+from ddpjob.engine.observed import Unread
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 
 FLAVOR = (names.FLAVORS, "spot")
 MISSING = (names.WORKLOAD_PRIORITIES, "urgent")
@@ -29,10 +31,8 @@ async def test_what_was_read_is_used_for_a_minute_and_what_is_missing_is_named()
     now, cluster = 0.0, OneFlavor()
     lookups = Lookups(cluster, lambda: now)  # type: ignore[arg-type]
     await lookups.read([FLAVOR])
-    assert not lookups.have_failed
     await lookups.read([MISSING])
-    assert lookups.have_failed
-    assert lookups.found() == {FLAVOR: {"spec": {"nodeLabels": {}}}, MISSING: "urgent not found"}
+    assert lookups.found() == {FLAVOR: {"spec": {"nodeLabels": {}}}, MISSING: Unread("urgent not found")}
     now = LOOKUP_SECONDS - 1
     assert len(lookups.found()) == 2
     now = LOOKUP_SECONDS + 1
@@ -45,17 +45,17 @@ async def test_a_failure_of_a_moment_leaves_the_last_value(error: ClusterError) 
     lookups = Lookups(cluster, lambda: now)  # type: ignore[arg-type]
     cluster.error = error
     await lookups.read([FLAVOR])
-    assert lookups.found() == {FLAVOR: str(error)}, "there is no last value yet"
+    assert lookups.found() == {FLAVOR: Unread(str(error), is_final=False)}, "there is no last value yet"
     cluster.error = None
     await lookups.read([FLAVOR])
     cluster.error, now = error, LOOKUP_SECONDS + 1
     assert lookups.found() == {}, "it is read again"
     await lookups.read([FLAVOR])
-    assert isinstance(lookups.found()[FLAVOR], dict) and not lookups.have_failed
+    assert isinstance(lookups.found()[FLAVOR], dict)
     now += KEPT_SECONDS
     assert lookups.found() == {}
     await lookups.read([FLAVOR])
-    assert lookups.found() == {FLAVOR: str(error)}, "a value that nothing asked for was dropped"
+    assert lookups.found() == {FLAVOR: Unread(str(error), is_final=False)}, "a value that nothing asked for was dropped"
 
 
 @pytest.mark.parametrize("error", [NotFound("spot not found", code=404), Forbidden("no role", code=403)], ids=str)
@@ -65,4 +65,4 @@ async def test_an_object_that_is_gone_or_may_not_be_read_replaces_the_last_value
     await lookups.read([FLAVOR])
     cluster.error = error
     await lookups.read([FLAVOR])
-    assert lookups.found() == {FLAVOR: str(error)}
+    assert lookups.found() == {FLAVOR: Unread(str(error))}

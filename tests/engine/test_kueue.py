@@ -6,6 +6,8 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import EngineSettings, Problem
+from ddpjob.engine.observed import Unread
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.scheduling.kueue import WAITING
 from tests.builders import UID, World, a_job, ended, failed
 
@@ -54,6 +56,19 @@ class Queued(World):
         self.settle()
         self.run_all()
         self.settle()
+
+    def gives_back(self) -> None:
+        """Settle, let Kueue evict what was deactivated, and check that the job rests then without quota."""
+        self.settle()
+        assert self.workload["spec"]["active"] is False and not self.pods_in_use()
+        self.evicts("Deactivated", "The workload is deactivated")
+        self.settle()
+        self.forward(3600)
+        assert self.settle() <= 1, "the status may change once, and then nothing"
+        assert self.workload["spec"]["active"] is False and self.conditions()["QuotaReserved"][0] == "False"
+
+    def pods_in_use(self) -> list[str]:
+        return [name for name, pod in self.pods.items() if pod["status"]["phase"] in ("Pending", "Running")]
 
     def stops_pods(self) -> None:
         self.pods = {name: pod for name, pod in self.pods.items() if "deletionTimestamp" not in pod["metadata"]}
@@ -473,6 +488,84 @@ def test_digest_of_another_release_takes_no_quota_away() -> None:
     world.set_pod(1, failed(1))
     world.settle_after_backoff()
     assert world.status["attempt"] == 2 and world.conditions()["Admitted"][0] == "True"
+
+
+def test_a_job_with_a_changed_template_gives_its_quota_back_until_the_change_is_undone() -> None:
+    world = Queued(template={"spec": {"dnsPolicy": "None"}})
+    world.starts()
+    world.job["spec"]["template"] = {"spec": {"dnsPolicy": "Default"}}
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    assert world.workload["spec"]["active"] is True and len(world.pods_in_use()) == 2, "the attempt goes on"
+    world.set_pod(1, failed(1))
+    world.gives_back()
+    assert world.condition("Stalled")["reason"] == "SpecChanged"
+    world.job["spec"]["template"] = {"spec": {"dnsPolicy": "None"}}
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
+    world.admits()
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
+
+
+@pytest.mark.parametrize("change", ["flavor", "job", "queue", "suspend"])
+def test_a_job_whose_admission_contradicts_its_template_leaves_the_queue_until_something_changes(change: str) -> None:
+    world = Queued(template={"spec": {"nodeSelector": {"gpu": "a100"}}})
+    world.settle()
+    world.admits()
+    world.gives_back()
+    running, made = world.condition("Running"), world.reconcile()
+    assert running["reason"] == "QueueUnavailable" and "nodeSelector gpu=h100" in running["message"]
+    assert made.requeue_after == LOOKUP_SECONDS, "a flavor is not watched"
+    match change:
+        case "flavor":
+            world.found[names.FLAVORS, "h100"] = {"spec": {"nodeLabels": {"gpu": "a100"}}}
+        case "job":
+            world.job["spec"]["template"] = {"spec": {"nodeSelector": {"gpu": "h100"}}}
+            world.job["metadata"]["generation"] += 1
+        case "queue":
+            world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "other"}
+        case "suspend":
+            for suspend in (True, False):
+                world.job["spec"]["suspend"] = suspend
+                world.job["metadata"]["generation"] += 1
+                world.settle()
+    world.settle()
+    assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
+    assert names.ANNOTATION_HELD not in world.workload["metadata"]["annotations"]
+    world.admits()
+    world.settle()
+    assert len(world.pods) == (2 if change in ("flavor", "job") else 0)
+
+
+def test_a_flavor_that_does_not_exist_holds_no_quota_and_one_that_does_not_answer_takes_none() -> None:
+    world = Queued()
+    world.settle()
+    world.found[names.FLAVORS, "h100"] = Unread("no answer within 10 s", is_final=False)
+    world.admits()
+    world.settle()
+    assert "no answer" in world.condition("Running")["message"]
+    assert world.workload["spec"]["active"] is True and world.conditions()["QuotaReserved"][0] == "True"
+    world.found[names.FLAVORS, "h100"] = Unread("h100 not found")
+    world.gives_back()
+    world.found[names.FLAVORS, "h100"] = Unread("no answer within 10 s", is_final=False)
+    assert world.settle() == 0 and world.workload["spec"]["active"] is False
+    world.found[names.FLAVORS, "h100"] = FLAVOR
+    world.settle()
+    world.admits()
+    world.settle()
+    assert len(world.pods) == 2
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"job": 1}', '{"job": "", "flavors": 3, "why": ""}', "[" * 100_000])
+def test_an_edited_hold_holds_nothing(text: str) -> None:
+    world = Queued()
+    world.settle()
+    world.workload["spec"]["active"] = False
+    world.workload["metadata"]["annotations"] |= {names.ANNOTATION_SUSPENDED: "0", names.ANNOTATION_HELD: text}
+    world.settle()
+    assert world.workload["spec"]["active"] is True
 
 
 def test_an_admission_that_contradicts_the_template_is_shown() -> None:

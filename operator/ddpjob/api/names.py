@@ -87,7 +87,9 @@ ANNOTATION_SUSPENDED: Final = f"{GROUP}/suspended"
 """Of a Workload: the operator set spec.active to false, because the job is suspended or left its queue.
 
 The value is the number of the last attempt that uses the quota."""
-ANNOTATIONS_OF_WORKLOADS: Final = (ANNOTATION_POD_SETS, ANNOTATION_SUSPENDED)
+ANNOTATION_HELD: Final = f"{GROUP}/held"
+"""Of a Workload: which admission the job could not use, as JSON. It stays out of its queue until that has changed."""
+ANNOTATIONS_OF_WORKLOADS: Final = (ANNOTATION_POD_SETS, ANNOTATION_SUSPENDED, ANNOTATION_HELD)
 LABEL_PROBE: Final = f"{GROUP}/probe"
 """Of a pod that only asks the scheduler whether there is room for another node; it is of no attempt."""
 ANNOTATION_CHECKPOINT_TIME: Final = f"{GROUP}/last-checkpoint-time"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
+from ddpjob.engine.observed import Unread
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 
-LOOKUP_SECONDS = 60.0
-"""How long what was read is used, and after which time a job that waits for an object is planned again."""
 KEPT_SECONDS = 3600.0
 """How long a value is kept that no plan asks for, in place of one that cannot be read for a moment."""
 
@@ -24,31 +24,26 @@ class Lookups:
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._found: dict[Lookup, tuple[float, Json | str]] = {}
+        self._found: dict[Lookup, tuple[float, Json | Unread]] = {}
 
-    def found(self) -> Mapping[Lookup, Json | str]:
-        """Return what was read within the last minute; a text instead of an object that could not be read."""
+    def found(self) -> Mapping[Lookup, Json | Unread]:
+        """Return what was read within the last minute, also which objects could not be read."""
         now = self._clock()
         self._found = {wanted: kept for wanted, kept in self._found.items() if now - kept[0] < KEPT_SECONDS}
         return {wanted: value for wanted, (time, value) in self._found.items() if now - time < LOOKUP_SECONDS}
 
-    @property
-    def have_failed(self) -> bool:
-        """Whether an object could not be read when it was last asked for."""
-        return any(isinstance(value, str) for value in self.found().values())
-
     async def read(self, wanted: Iterable[Lookup]) -> None:
-        """Read objects; ``have_failed`` says whether one could not be read.
+        """Read objects.
 
         If the API server does not answer, or with an error that says nothing about the object, the last value stays.
         """
         for kind, name in wanted:
-            value: Json | str
+            value: Json | Unread
             try:
                 value = await self._cluster.get(kind, "", name)
             except (NotFound, Forbidden) as error:
-                value = str(error)
+                value = Unread(str(error))
             except ClusterError as error:
-                _, known = self._found.get((kind, name), (0.0, ""))
-                value = str(error) if isinstance(known, str) else known
+                _, known = self._found.get((kind, name), (0.0, None))
+                value = known if isinstance(known, dict) else Unread(str(error), is_final=False)
             self._found[kind, name] = self._clock(), value

@@ -21,7 +21,7 @@ from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
 from ddpjob.controller.cache import Cache, Listing
 from ddpjob.controller.events import EventSender
-from ddpjob.controller.lookups import LOOKUP_SECONDS, Lookups
+from ddpjob.controller.lookups import Lookups
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.controller.pod_logs import PodLogs
@@ -165,8 +165,6 @@ class Reconciler:
                 live = await self._live_pods(job)
             else:
                 break
-        if names.LABEL_QUEUE in (job["metadata"].get("labels") or {}) and self._lookups.have_failed:
-            self.queue.add_after(key, LOOKUP_SECONDS)  # also if another job tried to read it
         return plan
 
     async def _refresh_workload(self, job: Json) -> None:

@@ -35,6 +35,17 @@ NOT_POLLED = Polled()
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """Why an object of the cluster is not known.
+
+    is_final: the API server says that it does not exist, or refuses to show it; otherwise it did not answer.
+    """
+
+    text: str
+    is_final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Elder:
     """A job of which only some pods have a Kubernetes node, since this time, and which others give way to."""
 
@@ -57,7 +68,7 @@ class Observed:
     logs: what the end of the log of a failed pod says, by its uid; None if it says nothing, or could not be read.
     unbound: why claims of a job without a node for its pods are not bound, from their events; empty if not known.
     objects: what the job owns of the kinds in ``names.SCHEDULING_KINDS``.
-    found: objects of the cluster by kind and name (``Plan.lookups``); a text instead of one that cannot be read.
+    found: objects of the cluster by kind and name (``Plan.lookups``).
     served: the API versions of these kinds that the API server serves; None before it was asked.
     elder: the eldest partial job (``scheduling.guard``) if it is elder than this one; None if this job neither is
         partial nor has yielded.
@@ -76,7 +87,7 @@ class Observed:
     logs: Mapping[str, LogFailure | None] = field(default_factory=dict)
     unbound: str = ""
     objects: Mapping[Resource, Sequence[Json]] = field(default_factory=dict)
-    found: Mapping[tuple[Resource, str], Json | str] = field(default_factory=dict)
+    found: Mapping[tuple[Resource, str], Json | Unread] = field(default_factory=dict)
     served: Collection[str] | None = None
     elder: Elder | None = None
     live: bool = False

@@ -117,7 +117,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         creates=creates,
         creates_attempt=next_number(s, decision) if any(map(_is_of_attempt, creates)) else None,
         events=tuple(notes(s, decision, status)),
-        requeue_after=_earlier(_requeue_after(s, decision, status), due),
+        requeue_after=_earlier(_requeue_after(s, decision, status), due, scheduling.look_again(s)),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         claims=() if decision.begins_attempt or decision.ends_attempt else _claims_of_unschedulable_pods(s),
         logs=_logs(s, decision),
@@ -308,8 +308,8 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     return max(min(left), MIN_REQUEUE_SECONDS) if left else None
 
 
-def _earlier(one: float | None, other: float | None) -> float | None:
-    given = [max(seconds, MIN_REQUEUE_SECONDS) for seconds in (one, other) if seconds is not None]
+def _earlier(*times: float | None) -> float | None:
+    given = [max(seconds, MIN_REQUEUE_SECONDS) for seconds in times if seconds is not None]
     return min(given, default=None)
 
 

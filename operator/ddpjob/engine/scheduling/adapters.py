@@ -7,7 +7,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings
-from ddpjob.engine.scheduling.base import Adapter, Ending, Obstacle, Unavailable
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS, Adapter, Ending, Obstacle, Unavailable
 from ddpjob.engine.scheduling.gangs import Coscheduling, Gang, Kubernetes, Volcano
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, Kueue
 from ddpjob.engine.state import JobState
@@ -69,6 +69,13 @@ def lookups(s: JobState) -> tuple[tuple[Resource, str], ...]:
     """Return kind and name of the objects of the cluster that a plan needs and that were not read yet."""
     wanted = (each for adapter in adapters(s) for each in adapter.lookups(s))
     return tuple(each for each in wanted if each not in s.observed.found)
+
+
+def look_again(s: JobState) -> float | None:
+    """Return the seconds until objects of the cluster are read again that keep an attempt from starting; or None."""
+    if not s.attempt.is_closed or s.job.spec.suspend or not any(adapter.lookups(s) for adapter in adapters(s)):
+        return None
+    return LOOKUP_SECONDS if (wait(s) or ("", ""))[0] == QUEUE_UNAVAILABLE else None
 
 
 def wait(s: JobState) -> Obstacle | None:

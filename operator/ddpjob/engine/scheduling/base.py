@@ -13,6 +13,8 @@ Obstacle = tuple[str, str]
 """Reason and message."""
 MAX_TEXT = 512
 """Characters of a text of a system in a message."""
+LOOKUP_SECONDS = 60.0
+"""How long an object of the cluster that was read is used, and when one is read again that keeps a job waiting."""
 UNAVAILABLE = "GangSchedulerUnavailable"
 """The job asks for a system that is not there. It waits: it is never started without."""
 
