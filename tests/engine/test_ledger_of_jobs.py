@@ -7,7 +7,6 @@ resumed, while the operator looks every few seconds, or not for minutes. `make s
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ from ddpjob.api import names
 from ddpjob.api.status import TIME_CATEGORIES, recorded_status
 from ddpjob.api.times import timestamp
 from tests.builders import NOW, World, a_job, ended, failed, running
+from tests.soak import ALL
 
-ALL = os.environ.get("DDPJOB_TEST_FAULTS") == "all"
 # The operator sees nothing of jobs 441 and 760 before their ranks are in a second life, 760 nothing before its end.
 BATCHES = [range(first, first + 100) for first in range(0, 1000, 100)] if ALL else [[*range(7), 441, 760]]
 STEPS = 120

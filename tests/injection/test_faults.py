@@ -1,7 +1,6 @@
 """Operators as processes, killed and disturbed at their writes to a real API server: the job ends in the same way."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -11,12 +10,14 @@ from tests.injection.campaign import Campaign, Case
 from tests.injection.cluster import open_cluster
 from tests.injection.faults import ANSWERS, CRASHES, WATCHES, At
 from tests.injection.stories import STORIES
+from tests.soak import ALL
 
-ALL = os.environ.get("DDPJOB_TEST_FAULTS") == "all"
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(10_800 if ALL else 1_800)]
 SAMPLED_STORIES = ("success", "rank-failure", "drain")
-SAMPLE = 12
+SAMPLE = 24
 """One write of so many gets a fault of each kind; another one for each kind."""
+KILLED = 1 if ALL else 6
+"""One write of so many is interrupted by a kill; the simulator kills at each."""
 
 
 def on(plane: ControlPlane, test: Callable[[Campaign], Awaitable[None]]) -> None:
@@ -34,7 +35,7 @@ def on(plane: ControlPlane, test: Callable[[Campaign], Awaitable[None]]) -> None
 
 
 def test_kill_at_any_write_changes_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
-    """Before or after every third write, both at each with DDPJOB_TEST_FAULTS=all; the simulator kills at each."""
+    """Before or after a sample of the writes; `make soak` kills before and after each."""
 
     async def test(campaign: Campaign) -> None:
         await asyncio.gather(*map(campaign.expected, STORIES))
@@ -45,15 +46,15 @@ def test_kill_at_any_write_changes_nothing_about_the_job(collecting_plane: Contr
 
 
 async def crashes(campaign: Campaign) -> AsyncIterator[Case]:
-    """Yield a crash at every third write, in turn before and after it.
+    """Yield a crash at every sixth write, in turn before and after it.
 
     Where the same write comes before it and after it in several stories, it is carried out in one of them only.
     """
     done: set[tuple[str, ...]] = set()
     for place, story in enumerate(STORIES):
         writes = (await campaign.expected(story)).writes
-        for number in range(0 if ALL else place % 3, len(writes), 1 if ALL else 3):
-            for kind in CRASHES if ALL else CRASHES[(place + number) // 3 % 2 :][:1]:
+        for number in range(place % KILLED, len(writes), KILLED):
+            for kind in CRASHES if ALL else CRASHES[(place + number) // KILLED % 2 :][:1]:
                 around = (kind, *writes[max(0, number - 1) : number + 2])
                 if ALL or around not in done:
                     done.add(around)
@@ -61,7 +62,7 @@ async def crashes(campaign: Campaign) -> AsyncIterator[Case]:
 
 
 def test_any_fault_at_a_write_changes_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
-    """A sample, all with DDPJOB_TEST_FAULTS=all."""
+    """A sample; all in `make soak`."""
 
     async def test(campaign: Campaign) -> None:
         stories = list(STORIES) if ALL else SAMPLED_STORIES
@@ -83,6 +84,12 @@ def test_any_fault_at_a_write_changes_nothing_about_the_job(collecting_plane: Co
 
 def test_two_operators_at_once_change_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
     async def test(campaign: Campaign) -> None:
-        await campaign.compare([Case(story, operators=2) for story in STORIES for _ in range(10 if ALL else 1)])
+        await campaign.compare(
+            [
+                Case(story, operators=2)
+                for story in (STORIES if ALL else SAMPLED_STORIES)
+                for _ in range(10 if ALL else 1)
+            ]
+        )
 
     on(collecting_plane, test)

@@ -1,6 +1,5 @@
 """The in-memory cluster and a real API server with its controllers give the same responses to random requests."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +9,11 @@ from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, job
 from tests.cluster.contract.comparison import Comparison
 from tests.cluster.contract.conftest import Targets
 from tests.cluster.contract.requests import Request, sequences
+from tests.soak import ALL
 
 pytestmark = pytest.mark.apiserver
 
-SEQUENCES = 500 if os.environ.get("DDPJOB_TEST_FAULTS") == "all" else 300
+SEQUENCES = 500 if ALL else 120
 
 # Without these, the comparison would be one of errors.
 EXPECTED = {
@@ -27,7 +27,7 @@ EXPECTED = {
     ("delete", "Pod", "NotFound"),
 }
 
-# A conflict is so rare that 300 random sequences sometimes have none.
+# A conflict is so rare that some runs of the random sequences have none.
 CONFLICT = [
     Request("create", "DDPJob", {"body": job() | {"metadata": {"name": "a"}}}),
     Request("patch_status", "DDPJob", {"name": "a", "body": {"status": {"state": "Pending"}}}),
@@ -116,6 +116,7 @@ def test_both_clusters_give_the_same_responses_to_random_requests(
     targets.run(comparison.run(sequence))
 
 
+@pytest.mark.soak
 def test_the_random_requests_got_every_kind_of_response(comparison: Comparison) -> None:
     if comparison.equal < SEQUENCES:
         pytest.skip("only means something after all random requests")
