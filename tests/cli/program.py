@@ -1,11 +1,10 @@
 """``ddpjob`` as a program: its output and its exit code; the jobs are short shell commands.
 
-A command that ends by itself is a process forked from one that has imported the code, which takes a third of the time.
+A command that ends by itself is a process forked from one that has imported the code, which takes a fifth of the time.
 """
 
 import contextlib
 import json
-import multiprocessing
 import os
 import pty
 import subprocess
@@ -20,15 +19,14 @@ from typing import Any
 
 import yaml
 
-import ddpjob.cli.run  # noqa: F401 - main imports it late, and the fork server early
 from ddpjob.api.objects import Json
 from ddpjob.cli.main import main
+from tests.forks import FORKS, preload
 from tests.processes import die_with_parent, eventually
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 500.0
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__])
+preload(__name__, "ddpjob.cli.run")  # main imports it late
 _STREAMS = (("in", os.O_RDONLY), ("out", os.O_WRONLY | os.O_CREAT), ("err", os.O_WRONLY | os.O_CREAT))
 
 
@@ -107,7 +105,7 @@ class Program:
             streams = Path(name)
             (streams / "in").write_text(stdin or "")
             place = (streams, cwd or self.folder, self.environment | dict(env or {}))
-            process = _FORKS.Process(target=_execute, args=(arguments, *place), daemon=True)
+            process = FORKS.Process(target=_execute, args=(arguments, *place), daemon=True)
             process.start()
             process.join(SECONDS)
             process.kill()

@@ -6,7 +6,6 @@ release is started with ``python -m``.
 
 import gc
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -20,12 +19,12 @@ from typing import Any, Self
 
 from ddpjob.controller.main import main
 from tests.controlplane import ControlPlane
+from tests.forks import FORKS, preload
 from tests.processes import die_with_parent, eventually, tail
 
 READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__])
+preload(__name__)
 
 
 class OperatorProcess:
@@ -77,7 +76,7 @@ class OperatorProcess:
         self.starts += 1
         self._offset = self._log.stat().st_size
         serve = _serve if self._package is None else _become_program
-        self._process = _FORKS.Process(target=serve, args=(self.environment, self._log), daemon=True)
+        self._process = FORKS.Process(target=serve, args=(self.environment, self._log), daemon=True)
         self._process.start()
         if wait:
             eventually("the operator is ready", self.is_ready, timeout=READY_SECONDS)
