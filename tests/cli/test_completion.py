@@ -90,7 +90,7 @@ def typed(ddpjob: Program, shell: str, *lines: str) -> list[str]:
         os.close(master)
 
 
-@pytest.mark.parametrize("shell", STARTS)
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=pytest.mark.soak)])
 def test_a_shell_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program, shell: str) -> None:
     needs(shell)
     lines = {
@@ -108,6 +108,7 @@ def test_a_shell_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program, s
     assert typed(ddpjob, shell, *lines) == list(lines.values())
 
 
+@pytest.mark.soak
 def test_fish_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program) -> None:
     needs("fish")
 

@@ -79,7 +79,13 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+# tests/convert has what each becomes. These run at each landing: torchrun, a command of one process, and no world.
+AT_A_LANDING = ("pytorchjob-torchrun", "pytorchjob-entrypoint", "trainjob-queue")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AT_A_LANDING else pytest.mark.soak) for name in EXPECTED]
+)
 def test_converted_job_runs_as_one_world(ddpjob: Program, name: str) -> None:
     run = RUNS[name]
     file = converted(ddpjob, name)

@@ -21,8 +21,14 @@ def test_dry_run_prints_all_objects_and_runs_nothing(ddpjob: Program) -> None:
     assert json.loads(as_json.out)["items"] == list(yaml.safe_load_all(done.out))
 
 
-@pytest.mark.parametrize("name", ["mnist-cpu", "mnist-gpu", "torchrun-script"])
-@pytest.mark.parametrize("form", ["yaml", "json"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("mnist-cpu", "yaml"),
+        ("torchrun-script", "json"),
+        pytest.param("mnist-gpu", "yaml", marks=pytest.mark.soak),
+    ],
+)
 def test_dry_run_output_is_valid_input_with_the_same_result(ddpjob: Program, name: str, form: str) -> None:
     first = ddpjob("run", str(ROOT / "manifests" / "examples" / f"{name}.yaml"), "--dry-run", "-o", form)
     again = ddpjob("run", "-", "--dry-run", "-o", form, stdin=first.out)

@@ -211,6 +211,7 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
     assert not {"aiohttp", "asyncio", "kubernetes.client.models.v1_pod", "numpy", "plotext"} & modules
 
 
+@pytest.mark.soak
 def test_a_shell_and_kubectl_complete_the_jobs_of_the_cluster(ddpjob: Program, world: ClusterWorld) -> None:
     assert ddpjob("run", ddpjob.write(shell_job("here", "true"))).code == 0
     job = world.client.submit(DDPJob("there", image="none", command=["train"], num_nodes=2))

@@ -39,7 +39,12 @@ def processes_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="INT"),
+        pytest.param(signal.SIGTERM, 143, id="TERM", marks=pytest.mark.soak),
+        pytest.param(signal.SIGHUP, 129, id="HUP", marks=pytest.mark.soak),
+    ],
 )
 def test_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: signal.Signals, code: int) -> None:
     file = ddpjob.write(a_job())

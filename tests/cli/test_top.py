@@ -103,6 +103,7 @@ def test_the_last_table_stays_while_no_rank_runs(
     assert "n0r0" in shown and "no rank of big runs: it is Restarting" in shown
 
 
+@pytest.mark.soak
 def test_top_shows_the_ranks_of_all_nodes_of_a_job_and_ends_with_it(ddpjob: Program) -> None:
     (ddpjob.folder / "train.py").write_text(SCRIPT)
     job = shell_job("tiny", "", numNodes=2, nprocPerNode=2)

@@ -32,6 +32,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_script_runs_under_torchrun_on_several_nodes(ddpjob: Program, tmp_path: Path) -> None:
     script = tmp_path / "sum_up.py"
     script.write_text(SCRIPT)
@@ -181,6 +182,7 @@ def test_examples_of_the_help_about_a_training_work(reader: Program) -> None:
     assert Path(checkpoint[1]).is_file()
 
 
+@pytest.mark.soak
 def test_examples_of_the_help_about_a_running_job_work(reader: Program) -> None:
     (reader.folder / "train.py").write_text(STEPS)
     job = shell_job("mnist-cpu", "exec ddprun --preload '' train.py", numNodes=1, nprocPerNode=1)

@@ -74,6 +74,7 @@ def test_a_file_that_is_no_bundle_is_refused(ddpjob: Program, tmp_path: Path) ->
     assert not list(tmp_path.glob("tiny*"))
 
 
+@pytest.mark.soak
 def test_doctor_checks_this_machine(ddpjob: Program, tmp_path: Path) -> None:
     done = ddpjob("doctor", "--local", "-o", "json")
     assert (done.code, done.err) == (0, "")

@@ -210,7 +210,10 @@ def test_doctor_by_an_administrator_judges_all_parts(ddpjob: Program, world: Clu
     assert (down["status"], f"{world.namespace}/op: 0 of 1" in down["summary"]) == ("error", True)
 
 
-@pytest.mark.parametrize(("role", "rights"), [("viewer", "warning"), ("editor", "ok"), ("stranger", "error")])
+@pytest.mark.parametrize(
+    ("role", "rights"),
+    [("viewer", "warning"), pytest.param("editor", "ok", marks=pytest.mark.soak), ("stranger", "error")],
+)
 def test_doctor_tells_a_user_what_it_may_not_see(ddpjob: Program, world: ClusterWorld, role: str, rights: str) -> None:
     found = checks_of(user(ddpjob, world, role))
     statuses = {name: check["status"] for name, check in found.items()}

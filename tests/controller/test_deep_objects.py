@@ -43,7 +43,7 @@ def test_spec_that_cel_cannot_refuse_is_created_and_invalid(jobs: Jobs, operator
     assert not jobs.pods()
 
 
-@pytest.mark.parametrize("levels", [2_000, 9_000])
+@pytest.mark.parametrize("levels", [2_000, pytest.param(9_000, marks=pytest.mark.soak)])
 @pytest.mark.usefixtures("reads_deep_json")
 def test_deepest_job_does_not_stop_the_others(jobs: Jobs, operator: OperatorProcess, levels: int) -> None:
     create(jobs, levels)

@@ -158,13 +158,18 @@ def test_broken_watch_of_pods_continues_where_it_ended(
     "fault",
     [
         Fault(status=200, body='{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'),
-        Fault(status=200, body='{"type":"MODIFIED","object":{"me'),
-        Fault(status=200, body="no JSON\n"),
-        Fault(status=401),
-        Fault(status=403, body='{"kind":"Status","reason":"Forbidden","message":"injected"}'),
+        *(
+            pytest.param(fault, marks=pytest.mark.soak)  # test_podwatch has each end of a watch
+            for fault in (
+                Fault(status=200, body='{"type":"MODIFIED","object":{"me'),
+                Fault(status=200, body="no JSON\n"),
+                Fault(status=401),
+                Fault(status=403, body='{"kind":"Status","reason":"Forbidden","message":"injected"}'),
+                Fault(status=429, headers={"Retry-After": "1"}),
+                Fault(),
+            )
+        ),
         Fault(status=410, body='{"kind":"Status","reason":"Expired","message":"injected"}'),
-        Fault(status=429, headers={"Retry-After": "1"}),
-        Fault(),
     ],
 )
 def test_watch_of_pods_goes_on_after_any_answer(

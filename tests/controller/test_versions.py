@@ -155,6 +155,7 @@ def test_operators_of_both_releases_run_their_own_code(mix: Mix, before: Release
         assert Path(done.stdout.strip()) == Path(str(folder), "ddpjob/controller/main.py")
 
 
+@pytest.mark.soak
 def test_operator_before_runs_a_job_under_the_crd_of_this_release(mix: Mix, before: Release, this: Release) -> None:
     mix.serve(this)
     with mix.operator(before) as operator:
@@ -167,6 +168,7 @@ def test_operator_before_runs_a_job_under_the_crd_of_this_release(mix: Mix, befo
     mix.assert_untouched(pods)
 
 
+@pytest.mark.soak
 def test_operator_before_restarts_a_job_under_the_crd_of_this_release(mix: Mix, before: Release, this: Release) -> None:
     mix.serve(this)
     with mix.operator(before):
@@ -198,6 +200,7 @@ def test_upgrade_of_crd_then_operator_touches_no_pod(mix: Mix, before: Release, 
         assert operator.is_ready()
 
 
+@pytest.mark.soak
 def test_operator_of_this_release_runs_and_restarts_a_job_under_the_crd_before(
     mix: Mix, before: Release, this: Release
 ) -> None:
@@ -214,6 +217,7 @@ def test_operator_of_this_release_runs_and_restarts_a_job_under_the_crd_before(
         assert operator.is_ready()
 
 
+@pytest.mark.soak
 def test_operator_reports_a_crd_that_refuses_its_status_and_touches_no_pod(
     mix: Mix, strict: Release, this: Release
 ) -> None:
@@ -242,6 +246,7 @@ def test_operator_reports_a_crd_that_refuses_its_status_and_touches_no_pod(
         mix.assert_untouched(pods)
 
 
+@pytest.mark.soak
 def test_new_job_starts_under_such_a_crd_only_after_its_upgrade(mix: Mix, strict: Release, this: Release) -> None:
     mix.serve(strict)
     with mix.unready_operator(this):
@@ -253,6 +258,7 @@ def test_new_job_starts_under_such_a_crd_only_after_its_upgrade(mix: Mix, strict
         mix.jobs.wait_for_pods(1)
 
 
+@pytest.mark.soak
 def test_rollback_of_the_operator_and_a_second_upgrade_touch_no_pod(mix: Mix, before: Release, this: Release) -> None:
     mix.serve(this)
     with mix.operator(this):

@@ -180,6 +180,7 @@ def test_finalizer_of_kopf_on_a_job_is_left_alone(
     assert jobs.get()["metadata"]["finalizers"] == [KOPF_FINALIZER]
 
 
+@pytest.mark.soak
 def test_failed_pod_is_seen_after_etcd_was_restored(own_plane: ControlPlane) -> None:
     """All resource versions are then lower than those that the operator has seen."""
     own_plane.make_namespace("restored")

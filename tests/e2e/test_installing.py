@@ -13,6 +13,7 @@ from tests.kind.images import OPERATOR_TAG
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 
+@pytest.mark.soak
 def test_helm_test_passes(operator: Installation) -> None:
     assert "Succeeded" in operator.helm("test", "ddpjob", "--timeout=120s")
 

@@ -78,6 +78,7 @@ def described_objects(schema: Object, path: str = "ddpjob") -> Iterator[str]:
             yield from described_objects(child.get("items", child), f"{path}.{name}")
 
 
+@pytest.mark.soak
 def test_kubectl_explain_describes_every_field(control_plane: ControlPlane) -> None:
     crd = control_plane.request("GET", CRD_PATH)
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -58,7 +58,7 @@ def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
     return used
 
 
-@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+@pytest.mark.parametrize("scope", ["cluster", pytest.param("namespace", marks=pytest.mark.soak)])
 def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
     """With scope cluster the job is also in a queue of Kueue."""
     program("helm")

@@ -95,6 +95,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
+@pytest.mark.soak
 def test_trainer_learns(undisturbed: Place) -> None:
     status = undisturbed.status
     assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)

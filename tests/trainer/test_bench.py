@@ -22,6 +22,7 @@ bench._TURNS, bench._LOOP_STEPS, bench._TUTORIAL_EPOCHS = 1, 20, 2
 """
 
 
+@pytest.mark.soak
 def test_accuracy_speed_and_cpu_time_of_whole_commands_are_measured(ddptrain: ForkServer) -> None:
     argv = ("bench", "--data", "digits", "--seeds", 1, "--worlds", "1,2", "--json", "--parts", "accuracy")
     run = ddptrain.start(*argv)
@@ -41,6 +42,7 @@ def test_accuracy_speed_and_cpu_time_of_whole_commands_are_measured(ddptrain: Fo
     assert f"{results['accuracy'][0]['mean']:.2%}" in shown
 
 
+@pytest.mark.soak
 def test_recipes_are_compared_in_one_run_with_the_earlier_one_and_pytorchs_example(
     ddptrain: ForkServer, idx: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_bitwise_gives_one_digest_at_1_to_3_ranks_and_for_a_changing_number(ddpt
     assert len({p["measured"] for p in proofs}) == 1
 
 
+@pytest.mark.soak
 def test_first_gradients_and_resumed_runs_are_equal_with_every_method(ddptrain: ForkServer, idx: Path) -> None:
     found = compare(ddptrain, idx, "--worlds", "1,2", "--checks", "gradients,resume", "--steps", 9)
     assert len(found["first gradient, float32"]) == 6

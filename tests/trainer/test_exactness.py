@@ -28,7 +28,7 @@ def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: ob
     return ddptrain.run(*argv, code=code).message()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_eval_in_one_process_gives_the_accuracy_that_the_ranks_recorded(
     ddptrain: ForkServer, idx: Path, whole: Whole, world_size: int
 ) -> None:

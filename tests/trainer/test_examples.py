@@ -52,6 +52,7 @@ def test_the_example_of_why_explains_a_failure(
     assert "root cause: rank 1," in ddptrain.run(*arguments).output()
 
 
+@pytest.mark.soak
 def test_the_page_about_the_trainer_can_be_followed_from_top_to_bottom(ddptrain: ForkServer, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "trainer.md").read_text()
     commands = re.findall(r"^\.venv/bin/ddptrain (.+)$", page, re.MULTILINE)
@@ -65,6 +66,7 @@ def test_the_page_about_the_trainer_can_be_followed_from_top_to_bottom(ddptrain:
     assert two_ranks.message()["accuracy"] >= 0.85
 
 
+@pytest.mark.soak
 @needs_mnist
 @needs_namespaces
 def test_the_examples_of_data_fetch_mnist_and_verify_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ from tests.processes import free_port
 from tests.trainer.runs import ForkServer, Lesson, Run
 
 PAGES = sorted(GUIDE.glob("*.md"))
+# `make soak` runs the commands of these pages; test_lessons runs the lessons of all pages.
+LONG = {"launching", "checkpoints", "model-parallel"}
 NOT_RUN = {"# needs two machines", "# needs a cluster", "# needs GPUs"}
 # Commands, and the output that the page quotes: lines in this order, in which … stands for anything.
 BLOCK = re.compile(r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
@@ -28,7 +30,14 @@ def text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(text(page))], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=pytest.mark.soak if page.stem in LONG else ())
+        for page in PAGES
+        if BLOCK.search(text(page))
+    ],
+)
 def test_commands_of_the_page_print_what_it_quotes(
     ddptrain: ForkServer, lesson: Lesson, tmp_path: Path, page: Path
 ) -> None:

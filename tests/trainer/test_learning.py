@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ddprun.reporting.metrics import effective_rows
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.runs import ForkServer
 
 
+@pytest.mark.soak
 @needs_mnist
 def test_an_epoch_of_mnist_reaches_98_5_percent_and_eval_agrees(ddptrain: ForkServer, tmp_path: Path) -> None:
     command = ("launch", "--nproc-per-node", 2, "--data-dir", REAL, "--epochs", 1, "--checkpoint-dir", tmp_path)

@@ -39,6 +39,7 @@ def test_lesson_holds(lesson: Lesson, name: str) -> None:
     assert lesson(name, *(["--nproc-per-node", "2"] if name in OF_TWO else [])).strip()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", UNEVEN)
 def test_lesson_holds_with_three_ranks_that_divide_nothing(ddptrain: ForkServer, name: str) -> None:
     assert ddptrain.run("lesson", name, "--nproc-per-node", 3).output().strip()
@@ -74,7 +75,8 @@ def test_rank_started_by_hand_with_an_impossible_number_is_refused(ddptrain: For
     assert "error: RANK=2 does not exist" in ddptrain.run("lesson", "objects", env=env, code=2).output()
 
 
-# The errors that the documents name; `make mutants` has all.
+# The errors that the documents name; `make mutants` has all, against the tests above.
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", [name for name in LESSONS if name in NAMED])
 def test_lesson_notices_an_error(ddptrain: ForkServer, mutant: str) -> None:
     argv = ("lesson", mutant.partition(":")[0], "--nproc-per-node", 2)
@@ -100,6 +102,7 @@ def test_both_spellings_of_the_local_rank_are_read(argument: str) -> None:
     assert runpy.run_path(str(SCRIPTS / "start.py"))["local_rank"]([argument]) == 1
 
 
+@pytest.mark.soak
 def test_no_group_outlives_a_data_parallel_program() -> None:
     """A group that stays after destroy_process_group can abort the process at its exit, once in a while."""
     # A new interpreter, which has not imported torch._dynamo, forks a process for each program.
@@ -131,6 +134,7 @@ for name, work in {"train": train, "ddp": lesson}.items():
     assert left == [("train", "none"), ("ddp", "none")], done.stdout + done.stderr
 
 
+@pytest.mark.soak
 def test_lesson_starts_its_own_ranks_by_mp_spawn(ddptrain: ForkServer) -> None:
     assert "2 of 3 ranks started: " in ddptrain.run(module=SCRIPTS / "start.py").output()
 
@@ -168,6 +172,7 @@ def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:
     assert "  rank 3: " in runs[0].output() and not runs[1].output()
 
 
+@pytest.mark.soak
 def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer) -> None:
     port = free_port()
     env: dict[str, object] = {"NNODES": 2, "NPROC_PER_NODE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

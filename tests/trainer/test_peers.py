@@ -219,6 +219,7 @@ def test_stranger_who_proves_nothing_is_refused(two: TwoNodes, proof: str) -> No
     assert two.received() == [HELLO]
 
 
+@pytest.mark.soak
 def test_ten_thousand_connections_leave_the_group_as_it_is(two: TwoNodes) -> None:
     two.until_connected()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

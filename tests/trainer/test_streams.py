@@ -49,7 +49,7 @@ def with_closed_streams(start: Start, folder: Path) -> Run:
     [
         (("train",), onto_a_full_disk),
         (LAUNCH, with_reader_that_exits),
-        ((*LAUNCH, "--how", "spawn"), with_closed_streams),
+        pytest.param((*LAUNCH, "--how", "spawn"), with_closed_streams, marks=pytest.mark.soak),
     ],
 )
 def test_training_without_working_output_finishes_and_saves(

@@ -82,6 +82,7 @@ def page_of_a_job(page: Path) -> Path:
     return out
 
 
+@pytest.mark.soak
 def test_the_pages_of_a_restarted_training_in_light_dark_and_narrow(
     chromium: Browser, page: Path, page_of_a_job: Path
 ) -> None:

@@ -81,7 +81,10 @@ def assert_out_in_time(run: Run, since: float) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize(("victim", "where"), [(1, GRADIENTS), (0, GRADIENTS), (1, "batch"), (0, "batch")])
+OTHER_PLACES = [pytest.param(*place, marks=pytest.mark.soak) for place in ((0, GRADIENTS), (1, "batch"))]
+
+
+@pytest.mark.parametrize(("victim", "where"), [(1, GRADIENTS), (0, "batch"), *OTHER_PLACES])
 def test_a_stopped_rank_is_named_with_what_it_was_doing(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, victim: int, where: str
 ) -> None:
@@ -127,7 +130,7 @@ def missing_ranks(folder: Path) -> list[set[int] | None]:
     return [collective.missing_ranks for collective in build_db(details, arguments, version).collectives]
 
 
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_across_two_nodes_both_reports_name_the_stopped_rank(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, victim: int
 ) -> None:
@@ -332,7 +335,7 @@ def test_a_pause_ends_with_a_heartbeat() -> None:
     assert heartbeat.last.time >= begun + 0.3, "else the last piece of the pause would count for what follows"
 
 
-@pytest.mark.parametrize("place", ["close", "destroy_process_group"])
+@pytest.mark.parametrize("place", ["close", pytest.param("destroy_process_group", marks=pytest.mark.soak)])
 def test_a_rank_that_hangs_while_closing_the_process_group_is_named(
     ddptrain: ForkServer, idx: Path, place: str
 ) -> None:

@@ -30,6 +30,7 @@ def plans() -> list[tuple[int, int, int, str]]:
     return chosen if KILLS else [plan for plan in chosen if plan[1] in (0, plan[0] - 1)]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("world_size", [2, 3, 4] if KILLS else [3])
 def test_killed_runs_resume_to_the_weights_of_an_uninterrupted_run(

@@ -63,6 +63,7 @@ def test_a_node_that_loses_its_peer_exits_with_77(ddptrain: ForkServer, idx: Pat
     assert (message["code"], message["cause"], message["exception"]) == (77, "peer", "PeerLost")
 
 
+@pytest.mark.soak
 def test_a_node_whose_launcher_was_killed_is_named(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     port = free_port()
     command = ("train", *SMALL, "--data-dir", idx, "--step-delay", 0.3, "--checkpoint-dir", tmp_path)
@@ -115,6 +116,7 @@ threading.Thread.start = refuse
 """
 
 
+@pytest.mark.soak
 def test_a_rank_that_cannot_announce_its_exit_reports_its_error(ddptrain: ForkServer, idx: Path) -> None:
     command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--chaos", "crash:1:5")
     message = ddptrain.run(*command, first=NO_THREAD, code=1).message()
@@ -262,6 +264,7 @@ def test_sigterm_while_a_single_rank_imports_torch_stops_it(tmp_path: Path) -> N
     assert (message["outcome"], message["saved"], message["phase"]) == ("stopped", False, "start")
 
 
+@pytest.mark.soak
 def test_sigterm_during_a_download_from_a_silent_server_stops_the_run(ddptrain: ForkServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
@@ -417,6 +420,7 @@ def test_a_full_log_directory_does_not_end_the_run(ddptrain: ForkServer, idx: Pa
     assert f"warning: --log-dir: {tmp_path} takes no output" in run.output()
 
 
+@pytest.mark.soak
 def test_each_ranks_output_has_its_rank_and_a_log_file(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     run = ddptrain.run(
         "launch", "--nproc-per-node", 2, "--log-dir", tmp_path, *SMALL, "--data-dir", idx / "absent", code=66

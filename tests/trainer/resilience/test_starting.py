@@ -26,7 +26,7 @@ def by_hand(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int)
     return ["train", *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *place]
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+@pytest.mark.parametrize("scheme", ["tcp", *(pytest.param(s, marks=pytest.mark.soak) for s in ("file", "env"))])
 def test_ranks_started_by_hand_train_like_launched_ones(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, scheme: str
 ) -> None:
@@ -39,6 +39,7 @@ def test_ranks_started_by_hand_train_like_launched_ones(
     assert_same_end(whole(3).folder, tmp_path / "hand")
 
 
+@pytest.mark.soak
 def test_ranks_with_the_argument_of_torch_distributed_launch_train_the_same(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_backend_that_the_build_or_machine_lacks_is_refused(
     assert said in ddptrain.run(*argv, env={"CUDA_VISIBLE_DEVICES": ""}, code=71).output()
 
 
+@pytest.mark.soak
 def test_spawned_ranks_train_like_forked_ones_and_write_their_logs(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServe
     assert (run.message()["rank"], run.message()["step"]) == (1, 3)
 
 
+@pytest.mark.soak
 def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole) -> None:
     argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun", "--show-env"))
     done = subprocess.run(
@@ -164,6 +167,7 @@ def test_max_restarts_starts_the_ranks_again_and_they_resume(
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "cut")
 
 
+@pytest.mark.soak
 def test_after_max_restarts_the_last_failure_is_reported(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     run = ddptrain.run("launch", "--nproc-per-node", 2, "--max-restarts", 1, *SMALL, "--data-dir", tmp_path, code=66)
     assert run.output().count("restart 1 of 1") == 1

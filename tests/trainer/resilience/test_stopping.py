@@ -38,7 +38,13 @@ def blocked(ddptrain: ForkServer, idx: Path, checkpoints: Path, chaos: str) -> R
 
 @pytest.mark.parametrize(
     "place",
-    ["1:0:rendezvous", "1:0:init_process_group", "0:0:data", "1:0:setup", "0:0:resume"],
+    [
+        *("1:0:rendezvous", "0:0:data"),
+        *(
+            pytest.param(place, marks=pytest.mark.soak)
+            for place in ("1:0:init_process_group", "1:0:setup", "0:0:resume")
+        ),
+    ],
 )
 def test_a_rank_blocked_before_training_exits_at_once(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, place: str
@@ -46,7 +52,13 @@ def test_a_rank_blocked_before_training_exits_at_once(
     assert seconds_to_exit(blocked(ddptrain, idx, tmp_path, f"hang:{place}")) < GRACE - 4
 
 
-@pytest.mark.parametrize("place", ["1:3:batch", f"1:3:{GRADIENTS}", "1:9:evaluate", "0:2:save"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(f"1:3:{GRADIENTS}", "0:2:save"),
+        *(pytest.param(place, marks=pytest.mark.soak) for place in ("1:3:batch", "1:9:evaluate")),
+    ],
+)
 def test_a_rank_blocked_in_training_exits_unsaved_before_the_grace_ends(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, place: str
 ) -> None:

@@ -71,6 +71,7 @@ def test_recorded_exception_is_within_the_kubelets_part_of_the_log(ddptrain: For
     assert read(first).cause == read(kubelets(first)).cause == "peer"
 
 
+@pytest.mark.soak
 def test_rank_that_a_cpp_exception_aborted_is_named_with_its_text(ddptrain: ForkServer, tmp_path: Path) -> None:
     _, (log,) = node_logs(ddptrain, tmp_path, THROW, victims="1")
     found = read(log)
@@ -79,6 +80,7 @@ def test_rank_that_a_cpp_exception_aborted_is_named_with_its_text(ddptrain: Fork
     assert (read(kubelets(log)).rank, read(kubelets(log)).signal) == (1, 6)
 
 
+@pytest.mark.soak
 def test_segmentation_fault_is_named_with_the_line_that_faulthandler_shows(
     ddptrain: ForkServer, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_segmentation_fault_is_named_with_the_line_that_faulthandler_shows(
     assert (part.cause, part.rank, part.signal) == ("own", 1, 11)
 
 
+@pytest.mark.soak
 def test_several_killed_ranks_of_one_node(ddptrain: ForkServer, tmp_path: Path) -> None:
     _, (log,) = node_logs(ddptrain, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", victims="0 1")
     for text in (log, kubelets(log)):
