@@ -4,6 +4,7 @@ It does what plans depend on, as Kueue 0.19 does it: admission by priority and a
 deactivation, and the end of a reservation. ``tests/controller/real_kueue.py`` runs Kueue itself.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from ddpjob.api import names
@@ -113,12 +114,11 @@ class Queue:
 
     def cycle(self) -> None:
         """Admit what fits, evict what was deactivated, and for what does not fit the last of lower priority."""
-        while True:
-            try:
-                return self._cycle()
-            except ApiError as error:
-                if error.status != 409:  # otherwise the operator wrote a Workload at the same time
-                    raise
+        _repeated(self._cycle)
+
+    def preempt(self, job: str) -> None:
+        """Evict the job, as for another one."""
+        _repeated(lambda: self.evict(self.of(job), "Preempted"))
 
     def _cycle(self) -> None:
         for workload in self.workloads():
@@ -164,6 +164,16 @@ class Queue:
         version = {"resourceVersion": workload["metadata"]["resourceVersion"]}
         body = {"metadata": version, "status": status | {"conditions": [*known.values()]}}
         self._plane.request("PATCH", f"{self._path}/{workload['metadata']['name']}/status", body)
+
+
+def _repeated(write: Callable[[], None]) -> None:
+    """Write again as long as the operator writes the same Workload at the same time."""
+    while True:
+        try:
+            return write()
+        except ApiError as error:
+            if error.status != 409:
+                raise
 
 
 def _count(workload: Json) -> int:

@@ -1,5 +1,6 @@
 """The operator with Kueue's API on a real API server: admission, restart, preemption, and another operator."""
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests import queues
+from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
@@ -138,3 +140,87 @@ def test_suspension_and_a_new_size_go_through_the_queue_and_an_outage_of_kueue_s
             jobs.run(pod)
             jobs.end(pod, 0)
         jobs.wait_for("Succeeded", "sized")
+
+
+def test_random_faults_change_nothing_in_the_life_of_a_job_in_a_queue(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs, proxy: FaultProxy, without_kueue: None
+) -> None:
+    """A third of all requests is refused, lost, throttled, or carried out without an answer."""
+    queues.install(control_plane)
+    queue, dice = Queue(control_plane, namespace, quota=2), random.Random(20261126)
+    faults = (
+        Fault(status=503),
+        Fault(status=500, after_commit=True),
+        Fault(after_commit=True),
+        Fault(),
+        Fault(status=429, headers={"Retry-After": "0"}),
+        Fault(status=409, body='{"kind":"Status","reason":"Conflict","message":"injected"}'),
+    )
+    with OperatorProcess(
+        control_plane, namespace, server=proxy.server, name="operator-of-faults", kueue=True
+    ) as operator:
+        proxy.rule = lambda request: dice.choice(faults) if dice.random() < 1 / 3 else None
+        submit(jobs, "faulty")
+        eventually("the Workload exists", lambda: queue.of("faulty"))
+        queue.cycle()
+        first = run_all(jobs, "faulty", 1)
+        assert all(pod["spec"]["nodeSelector"] == POOL for pod in first)
+        jobs.end(first[1], 1)
+        run_all(jobs, "faulty", 2)
+        eventually("it recovered", lambda: queue.condition("faulty", "PodsReady")[0] == "True")
+        queue.preempt("faulty")
+        eventually("the quota is released", lambda: "admission" not in queue.of("faulty")["status"])
+        assert queue.condition("faulty", "Requeued") == ("True", "Preempted")
+        queue.cycle()
+        for pod in run_all(jobs, "faulty", 3):
+            jobs.end(pod, 0)
+        status = jobs.wait_for("Succeeded", "faulty")
+        eventually("the end is written", lambda: queue.condition("faulty", "Finished") == ("True", "Succeeded"))
+        assert (status["restarts"], len(queue.workloads())) == (1, 1)
+        assert operator.metric("ddpjob_reconcile_errors_total") == 0, operator.text()
+
+
+WATCH_FAULTS = (
+    Fault(status=200, body='{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'),
+    Fault(status=200, body='{"type":"MODIFIED","object":{"me'),
+    Fault(status=200, body="no JSON\n"),
+    Fault(status=401),
+    Fault(status=403, body='{"kind":"Status","reason":"Forbidden","message":"injected"}'),
+    Fault(status=410, body='{"kind":"Status","reason":"Expired","message":"injected"}'),
+    Fault(status=429, headers={"Retry-After": "1"}),
+    Fault(),
+)
+
+
+def test_the_watch_of_workloads_goes_on_after_any_answer(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs, proxy: FaultProxy, without_kueue: None
+) -> None:
+    """After each fault the operator sees an eviction and an admission, and it lists nothing by itself."""
+    queues.install(control_plane)
+    queue = Queue(control_plane, namespace, quota=2)
+    settings: Json = {"kueue": True, "sweep_interval_seconds": NEVER}
+    with OperatorProcess(
+        control_plane, namespace, server=proxy.server, name="operator-of-watch", **settings
+    ) as operator:
+        submit(jobs, "watched")
+        eventually("the Workload exists", lambda: queue.of("watched"))
+        queue.cycle()
+        jobs.wait_for_pods(2, "watched", 1)
+        for number, fault in enumerate(WATCH_FAULTS, start=2):
+            struck: list[str] = []
+
+            def strike(request: web.BaseRequest, fault: Fault = fault, struck: list[str] = struck) -> Fault | None:
+                is_watch = request.query.get("watch") == "true" and request.path.endswith("/workloads")
+                if not is_watch or len(struck) == 2:
+                    return None
+                struck.append(request.path)
+                return fault
+
+            proxy.rule = strike
+            proxy.cut("/workloads")
+            eventually(f"{fault} was injected twice", lambda struck=struck: len(struck) >= 2)
+            queue.preempt("watched")
+            eventually("the quota is released", lambda: "admission" not in queue.of("watched")["status"])
+            queue.cycle()
+            jobs.wait_for_pods(2, "watched", number)
+        assert operator.is_alive and operator.metric("ddpjob_reconcile_errors_total") == 0

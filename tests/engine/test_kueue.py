@@ -9,9 +9,13 @@ from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.scheduling.kueue import WAITING
-from tests.builders import UID, World, a_job, ended, failed
+from tests.builders import UID, World, a_job, ended, failed, running
 
 NAME = names.service_name("mnist", UID)
+UNSCHEDULABLE = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}],
+}
 FLAVOR = {"spec": {"nodeLabels": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}
 
 
@@ -583,6 +587,36 @@ def test_gate_of_pods_that_kueue_manages_by_itself_is_named() -> None:
     world.settle()
     scheduled = world.condition("Scheduled")
     assert scheduled["reason"] == "AdmissionGated" and "externalFrameworks" in scheduled["message"]
+
+
+def test_a_smaller_attempt_leaves_the_workload_of_all_nodes_as_it_is() -> None:
+    """Kueue refuses other podSets while quota is reserved, and the job is to grow into its quota again."""
+    world = Queued(numNodes=3, minNodes=2)
+    world.settle()
+    world.admits()
+    world.settle()
+    spec = dict(world.workload["spec"])
+    for rank in (0, 1):
+        world.set_pod(rank, running(), node=f"worker-{rank}")
+    world.pod(2)["status"] = UNSCHEDULABLE
+    world.settle()
+    world.forward(301)  # partialGangSeconds
+    world.settle()
+    for rank in (0, 1):
+        world.set_pod(rank, running(), node=f"worker-{rank}")
+    world.settle()
+    assert world.status["nodesReady"] == "2/2 of 3" and world.status["restarts"] == 0
+    assert world.conditions()["PodsReady"][0] == "True", "Kueue evicts a job whose pods are not ready in time"
+    world.set_pod(1, failed(1))
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 3 and len([name for name in world.pods if "-3-" in name]) == 2
+    assert world.workload["spec"] == spec and spec["podSets"][0]["count"] == 3
+    changes = [change for made in world.plans for change in made.changes if change.resource is names.WORKLOADS]
+    assert {change.part for change in changes} == {"status"}
+    assert all([*change.value] == ["conditions"] for change in changes), "no admission is cleared"
+    world.evicts()
+    world.settle()
+    assert world.conditions()["QuotaReserved"][0] == "False" and world.workload["spec"] == spec
 
 
 def test_queue_and_gang_scheduler_compose() -> None:
