@@ -192,6 +192,7 @@ WATCH_FAULTS = (
 )
 
 
+@pytest.mark.soak  # the same code watches pods, with the same faults at each landing
 def test_the_watch_of_workloads_goes_on_after_any_answer(
     control_plane: ControlPlane, namespace: str, jobs: Jobs, proxy: FaultProxy, without_kueue: None
 ) -> None:
