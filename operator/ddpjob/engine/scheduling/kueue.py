@@ -6,7 +6,6 @@ quota over restarts; an evicted one gives it back when all pods have stopped, an
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
+from ddpjob.engine.scheduling.holds import NOT_READ_YET, Hold, new_hold, recorded_hold, why_held
 from ddpjob.engine.state import JobState
 
 QUEUE_UNAVAILABLE = "QueueUnavailable"
@@ -49,9 +49,6 @@ _CONTAINER_FIELDS = ("name", "resources", "restartPolicy")
 _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}")
-_MAX_FLAVORS = 64
-_NOT_READ_YET = Unread("it was not read yet", is_final=False)
 _Lookup = tuple[Resource, str]
 
 
@@ -62,17 +59,6 @@ class _Condition(NamedTuple):
     status: bool
     reason: str
     message: str
-
-
-class _Hold(NamedTuple):
-    """An admission that the job could not use, in the annotation of its Workload.
-
-    job: what the job was. flavors: what each of its flavors was, see ``_flavor``. why: the reason, for the status.
-    """
-
-    job: str
-    flavors: Mapping[str, str]
-    why: str
 
 
 class _Overlay(NamedTuple):
@@ -97,7 +83,7 @@ class Kueue(Adapter):
         if workload is not None and _is_admitted(workload):
             return [(names.FLAVORS, name) for name in _flavors(workload)]
         writes = workload is None or _priority_class(workload) != _name_of(_wanted_class(s))
-        hold = _hold(workload) if workload is not None else None
+        hold = recorded_hold(workload) if workload is not None else None
         held = [(names.FLAVORS, name) for name in (hold.flavors if hold is not None else ())]
         return [*held, *(_wanted_class(s) if writes else ())]
 
@@ -166,10 +152,10 @@ class Kueue(Adapter):
         is_reserved = is_true(status, "QuotaReserved")
         if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
             return change
-        if rests and (hold := _new_hold(s, workload)) is not None:
+        if rests and (hold := _unusable(s, workload)) is not None:
             return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
         # A job that only its user can let start again holds no quota.
-        is_held = (rests and s.spec_changed) or bool(_why_held(s, workload))
+        is_held = (rests and s.spec_changed) or bool(why_held(s, workload))
         # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
         is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
         if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
@@ -234,7 +220,7 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
         why = _because(workload, "Evicted" if is_true(status, "Evicted") else "DeactivationTarget")
         todo = f'kubectl patch workload {name} -n {s.job.namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
         return DEACTIVATED, f"Workload {name} was deactivated{why}; when the cause is gone: {todo}"
-    if held := _why_held(s, workload):
+    if held := why_held(s, workload):
         return QUEUE_UNAVAILABLE, held
     if is_true(status, "Evicted") and is_true(status, "QuotaReserved"):
         return WAITING, f"{where}: evicted{_because(workload, 'Evicted')}; it waits again when all pods have stopped"
@@ -261,7 +247,7 @@ def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
 def _unread(s: JobState, wanted: Iterable[_Lookup]) -> Obstacle | None:
     """Return which object of the cluster could not be read; None if all were."""
     for kind, name in wanted:
-        if isinstance(found := s.observed.found.get((kind, name), _NOT_READ_YET), Unread):
+        if isinstance(found := s.observed.found.get((kind, name), NOT_READ_YET), Unread):
             return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}"
     return None
 
@@ -303,55 +289,14 @@ def _conflict(s: JobState, workload: Json) -> Obstacle | None:
     return None
 
 
-def _new_hold(s: JobState, workload: Json) -> _Hold | None:
-    """Return what makes the admission useless until someone changes the job or a flavor; None if nothing does."""
+def _unusable(s: JobState, workload: Json) -> Hold | None:
+    """Return the hold that follows from an admission that the job cannot use; None if it can, or is not admitted."""
     is_active = workload["spec"].get("active") is not False
     if not (is_active and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
         return None
-    flavors = {name: _flavor(s, name) for name in _flavors(workload)}
+    flavors = _flavors(workload)
     problem = _unread(s, [(names.FLAVORS, name) for name in flavors]) or _conflict(s, workload)
-    if problem is None or None in flavors.values():  # one that does not answer says nothing
-        return None
-    return _Hold(_edition(s), {name: str(flavor) for name, flavor in flavors.items()}, problem[1])
-
-
-def _hold(workload: Json) -> _Hold | None:
-    """Return the recorded hold of an inactive Workload; None if there is none that can be read."""
-    if workload["spec"].get("active") is not False:
-        return None
-    try:
-        hold = _Hold(**json.loads(str(_annotations(workload).get(names.ANNOTATION_HELD) or "")))
-        flavors = {name: str(flavor) for name, flavor in hold.flavors.items() if _NAME.fullmatch(name)}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None  # someone has edited it
-    return _Hold(str(hold.job), flavors, str(hold.why)) if len(flavors) <= _MAX_FLAVORS else None
-
-
-def _why_held(s: JobState, workload: Json) -> str:
-    """Return why the job stays out of its queue; empty if it need not, or if what was the cause is another now.
-
-    Nothing of the admission that ended is left to look at, so without a change the same one would follow.
-    """
-    if (hold := _hold(workload)) is None or hold.job != _edition(s):
-        return ""
-    if any(_flavor(s, name) not in (known, None) for name, known in hold.flavors.items()):
-        return ""
-    todo = "change it, or the label of the queue, or suspend and resume the job"
-    return f"{shorten(hold.why, MAX_TEXT)}; the job has given its quota back until then: {todo}"
-
-
-def _edition(s: JobState) -> str:
-    """Return what identifies spec and queue of the job."""
-    return json.dumps([s.job.generation, *(s.labels.get(label, "") for label in names.LABELS_OF_QUEUES)])
-
-
-def _flavor(s: JobState, name: str) -> str | None:
-    """Return what identifies what a flavor adds to pods; empty if it does not exist, None if it is not known now."""
-    found = s.observed.found.get((names.FLAVORS, name), _NOT_READ_YET)
-    if isinstance(found, Unread):
-        return "" if found.is_final else None
-    spec = found.get("spec") or {}
-    return _digest([spec.get("nodeLabels") or {}, spec.get("tolerations") or []])
+    return None if problem is None else new_hold(s, flavors, problem[1])
 
 
 def _wanted_class(s: JobState) -> Sequence[_Lookup]:
@@ -393,9 +338,9 @@ def _pod_set(s: JobState) -> Json:
     return {"name": POD_SET, "count": s.job.spec.num_nodes, "template": {"metadata": {}, "spec": spec}}
 
 
-def _digest(value: Any) -> str:
-    """Return the digest of a value: of podSets as sent, because the API server adds defaults and drops fields."""
-    return _DIGEST_FORM + hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def _digest(pod_set: Json) -> str:
+    """Return the digest of a podSet as it is sent: the API server adds defaults and drops what it does not know."""
+    return _DIGEST_FORM + hashlib.sha256(json.dumps(pod_set, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _is_outdated(s: JobState, workload: Json, *, is_reserved: bool) -> bool:
