@@ -14,11 +14,13 @@ import termios
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
+import tests.warm  # noqa: F401 - before a fork of this process
 from ddpjob.api.objects import Json
 from ddpjob.cli.main import main
 from tests.forks import FORKS, preload
@@ -26,7 +28,7 @@ from tests.processes import die_with_parent, eventually
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 500.0
-preload(__name__, "ddpjob.cli.run")  # main imports it late
+preload(__name__, "ddpjob.cli.run", "ddpjob.client.cluster")  # which commands import late
 _STREAMS = (("in", os.O_RDONLY), ("out", os.O_WRONLY | os.O_CREAT), ("err", os.O_WRONLY | os.O_CREAT))
 
 
@@ -112,22 +114,21 @@ class Program:
             process.join()
             return Done(process.exitcode or 0, (streams / "out").read_text(), (streams / "err").read_text())
 
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "ddpjob.cli.main", *arguments]
+    def _start(self, arguments: Sequence[str], environment: Mapping[str, str], **streams: Any) -> subprocess.Popen[Any]:
+        """Start a program as a fork of this process: an interpreter would import everything again."""
+        return subprocess.Popen(
+            ["ddpjob"],
+            cwd=self.folder,
+            preexec_fn=partial(_become, arguments, environment),  # noqa: PLW1509 - which never returns
+            restore_signals=False,  # an interpreter ignores SIGPIPE
+            **streams,
+        )
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """Start a program; it is killed at the end of the block."""
-        process = subprocess.Popen(
-            self.command(*arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            env=self.environment,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into the kernel, no locks taken
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = self._start(arguments, self.environment, text=True, **streams)
         try:
             yield process
         finally:
@@ -140,15 +141,8 @@ class Program:
         master, terminal = pty.openpty()
         termios.tcsetwinsize(terminal, (40, columns))
         os.set_blocking(master, False)
-        process = subprocess.Popen(
-            self.command(*arguments),
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            cwd=self.folder,
-            env=self.environment | {"TERM": "xterm-256color"},
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - as above
-        )
+        environment = self.environment | {"TERM": "xterm-256color"}
+        process = self._start(arguments, environment, stdin=terminal, stdout=terminal, stderr=terminal)
         os.close(terminal)
         try:
             yield Terminal(master, process)
@@ -191,6 +185,23 @@ def _execute(arguments: Sequence[str], streams: Path, folder: Path, environment:
     os.environ.clear()
     os.environ.update(environment)
     sys.exit(main(arguments))
+
+
+def _become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run a command line in a process that ``Popen`` has forked, in place of the program that it would execute."""
+    die_with_parent()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # among them the pipe on which Popen waits for the program
+    sys.stdin, sys.stdout, sys.stderr = (open(n, mode, closefd=False) for n, mode in enumerate("rww"))  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["ddpjob", *arguments]
+    code = 1
+    try:
+        code = main(arguments)
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
 
 
 def shell_job(name: str, script: str, **spec: Any) -> Json:
