@@ -17,7 +17,7 @@ LAYERS ?= $(ALL_LAYERS)
 LAYER_TARGETS := $(ALL_LAYERS:%=test-%)
 UNDER_LOAD ?= resilience
 # Built for `make soak` and benchmarks only.
-GANGS := kube-apiserver-1.36 kube-controller-manager-1.36 kube-scheduler-1.36
+GANGS := kube-apiserver-1.36 kube-controller-manager-1.36 kube-scheduler-1.36 coscheduling coscheduling-controller
 PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
@@ -90,12 +90,12 @@ mutants: setup  ## put more than 500 errors into a copy of the code, one after t
 soak: export DDPTRAIN_TEST_KILLS = 20
 soak: export DDPTRAIN_TEST_HANG_TIMEOUT = 60
 soak: export DDPJOB_TEST_FAULTS = all
-soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place and 1,000 forks for them, all faults at all writes, gangs on Kubernetes 1.36, a queue of Kueue, 100 jobs out of memory and scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
+soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place and 1,000 forks for them, all faults at all writes, gangs on Kubernetes 1.36 and on coscheduling, a queue of Kueue, 100 jobs out of memory and scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/simulator tests/injection tests/cluster/contract tests/engine/test_ledger_of_jobs.py
-	$(PY) -m tests.kind prepare $(GANGS)
-	$(PYTEST) tests/gangs/soak_kubernetes.py
+	$(PY) -m tests.kind prepare $(GANGS) helm
+	$(PYTEST) tests/gangs/soak_kubernetes.py tests/gangs/soak_coscheduling.py
 	$(PY) -m tests.kind prepare kueue
 	$(PYTEST) tests/controller/real_kueue.py
 	$(PY) -m tests.kind prepare kubectl kind lookup provisioner docker node-image helm images

@@ -30,12 +30,7 @@ SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544), used by 
 START_SECONDS = 240.0
 ISSUER = "https://kubernetes.default.svc"
 CRD_FILE = Path(__file__).parent.parent / "manifests" / "crd.yaml"
-AUDIT_POLICY = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "verbs": ["create", "update", "patch", "delete"]}],
-}
+AUDIT_RULE: Json = {"level": "Metadata", "verbs": ["create", "update", "patch", "delete"]}
 
 
 class ApiError(Exception):
@@ -49,7 +44,8 @@ class ApiError(Exception):
 class ControlPlane:
     """Use as a context manager. A client needs ``server``, ``ca_file`` and ``admin_token``.
 
-    audit: log all writes (``writes``). controller_manager: run garbage collection, namespaces and quota.
+    audit: log all writes (``writes``), or what ``audit_rules`` say.
+    controller_manager: run garbage collection, namespaces and quota.
     Entering skips the calling test if the programs are not built (see ``tests.prepared``).
     """
 
@@ -70,6 +66,7 @@ class ControlPlane:
         self._with_controllers = controller_manager
         self._processes: list[subprocess.Popen[bytes]] = []
         self._crds = 0
+        self.audit_rules: Sequence[Json] = (AUDIT_RULE,)
         self.api_flags: Sequence[str] = ()
         self.controller_flags: Sequence[str] = ()
         self.server = ""
@@ -243,7 +240,8 @@ class ControlPlane:
 
     def _write_keys(self) -> None:
         (self.folder / "tokens.csv").write_text(f'{ADMIN_TOKEN},admin,admin,"system:masters"\n')
-        (self.folder / "audit.json").write_text(json.dumps(AUDIT_POLICY))
+        policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
+        (self.folder / "audit.json").write_text(json.dumps({**policy, "rules": [*self.audit_rules]}))
         key = ["openssl", "ecparam", "-genkey", "-noout", "-name", "prime256v1"]
         try:
             subprocess.run([*key, "-out", str(self.folder / "sa.key")], check=True, capture_output=True, timeout=60)

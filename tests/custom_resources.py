@@ -4,6 +4,15 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 
 
+def pod_groups(kind: Resource) -> Json:
+    """Return the definition of the PodGroups of Volcano or coscheduling."""
+    text = {"type": "string"}
+    spec = {"minMember": {"type": "integer"}, "queue": text, "priorityClassName": text}
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": spec}, "status": anything}}
+    return custom_resource(kind, schema, "scheduler-plugins/pull/50")
+
+
 def custom_resource(
     kind: Resource, schema: Json, approved: str, *, scope: str = "Namespaced", has_status: bool = True
 ) -> Json:

@@ -1,7 +1,5 @@
 """The operator with a gang scheduler on a real API server: CRDs that come later, groups before pods, and their end."""
 
-from typing import Any
-
 import pytest
 
 from ddpjob.api import names
@@ -10,17 +8,10 @@ from ddpjob.api.objects import Json
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
-from tests.custom_resources import custom_resource
+from tests.custom_resources import pod_groups
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
-
-
-def definition(kind: Resource, spec: dict[str, Any]) -> Json:
-    """Return a minimal CustomResourceDefinition of a PodGroup with this schema of its spec."""
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": spec}, "status": anything}}
-    return custom_resource(kind, schema, "scheduler-plugins/pull/50")
 
 
 def groups(jobs: Jobs, kind: Resource) -> list[Json]:
@@ -43,10 +34,8 @@ def test_gang_waits_for_its_scheduler_and_has_one_group_for_each_attempt(
         jobs.wait_for("Queued")
         assert jobs.condition("Running")["reason"] == "GangSchedulerUnavailable" and not jobs.pods()
 
-        text = {"type": "string"}
-        spec = {"minMember": {"type": "integer"}, "queue": text, "priorityClassName": text}
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        control_plane.request("POST", path, definition(kind, spec))
+        control_plane.request("POST", path, pod_groups(kind))
         first = jobs.wait_for_pods(2)
         (group,) = groups(jobs, kind)
         uid = jobs.get()["metadata"]["uid"]

@@ -1,22 +1,31 @@
-"""A control plane with a scheduler: Kubernetes 1.36, which has PodGroups. Its nodes have no machines."""
+"""Control planes with a real scheduler: Kubernetes 1.36, which has PodGroups, and an older one with coscheduling.
+
+Their nodes have no machines (tests.gangs.nodes).
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import yaml
 
 from ddpjob.api.objects import Json
 from tests.controlplane import ControlPlane
+from tests.kind.toolchain import MODULES, source_of
 from tests.processes import eventually, free_port, tail
 
 GATES = ("GenericWorkload", "GangScheduling", "WorkloadAwarePreemption")
+COSCHEDULING = "scheduler-plugins-scheduler"
+"""The name of the scheduler with the coscheduling plugin."""
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 class WithScheduler(ControlPlane):
     """A control plane with controllers and a scheduler."""
 
-    def __init__(self) -> None:
-        super().__init__(controller_manager=True)
+    def __init__(self, *, audit: bool = False) -> None:
+        super().__init__(audit=audit, controller_manager=True)
 
     def make_namespace(self, name: str) -> None:
         """Create a namespace, and wait for what pods in it need."""
@@ -64,8 +73,8 @@ class Kubernetes136(WithScheduler):
     }
     controllers = (*ControlPlane.controllers, "podgroup-protection-controller")
 
-    def __init__(self, gates: Sequence[str] = GATES, *, scheduler: bool = True) -> None:
-        super().__init__()
+    def __init__(self, gates: Sequence[str] = GATES, *, scheduler: bool = True, audit: bool = False) -> None:
+        super().__init__(audit=audit)
         self._with_scheduler = scheduler
         self._gates = f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"
         self.api_flags = (self._gates, "--runtime-config=scheduling.k8s.io/v1alpha2=true")
@@ -75,3 +84,29 @@ class Kubernetes136(WithScheduler):
         super()._start()
         if self._with_scheduler:
             self._schedule_with("kube-scheduler", {"schedulerName": "default-scheduler"}, self._gates)
+
+
+class WithCoscheduling(WithScheduler):
+    """The Kubernetes of the other tests, with the coscheduling plugin in a second scheduler."""
+
+    def _start(self) -> None:
+        super()._start()
+        (module,) = (each for each in MODULES if each.folder == "coscheduling")
+        definitions = source_of(module, "sigs.k8s.io/scheduler-plugins") / "config" / "crd" / "bases"
+        for kind in ("podgroups", "elasticquotas"):
+            definition = yaml.safe_load((definitions / f"scheduling.x-k8s.io_{kind}.yaml").read_text())
+            self.request("POST", _CRDS, definition)
+        # Its writes to PodGroups also let the plugin try gangs again that it has rejected.
+        health = f"--probeAddr=127.0.0.1:{free_port()}"
+        self._run("coscheduling-controller", f"--kubeconfig={self.kubeconfig()}", "--metricsAddr=0", health)
+        # As in its manifests/coscheduling/scheduler-config.yaml.
+        plugin = [{"name": "Coscheduling"}]
+        profile: dict[str, Any] = {
+            "schedulerName": COSCHEDULING,
+            "plugins": {
+                "multiPoint": {"enabled": plugin},
+                "queueSort": {"enabled": plugin, "disabled": [{"name": "*"}]},
+            },
+            "pluginConfig": [{"name": "Coscheduling", "args": {"permitWaitingTimeSeconds": 10}}],
+        }
+        self._schedule_with("coscheduling", profile)

@@ -16,6 +16,7 @@ from tests.faults import Fault, FaultProxy
 from tests.gangs.cell import Cell
 from tests.gangs.cluster import GATES, Kubernetes136
 from tests.gangs.nodes import Nodes
+from tests.install.test_rights_suffice import check_rights
 from tests.processes import eventually
 
 GROUPS = names.KUBERNETES_GROUPS[1]
@@ -184,6 +185,10 @@ def test_operator_killed_after_a_write_leaves_no_partial_gang(plane: Kubernetes1
             assert cell.status("mnist").get("restarts", 0) == 0
             eventually("no group is left", lambda: not cell.groups(GROUPS), timeout=SECONDS)
     assert nodes.longest_partial() < 2
+
+
+def test_rights_of_the_chart_suffice_and_all_are_used() -> None:
+    check_rights(Kubernetes136(scheduler=False, audit=True), "cluster", "kubernetes")
 
 
 def test_fields_of_a_gate_that_is_off_do_no_harm() -> None:

@@ -22,6 +22,12 @@ QUEUES = {
     *(("kueue.x-k8s.io", "workloads", verb) for verb in ("create", "get", "list", "patch", "watch")),
     ("kueue.x-k8s.io", "workloads/status", "patch"),
 }
+GANG_GROUPS = {
+    "kubernetes": "scheduling.k8s.io",
+    "volcano": "scheduling.volcano.sh",
+    "coscheduling": "scheduling.x-k8s.io",
+}
+"""API groups by the value of ``scheduling.gangScheduler``."""
 CLASSES = {
     ("kueue.x-k8s.io", "resourceflavors", "get"),
     ("kueue.x-k8s.io", "workloadpriorityclasses", "get"),
@@ -32,6 +38,11 @@ READ = {
     ("ddpjob.dev", "ddpjobs/status", "get"),
 }
 WRITE = {("ddpjob.dev", "ddpjobs", verb) for verb in ("create", "delete", "deletecollection", "patch", "update")}
+
+
+def gang_rights(scheduler: str) -> set[tuple[str, str, str]]:
+    """Return the rights on the PodGroups of a gang scheduler."""
+    return {(GANG_GROUPS[scheduler], "podgroups", verb) for verb in ("create", "delete", "get", "list", "watch")}
 
 
 def triples(role: Object) -> set[tuple[str, str, str]]:
@@ -67,18 +78,10 @@ def test_right_to_read_logs_can_be_left_out(scope: str) -> None:
     assert triples(role) == OPERATOR - {("", "pods/log", "get")}
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "group"),
-    [
-        ("kubernetes", "scheduling.k8s.io"),
-        ("volcano", "scheduling.volcano.sh"),
-        ("coscheduling", "scheduling.x-k8s.io"),
-    ],
-)
-def test_rights_on_pod_groups_come_with_their_gang_scheduler(scheduler: str, group: str) -> None:
+@pytest.mark.parametrize("scheduler", GANG_GROUPS)
+def test_rights_on_pod_groups_come_with_their_gang_scheduler(scheduler: str) -> None:
     role = named(of_kind(template({"scheduling.gangScheduler": scheduler}), "ClusterRole"), "ddpjob-operator")
-    verbs = ("create", "delete", "get", "list", "watch")
-    assert triples(role) == OPERATOR | {(group, "podgroups", verb) for verb in verbs}
+    assert triples(role) == OPERATOR | gang_rights(scheduler)
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])

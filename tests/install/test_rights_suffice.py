@@ -6,13 +6,16 @@ import pytest
 import yaml
 
 from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json
 from tests import queues
 from tests.builders import ended, running
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ApiError, ControlPlane
+from tests.custom_resources import pod_groups
 from tests.install.chart import CHART, NAMESPACE, helm
 from tests.install.test_examples import EXAMPLES
-from tests.install.test_rights import OPERATOR, QUEUES
+from tests.install.test_rights import GANG_GROUPS, OPERATOR, QUEUES, gang_rights
 from tests.prepared import program
 from tests.processes import eventually
 
@@ -21,6 +24,15 @@ TEAM = "team-a"
 JOBS = f"/{names.DDPJOBS.path(TEAM)}"
 CORE = f"/api/v1/namespaces/{TEAM}"
 WRITES = {"create", "update", "patch", "delete"}
+GANGS = {
+    "kubernetes": names.KUBERNETES_GROUPS[1],
+    "volcano": names.VOLCANO_GROUPS,
+    "coscheduling": names.COSCHEDULING_GROUPS,
+}
+READS_OF_GROUPS: Json = {
+    "level": "Metadata",
+    "resources": [{"group": group, "resources": ["podgroups"]} for group in GANG_GROUPS.values()],
+}
 # The first is needed with the admission plugin OwnerReferencesPermissionEnforcement, the second for repeated events.
 NOT_SEEN = {("ddpjob.dev", "ddpjobs/finalizers", "update"), ("", "events", "patch")}
 
@@ -48,7 +60,7 @@ def gone(plane: ControlPlane, path: str) -> bool:
 
 
 def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
-    """Return (group, resource, verb) of every write of an account in the audit log."""
+    """Return (group, resource, verb) of every request of an account in the audit log."""
     used = set()
     for event in plane.writes():
         if event["user"]["username"] == account:
@@ -58,33 +70,52 @@ def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
     return used
 
 
-@pytest.mark.parametrize("scope", ["cluster", pytest.param("namespace", marks=pytest.mark.soak)])
-def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
-    """With scope cluster the job is also in a queue of Kueue."""
+@pytest.mark.parametrize(
+    ("scope", "scheduler"),
+    [("cluster", "volcano"), pytest.param("namespace", "coscheduling", marks=pytest.mark.soak)],
+)
+def test_chart_rights_suffice_and_all_are_used(scope: str, scheduler: str) -> None:
+    """With scope cluster the job is also in a queue of Kueue. For PodGroups of Kubernetes: tests/gangs."""
+    check_rights(ControlPlane(audit=True), scope, scheduler, queued=scope == "cluster")
+
+
+def check_rights(plane: ControlPlane, scope: str, scheduler: str, *, queued: bool = False) -> None:
+    """Run the operator with the chart's rights on a control plane that was not started.
+
+    Writes are recorded, and of PodGroups reads, too.
+    """
     program("helm")
-    served, queued = TEAM if scope == "namespace" else "", scope == "cluster"
-    with ControlPlane(audit=True) as plane:
+    plane.audit_rules = [*plane.audit_rules, READS_OF_GROUPS]
+    served = TEAM if scope == "namespace" else ""
+    with plane:
         plane.make_namespace(TEAM)
+        plane.apply_crd()  # waits until it is served
         where = ("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE, "--create-namespace")
         values = (
             "--set",
-            f"scope={scope},kueue.enabled={str(queued).lower()}",
+            f"crds.install=false,scope={scope},kueue.enabled={str(queued).lower()},scheduling.gangScheduler={scheduler}",
             "--set-json",
             f'namespaces=["{TEAM}"]' if served else "namespaces=[]",
         )
         done = helm("install", "ddpjob", str(CHART), *where, *values)
         assert done.returncode == 0, done.stderr
-        plane.apply_crd()  # waits until it is served
         if queued:
             queues.install(plane)
+        if scheduler != "kubernetes":
+            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            plane.request("POST", path, pod_groups(GANGS[scheduler]))
+            groups = f"/{GANGS[scheduler].path()}"
+            eventually("PodGroups are served", lambda: not gone(plane, groups))
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/ddpjob-operator/token"
         token = plane.request("POST", account, request)["status"]["token"]
-        with OperatorProcess(plane, served, token=token, sweep_interval_seconds=5, kueue=queued) as operator:
-            live_through(plane, queued=queued)
+        settings: Json = {"sweep_interval_seconds": 5, "kueue": queued, "gang_scheduler": scheduler}
+        with OperatorProcess(plane, served, token=token, **settings) as operator:
+            live_through(plane, GANGS[scheduler], queued=queued)
             assert "forbidden" not in operator.text().lower(), operator.text()
         used = used_by(plane, f"system:serviceaccount:{NAMESPACE}:ddpjob-operator")
     granted = {triple for triple in OPERATOR | (QUEUES if queued else set()) if triple[2] in WRITES}
+    granted |= gang_rights(scheduler)
     assert used <= granted
     assert granted - used <= NOT_SEEN
 
@@ -110,8 +141,21 @@ def enter(plane: ControlPlane, queue: queues.Queue) -> None:
     queue.cycle()
 
 
-def live_through(plane: ControlPlane, *, queued: bool) -> None:
-    """Let a job with a claim template and a sidecar start, fail once, succeed, and delete itself."""
+def fail(plane: ControlPlane, pod: Json, kind: Resource) -> None:
+    """Let a pod of attempt 1 fail, and stop. A PodGroup of no job has the name of attempt 2's, so attempt 3 follows."""
+    uid = plane.request("GET", f"{JOBS}/mnist-cpu")["metadata"]["uid"]
+    first, name = (names.group_name("mnist-cpu", uid, attempt) for attempt in (1, 2))
+    spec = {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "spec": spec}
+    plane.request("POST", f"/{kind.path(TEAM)}", body)
+    end_pod(plane, pod, 1)
+    eventually("attempt 3 starts", lambda: pods_of_attempt(plane, 3))
+    plane.request("DELETE", f"{CORE}/pods/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
+    eventually("the group of attempt 1 is deleted", lambda: gone(plane, f"/{kind.path(TEAM)}/{first}"))
+
+
+def live_through(plane: ControlPlane, kind: Resource, *, queued: bool) -> None:
+    """Let a job with a claim template and a sidecar start, fail once, succeed, and delete itself. kind: of its gang."""
     job = yaml.safe_load((EXAMPLES / "mnist-cpu.yaml").read_text(encoding="utf-8"))
     job["spec"] |= {"ttlSecondsAfterFinished": 0, "networkPolicy": "Isolated"}
     job["spec"]["template"] = {"spec": {"containers": [{"name": "sidecar", "image": "sidecar:1"}]}}
@@ -130,8 +174,8 @@ def live_through(plane: ControlPlane, *, queued: bool) -> None:
     # A failure counts for the attempt only after the status has all pods.
     path = f"{JOBS}/mnist-cpu"
     eventually("the status has both pods", lambda: plane.request("GET", path)["status"]["nodes"]["pending"] == 2)
-    end_pod(plane, second, 1)
-    pods = eventually("both pods of attempt 2", lambda: pods_of_attempt(plane, 2))
+    fail(plane, second, kind)
+    pods = eventually("both pods of attempt 3", lambda: pods_of_attempt(plane, 3))
     if queued:
         for pod in pods:
             plane.request("PATCH", f"{CORE}/pods/{pod['metadata']['name']}/status", {"status": running()})

@@ -89,6 +89,14 @@ MODULES = (
     Module("coredns", {"coredns": "github.com/coredns/coredns"}),
     Module("helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, {"helm.sh/helm/v3/internal/version.version": "v3.19.0"}),
     Module("kind", {"kind": "sigs.k8s.io/kind"}),
+    Module(
+        "coscheduling",
+        {
+            "coscheduling": "sigs.k8s.io/scheduler-plugins/cmd/scheduler",
+            "coscheduling-controller": "sigs.k8s.io/scheduler-plugins/cmd/controller",
+        },
+        in_layers=False,
+    ),
     Module("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, in_layers=False),
     # Written for these tests: programs of the node image, the DNS check of a new cluster, and its provisioner.
     Module("node", {"pause": "./pause", "runc-reduced": "./runc-reduced"}),
