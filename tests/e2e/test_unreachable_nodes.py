@@ -111,9 +111,10 @@ def stopped(trial: Trial) -> Outcome:
         nodes.start(trial.cluster, node)
 
 
-TRIALS = Trials.of(1, drained, stopped, soak=(shut_down,))
+TRIALS = Trials.of(1, stopped, soak=(drained, shut_down))
 
 
+@pytest.mark.soak
 def test_drained_node_costs_no_step_and_no_restart(
     outcome: Wait, cluster: Cluster, operator: Installation, undisturbed: Outcome
 ) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.simulator.parallel import failures_of
 from tests.simulator.runs import ELASTIC, RANDOM, Run
 
-RUNS = 60
+RUNS = 40
 ELASTIC_RUNS = 5
 
 

@@ -88,7 +88,7 @@ def test_late_watches_and_any_order_of_reports_lead_to_the_same_end(processes: P
         for number, scenario in enumerate(SCENARIOS)
         for place, mode in enumerate(MODES)
         for order in range(ORDERS)
-        if ALL or (number + place) % (2 * ORDERS) == 2 * order
+        if ALL or (number + place) % (4 * ORDERS) == 4 * order
     ]
     runs += [Run(WITH_LOGS, watch=mode, order=place, logs=1) for place, mode in enumerate(MODES)]
     _assert_none(failures_of(processes, runs))

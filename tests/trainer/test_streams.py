@@ -133,6 +133,7 @@ def test_a_terminal_that_is_closed_does_not_end_the_training(ddptrain: ForkServe
     assert run.wait() == 0, (tmp_path / "out").read_text()
 
 
+@pytest.mark.soak
 def test_a_terminal_without_block_characters_gets_a_bar_of_ascii(idx: Path, tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     limited = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TMPDIR": str(tmp_path)}
@@ -145,6 +146,7 @@ def test_a_terminal_without_block_characters_gets_a_bar_of_ascii(idx: Path, tmp_
     assert b"#" * 24 + b" 1/1" in shown
 
 
+@pytest.mark.soak
 def test_characters_that_the_encoding_lacks_are_escaped(idx: Path, tmp_path: Path) -> None:
     limited = {"PYTHONIOENCODING": "ascii", "TMPDIR": str(tmp_path)}
 
