@@ -101,14 +101,13 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PY) -m tests.kind prepare kubectl kind lookup provisioner docker node-image helm images
 	$(PYTEST) tests/e2e/test_why.py tests/e2e/test_verbs.py
 	$(PY) -m tests.kind prepare all
-	$(PYTEST) -m soak tests
+	$(PYTEST) -m soak tests --ignore tests/injection --ignore tests/cluster/contract --ignore tests/e2e/test_why.py
 	$(PY) -m tests.e2e.blame
 	$(PY) -m tests.e2e.scripts
 	$(PY) -m tests.compatibility prepare
 	$(PY) -m tests.compatibility run
 	$(PY) -m tests.trainer.lives
 	$(PYTEST) tests/trainer/soak.py
-	$(PYTEST) tests/trainer/resilience/test_kills.py
 	$(PYTEST) tests/trainer/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
 
 format: setup  ## format the code and apply ruff's fixes

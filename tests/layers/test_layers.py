@@ -352,6 +352,20 @@ def test_every_test_file_is_part_of_one_command() -> None:
             assert len(selecting) == 1, f"{file}, {mark}: {selecting}"
 
 
+@pytest.mark.parametrize(
+    ("given", "collected"), [("", "1/2 tests collected (1 deselected)"), ("all", "2 tests collected")]
+)
+def test_tests_marked_soak_are_left_out_except_in_make_soak(tmp_path: Path, given: str, collected: str) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
+    (tmp_path / "test_two.py").write_text(
+        "import pytest\ndef test_cheap(): pass\n@pytest.mark.soak\ndef test_dear(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    env = os.environ | {"DDPJOB_TEST_FAULTS": given, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([*command, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert collected in done.stdout
+
+
 def test_interrupt_ends_the_run_without_starting_more_commands(tmp_path: Path) -> None:
     code = (
         "import os, sys; from tests.layers.__main__ import run; from tests.layers.definitions import Command, Layer\n"
