@@ -41,9 +41,19 @@ class Installation:
         return run([*head, *arguments], timeout=timeout).stdout
 
     def install(
-        self, image: str, *, progress_seconds: int, replicas: int = 1, namespaces: Sequence[str] = (), sweep: int = 60
+        self,
+        image: str,
+        *,
+        progress_seconds: int,
+        replicas: int = 1,
+        namespaces: Sequence[str] = (),
+        sweep: int = 60,
+        launcher: str = "",
     ) -> None:
-        """Install or upgrade the release. ``namespaces``: serve only these. ``sweep``: seconds between listings."""
+        """Install or upgrade the release.
+
+        namespaces: serve only these. sweep: seconds between listings. launcher: another image of the launcher.
+        """
         repository, _, tag = image.rpartition(":")
         values = {
             "image.repository": repository,
@@ -51,6 +61,7 @@ class Installation:
             "image.pullPolicy": "Never",
             "operator.progressIntervalSeconds": str(progress_seconds),
             "operator.sweepIntervalSeconds": str(sweep),
+            "operator.launcherImage": launcher,
             "replicas": str(replicas),
         }
         if namespaces:

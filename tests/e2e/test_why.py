@@ -7,26 +7,31 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from ddpjob import Client
+from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.e2e import nodes
-from tests.e2e.installation import ROOT
+from tests.e2e.conftest import PROGRESS_SECONDS
+from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import shell_job
 from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials, Wait
 from tests.json_schema import faults
+from tests.kind.cluster import Cluster
+from tests.kind.images import OPERATOR_TAG, TORCH_TAG, TRAINER_TAG
 from tests.soak import ALL
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
 GPU = "nvidia.com/gpu"
 SCHEMA = ROOT / "docs" / "schemas" / "explanation.json"
+SHARED = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Mi"}}}
 ONCE = {"restartPolicy": {"maxRestarts": 0, "maxTotalRestarts": 0}}
 AGAIN = {"restartPolicy": {"backoff": {"initialSeconds": 1, "maxSeconds": 1}}}
 RETRY = {"restartPolicy": {"backoff": {"initialSeconds": 300, "maxSeconds": 300}}}
@@ -59,6 +64,18 @@ def serves(phase: str, step: int | None = None) -> Json:
     """Return the fields of a job whose trainer reports the same progress as long as it runs."""
     env = [{"name": "REPORT", "value": json.dumps({"schema": 1, "phase": phase, "step": step, "ageSeconds": 0})}]
     return {"command": ["python3", "-c", SERVE], "env": env, **ONCE}
+
+
+def with_pods(**spec: Any) -> Json:
+    """Return the fields of a job whose pods have more fields."""
+    return {"template": {"spec": {"terminationGracePeriodSeconds": 1, **spec}}}
+
+
+def half_placed(name: str, **pods: Any) -> Json:
+    """Return the fields of a job of two nodes, of which only one gets a Kubernetes node: all nodes have one system."""
+    term = {"topologyKey": "kubernetes.io/os", "labelSelector": {"matchLabels": {names.LABEL_JOB_NAME: name}}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return {"numNodes": 2, **with_pods(affinity=affinity, **pods)}
 
 
 def failed(stage: str, reason: str, **fields: Any) -> Json:
@@ -144,6 +161,54 @@ ALL_CASES: tuple[tuple[str, Json, Json], ...] = (
         {"template": {"spec": {"activeDeadlineSeconds": 5, "terminationGracePeriodSeconds": 1}}, **ONCE},
         failed("Disruption", "PodDeadlineExceeded", nodeRank=0),
     ),
+    (
+        "killed-by-torchrun",
+        {"command": ["torchrun", "--no-python", "python3", "-c", "import os; os.kill(os.getpid(), 9)"], **ONCE},
+        failed("Crash", "SIGKILL", signal=9, nodeRank=0),
+    ),
+    (
+        "init-container",
+        {**with_pods(initContainers=[{"name": "first", "image": TRAINER_TAG, "command": ["false"]}]), **ONCE},
+        failed("Crash", "PodFailed", nodeRank=0),
+    ),
+    ("pod-security", {"podSecurity": {"profile": "Unset"}}, {"stage": "Refused", "reason": "CreateRefused"}),
+    ("webhook", {}, {"stage": "Starting", "reason": "CreateFailed"}),
+    (
+        "claim-conflict",
+        {"checkpoint": {"mountPath": "/c", "claimTemplate": {"spec": SHARED}}},
+        {"stage": "Refused", "reason": "NameConflict"},
+    ),
+    (
+        "gang",
+        {"scheduling": {"schedulingPolicy": {"gang": {}}}},
+        {"stage": "Placement", "reason": "GangSchedulerUnavailable"},
+    ),
+    (
+        "gate",
+        with_pods(schedulingGates=[{"name": "example.com/queue"}]),
+        {"stage": "Quota", "reason": "SchedulingGated"},
+    ),
+    (
+        "no-scheduler",
+        with_pods(schedulerName="no-such-scheduler"),
+        {"stage": "Placement", "reason": "NoScheduler"},
+    ),
+    # By its priority the older one of two partial jobs, independent of their uids.
+    (
+        "partial",
+        half_placed("partial", priorityClassName="system-cluster-critical"),
+        {"stage": "Placement", "reason": "PartiallyScheduled", "attempt": 1},
+    ),
+    (
+        "yielded",
+        {**half_placed("yielded"), "scheduling": {"partialGangSeconds": 2}},
+        {"stage": "Placement", "reason": "YieldedTo"},
+    ),
+    (
+        "peers-not-placed",
+        {**half_placed("peers-not-placed"), **reports(69, "RendezvousFailed")},
+        {"stage": "Placement", "reason": "PeersNotPlaced"},
+    ),
     ("retry", {"command": ["sh", "-c", "exit 3"], **RETRY}, {"stage": "WaitingForRetry", "exitCode": 3}),
     ("suspended", {"suspend": True}, {"stage": "Suspended", "isAbnormal": False}),
     ("succeeded", {"command": ["true"]}, {"stage": "Succeeded", "isAbnormal": False}),
@@ -158,12 +223,21 @@ CASES = [case for case in ALL_CASES if case[0] in SAMPLE or ALL]
 def verdicts(trial: Trial) -> Mapping[str, tuple[Json, float]]:
     """Apply a job for each case. Return the first verdict with the expected fields, or the last, and its seconds."""
     quota = {"kind": "ResourceQuota", "metadata": {"name": "no-gpus"}, "spec": {"hard": {f"requests.{GPU}": 0}}}
-    wanted = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Mi"}}}
-    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "unbound"}}
-    trial.kubectl.apply(
-        {"apiVersion": "v1", **quota}, {"apiVersion": "v1", **claim, "spec": wanted | {"storageClassName": "none"}}
-    )
-    trial.kubectl.apply(*(shell_job(name, "sleep 600", **spec) for name, spec, _ in CASES))
+    claims = [
+        {"kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": SHARED | spec}
+        for name, spec in (
+            ("unbound", {"storageClassName": "none"}),
+            (names.claim_name("claim-conflict"), {"accessModes": ["ReadWriteOnce"]}),
+        )
+    ]
+    trial.kubectl.apply(*({"apiVersion": "v1", **given} for given in (quota, *claims)))
+    with unanswered_webhook(trial, "webhook"):
+        trial.kubectl.apply(*(shell_job(name, "sleep 600", **spec) for name, spec, _ in CASES))
+        return until_explained(trial)
+
+
+def until_explained(trial: Trial) -> Mapping[str, tuple[Json, float]]:
+    """Ask again and again for the verdict on each job until all have the expected fields."""
     found: dict[str, tuple[Json, float]] = {}
     with Client.cluster(kubeconfig=trial.cluster.kubeconfig, namespace=trial.kubectl.namespace) as client:
 
@@ -178,6 +252,28 @@ def verdicts(trial: Trial) -> Mapping[str, tuple[Json, float]]:
         with suppress(AssertionError):  # the tests show which job has another verdict
             until("each job has its verdict", all_fit, seconds=240)
     return found
+
+
+@contextmanager
+def unanswered_webhook(trial: Trial, job: str) -> Iterator[None]:
+    """Ask an admission webhook without a server for each pod of a job."""
+    space = trial.kubectl.namespace
+    webhook = {
+        "name": "pods.e2e.ddpjob.dev",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "clientConfig": {"service": {"name": "no-such-service", "namespace": space}},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}},
+        "objectSelector": {"matchLabels": {names.LABEL_JOB_NAME: job}},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+    }
+    kind = "ValidatingWebhookConfiguration"
+    made = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": space}}
+    trial.kubectl.apply(made | {"webhooks": [webhook]})
+    try:
+        yield
+    finally:
+        trial.kubectl("delete", kind, space)
 
 
 def as_a_command(trial: Trial) -> str:
@@ -220,8 +316,44 @@ def test_taint_of_all_nodes_is_named(trial: Trial) -> None:
     trial.kubectl("taint", "node", *workers, "ddpjob-e2e/why=true:NoSchedule")
     try:
         trial.kubectl.apply(shell_job(trial.name, "sleep 600"))
-        with Client.cluster(kubeconfig=trial.cluster.kubeconfig, namespace=trial.kubectl.namespace) as client:
-            fields = {"stage": "Placement", "reason": "Taint", "nodeRank": 0}
-            until("the verdict", lambda: fits(client.explain(trial.name).wire(), fields), seconds=60)
+        assert_explained(trial, {"stage": "Placement", "reason": "Taint", "nodeRank": 0})
     finally:
         trial.kubectl("taint", "node", *workers, "ddpjob-e2e/why-")
+
+
+@pytest.mark.soak
+def test_pod_evicted_by_its_node_is_named(trial: Trial) -> None:
+    """The node that no other test uses at this time gets too few process ids."""
+    node = nodes.leaving(trial.cluster)
+    place = {"tolerations": [{"key": nodes.LEAVING_TAINT, "operator": "Exists"}]}
+    place |= {"nodeSelector": {"kubernetes.io/hostname": node}}
+    trial.kubectl.apply(shell_job(trial.name, "sleep 600", **with_pods(**place), **ONCE))
+    trial.namespace.until_run([trial.name])
+    with nodes.under_pressure(trial.cluster, node):
+        assert_explained(trial, failed("Disruption", "Evicted", nodeRank=0, nodeName=node))
+
+
+@pytest.fixture
+def wrong_launcher(cluster: Cluster, operator: Installation, trials_ended: None) -> Iterator[None]:
+    """Let the operator inject the launcher from an image that does not have it."""
+    cluster.load_image(TORCH_TAG)
+    operator.install(OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS, launcher=TORCH_TAG)
+    operator.wait_until_ready()
+    yield
+    operator.install(OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
+    operator.wait_until_ready()
+
+
+@pytest.mark.soak
+def test_launcher_that_is_not_injected_is_named(wrong_launcher: None, trial: Trial) -> None:
+    trial.kubectl.apply(shell_job(trial.name, "true", command=["torchrun", "train.py"], launcher="Injected", **ONCE))
+    assert_explained(trial, failed("Configuration", "LauncherNotInjected", nodeRank=0))
+
+
+def assert_explained(trial: Trial, fields: Json) -> None:
+    """Wait until the verdict on the job of a trial has these fields."""
+    with Client.cluster(kubeconfig=trial.cluster.kubeconfig, namespace=trial.kubectl.namespace) as client:
+        with suppress(AssertionError):
+            until("the verdict", lambda: fits(client.explain(trial.name).wire(), fields), seconds=120)
+        verdict = client.explain(trial.name).wire()
+    assert {key: verdict.get(key) for key in fields} == fields, verdict["sentence"]
