@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from tests.cli.program import Program
 
@@ -19,6 +20,21 @@ def test_a_kubeconfig_that_is_none_is_named(ddpjob: Program, content: str) -> No
     file.write_text(content)
     line = ddpjob("get", "mnist", env={"KUBECONFIG": str(file)}).is_refused(1)[0]
     assert line.startswith(f"error: no cluster to connect to: {file}: ")
+
+
+@pytest.mark.parametrize(("plugin", "said"), [("no-such-plugin", "No such file"), ("false", "process returned 1")])
+def test_a_credential_plugin_that_fails_is_named(ddpjob: Program, plugin: str, said: str) -> None:
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": plugin, "interactiveMode": "Never"}
+    config = {
+        "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "x", "user": {"exec": run}}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "current-context": "x",
+    }
+    file = ddpjob.folder / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    lines = ddpjob("get", "mnist", env={"KUBECONFIG": str(file)}).is_refused(1)
+    assert lines[0].startswith("error: no credentials for the cluster: ") and said in lines[0]
 
 
 @pytest.mark.parametrize(("path", "code"), [("~nosuch/config", 0), ("n" * 300, 1)], ids=["no-user", "unknown"])

@@ -3,6 +3,7 @@
 Imports little, so that ``--help`` and usage errors answer at once; ``run`` imports the operator.
 """
 
+import errno
 import os
 import re
 import shlex
@@ -47,9 +48,11 @@ from ddpjob.version import __version__
 _NOT_DONE = 1
 """The exit code of a command that is right, but that the cluster did not carry out."""
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write to a file, which no other call that a command makes lets through."""
+
 app = typer.Typer(
     name="ddpjob",
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -174,27 +177,64 @@ def ddpjob(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Return the exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = list(sys.argv[1:] if argv is None else argv)
     if os.environ.get("_DDPJOB_COMPLETE", "").startswith("complete_"):
         return _complete()
-    command = get_command(app)
-    if program() != "ddpjob":
-        _rename(command)
     try:
-        return int(command.main(arguments, prog_name=program(), standalone_mode=False) or 0)
+        code = _carry_out(arguments)
+        sys.stdout.flush()
     except DDPJobError as error:
         return _refused(error, arguments)
     except typer.TyperException as error:
         return _refused(_usage(error, arguments), arguments)
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, EOFError, KeyboardInterrupt):
         return SIGNAL_BASE + signal.SIGINT
-    except BrokenPipeError:
-        from ddpjob.cli.output import discard
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *_NO_ROOM):
+            raise
+        return _not_written(error)
+    return code
 
-        discard(sys.stdout.fileno())
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of standard streams that the caller has closed; Python has None for them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open as long as the process
+
+
+def _carry_out(arguments: list[str]) -> int:
+    """Run one command. Unlike ``main`` of the command, it hides no error of a write."""
+    command = get_command(app)
+    if program() != "ddpjob":
+        _rename(command)
+    if "_DDPJOB_COMPLETE" in os.environ:  # prints the script that completes in a shell
+        return int(command.main(arguments, prog_name=program(), standalone_mode=False) or 0)
+    try:
+        with command.make_context(program(), arguments or ["--help"]) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as ended:
+        return ended.exit_code
+
+
+def _not_written(error: OSError) -> int:
+    """Return the exit code of a command whose output has no reader, or no room."""
+    from ddpjob.cli.output import discard
+
+    discard(sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
         return SIGNAL_BASE + signal.SIGPIPE
+    show_error(
+        DDPJobError(
+            f"standard output cannot be written: {error.strerror}",
+            "its file is on a disk that is full, or the file has its largest size",
+            "make room, or write the output to another file",
+        )
+    )
+    return _NOT_DONE
 
 
 def complete_for_kubectl() -> int:

@@ -5,10 +5,12 @@ and its models refuse fields that they do not know.
 """
 
 import json
+import logging
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -124,7 +126,11 @@ def path_of(
     """
     for part, what in ((name, resource.kind), (namespace, "Namespace")):
         if part is not None and (part in ("", ".", "..") or "/" in part):
-            raise InvalidJobError(f"{part!r} is not a name of a {what}", "", f"kubectl get {what.lower()} lists them")
+            raise InvalidJobError(
+                f"{part!r} is not a name of a {what}",
+                "a name has lower-case letters, digits and '-'",
+                f"kubectl get {what.lower()} lists them",
+            )
     parts = [resource.path(namespace and quote(namespace)), name and quote(name), subresource]
     return "/" + "/".join(part for part in parts if part)
 
@@ -305,14 +311,19 @@ class Connection:
                 config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
                 self.namespace = _NAMESPACE_FILE.read_text().strip() or "default"
             else:
-                config.load_kube_config(  # type: ignore[no-untyped-call]
-                    config_file=path, context=self._context, client_configuration=configuration, persist_config=False
-                )
+                with _no_errors_logged():
+                    config.load_kube_config(  # type: ignore[no-untyped-call]
+                        config_file=path,
+                        context=self._context,
+                        client_configuration=configuration,
+                        persist_config=False,
+                    )
                 self.namespace = _namespace_of(path, self._context)
         except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as error:
+            found = "it is no kubeconfig" if isinstance(error, TypeError | KeyError) else " ".join(str(error).split())
             raise UnavailableError(
-                f"no cluster to connect to: {path}: {' '.join(str(error).split())}",
-                "the kubeconfig is that of kubeconfig=…, of $KUBECONFIG or ~/.kube/config",
+                f"no cluster to connect to: {path}: {found}",
+                "the kubeconfig is read from kubeconfig=…, from $KUBECONFIG or from ~/.kube/config",
                 "kubectl config get-contexts lists what can be given as context",
             ) from error
         configuration.retries = False  # ``request`` retries, and knows what may be sent twice
@@ -353,6 +364,35 @@ def _refusal(status: int, reason: str | None, body: bytes) -> RequestError:
         answer = {}
     answer = answer if isinstance(answer, dict) else {}
     return RequestError(str(answer.get("message") or reason or f"HTTP {status}"), status, answer)
+
+
+class _Logged(logging.Handler):
+    """Keeps what the official package logs as an error while it looks for credentials: it then goes on without them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.module in ("kube_config", "exec_provider"):
+            self.texts.append(" ".join(record.getMessage().split()))
+
+
+@contextmanager
+def _no_errors_logged() -> Iterator[None]:
+    """Raise ``UnavailableError`` for an error that the block only logs: requests would be anonymous."""
+    logged = _Logged()
+    logging.getLogger().addHandler(logged)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(logged)
+    if logged.texts:
+        raise UnavailableError(
+            f"no credentials for the cluster: {'; '.join(logged.texts)}",
+            "the program that the kubeconfig names to get credentials failed, or does not exist",
+            "kubectl auth whoami calls the same program; install it, or log in again",
+        )
 
 
 def _namespace_of(path: str, context: str | None) -> str:

@@ -100,10 +100,10 @@ def read_text(source: str) -> str:
 
 def _existing(source: str) -> Path:
     path = Path(source).expanduser().absolute()
-    if path.is_file():
-        return path
     if path.is_dir():
         raise InvalidJobError("this is a directory", "a job is a file", f"ls {source}")
+    if path.exists():  # also a pipe: ddpjob validate <(helm template …)
+        return path
     try:
         neighbours = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
         hint = did_you_mean(path.name, neighbours, f"{path.parent} has no such file")
