@@ -27,12 +27,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.benchmarks.api_server import ApiServer
-from tests.benchmarks.report import describe_machine, write_section
+from tests.benchmarks.report import describe_machine, percentile95, write_section
 from tests.controller.operator_process import OperatorProcess
 from tests.gangs.cell import Cell
 from tests.gangs.cluster import Kubernetes136
@@ -246,10 +247,6 @@ async def cost(plane: Kubernetes136, repetitions: int) -> dict[str, list[float]]
     return found
 
 
-def _p95(values: Sequence[float]) -> float:
-    return sorted(values)[max(0, round(0.95 * len(values)) - 1)]
-
-
 def table(arms: dict[str, dict[str, list[Outcome]]], machine: str) -> str:
     """Return the deadlocks as a Markdown table."""
     lines = [
@@ -283,35 +280,45 @@ def cost_table(found: dict[str, list[float]], machine: str) -> str:
     added = [with_group - without for with_group, without in zip(found["with"], found["without"], strict=True)]
     rows = [("without a PodGroup", found["without"]), ("with a PodGroup", found["with"])]
     lines = ["| job of 64 nodes | all pods exist: median | 95th percentile |", "|---|---:|---:|"]
-    lines += [f"| {name} | {statistics.median(times):.1f} ms | {_p95(times):.1f} ms |" for name, times in rows]
-    lines.append(
-        f"| the second minus the first, in pairs | **{statistics.median(added):.1f} ms** | {_p95(added):.1f} ms |"
-    )
+    lines += [f"| {name} | {statistics.median(times):.1f} ms | {percentile95(times):.1f} ms |" for name, times in rows]
+    median, high = statistics.median(added), percentile95(added)
+    lines.append(f"| the second minus the first, in pairs | **{median:.1f} ms** | {high:.1f} ms |")
     return "\n".join([*lines, "", f"{len(added)} repetitions each, in turns, on {machine}."])
+
+
+def _add(arms: dict[str, dict[str, list[Outcome]]], earlier: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """Add the outcomes of an earlier run."""
+    for name, cases in earlier.items():
+        for case, outcomes in cases.items():
+            arms.setdefault(name, {}).setdefault(case, []).extend(Outcome(**outcome) for outcome in outcomes)
 
 
 def main() -> int:
     """Measure, print the result, and return exit code 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.deadlock", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--repetitions", type=int, default=500, help="of each arm (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=500, help="of each arm (default: %(default)s); 0 for none")
     parser.add_argument("--minutes", type=float, default=60, help="of each arm, at most (default: %(default)s)")
     parser.add_argument("--cells", type=int, default=10, help="side by side (default: %(default)s)")
     parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
     parser.add_argument("--cost-repetitions", type=int, default=41, help="0 skips the second table")
+    parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="FILE", help="JSON of earlier runs to add")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
     options = parser.parse_args()
     prepare.ensure("etcd", *Kubernetes136.programs.values())
-    machine = describe_machine(version=GANGS_VERSION)
+    earlier = [json.loads(file.read_text()) for file in options.add]
+    machine = describe_machine(version=GANGS_VERSION) if options.repetitions or not earlier else earlier[0]["machine"]
     result: dict[str, Any] = {"benchmark": "deadlock", "machine": machine}
-    with contextlib.redirect_stdout(sys.stderr), Kubernetes136() as plane:  # an operator that stops prints its log
-        arms = {
-            name: measure(
-                plane, name, cells=options.cells, repetitions=options.repetitions, seconds=60 * options.minutes
-            )
-            for name in (options.arms if options.repetitions else ())
-        }
+    arms: dict[str, dict[str, list[Outcome]]] = {}
+    if options.repetitions:
+        with contextlib.redirect_stdout(sys.stderr), Kubernetes136() as plane:  # an operator that stops prints its log
+            for name in options.arms:
+                seconds = 60 * options.minutes
+                arms[name] = measure(plane, name, cells=options.cells, repetitions=options.repetitions, seconds=seconds)
+    for each in earlier:
+        _add(arms, each["arms"])
+    arms = {name: arms[name] for name in ARMS if name in arms}
     result["arms"] = {name: {case: [asdict(o) for o in found] for case, found in c.items()} for name, c in arms.items()}
     sections = {"deadlock": table(arms, machine)} if arms else {}
     if options.cost_repetitions:

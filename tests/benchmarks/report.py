@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def describe_machine(*, kubernetes: bool = True, version: str = KUBERNETES_VERSI
         f"{cores} cores of {_processor()}, Linux {platform.release().split('-')[0]}, "
         f"{cluster}Python {python}, {day}, load average {os.getloadavg()[0]:.1f}"
     )
+
+
+def percentile95(values: Sequence[float]) -> float:
+    """Return the value that 95 % of the values do not exceed."""
+    return sorted(values)[max(0, round(0.95 * len(values)) - 1)]
 
 
 def write_section(name: str, text: str, page: Path = PAGE) -> None:
