@@ -42,11 +42,12 @@ class Cluster:
         local = {"kind": "LocalQueue", "metadata": {"name": "research"}, "spec": {"clusterQueue": "all"}}
         kueue.create(API, "localqueues", local, namespace=TEAM)
 
-    def submit(self, name: str, *, nodes: int = 2, **labels: str) -> None:
+    def submit(self, name: str, *, nodes: int = 2, template: Json | None = None, **labels: str) -> None:
         resources = {"requests": {"cpu": "1"}}
         metadata = {"name": name, "labels": {names.LABEL_QUEUE: "research"} | labels}
         body = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata}
-        spec = {"image": "trainer:1", "numNodes": nodes, "resources": resources}
+        spec: Json = {"image": "trainer:1", "numNodes": nodes, "resources": resources}
+        spec |= {"template": template} if template else {}
         self.plane.request("POST", self.jobs.path, body | {"spec": spec})
 
     def workload(self, name: str) -> Json:
@@ -175,3 +176,46 @@ def test_a_workload_that_is_deactivated_or_deleted(cluster: Cluster) -> None:
     number = cluster.jobs.status("moved")["attempt"]
     cluster.finish("moved", cluster.jobs.pods("moved", number))
     assert cluster.jobs.status("moved")["restarts"] == 0
+
+
+def _edit(suspend: bool, policy: str) -> Json:
+    """Return an edit of a field that the definition of DDPJobs does not know: it may change at a suspension."""
+    return {"spec": {"suspend": suspend, "template": {"spec": {"dnsPolicy": policy}}}}
+
+
+def test_a_job_that_is_held_or_has_left_its_queue_lets_another_one_have_its_quota(cluster: Cluster) -> None:
+    jobs, count = cluster.jobs, len(cluster.jobs.writes())
+    path = f"{jobs.path}/held"
+    cluster.submit("held", template={"spec": {"dnsPolicy": "Default"}})
+    cluster.run("held")
+    cluster.submit("next")
+    cluster.until("the next job waits", lambda: cluster.waits("next", "insufficient"))
+    cluster.plane.request("PATCH", path, _edit(True, "Default"))
+    jobs.wait_for("Suspended", "held")
+    cluster.plane.request("PATCH", path, _edit(False, "ClusterFirst"))
+    follows = cluster.run("next")
+    cluster.until("the job is held", lambda: jobs.condition("Stalled", "held")["reason"] == "SpecChanged")
+    cluster.finish("next", follows)
+    assert _is_out(cluster.workload("held")), "nothing uses the quota now, and the job does not ask for it"
+    cluster.plane.request("PATCH", path, _edit(True, "Default"))
+    cluster.plane.request("PATCH", path, _edit(False, "Default"))
+    again = cluster.run("held", 2)
+
+    workload = f"/{names.WORKLOADS.path(TEAM)}/{cluster.workload('held')['metadata']['name']}"
+    cluster.plane.request("PATCH", workload, {"metadata": {"labels": {names.LABEL_JOB_UID: None}}})
+    labels = lambda: cluster.workload("held")["metadata"]["labels"]  # noqa: E731
+    cluster.until("the label is restored", lambda: names.LABEL_JOB_UID in labels())
+
+    cluster.submit("last")
+    cluster.until("the last job waits", lambda: cluster.waits("last", "insufficient"))
+    cluster.plane.request("PATCH", path, {"metadata": {"labels": {names.LABEL_QUEUE: None}}})
+    cluster.until("Kueue evicts it", lambda: is_true(cluster.workload("held")["status"], "Evicted"))
+    assert is_true(cluster.workload("held")["status"], "QuotaReserved"), "its pods run"
+    jobs.end(again[1], 1)
+    outside = jobs.wait_for_pods(2, "held", 3)
+    assert "nodeSelector" not in outside[0]["spec"]
+    cluster.until("the last job is admitted", lambda: is_true(cluster.workload("last").get("status"), "Admitted"))
+    cluster.finish("held", outside)
+    cluster.finish("last", cluster.run("last"))
+    refused = [write for write in jobs.writes(since=count) if write[1].startswith("workloads") and write[3] >= 400]
+    assert all(code == 409 for *_, code in refused), refused

@@ -389,6 +389,23 @@ def test_large_object_with_the_label_of_a_job_takes_little_memory(resource: name
     assert owner_uid(kept) == "9999" and kept["metadata"]["labels"][names.LABEL_JOB_NAME] == "mnist"
 
 
+def test_an_object_that_a_watch_shows_as_deleted_because_it_lost_its_label_can_be_adopted() -> None:
+    """The event has the version of the edit, as the object that a GET returns then."""
+    cache = Cache()
+    meta = {
+        "name": "w",
+        "namespace": "default",
+        "uid": "u",
+        "resourceVersion": "1",
+        "labels": {names.LABEL_JOB_UID: "j"},
+    }
+    cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}})
+    edited: Json = {"metadata": meta | {"resourceVersion": "2", "labels": {}}, "spec": {}, "status": {}}
+    cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited})
+    assert not cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}}), "a late answer"
+    assert cache.put(names.WORKLOADS, edited)
+
+
 async def test_a_workload_that_changed_only_in_what_plans_do_not_read_is_read_and_planned_again() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)

@@ -155,7 +155,10 @@ class Cache:
         known = self._objects[resource].get(place)
         oldest = known.version + (not same_version) if known is not None else 0
         version = version_number(meta.get("resourceVersion", ""))
-        if self._is_deleted(uid, version) or version < oldest:
+        selector = names.SELECTORS.get(resource)
+        has_lost_label = selector is not None and selector not in (meta.get("labels") or {})
+        # The event that shows it as deleted then has its own version.
+        if self._is_deleted(uid, version + has_lost_label) or version < oldest:
             return False
         self._tombstones.pop(uid, None)
         if known is not None and known.uid != uid:
