@@ -15,10 +15,10 @@ import ssl
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import aiohttp
 
@@ -83,6 +83,8 @@ class Timeline:
 class ApiServer:
     """Creates jobs and pods in one namespace, and measures the time. Create with ``reached_by``."""
 
+    watched: ClassVar[Sequence[names.Resource]] = (names.PODS, names.DDPJOBS, names.SERVICES)
+
     def __init__(self, session: aiohttp.ClientSession, server: str, namespace: str) -> None:
         self._session = session
         self._server = server
@@ -95,7 +97,7 @@ class ApiServer:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def reached_by(cls, plane: ControlPlane, namespace: str) -> AsyncIterator[ApiServer]:
+    async def reached_by(cls, plane: ControlPlane, namespace: str) -> AsyncIterator[Self]:
         """Connect and open the watches; close both at the end."""
         trust = ssl.create_default_context(cafile=str(plane.ca_file))
         connector = aiohttp.TCPConnector(limit=0, ssl=trust, keepalive_timeout=60)
@@ -184,7 +186,7 @@ class ApiServer:
 
     async def _open_watches(self) -> None:
         await self._close_watches()
-        for resource in (names.PODS, names.DDPJOBS, names.SERVICES):
+        for resource in self.watched:
             listed = await self._get(self._url(resource))
             version = listed["metadata"]["resourceVersion"]
             url = f"{self._url(resource)}?watch=1&resourceVersion={version}&timeoutSeconds=3600"
