@@ -115,9 +115,15 @@ def test_suspension_and_a_new_size_go_through_the_queue_and_an_outage_of_kueue_s
     queue = Queue(control_plane, namespace, quota=4)
     with OperatorProcess(control_plane, namespace, server=proxy.server, name="operator-of-a-queue", kueue=True):
         submit(jobs, "sized")
-        eventually("the Workload exists", lambda: queue.of("sized"))
+        eventually("the job waits for quota", lambda: waits(jobs, "sized", "WaitingForQuota"))
+        before = len(proxy.seen)
         queue.cycle()
         run_all(jobs, "sized", 1)
+        # Without watches and LISTs: a sweep may begin at any time.
+        sent = [seen for seen in proxy.seen[before:] if seen.method != "GET" or "?" not in seen.path]
+        after = [f"{seen.method} {seen.path}" for seen in sent]
+        first = next(number for number, text in enumerate(after) if text.startswith("POST") and "/pods" in text)
+        assert first <= 1, f"more than one request, for the flavor, between admission and pods: {after[: first + 1]}"
         path = f"{jobs.path}/sized"
         # What Kueue sends to stop a job of a kind that it manages.
         stop = {"suspend": True, "template": {"spec": {"nodeSelector": {"zone": "a"}}}}
