@@ -52,9 +52,10 @@ _NO_CLUSTER = ("-m", "not apiserver and not kind")
 FOLLOWED = tuple(f"tests/trainer/test_{name}.py" for name in ("guide", "lessons", "examples"))
 _NOT_FOLLOWED = tuple(f"--ignore={path}" for path in ("tests/trainer/resilience", *FOLLOWED))
 
-# The order in which commands start: what takes longest comes first, so that it does not run at the end by itself.
+# The order in which commands start: what takes longest comes first, so that it does not run at the end by itself. The
+# kind layer gets the share of the builds (``runner.BUILD_CORES``) when they end, because it asks for no more.
 LAYERS = (
-    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=1.2),)),
+    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=1.0),)),
     Layer(
         "apiserver",
         (
