@@ -404,6 +404,20 @@ def test_an_object_that_a_watch_shows_as_deleted_because_it_lost_its_label_can_b
     cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited})
     assert not cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}}), "a late answer"
     assert cache.put(names.WORKLOADS, edited)
+    listing = Listing(cache, names.WORKLOADS, lambda entry: True)  # of the objects with the label
+    listing.take(Page((), "9"))
+    listing.finish()
+    assert cache.put(names.WORKLOADS, edited), "a LIST does not show it either"
+
+
+def test_an_object_of_a_queue_wakes_its_owner_with_any_labels() -> None:
+    woken: list[Key] = []
+    cache = Cache(woken.append)
+    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "1"}
+    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
+    meta |= {"labels": {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "other"}}
+    cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}})
+    assert woken == [Key("default", "mnist")]
 
 
 async def test_a_workload_that_changed_only_in_what_plans_do_not_read_is_read_and_planned_again() -> None:

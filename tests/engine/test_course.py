@@ -67,6 +67,27 @@ def test_size_changed_before_the_suspension_was_seen_ends_the_attempt(size: dict
     assert len(new) == world.job["spec"]["numNodes"]
 
 
+def test_size_changed_before_all_pods_were_seen_is_not_taken_for_that_of_the_attempt() -> None:
+    """The operator ended after the creates, and the job was suspended, edited and resumed before the next started."""
+    world = World(a_job(nprocPerNode=2))
+    world.reconcile()
+    world.round = None
+    world.run_all()
+    world.job["spec"]["nprocPerNode"] = 4
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["world"]["nprocPerNode"] == 4
+
+
+def test_size_changed_beside_a_held_template_counts_when_the_template_is_restored() -> None:
+    world = a_running_world(a_job(nprocPerNode=2, template={"spec": {"dnsPolicy": "None"}}))
+    world.job["spec"] |= {"nprocPerNode": 4, "template": {"spec": {"dnsPolicy": "Default"}}}
+    world.settle()
+    assert world.status["attempt"] == 1 and world.status["world"]["nprocPerNode"] == 2
+    world.job["spec"] |= {"template": {"spec": {"dnsPolicy": "None"}}}
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["world"]["nprocPerNode"] == 4
+
+
 def test_operator_that_counts_devices_in_another_way_does_not_restart_a_running_job() -> None:
     world = a_running_world(a_job())
     world.job["status"]["world"]["nprocPerNode"] = 8

@@ -390,6 +390,19 @@ def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> 
     assert world.status["state"] == "Running" and len(world.pods) == 2
 
 
+def test_labels_that_cannot_be_restored_keep_no_quota() -> None:
+    world = Queued()
+    world.starts()
+    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
+    world.lingering = True
+    world.evicts()
+    world.settle()
+    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]  # as a policy of the cluster does
+    world.stops_pods()
+    (change,) = (each for each in world.reconcile().changes if each.resource is names.WORKLOADS)
+    assert change.part == "status" and not change.labels
+
+
 def test_a_workload_of_another_owner_is_left_alone_and_named() -> None:
     world = Queued()
     world.problems = (Problem("NameConflict", names.WORKLOADS, NAME, f"Workload {NAME} exists"),)
@@ -515,6 +528,15 @@ def test_a_job_with_a_changed_template_gives_its_quota_back_until_the_change_is_
     world.admits()
     world.settle()
     assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
+
+
+def test_a_hold_has_no_long_value_of_the_template() -> None:
+    world = Queued(template={"metadata": {"annotations": {"a": "\u00e9" * 60_000}}})
+    world.settle()
+    update = {"name": "main", "annotations": {"a": "x"}}
+    world.admits(admissionChecks=[{"name": "c", "state": "Ready", "podSetUpdates": [update]}])
+    world.settle()
+    assert len(world.workload["metadata"]["annotations"][names.ANNOTATION_HELD]) < 10_000
 
 
 @pytest.mark.parametrize("change", ["flavor", "job", "queue", "suspend"])

@@ -157,8 +157,9 @@ class Cache:
         version = version_number(meta.get("resourceVersion", ""))
         selector = names.SELECTORS.get(resource)
         has_lost_label = selector is not None and selector not in (meta.get("labels") or {})
-        # The event that shows it as deleted then has its own version.
-        if self._is_deleted(uid, version + has_lost_label) or version < oldest:
+        # Watch and LIST show such an object as deleted, in any later version. The sweep finds out if it is.
+        is_deleted = self._is_deleted(uid, version) and (not has_lost_label or self._tombstones[uid] is None)
+        if is_deleted or version < oldest:
             return False
         self._tombstones.pop(uid, None)
         if known is not None and known.uid != uid:
@@ -335,6 +336,8 @@ def _entry(resource: Resource, obj: Json) -> Entry:
     meta = obj["metadata"]
     namespace, name, labels = intern(meta["namespace"]), meta["name"], meta.get("labels") or {}
     job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or _owner_of(meta)
+    if resource in names.SCHEDULING_KINDS:  # any user of a queue may have the right to edit the labels
+        job = _owner_of(meta) or job
     return Entry(
         namespace,
         name,

@@ -29,7 +29,11 @@ class Lookups:
     def found(self) -> Mapping[Lookup, Json | Unread]:
         """Return what was read within the last minute, also which objects could not be read."""
         now = self._clock()
-        self._found = {wanted: kept for wanted, kept in self._found.items() if now - kept[0] < KEPT_SECONDS}
+        self._found = {
+            wanted: (time, value)
+            for wanted, (time, value) in self._found.items()
+            if now - time < (KEPT_SECONDS if isinstance(value, dict) else LOOKUP_SECONDS)
+        }
         return {wanted: value for wanted, (time, value) in self._found.items() if now - time < LOOKUP_SECONDS}
 
     async def read(self, wanted: Iterable[Lookup]) -> None:

@@ -32,7 +32,7 @@ from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
-from ddpjob.engine.desired import Job, is_comparable
+from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
@@ -77,7 +77,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         active_seconds=int(s.active_seconds) if s.attempt.number and ends else before.active_seconds,
         succeeded_nodes=[] if decision.begins_attempt else sorted(s.succeeded_nodes),
         conditions=built,
-        world=_world(s, elastic.job_after(s, decision.begins_attempt), number) if number else before.world,
+        world=_world(s, decision, number) if number else before.world,
         nodes=nodes,
         nodes_ready=_nodes_ready(s, nodes),
         progress=_progress(s, decision),
@@ -288,7 +288,11 @@ def _nodes_ready(s: JobState, nodes: Nodes) -> str:
     return f"{nodes.running + nodes.succeeded}/{nodes.desired}{whole}"
 
 
-def _world(s: JobState, job: Job, attempt: int) -> World:
+def _world(s: JobState, decision: Decision, attempt: int) -> World:
+    """Return the world of the attempt after the decision. One that goes on has its own, also if the spec was edited."""
+    if s.before.world is not None and not (decision.begins_attempt or decision.ends_attempt or s.attempt.is_closed):
+        return s.before.world
+    job = elastic.job_after(s, decision.begins_attempt)
     nodes, nproc = len(job.node_ranks), job.nproc_per_node
     address = f"{job.master_address(attempt, s.settings)}:{job.spec.rendezvous.port}"
     return World(num_nodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, master_address=address)

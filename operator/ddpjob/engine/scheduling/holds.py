@@ -37,7 +37,7 @@ def new_hold(s: JobState, flavors: Iterable[str], why: str) -> Hold | None:
     """Return the hold of an admission with these flavors; None if one of them does not answer, which says nothing."""
     found = {name: _flavor(s, name) for name in flavors}
     known = {name: flavor for name, flavor in found.items() if flavor is not None}
-    return Hold(_edition(s), known, why) if len(known) == len(found) else None
+    return Hold(_edition(s), known, shorten(why, MAX_TEXT)) if len(known) == len(found) else None
 
 
 def recorded_hold(workload: Json) -> Hold | None:

@@ -7,6 +7,7 @@ quota over restarts; an evicted one gives it back when all pods have stopped, an
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ddpjob.api import names
@@ -133,10 +134,9 @@ class Kueue(Adapter):
             return (create,) if create is not None else ()
         if is_true(workload["status"], "Finished") or "deletionTimestamp" in workload["metadata"]:
             return ()
-        if (workload["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) != s.job.uid:
-            meta = workload["metadata"]  # adopted without the label that watch and list select
-            return (Change(names.WORKLOADS, meta["name"], meta["uid"], {}, labels=_labels(s)),)
         change = self._finish(s, workload) if s.finished else self._change(s, workload, ending)
+        # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
+        change = change or _relabelled(s, workload)
         return (change,) if change is not None else ()
 
     def _finish(self, s: JobState, workload: Json) -> Change | None:
@@ -391,8 +391,20 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
 
 
 def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
-    noted = {names.ANNOTATION_SUSPENDED: str(s.attempt.number)} | annotations
-    return _spec_change(workload, {"active": False}, noted)
+    # Pods of a newer attempt than the recorded one may run: the status was not written, or another operator's was.
+    noted = {names.ANNOTATION_SUSPENDED: str(max(s.attempt.number, s.newest_attempt))} | annotations
+    return replace(
+        _spec_change(workload, {"active": False}, noted), version=workload["metadata"].get("resourceVersion", "")
+    )
+
+
+def _relabelled(s: JobState, workload: Json) -> Change | None:
+    """Return what restores the labels that watch and list select, of a Workload that lost them."""
+    meta, labels = workload["metadata"], _labels(s)
+    given = meta.get("labels") or {}
+    if all(given.get(label) == labels[label] for label in (names.LABEL_JOB_UID, names.LABEL_JOB_NAME)):
+        return None
+    return Change(names.WORKLOADS, meta["name"], meta["uid"], {}, labels=labels)
 
 
 def _update(s: JobState, workload: Json) -> Change | None:
