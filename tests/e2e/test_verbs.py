@@ -114,10 +114,7 @@ def commands(trial: Trial) -> None:
             for command in (["suspend"], ["restart"], ["delete"], ["pull"], ["checkpoints"]):
                 viewer.is_refused(*command, trial.name)
         with editor.follows(trial.name) as logs:
-            stop_and_start(trial, editor, viewer)
-            newest = attempt_of(trial.name, editor)
-            followed = [logs / f"attempt-{number}-n0.log" for number in range(1, newest + 1)]
-            until("lines of each attempt", lambda: all(f.exists() and f.stat().st_size for f in followed), seconds=300)
+            stop_and_start(trial, editor, viewer, logs)
         editor("delete", trial.name)
         editor("get", trial.name, code=2)
 
@@ -134,19 +131,28 @@ def from_files(user: User) -> None:
     assert user.read("ls")["items"] == []
 
 
-def stop_and_start(trial: Trial, editor: User, viewer: User) -> None:
-    """Suspend, resume and restart the job. The restart is one attempt more."""
+def stop_and_start(trial: Trial, editor: User, viewer: User, logs: Path) -> None:
+    """Suspend, resume and restart the job. The restart is one attempt more. logs: where a command follows its logs."""
     name = trial.name
+    until_followed(logs, attempt_of(name, editor))
     editor("suspend", name)
     editor("wait", name, "--timeout", "120", code=102)
     viewer.is_refused("resume", name)
     editor("resume", name)
     editor("wait", name, "--for", "running", "--timeout", "300")
     before = attempt_of(name, editor)
+    until_followed(logs, before)
     editor("restart", name)
     trial.until("the next attempt", lambda job: job["status"]["attempt"] > before)
     editor("wait", name, "--for", "running", "--timeout", "300")
     assert attempt_of(name, editor) == before + 1
+    until_followed(logs, before + 1)
+
+
+def until_followed(logs: Path, attempt: int) -> None:
+    """Wait for lines of an attempt. The log of a pod that ends before it is read goes with the pod."""
+    log = logs / f"attempt-{attempt}-n0.log"
+    until(f"lines of attempt {attempt}", lambda: log.exists() and log.stat().st_size, seconds=300)
 
 
 def attempt_of(name: str, user: User) -> int:
