@@ -4,6 +4,7 @@ It runs in a separate thread, with plain HTTP to the client and TLS to the serve
 """
 
 import asyncio
+import random
 import ssl
 import threading
 from collections.abc import Callable
@@ -45,6 +46,20 @@ class Seen:
 
 
 Rule = Callable[[web.BaseRequest], Fault | None]
+
+
+def a_third_fails(seed: int) -> Rule:
+    """Return a rule by which a third of all requests is refused, lost, throttled, or carried out without an answer."""
+    dice = random.Random(seed)
+    faults = (
+        Fault(status=503),
+        Fault(status=500, after_commit=True),
+        Fault(after_commit=True),
+        Fault(),
+        Fault(status=429, headers={"Retry-After": "0"}),
+        Fault(status=409, body='{"kind":"Status","reason":"Conflict","message":"injected"}'),
+    )
+    return lambda request: dice.choice(faults) if dice.random() < 1 / 3 else None
 
 
 class FaultProxy:

@@ -1,6 +1,5 @@
 """The operator with Kueue's API on a real API server: admission, restart, preemption, and another operator."""
 
-import random
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
+from tests.faults import Fault, FaultProxy, a_third_fails
 from tests.processes import eventually
 from tests.queues import Queue
 
@@ -155,19 +154,11 @@ def test_random_faults_change_nothing_in_the_life_of_a_job_in_a_queue(
 ) -> None:
     """A third of all requests is refused, lost, throttled, or carried out without an answer."""
     queues.install(control_plane)
-    queue, dice = Queue(control_plane, namespace, quota=2), random.Random(20261126)
-    faults = (
-        Fault(status=503),
-        Fault(status=500, after_commit=True),
-        Fault(after_commit=True),
-        Fault(),
-        Fault(status=429, headers={"Retry-After": "0"}),
-        Fault(status=409, body='{"kind":"Status","reason":"Conflict","message":"injected"}'),
-    )
+    queue = Queue(control_plane, namespace, quota=2)
     with OperatorProcess(
         control_plane, namespace, server=proxy.server, name="operator-of-faults", kueue=True
     ) as operator:
-        proxy.rule = lambda request: dice.choice(faults) if dice.random() < 1 / 3 else None
+        proxy.rule = a_third_fails(20261126)
         submit(jobs, "faulty")
         eventually("the Workload exists", lambda: queue.of("faulty"))
         queue.cycle()

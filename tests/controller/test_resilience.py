@@ -1,7 +1,5 @@
 """The operator under faults: kills, restarts, lost connections and responses must not affect the jobs."""
 
-import random
-
 import pytest
 from aiohttp import web
 
@@ -10,7 +8,7 @@ from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
+from tests.faults import Fault, FaultProxy, a_third_fails
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
@@ -50,17 +48,8 @@ def test_random_faults_lead_to_the_same_state(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
 ) -> None:
     """A third of all requests fails: refused, lost, without a response, delayed or throttled."""
-    dice = random.Random(20260301)
-    faults = (
-        Fault(status=503),
-        Fault(status=500, after_commit=True),
-        Fault(after_commit=True),
-        Fault(),
-        Fault(status=429, headers={"Retry-After": "0"}),
-        Fault(status=409, body='{"kind":"Status","reason":"Conflict","message":"injected"}'),
-    )
     operator_behind_proxy.start()
-    proxy.rule = lambda request: dice.choice(faults) if dice.random() < 1 / 3 else None
+    proxy.rule = a_third_fails(20260301)
     jobs.submit(numNodes=4)
     for pod in jobs.wait_for_pods(4):
         jobs.run(pod)
