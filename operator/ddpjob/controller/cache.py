@@ -155,10 +155,9 @@ class Cache:
         known = self._objects[resource].get(place)
         oldest = known.version + (not same_version) if known is not None else 0
         version = version_number(meta.get("resourceVersion", ""))
-        selector = names.SELECTORS.get(resource)
-        has_lost_label = selector is not None and selector not in (meta.get("labels") or {})
-        # Watch and LIST show such an object as deleted, in any later version. The sweep finds out if it is.
-        is_deleted = self._is_deleted(uid, version) and (not has_lost_label or self._tombstones[uid] is None)
+        is_deleted = self._is_deleted(uid, version)
+        if is_deleted and self._tombstones[uid] is not None and _has_lost_label(resource, meta):
+            is_deleted = False  # watch and LIST show it as deleted, in any later version; the sweep finds out if it is
         if is_deleted or version < oldest:
             return False
         self._tombstones.pop(uid, None)
@@ -404,6 +403,12 @@ def _condition(condition: Mapping[str, Any]) -> Json:
 def _owner(entry: Entry) -> tuple[str, str]:
     """Return namespace and uid of the job that owns a PodGroup."""
     return entry.namespace, owner_uid(entry.value) or ""
+
+
+def _has_lost_label(resource: Resource, meta: Json) -> bool:
+    """Return whether an object lacks the label that watch and LIST of its kind select."""
+    selector = names.SELECTORS.get(resource)
+    return selector is not None and selector not in (meta.get("labels") or {})
 
 
 def _owner_of(meta: Mapping[str, Any]) -> str | None:

@@ -34,7 +34,6 @@ from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -166,8 +165,6 @@ class Reconciler:
                 live = await self._live_pods(job)
             else:
                 break
-        if plan.lookups:  # the reads took so long that the first are too old
-            self.queue.add_after(key, LOOKUP_SECONDS)
         return plan
 
     async def _refresh_workload(self, job: Json) -> None:

@@ -39,7 +39,7 @@ from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
-from ddpjob.engine.scheduling.base import Ending
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS, Ending
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
 
@@ -80,7 +80,8 @@ def plan(
     if job.spec.template is not None and (faults := template_faults(job.wire["template"])):
         return _refuse(body, before, faults, now)
     if lookups := scheduling.lookups(state):
-        return Plan(lookups=lookups)
+        # If reading takes so long that the first objects are too old, that is tried again later.
+        return Plan(lookups=lookups, requeue_after=LOOKUP_SECONDS)
     decision = decide(state)
     if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):
         return Plan(needs_live=True)

@@ -7,7 +7,6 @@ quota over restarts; an evicted one gives it back when all pods have stopped, an
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ddpjob.api import names
@@ -393,9 +392,9 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
 def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
     # Pods of a newer attempt than the recorded one may run: the status was not written, or another operator's was.
     noted = {names.ANNOTATION_SUSPENDED: str(max(s.attempt.number, s.newest_attempt))} | annotations
-    return replace(
-        _spec_change(workload, {"active": False}, noted), version=workload["metadata"].get("resourceVersion", "")
-    )
+    meta = workload["metadata"]
+    version = meta.get("resourceVersion", "")
+    return Change(names.WORKLOADS, meta["name"], meta["uid"], {"active": False}, annotations=noted, version=version)
 
 
 def _relabelled(s: JobState, workload: Json) -> Change | None:
