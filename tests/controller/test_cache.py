@@ -392,22 +392,37 @@ def test_large_object_with_the_label_of_a_job_takes_little_memory(resource: name
 def test_an_object_that_a_watch_shows_as_deleted_because_it_lost_its_label_can_be_adopted() -> None:
     """The event has the version of the edit, as the object that a GET returns then."""
     cache = Cache()
-    meta = {
-        "name": "w",
-        "namespace": "default",
-        "uid": "u",
-        "resourceVersion": "1",
-        "labels": {names.LABEL_JOB_UID: "j"},
-    }
+    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "1"}
+    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
+    meta |= {"labels": {names.LABEL_JOB_UID: "j"}}
     cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}})
     edited: Json = {"metadata": meta | {"resourceVersion": "2", "labels": {}}, "spec": {}, "status": {}}
     cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited})
     assert not cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}}), "a late answer"
+    assert [cache.take_hidden("default", "w") for _ in range(2)] == ["u", ""], "one GET at once, then in each sweep"
+    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
+    assert len(cache.hidden()) == 1
     assert cache.put(names.WORKLOADS, edited)
+    assert not cache.hidden()
     listing = Listing(cache, names.WORKLOADS, lambda entry: True)  # of the objects with the label
     listing.take(Page((), "9"))
     listing.finish()
+    assert len(cache.hidden()) == 1
     assert cache.put(names.WORKLOADS, edited), "a LIST does not show it either"
+    cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited | {"metadata": meta | {"resourceVersion": "10"}}})
+    cache.remove(names.WORKLOADS, "default", "w", "u")
+    assert not cache.take_hidden("default", "w") and not cache.hidden(), "a GET has shown that it is deleted"
+
+
+def test_no_get_asks_for_a_workload_that_is_deleted_with_its_job() -> None:
+    cache = Cache()
+    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "2"}
+    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "former", "controller": True}]}
+    workload: Json = {"metadata": meta | {"labels": {names.LABEL_JOB_UID: "former"}}, "spec": {}, "status": {}}
+    cache.put(names.WORKLOADS, workload)
+    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
+    cache.take(names.WORKLOADS, {"type": "DELETED", "object": workload})
+    assert not cache.hidden() and not cache.take_hidden("default", "w")
 
 
 def test_an_object_of_a_queue_wakes_its_owner_with_any_labels() -> None:
@@ -423,7 +438,8 @@ def test_an_object_of_a_queue_wakes_its_owner_with_any_labels() -> None:
 async def test_a_workload_that_changed_only_in_what_plans_do_not_read_is_read_and_planned_again() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)
-    meta = {"name": "w", "namespace": "default", "uid": "u", "labels": {names.LABEL_JOB_NAME: "mnist"}}
+    labels = {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "mnist"}
+    meta = {"name": "w", "namespace": "default", "uid": "u", "labels": labels}
     old: Json = {"metadata": meta | {"resourceVersion": "1"}, "spec": {}, "status": {}}
     cache.put(names.WORKLOADS, old)
     woken.clear()

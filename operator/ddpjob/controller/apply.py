@@ -28,6 +28,7 @@ from ddpjob.cluster.base import (
 )
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.slots import Slots
+from ddpjob.controller.sweep import read_into
 from ddpjob.engine.actions import (
     CHANGE_REFUSED,
     CREATE_FAILED,
@@ -161,10 +162,7 @@ class Executor:
 
     async def _read_again(self, namespace: str, change: Change) -> None:
         """Read an object that has changed since the plan, perhaps only in what plans do not read, and plan again."""
-        try:
-            self._cache.put(change.resource, await self._cluster.get(change.resource, namespace, change.name))
-        except NotFound:
-            self._cache.remove(change.resource, namespace, change.name, change.uid)
+        await read_into(self._cache, self._cluster, change.resource, (namespace, change.name), change.uid)
         self._cache.wake_job_of(change.resource, namespace, change.name)
 
     def _refuse_change(self, change: Change, error: ClusterError, problems: list[Problem]) -> None:

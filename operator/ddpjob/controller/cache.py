@@ -84,6 +84,8 @@ class Cache:
         self._pods_named: dict[Key, dict[Place, PodView]] = defaultdict(dict)
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
+        self._hidden: dict[Place, Entry] = {}
+        self._unread: set[Place] = set()
         self.rollbacks = 0
         """How many times a LIST was older than what is cached."""
 
@@ -153,6 +155,8 @@ class Cache:
         meta = obj["metadata"]
         uid, place = meta["uid"], (meta["namespace"], meta["name"])
         known = self._objects[resource].get(place)
+        if known is None and resource is names.WORKLOADS and _is_foreign(meta):
+            return False
         oldest = known.version + (not same_version) if known is not None else 0
         version = version_number(meta.get("resourceVersion", ""))
         is_deleted = self._is_deleted(uid, version)
@@ -161,6 +165,8 @@ class Cache:
         if is_deleted or version < oldest:
             return False
         self._tombstones.pop(uid, None)
+        if resource is names.WORKLOADS:
+            self._hidden.pop(place, None)
         if known is not None and known.uid != uid:
             self._drop(resource, known)
             known = None
@@ -216,12 +222,38 @@ class Cache:
         also disappears from a watch and a LIST when a user removes the label that they select.
         """
         self._add_tombstone(uid, version)
-        known = self._objects[resource].get((namespace, name))
+        place = namespace, name
+        if resource is names.WORKLOADS:
+            self._hidden.pop(place, None)
+        known = self._objects[resource].get(place)
         if known is None or known.uid != uid:
             return False
         self._drop(resource, known, version)
+        if resource is names.WORKLOADS and version is not None:
+            self._hidden[place] = known
+            self._unread.add(place)
         self._wake(known)
         return True
+
+    def take_hidden(self, namespace: str, name: str) -> str:
+        """Return the uid of a Workload that watch or LIST no longer shows, once; empty if there is none.
+
+        A GET shows if it is deleted. If it only lost its label, it may keep the quota of a job that needs none.
+        """
+        place = namespace, name
+        is_unread, entry = place in self._unread, self._hidden.get(place)
+        self._unread.discard(place)
+        return entry.uid if is_unread and entry is not None else ""
+
+    def hidden(self) -> list[Entry]:
+        """Return the Workloads that ``take_hidden`` returned, of jobs that still exist, until a GET is answered."""
+        self._hidden = {
+            place: entry
+            for place, entry in self._hidden.items()
+            if entry.job is not None and self.job_uid(entry.job) == _owner(entry)[1]
+        }
+        self._unread &= self._hidden.keys()
+        return list(self._hidden.values())
 
     def _is_deleted(self, uid: str, version: int) -> bool:
         if uid not in self._tombstones:
@@ -409,6 +441,11 @@ def _has_lost_label(resource: Resource, meta: Json) -> bool:
     """Return whether an object lacks the label that watch and LIST of its kind select."""
     selector = names.SELECTORS.get(resource)
     return selector is not None and selector not in (meta.get("labels") or {})
+
+
+def _is_foreign(meta: Json) -> bool:
+    """Return whether a Workload is of another kind of job; only a LIST without selector shows it."""
+    return _has_lost_label(names.WORKLOADS, meta) and _owner_of(meta) is None
 
 
 def _owner_of(meta: Mapping[str, Any]) -> str | None:

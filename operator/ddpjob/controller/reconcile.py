@@ -27,6 +27,7 @@ from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.controller.pod_logs import PodLogs
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
+from ddpjob.controller.sweep import read_into
 from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, EngineSettings, Plan, Problem, patch_between
@@ -156,6 +157,7 @@ class Reconciler:
     async def _made_plan(self, key: Key, job: Json, memory: Memory) -> Plan:
         """Return the plan, after reading what it needs besides the cache."""
         live: Sequence[PodView] | None = None
+        await self._refresh_workload(job, if_hidden=True)
         for _ in range(MAX_READS):
             plan = self._plan(key, job, memory, live)
             if plan.lookups:
@@ -167,18 +169,20 @@ class Reconciler:
                 break
         return plan
 
-    async def _refresh_workload(self, job: Json) -> None:
-        """Read the Workload of a job again: an old one may show an admission that has ended, or not yet begun."""
+    async def _refresh_workload(self, job: Json, *, if_hidden: bool = False) -> None:
+        """Read the Workload of a job again: an old one may show an admission that has ended, or not yet begun.
+
+        if_hidden: only if watch and LIST no longer show it; if the GET fails, the next sweep sends it again.
+        """
         meta = job["metadata"]
-        name = names.service_name(meta["name"], meta["uid"])
-        if (known := self.cache.get(names.WORKLOADS, meta["namespace"], name)) is None:
+        namespace, name = meta["namespace"], names.service_name(meta["name"], meta["uid"])
+        known = self.cache.get(names.WORKLOADS, namespace, name)
+        uid = known["metadata"]["uid"] if known is not None else ""
+        uid = self.cache.take_hidden(namespace, name) if if_hidden else uid
+        if not uid:
             return
         try:
-            self.cache.put(
-                names.WORKLOADS, await self.cluster.get(names.WORKLOADS, meta["namespace"], name), wake=False
-            )
-        except NotFound:
-            self.cache.remove(names.WORKLOADS, meta["namespace"], name, known["metadata"]["uid"])
+            await read_into(self.cache, self.cluster, names.WORKLOADS, (namespace, name), uid, wake=False)
         except ClusterError as error:  # Kueue is away, which must keep no job from ending
             logger.info("Workload %s cannot be read again: %s", name, error)
 
@@ -220,11 +224,7 @@ class Reconciler:
         return None if job is None or job["metadata"].get("deletionTimestamp") else job
 
     async def _refresh(self, key: Key) -> None:
-        try:
-            self.cache.put(names.DDPJOBS, await self.cluster.get(names.DDPJOBS, *key))
-        except NotFound:
-            if uid := self.cache.job_uid(key):
-                self.cache.remove(names.DDPJOBS, *key, uid)
+        await read_into(self.cache, self.cluster, names.DDPJOBS, key, self.cache.job_uid(key) or "")
 
     def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[PodView] | None = None) -> Plan:
         meta = job["metadata"]

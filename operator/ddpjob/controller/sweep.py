@@ -22,7 +22,7 @@ from ddpjob.cluster.base import (
     Unauthorized,
     Unavailable,
 )
-from ddpjob.controller.cache import Cache, Listing
+from ddpjob.controller.cache import Cache, Entry, Listing, Place
 from ddpjob.controller.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Sweeper:
     _filled: dict[str | None, asyncio.Event] = field(init=False)
     _wanted: dict[str | None, asyncio.Event] = field(init=False)
     _rollbacks: dict[str | None, int] = field(init=False)
+    _searched: set[str | None] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._filled = {scope: asyncio.Event() for scope in self.scopes}
@@ -152,6 +153,9 @@ class Sweeper:
             changed += changes
         for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, *names.SCHEDULING_KINDS):
             await self._verify_unlabelled(resource, scope)
+        hidden = self.cache.hidden()
+        if names.WORKLOADS.api_version in (self.served or ()):
+            await self._read(names.WORKLOADS, hidden, scope)
         if self._rollbacks[scope] != self.cache.rollbacks:
             self._rollbacks[scope] = self.cache.rollbacks
             logger.warning("the API server's versions went back, watching again; was etcd restored?")
@@ -177,8 +181,12 @@ class Sweeper:
     async def _sweep_family(self, scope: str | None, family: Sequence[Resource]) -> tuple[str, int]:
         """List the first kind that is served; return its API version, empty if none is, and the number of changes."""
         for kind in family:
+            # Once also those that lost the label before this process began: no GET asks for what it never saw. Not in
+            # the first sweep, for which every job waits.
+            is_whole = kind is names.WORKLOADS and self._filled[scope].is_set() and scope not in self._searched
             try:
-                changes, _ = await list_into(self.cache, self.cluster, kind, scope, names.SELECTORS[kind])
+                selector = None if is_whole else names.SELECTORS[kind]
+                changes, _ = await list_into(self.cache, self.cluster, kind, scope, selector)
             except NotServed:
                 continue
             except (Forbidden, Unavailable, TooManyRequests) as error:
@@ -187,22 +195,39 @@ class Sweeper:
                     return next((each.api_version for each in family if each.api_version in self.served), ""), 0
                 # Never listed: a refused create then shows in the status of the job that needs it.
                 return kind.api_version, 0
+            self._searched |= {scope} if is_whole else set()
             return kind.api_version, changes
         return "", 0
 
     async def _verify_unlabelled(self, resource: Resource, scope: str | None) -> None:
         """Read adopted objects without the operator's label, which the LISTs do not return."""
-        for entry in self.cache.entries(resource):
-            if entry.is_labelled or scope not in (None, entry.namespace):
+        await self._read(resource, [entry for entry in self.cache.entries(resource) if not entry.is_labelled], scope)
+
+    async def _read(self, resource: Resource, entries: Sequence[Entry], scope: str | None) -> None:
+        for entry in entries:
+            if scope not in (None, entry.namespace):
                 continue
             try:
-                self.cache.put(resource, await self.cluster.get(resource, entry.namespace, entry.name))
-            except NotFound:
-                self.cache.remove(resource, entry.namespace, entry.name, entry.uid)
+                await read_into(self.cache, self.cluster, resource, (entry.namespace, entry.name), entry.uid)
             except ClusterError:
                 if resource in OPTIONAL:
                     continue  # Kueue or a gang scheduler is away, which keeps no other object from being read
                 raise
+
+
+async def read_into(
+    cache: Cache, cluster: Cluster, resource: Resource, place: Place, uid: str, *, wake: bool = True
+) -> None:
+    """Apply a GET to the cache.
+
+    uid: of the cached object, which is removed if none has the name; empty if none is cached.
+    wake: as of ``Cache.put``.
+    """
+    try:
+        cache.put(resource, await cluster.get(resource, *place), wake=wake)
+    except NotFound:
+        if uid:
+            cache.remove(resource, *place, uid)
 
 
 async def list_into(
