@@ -161,6 +161,9 @@ def test_a_workload_that_is_deactivated_or_deleted(cluster: Cluster) -> None:
     cluster.plane.request("PATCH", path, {"spec": {"active": True}})
     cluster.run("moved", 2)
     old = cluster.workload("moved")["metadata"]["uid"]
+    _give_back(cluster, path, 1)
+    with pytest.raises(ApiError, match="cannot be less than 1"):  # so a smaller job keeps its quota, to grow again
+        _give_back(cluster, path, 0)
     cluster.plane.request("DELETE", path)
 
     def runs_again() -> bool:
@@ -176,6 +179,12 @@ def test_a_workload_that_is_deactivated_or_deleted(cluster: Cluster) -> None:
     number = cluster.jobs.status("moved")["attempt"]
     cluster.finish("moved", cluster.jobs.pods("moved", number))
     assert cluster.jobs.status("moved")["restarts"] == 0
+
+
+def _give_back(cluster: Cluster, path: str, count: int) -> None:
+    """Release the quota of some pods of a Workload."""
+    pods = [{"name": "main", "count": count}]
+    cluster.plane.request("PATCH", f"{path}/status", {"status": {"reclaimablePods": pods}})
 
 
 def _edit(suspend: bool, policy: str) -> Json:

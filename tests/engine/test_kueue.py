@@ -643,6 +643,11 @@ def test_a_smaller_attempt_leaves_the_workload_of_all_nodes_as_it_is() -> None:
     world.evicts()
     world.settle()
     assert world.conditions()["QuotaReserved"][0] == "False" and world.workload["spec"] == spec
+    world.settle_after_backoff()
+    world.admits()
+    world.settle()
+    assert len([name for name in world.pods if "-4-" in name]) == 3, "it waited for the quota of all nodes"
+    assert "reclaimablePods" not in world.workload["status"], "Kueue lets no job take them back without an eviction"
 
 
 def test_queue_and_gang_scheduler_compose() -> None:

@@ -21,6 +21,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.status import RUNNING, CurrentAttempt, DDPJobStatus, Size
 from ddpjob.api.times import parse_time, remaining, seconds_between, seconds_since, timestamp
+from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.desired import Job
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.scheduling import adapters as scheduling
@@ -72,11 +73,16 @@ def _within(spec: DDPJobSpec, nodes: int) -> int:
 
 
 def next_size(s: JobState) -> Size | None:
-    """Return the size of the attempt that starts now; None if it is numNodes and was never another."""
+    """Return the size of the attempt that starts now; None if it is numNodes and was never another.
+
+    After a suspension, or a wait in the queue, which asks for the quota of all nodes, it is numNodes: what is known of
+    the nodes is old.
+    """
     known, spec = s.attempt.next_size or s.attempt.size, s.job.spec
     if known is None or spec.min_nodes is None:
         return None
-    nodes = spec.num_nodes if s.suspended else _within(spec, known.nodes)
+    is_back = s.suspended or s.attempt.verdict == EVICTED
+    nodes = spec.num_nodes if is_back else _within(spec, known.nodes)
     since = (known.smaller_since or timestamp(s.now)) if nodes < spec.num_nodes else None
     return known.changed(nodes=nodes, smaller_since=since, probe_time=None)
 
