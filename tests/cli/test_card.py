@@ -150,11 +150,13 @@ def test_a_watched_table_stays_in_place_on_a_terminal(ddpjob: Program) -> None:
         assert "\x1b[1A" in read(), "the cursor goes up to draw it again"
 
 
-@pytest.mark.parametrize(("verb", "unwanted"), [("get", {"jinja2", "ddprun", "ddpjob.engine"}), ("why", {"jinja2"})])
+@pytest.mark.parametrize(
+    ("verb", "unwanted"), [("get", {"jinja2", "ddprun", "ddpjob.engine"}), ("why", {"jinja2", "ddpjob.cli.describe"})]
+)
 def test_a_command_about_one_job_imports_only_what_it_shows(ddpjob: Program, verb: str, unwanted: set[str]) -> None:
     """Other modules would take CPU time at each start."""
     assert ddpjob("run", ddpjob.write(shell_job("one", "true"))).code == 0
-    code = "import sys; from ddpjob.cli.main import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
+    code = "import sys; from ddpjob.cli.main import main; main(); print(*sys.modules)"
     words = [sys.executable, "-c", code, verb, "one"]
     done = subprocess.run(words, env=ddpjob.environment, capture_output=True, text=True, timeout=300, check=True)
     assert not unwanted & set(done.stdout.splitlines()[-1].split())

@@ -6,7 +6,7 @@ import shlex
 import pytest
 from typer.main import get_command
 
-from ddpjob.cli.main import app
+from ddpjob.cli.main import application
 from tests.cli.program import ROOT
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -27,7 +27,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("line", commands())
 def test_every_command_in_the_documents_parses(line: str) -> None:
     _, verb, *arguments = shlex.split(line, comments=True)
-    group = get_command(app)
+    group = get_command(application())
     command = group.commands[verb]  # type: ignore[attr-defined]
     command.make_context(verb, arguments, parent=group.make_context("ddpjob", [verb]))
 
@@ -37,6 +37,6 @@ def test_the_documents_show_commands() -> None:
 
 
 def test_every_option_of_run_is_in_the_guide() -> None:
-    run = get_command(app).commands["run"]  # type: ignore[attr-defined]
+    run = get_command(application()).commands["run"]  # type: ignore[attr-defined]
     options = {option for parameter in run.params for option in parameter.opts if option.startswith("--")}
     assert {option for option in options if option not in GUIDE} <= {"--help", "--output"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from ddpjob.cli.main import app
+from ddpjob.cli.main import application
 from tests.cli.program import Program, shell_job, with_volume
 from tests.install.generate import schema_file
 from tests.json_schema import faults
@@ -52,7 +52,7 @@ def misfits(verb: str, text: str) -> list[str]:
 
 
 def verbs_with_json() -> Iterator[str]:
-    group: Any = get_command(app)
+    group: Any = get_command(application())
     for verb, command in group.commands.items():
         if any("--output" in option.opts and "json" in (option.help or "") for option in command.params):
             yield verb

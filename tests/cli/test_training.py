@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from ddpjob.cli.main import app
+from ddpjob.cli.main import application
 from ddpjob.local.state import StateFolder
 from tests.cli.program import ROOT, Done, Program, shell_job
 from tests.processes import eventually
@@ -150,7 +150,7 @@ def works(ddpjob: Program, *verb: str) -> Done:
 
 
 def test_the_example_of_every_command_is_run() -> None:
-    group: Any = get_command(app)
+    group: Any = get_command(application())
     assert set(group.commands) == {"run", *OF_FILES, *OF_A_FINISHED_JOB, *OF_A_RUNNING_JOB, *OF_A_CLUSTER}
 
 

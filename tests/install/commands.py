@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from ddpjob.cli.main import app
+from ddpjob.cli.main import application
 
 HEAD = """\
 # Options of all commands
@@ -21,7 +21,7 @@ The texts are those of `ddpjob COMMAND --help`. [cli.md](cli.md) describes the c
 
 def reference() -> str:
     """Return the whole page."""
-    group: Any = get_command(app)
+    group: Any = get_command(application())
     context = group.make_context("ddpjob", [], resilient_parsing=True)
     parts = [HEAD]
     for name, command in group.commands.items():

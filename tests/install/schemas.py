@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.status import DDPJobStatus
-from ddpjob.cli.main import app
+from ddpjob.cli.main import application
 from tests.install.chart import ROOT
 from tests.install.fields import Schema, cell, in_order_of_use, meaning_of, plain, type_of
 
@@ -114,7 +114,7 @@ def reference() -> str:
 
 def _commands(path: Path) -> str:
     """Return which commands print this: those whose help names the file, else the one that it is named after."""
-    group: Any = get_command(app)
+    group: Any = get_command(application())
     found = [name for name, command in group.commands.items() if f"docs/schemas/{path.name}" in (command.help or "")]
     return f"Printed by {', '.join(f'`ddpjob {name} -o json`' for name in found or [path.stem])}."
 

@@ -1,6 +1,6 @@
 """``ddpjob``: parses the command line and runs one command; every mistake becomes three lines and an exit code.
 
-Imports little, so that ``--help`` and usage errors answer at once; ``run`` imports the operator.
+Imports little, so that ``--help`` and usage errors answer at once: a command only its own module, ``run`` the operator.
 """
 
 import errno
@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,30 +19,8 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
-from ddpjob.cli.bundle import bundle
-from ddpjob.cli.change import restart, resume, suspend
-from ddpjob.cli.checkpoints import checkpoints
-from ddpjob.cli.convert import convert
-from ddpjob.cli.delete import delete
-from ddpjob.cli.describe import describe
-from ddpjob.cli.doctor import doctor
-from ddpjob.cli.events import events
-from ddpjob.cli.get import get
-from ddpjob.cli.init import init
-from ddpjob.cli.logs import logs
-from ddpjob.cli.ls import ls
 from ddpjob.cli.options import Request, StateDir
-from ddpjob.cli.plot import plot
-from ddpjob.cli.pull import pull
-from ddpjob.cli.render import render
-from ddpjob.cli.replay import replay
-from ddpjob.cli.report import report
-from ddpjob.cli.submit import submit
 from ddpjob.cli.text import show_error
-from ddpjob.cli.top import top
-from ddpjob.cli.validate import validate
-from ddpjob.cli.wait import wait
-from ddpjob.cli.why import why
 from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
 
@@ -50,14 +29,6 @@ _NOT_DONE = 1
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write to a file, which no other call that a command makes lets through."""
-
-app = typer.Typer(
-    name="ddpjob",
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
 
 
 def run(
@@ -146,13 +117,28 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = (run, submit, ls, get, why, top, logs, events, describe, wait, suspend, resume, restart, delete)
-_ON_VOLUME = (checkpoints, pull, plot, report)
-_ON_FILES = (init, validate, render, convert)
-_ON_TROUBLE = (doctor, bundle, replay)
-_VERBS = {verb.__name__: verb for verb in (*_ON_JOBS, *_ON_VOLUME, *_ON_FILES, *_ON_TROUBLE)}
-for verb in _VERBS.values():
-    app.command()(verb)
+_ON_JOBS = "run submit ls get why top logs events describe wait suspend resume restart delete"
+_ON_VOLUME = "checkpoints pull plot report"
+_ON_FILES = "init validate render convert"
+_ON_TROUBLE = "doctor bundle replay"
+_VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
+_MODULES = dict.fromkeys(("suspend", "resume", "restart"), "change")
+"""Modules that have another name than their command."""
+
+
+def application(*verbs: str) -> typer.Typer:
+    """Return the program, with all commands or some: to import and parse all takes a tenth of a command's start."""
+    app = typer.Typer(
+        name="ddpjob",
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(ddpjob)
+    for verb in verbs or _VERBS:
+        app.command()(run if verb == "run" else getattr(import_module(f"ddpjob.cli.{_MODULES.get(verb, verb)}"), verb))
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -161,7 +147,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def ddpjob(
     version: Annotated[
         bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
@@ -208,7 +193,7 @@ def _open_closed_streams() -> None:
 
 def _carry_out(arguments: list[str]) -> int:
     """Run one command. Unlike ``main`` of the command, it hides no error of a write."""
-    command = get_command(app)
+    command = get_command(application(*(verb for verb in arguments[:1] if verb in _VERBS)))
     if program() != "ddpjob":
         _rename(command)
     if "_DDPJOB_COMPLETE" in os.environ:  # prints the script that completes in a shell
@@ -252,6 +237,7 @@ def program() -> str:
 def _complete() -> int:
     from ddpjob.cli import completion
 
+    app = application()
     completion.attach(app)
     return completion.answer(lambda: get_command(app).main([], prog_name="ddpjob"))
 
