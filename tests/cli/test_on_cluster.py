@@ -194,7 +194,7 @@ def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machi
 def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob: Program, world: ClusterWorld) -> None:
     """Other modules would take CPU time at each start of ``ddpjob get``."""
     world.client.submit(world.job("there"))
-    code = "import sys; from ddpjob.cli.main import app; app(['get'], standalone_mode=False); print(*sys.modules)"
+    code = "import sys; from ddpjob.cli.main import main; main(['get']); print(*sys.modules)"
     with FaultProxy(world.plane) as proxy:
         environment = user(ddpjob, world, "viewer", server=proxy.server).environment
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -206,7 +206,10 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
     parts = ("ddpjob.api.", "ddpjob.client.", "ddpjob.engine", "ddpjob.local", "ddpjob.controller", "ddpplot")
     assert {name for name in modules if name.startswith(parts)} == {
         *(f"ddpjob.api.{name}" for name in ("exit_codes", "limits", "model", "names", "objects", "status", "times")),
-        *(f"ddpjob.client.{name}" for name in ("base", "cluster", "cluster_watch", "connection", "job")),
+        *(
+            f"ddpjob.client.{name}"
+            for name in ("base", "cluster", "cluster_watch", "connection", "job", "late_imports")
+        ),
     }
     assert not {"aiohttp", "asyncio", "kubernetes.client.models.v1_pod", "numpy", "plotext"} & modules
 

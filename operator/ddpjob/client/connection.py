@@ -17,17 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote
 
-from kubernetes import config
-from kubernetes.client.api_client import ApiClient
-from kubernetes.client.configuration import Configuration
-from kubernetes.client.exceptions import ApiException
-from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 from yaml import YAMLError
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob.client.late_imports import late_imports
 from ddpjob.errors import (
     DDPJobError,
     InvalidJobError,
@@ -38,6 +34,14 @@ from ddpjob.errors import (
     UnavailableError,
 )
 from ddpjob.version import __version__
+
+with late_imports():
+    from kubernetes import config
+    from kubernetes.client.api_client import ApiClient
+    from kubernetes.client.configuration import Configuration
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
+    from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 Query = Mapping[str, str | int | bool | None]
 """Parameters of a request; those that are None are left out."""
@@ -312,13 +316,9 @@ class Connection:
                 self.namespace = _NAMESPACE_FILE.read_text().strip() or "default"
             else:
                 with _no_errors_logged():
-                    config.load_kube_config(  # type: ignore[no-untyped-call]
-                        config_file=path,
-                        context=self._context,
-                        client_configuration=configuration,
-                        persist_config=False,
-                    )
-                self.namespace = _namespace_of(path, self._context)
+                    loader = _loader_of(path, self._context)
+                    loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+                self.namespace = _namespace_of(loader)
         except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             found = "it is no kubeconfig" if isinstance(error, TypeError | KeyError) else " ".join(str(error).split())
             raise UnavailableError(
@@ -395,10 +395,16 @@ def _no_errors_logged() -> Iterator[None]:
         )
 
 
-def _namespace_of(path: str, context: str | None) -> str:
-    contexts, active = config.list_kube_config_contexts(config_file=path)  # type: ignore[no-untyped-call]
-    found = next((entry for entry in contexts if entry["name"] == context), active)
-    return str((found.get("context") or {}).get("namespace") or "default")
+def _loader_of(path: str, context: str | None) -> KubeConfigLoader:
+    """Return what ``load_kube_config`` loads the files with; it would read them again for the namespace."""
+    merged = KubeConfigMerger(path).config  # type: ignore[no-untyped-call]
+    if merged is None:
+        raise config.ConfigException("Invalid kube-config file. No configuration found.")
+    return KubeConfigLoader(merged, active_context=context, config_base_path=None)  # type: ignore[no-untyped-call]
+
+
+def _namespace_of(loader: KubeConfigLoader) -> str:
+    return str((loader.current_context.get("context") or {}).get("namespace") or "default")
 
 
 def _invalid(error: RequestError) -> DDPJobError:
