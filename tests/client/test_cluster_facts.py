@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
 
 from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.client import cluster_facts
+from ddpjob.client import cluster_facts, cluster_reader
 from tests.builders import NOW, World, ended, running
 from tests.client.kubelet import Kubelet
 from tests.client.worlds import ClusterWorld
@@ -213,7 +215,8 @@ def test_an_operator_that_is_down(world: ClusterWorld, monkeypatch: pytest.Monke
 def test_of_a_large_job_the_pods_that_run_are_not_read(
     world: ClusterWorld, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_facts, "_MANY_NODES", 1)
+    monkeypatch.setattr(cluster_reader, "MANY_NODES", 1)
+    monkeypatch.setattr(cluster_facts, "MANY_NODES", 1)
     made = Simulated(world)
     made.set_pod(0, running())
     made.set_pod(1, unschedulable(NO_GPU))
@@ -221,3 +224,37 @@ def test_of_a_large_job_the_pods_that_run_are_not_read(
     found = made.client.explain("mnist")
     assert (found.stage, found.missing_nodes) == ("Placement", [1])
     assert [seen for seen in proxy.seen if "/pods" in seen.path and "status.phase" in seen.path]
+
+
+def test_job_pods_and_operators_are_asked_for_at_once(world: ClusterWorld, proxy: FaultProxy) -> None:
+    made = Simulated(world)
+    for rank in (0, 1):
+        made.set_pod(rank, running())
+    made.upload()
+    proxy.seen.clear()
+    others = ("/pods", "/deployments")
+
+    def rule(request: web.BaseRequest) -> Fault | None:
+        """Refuse the job until all else has been asked for."""
+        is_early = not all(any(part in seen.path for seen in proxy.seen) for part in others)
+        return Fault(status=503) if is_early and request.path.endswith("/ddpjobs/mnist") else None
+
+    proxy.rule = rule
+    assert made.client.explain("mnist").stage == "FirstStep"
+    asked = [seen.path for seen in proxy.seen if "/ddpjobs/" not in seen.path]
+    assert len(asked) == 2, "what has been answered is not asked again"
+
+
+def test_pods_that_were_listed_before_the_job_changed_or_not_at_all_are_listed_again(
+    world: ClusterWorld, proxy: FaultProxy
+) -> None:
+    made = Simulated(world)
+    before = json.dumps(world.plane.request("GET", names.PODS.path(world.namespace)))
+    pod = made.set_pod(0, unschedulable(NO_GPU))
+    made.upload()
+    for early in (Fault(status=200, body=before), Fault(status=500)):
+        proxy.seen.clear()
+        proxy.rule = lambda request, early=early: early if names.LABEL_JOB_NAME in request.query_string else None  # type: ignore[misc]
+        found = made.client.explain("mnist")
+        assert (found.stage, found.pod, found.unread) == ("Placement", pod, [])
+        assert len([seen for seen in proxy.seen if "/pods" in seen.path]) == 2

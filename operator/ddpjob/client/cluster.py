@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 Items = list[Json]  # named, because in the class ``list`` is the method
 _PAGE = 100  # jobs of one request
+_AT_ONCE = 8  # requests
 
 
 class ClusterClient(Client):
@@ -131,15 +132,15 @@ class ClusterClient(Client):
         return lines if ranks is None else of_ranks(lines, found, ranks)
 
     def explain(self, job: str | DDPJob) -> "Explanation":
-        path = self._path(job)
-        with ThreadPoolExecutor(1, thread_name_prefix="ddpjob-why") as pool:
-            asked = pool.submit(self._connection.answer, "GET", path)
-            # These imports take as long as the answer.
+        from ddpjob.client.cluster_reader import ask
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-why") as pool:
+            asked = ask(self._connection, pool, self._key(job))
+            # These imports take as long as the answers.
             from ddpjob.client.cluster_facts import read_facts
             from ddpjob.client.verdict.explain import explain
 
-            found = asked.result()
-        return explain(read_facts(self._connection, found.body, found.time))
+            return explain(read_facts(self._connection, pool, asked))
 
     def check(self) -> "Checks":
         from ddpjob.client.checkup.cluster_reads import check_cluster

@@ -11,9 +11,9 @@ from ddpjob.api import names
 from ddpjob.api.log_failure import LogFailure, log_failure
 from ddpjob.api.objects import Json
 from ddpjob.client.bundle.recording import Assumed, Recording, Unread, needs_logs, operator_environment
-from ddpjob.client.cluster_facts import Reader
+from ddpjob.client.cluster_reader import Reader
 from ddpjob.client.connection import Connection, Query, RequestError
-from ddpjob.client.verdict.operator import SELECTOR, serves
+from ddpjob.client.verdict.operator import serves
 from ddpjob.controller.settings import Settings, SettingsError, parse
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.version import __version__
@@ -135,7 +135,7 @@ class _JobReader(Reader):
         lines: list[str] = []
         what = "the log of the operator"
         for namespace in dict.fromkeys(str(one["metadata"]["namespace"]) for one in operators):
-            query: Query = {"labelSelector": SELECTOR, "limit": _PAGE}
+            query: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": _PAGE}
             for pod in self.items("operator.log", what, names.PODS, namespace, query) or ():
                 asked: Query = {"container": "operator", "tailLines": _LOG_LINES, "limitBytes": _LOG_BYTES}
                 text = self.text("operator.log", what, namespace, str(pod["metadata"]["name"]), asked)

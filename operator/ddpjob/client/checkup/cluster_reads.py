@@ -16,7 +16,7 @@ from ddpjob.client.checkup.check import Check
 from ddpjob.client.checkup.cluster import RIGHTS, Operators, Right
 from ddpjob.client.checkup.probes import Probe, UnreadableError, run
 from ddpjob.client.connection import TROUBLES, Answer, Connection, Query, RequestError, parsed, path_of, request_error
-from ddpjob.client.verdict.operator import SELECTOR, serves
+from ddpjob.client.verdict.operator import serves
 from ddpjob.version import __version__
 
 _SECONDS = 5.0
@@ -92,7 +92,7 @@ class _Reads:
 
     def operators(self) -> tuple[Operators, datetime]:
         """Return the operators, and the time of the server."""
-        query: Query = {"labelSelector": SELECTOR, "limit": _LIMIT}
+        query: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": _LIMIT}
         answer = self._get(path_of(names.DEPLOYMENTS), query)
         found = list(answer.body.get("items") or ())
         now = answer.time or datetime.now(UTC)
@@ -100,7 +100,9 @@ class _Reads:
         if serving is None:
             return Operators(found), now
         meta = serving["metadata"]
-        pods = self._optional(partial(self.items, names.PODS, meta["namespace"], {"labelSelector": SELECTOR}))
+        pods = self._optional(
+            partial(self.items, names.PODS, meta["namespace"], {"labelSelector": names.OPERATOR_SELECTOR})
+        )
         return Operators(found, pods, self._lease(serving)), now
 
     def storage(self) -> tuple[Sequence[Json], Sequence[Json]]:

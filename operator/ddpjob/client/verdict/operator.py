@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
 from ddpjob.engine.attempt import SUSPENDED
 
-SELECTOR = "app.kubernetes.io/name=ddpjob,app.kubernetes.io/component=operator"
-"""Labels of the operator's Deployment."""
 _NAMESPACES = "DDPJOB_OPERATOR_NAMESPACES"
 _CONCLUDED = frozenset(
     {"Crash", "Hang", "Disruption", "Image", "Volume", "Placement", "Quota", "Configuration", "Refused", "Suspended"}
@@ -90,7 +89,7 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
 
 def _next(operator: Operator) -> str:
     if operator.evidence is None:
-        return f"kubectl get deployments -A -l {SELECTOR}"
+        return f"kubectl get deployments -A -l {names.OPERATOR_SELECTOR}"
     namespace, _, name = operator.evidence.name.partition("/")
     return f"kubectl -n {namespace} describe deployment {name}; kubectl -n {namespace} logs deployment/{name}"
 

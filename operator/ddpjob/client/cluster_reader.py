@@ -1,0 +1,172 @@
+"""Reads objects of a job's namespace on a cluster, with the rights of the user.
+
+It imports little: requests are sent at once, and what judges the answers is imported while they are awaited.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from ddpjob.api import names
+from ddpjob.api.names import DDPJOBS, Resource
+from ddpjob.api.objects import Json
+from ddpjob.client.connection import TROUBLES, Answer, Connection, Query, RequestError, path_of, request_error
+from ddpjob.errors import InvalidJobError
+
+_SECONDS = 5.0
+"""Time limit of a request; an answer that comes later is left out of the verdict."""
+MANY_NODES = 200
+"""Jobs with more nodes are explained from the pods that do not run: a pod takes 20 KB."""
+_MOST_PODS = 500
+_FEW_PODS = 50
+"""Pods that are read before the job is known: of larger jobs too many may be of other attempts, or run."""
+_MOST_PENDING = 1000
+_LOG_LINES, _LOG_BYTES = 500, 2**20
+_OPERATORS: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": 20}
+
+
+class Asked(NamedTuple):
+    """The answers to what is asked at once, by the name of the job alone.
+
+    pods: of jobs of this name, of all attempts. operators: Deployments of operators.
+    """
+
+    job: Future[Answer]
+    pods: Future[Json]
+    operators: Future[Json]
+
+
+def ask(connection: Connection, pool: ThreadPoolExecutor, key: names.Key) -> Asked:
+    """Send what depends on no other answer. Raises ``InvalidJobError`` for what is not a name."""
+    path = path_of(DDPJOBS, *key)
+    seconds = min(_SECONDS, connection.timeout)
+
+    def listed(resource: Resource, namespace: str | None, query: Query) -> Json:
+        return connection.once("GET", path_of(resource, namespace), query, seconds=seconds).body
+
+    pods: Query = {"labelSelector": f"{names.LABEL_JOB_NAME}={key.name}", "limit": _FEW_PODS}
+    return Asked(
+        pool.submit(connection.answer, "GET", path),
+        pool.submit(listed, names.PODS, key.namespace, pods),
+        pool.submit(listed, names.DEPLOYMENTS, None, _OPERATORS),
+    )
+
+
+class Reader:
+    """Reads objects of one namespace once each. unread: why what could not be read is missing, by its kind."""
+
+    def __init__(self, connection: Connection, namespace: str, seconds: float = _SECONDS) -> None:
+        self._connection = connection
+        self.namespace = namespace
+        self._seconds = min(seconds, connection.timeout)
+        self.unread: dict[str, str] = {}
+
+    def pods(self, job: Json, attempts: set[int], asked: Future[Json]) -> Sequence[Json] | None:
+        """Return the pods of some attempts. asked: the pods of jobs of this name, as they were before."""
+        uid, wanted = str(job["metadata"]["uid"]), sorted(map(str, attempts))
+        is_large = int(job["spec"].get("numNodes") or 1) > MANY_NODES
+        if not is_large and (listed := _all_listed(asked, job)) is not None:
+            labels = [(pod, pod["metadata"].get("labels") or {}) for pod in listed]
+            return [
+                pod
+                for pod, given in labels
+                if given.get(names.LABEL_JOB_UID) == uid and given.get(names.LABEL_ATTEMPT) in wanted
+            ]
+        selector = f"{names.LABEL_JOB_UID}={uid},{names.LABEL_ATTEMPT} in ({','.join(wanted)})"
+        large = "status.phase!=Running" if is_large else None
+        query: Query = {"labelSelector": selector, "limit": _MOST_PODS, "fieldSelector": large}
+        return self.items("pods", "pods", names.PODS, self.namespace, query)
+
+    def operators(self, asked: Future[Json] | None = None) -> Sequence[Json] | None:
+        """Return the Deployments of operators. asked: the same request, repeated after an error that may be over."""
+        what = "the Deployment of the operator"
+        try:
+            if asked is not None:
+                return asked.result().get("items") or ()
+        except RequestError as error:
+            if error.status == 403:
+                self._note("operator", what, error)
+                return None
+        return self.items("operator", what, names.DEPLOYMENTS, None, _OPERATORS)
+
+    def events(self, kind: str, name: str) -> Sequence[Json]:
+        query: Query = {"fieldSelector": f"involvedObject.kind={kind},involvedObject.name={name}", "limit": 100}
+        return self.items("events", "events", names.EVENTS, self.namespace, query) or ()
+
+    def pending(self, queue: str) -> Sequence[Json] | None:
+        """Return what waits in a LocalQueue, in its order; None if Kueue does not say it, or not to this user."""
+        path = path_of(names.VISIBLE_QUEUES, self.namespace, queue, "pendingworkloads")
+        try:
+            found = self._connection.once("GET", path, {"limit": _MOST_PENDING}, seconds=self._seconds).body
+        except (RequestError, InvalidJobError):
+            return None
+        return list(found.get("items") or ())
+
+    def quotas(self) -> Sequence[Json]:
+        return self.items("quotas", "ResourceQuotas", names.QUOTAS, self.namespace, {"limit": 100}) or ()
+
+    def claim(self, name: str) -> Json | str | None:
+        """Return the claim; see ``one``."""
+        return self.one("claims", "PersistentVolumeClaims", names.CLAIMS, name)
+
+    def one(self, kind: str, what: str, resource: Resource, name: str) -> Json | str | None:
+        """Return an object of the namespace; None if it does not exist, and a text if that is not known."""
+        try:
+            return self._connection.once("GET", path_of(resource, self.namespace, name), seconds=self._seconds).body
+        except RequestError as error:
+            if error.names(resource.plural):
+                return None
+            return self._note(kind, what, error)
+
+    def log(self, pod: str) -> str:
+        """Return the end of the trainer's log; empty if it cannot be read. A pod that is gone has none."""
+        query: Query = {"container": names.TRAINER_CONTAINER, "tailLines": _LOG_LINES, "limitBytes": _LOG_BYTES}
+        return self.text("logs", f"the log of {pod}", self.namespace, pod, query)
+
+    def text(self, kind: str, what: str, namespace: str, pod: str, query: Query) -> str:
+        """Return a part of a log; empty if it cannot be read, or the pod is gone."""
+        path = path_of(names.PODS, namespace, pod, "log")
+        try:
+            return self._connection.send("GET", path, query, seconds=self._seconds).data.decode(errors="replace")
+        except TROUBLES as trouble:
+            error = request_error(trouble)
+            if not error.names(names.PODS.plural):
+                self._note(kind, what, error)
+            return ""
+
+    def items(
+        self, kind: str, what: str, resource: Resource, namespace: str | None, query: Query, *, pages: int = 1
+    ) -> Sequence[Json] | None:
+        """Return the objects of at most so many pages; None if one of them cannot be read."""
+        found: list[Json] = []
+        token: str | None = ""
+        try:
+            while token is not None and pages > 0:
+                pages -= 1
+                asked = {**query, "continue": token or None}
+                page = self._connection.once("GET", path_of(resource, namespace), asked, seconds=self._seconds).body
+                found += page.get("items") or ()
+                token = (page.get("metadata") or {}).get("continue") or None
+        except RequestError as error:
+            self._note(kind, what, error)
+            return None
+        return found
+
+    def _note(self, kind: str, what: str, error: RequestError) -> str:
+        why = "you may not read this" if error.status == 403 else error.message
+        self.unread[kind] = f"{what} could not be read: {why}"
+        return self.unread[kind]
+
+
+def _all_listed(asked: Future[Json], job: Json) -> Sequence[Json] | None:
+    """Return the objects of a list that is complete and was read after the last change of the job, else None.
+
+    Both versions are numbers of one etcd. If the job is newer, the list may lack pods that its status counts.
+    """
+    try:
+        listed = asked.result()
+        meta = listed["metadata"]
+        is_older = int(meta["resourceVersion"]) < int(job["metadata"]["resourceVersion"])
+    except (RequestError, KeyError, ValueError):
+        return None
+    return None if is_older or meta.get("continue") else listed.get("items") or ()
