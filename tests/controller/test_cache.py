@@ -435,6 +435,22 @@ def test_an_object_of_a_queue_wakes_its_owner_with_any_labels() -> None:
     assert woken == [Key("default", "mnist")]
 
 
+def test_admission_and_eviction_are_planned_at_once_and_other_edits_of_a_workload_are_paced() -> None:
+    at_once: list[str] = []
+    paced: list[str] = []
+    cache = Cache(on_change=lambda key: at_once.append(step), on_update=lambda key: paced.append(step))
+    conditions: dict[str, str] = {}
+    steps = (("QuotaReserved", "True"), ("Admitted", "True"), ("PodsReady", "True"), ("Evicted", "True"))
+    for number, (step, status) in enumerate((*steps, ("Admitted", "False"), ("Admitted", "False")), start=1):
+        conditions[step] = status
+        found = [{"type": kind, "status": status} for kind, status in conditions.items()]
+        meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": str(number)}
+        meta |= {"labels": {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "mnist"}}
+        cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {"conditions": found}})
+    assert at_once == ["QuotaReserved", "Admitted", "Evicted", "Admitted"], "the first is that the Workload exists"
+    assert paced == ["PodsReady"]
+
+
 async def test_a_workload_that_changed_only_in_what_plans_do_not_read_is_read_and_planned_again() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)

@@ -6,8 +6,8 @@ encoded form (``stored_jobs``), of other objects the fields that plans read.
 
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
-Service or NetworkPolicy, because a tenant may edit them many times a second. A change that view or encoded form do not
-show calls nothing.
+Service or NetworkPolicy, because a tenant may edit them many times a second, but not an admission or an eviction by
+Kueue. A change that view or encoded form do not show calls nothing.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -39,6 +39,7 @@ _SPEC: Mapping[Resource, tuple[str, ...]] = {
     names.CLAIMS: (),
 }
 """The fields of the specs that plans read; of other kinds all."""
+_VERDICTS = frozenset({"Admitted", "Evicted"})
 WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES)
 """Kinds whose changes come as watch events, besides PodGroups; claims are only listed by the sweep."""
 
@@ -185,7 +186,8 @@ class Cache:
         return True
 
     def _wake_after_edit(self, resource: Resource, entry: Entry, known: Entry | None) -> None:
-        if known is None:
+        is_verdict = resource is names.WORKLOADS and known is not None and _verdicts(entry) != _verdicts(known)
+        if known is None or is_verdict:
             self._wake(entry)
         elif entry.job is not None and not _is_same(resource, entry.value, known.value):
             self._on_update(entry.job)
@@ -409,6 +411,12 @@ def _is_same(resource: Resource, one: Any, other: Any) -> bool:
     if resource is names.WORKLOADS:
         return all(_unversioned(one, part) == _unversioned(other, part) for part in ("metadata", "spec", "status"))
     return bool(one == other)
+
+
+def _verdicts(workload: Entry) -> frozenset[str]:
+    """Return the conditions by which Kueue starts and ends attempts, if they are True. Only Kueue writes its status."""
+    conditions = workload.value["status"].get("conditions") or ()
+    return frozenset(each["type"] for each in conditions if each.get("status") == "True") & _VERDICTS
 
 
 def _unversioned(workload: Json, part: str) -> Json:

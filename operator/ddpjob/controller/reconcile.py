@@ -163,8 +163,7 @@ class Reconciler:
             if plan.lookups:
                 await self._lookups.read(plan.lookups)
             elif plan.needs_live:
-                await self._refresh_workload(job)
-                live = await self._live_pods(job)
+                _, live = await asyncio.gather(self._refresh_workload(job), self._live_pods(job))
             else:
                 break
         return plan
