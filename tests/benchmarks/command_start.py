@@ -53,6 +53,7 @@ def measure(repetitions: int) -> dict[str, list[float]]:
             "ddpjob get one": [PROGRAM, "get", "one"],
             "ddpjob get --context start": [PROGRAM, "get", "--context", "start"],
             "ddpjob get": [PROGRAM, "get"],
+            "ddpjob why one --context start": [PROGRAM, "why", "one", "--context", "start"],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
         for command in commands.values():
