@@ -87,15 +87,18 @@ def test_the_speed_and_the_wait_for_data_are_those_of_the_last_seconds() -> None
     assert (pace.per_second, pace.data_wait) == (None, None), "a new life"
 
 
-def test_the_wait_for_data_is_added_in_the_shared_memory_and_changes_nothing_else() -> None:
+def test_the_next_step_records_the_wait_for_data_which_is_no_sign_of_life() -> None:
     files = Diagnostics.create(0)
     heartbeat = Heartbeat(files.memory())
     heartbeat.mark("train", 5)
     before = files.last_heartbeat()
-    heartbeat.add_data_wait(0.5)
-    heartbeat.add_data_wait(0.25)
-    after = files.last_heartbeat()
-    heartbeat.mark("train", 6)
-    assert (after.waited, after.changes, after.time) == (0.75, before.changes, before.time)
-    assert files.last_heartbeat().waited == 0.75
+    heartbeat.data_wait += 0.5
+    heartbeat.data_wait += 0.25
+    assert files.last_heartbeat() == before
+    assert heartbeat.count(6, time.monotonic())
+    heartbeat.data_wait += 0.5
+    heartbeat.mark("train", 7)
+    assert (files.last_heartbeat().waited, heartbeat.data_wait) == (1.25, 0.0)
+    heartbeat.mark("train", 8)
+    assert files.last_heartbeat().waited == 1.25, "recorded once"
     files.close()

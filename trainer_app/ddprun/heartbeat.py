@@ -103,6 +103,8 @@ class Heartbeat:
 
     Attributes:
         listener: called with phases and collectives, for a trace; normally None.
+        data_wait: seconds in which this process waited for data since its last beat, which adds them to the record: a
+            wait is no sign of life.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Heartbeat:
         self._time, self._waited = (self._memory[at : at + _TIME.size].cast("d") for at in (_TIME_AT, _WAITED_AT))
         self._on_mark, self._may_write = on_mark, may_write
         self.listener: PhaseListener | None = None
+        self.data_wait = 0.0
         self._phase, self._collective, self._limit = b"start", b"", 0.0
         self.touch()
 
@@ -156,17 +159,17 @@ class Heartbeat:
         if step is not None:
             self._counts[1] = step
         self._time[0] = now
+        if self.data_wait:
+            self._waited[0] += self.data_wait
+            self.data_wait = 0.0
         return True
-
-    def add_data_wait(self, seconds: float) -> None:
-        """Add time in which the rank waited for its data; this is no sign of life."""
-        if self._may_write():
-            self._waited[0] += seconds
 
     def _write(self, step: int | None = None, begun: int = 0) -> None:
         """Write the record; its numbers continue those in the memory, which may be of another process."""
+        waited, self.data_wait = self.data_wait, 0.0
         if not self._may_write():
             return
+        self._waited[0] += waited
         changes, before, collectives = _COUNTS.unpack_from(self._memory)
         _LAYOUT.pack_into(
             self._memory, 0, changes + 1, before if step is None else step, collectives + begun, os.getpid(),

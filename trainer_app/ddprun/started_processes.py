@@ -12,9 +12,10 @@ import importlib.util
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from threading import get_ident
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
@@ -41,7 +42,7 @@ except Exception:
 
 def _after_fork() -> None:
     global _main_thread  # noqa: PLW0603 - each process has one
-    _main_thread = threading.get_ident()
+    _main_thread = get_ident()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -122,12 +123,12 @@ def _time_data(module: ModuleType, heartbeat: Heartbeat) -> None:
         return
 
     def timed(self: Any) -> Any:
-        began = time.monotonic()
+        began = monotonic()
         try:
             return take(self)
         finally:
-            if threading.get_ident() == _main_thread:
-                heartbeat.add_data_wait(time.monotonic() - began)
+            if get_ident() == _main_thread:
+                heartbeat.data_wait += monotonic() - began
 
     iterator.__next__ = timed
 
