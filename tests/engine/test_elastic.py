@@ -247,6 +247,7 @@ def test_a_refused_probe_is_no_problem_of_the_job() -> None:
         world.forward(1)
     (probe,) = [create for phase in made.creates for create in phase]
     assert isinstance(probe, Create) and probe.optional and made.creates_attempt is None
+    assert made.requeue_after == 60, "no pod's event follows, and the job asks again ten minutes later"
 
 
 @pytest.mark.parametrize("end", ["loss", "suspend", "success"])

@@ -201,7 +201,9 @@ def waits(s: JobState) -> list[float]:
     """Return the seconds until the size may change, or until probes are created or have waited."""
     asking = PROBE_SECONDS - _seconds_asking(s) if is_asking(s) else None
     over = asking + PROBE_SECONDS / 2 if asking is not None else None
-    found = (_seconds_to_shrink(s), _seconds_to_ask(s), asking, over)
+    # No event follows from a probe that is not created.
+    asked = PROBE_SECONDS if asks(s) else None
+    found = (_seconds_to_shrink(s), _seconds_to_ask(s), asked, asking, over)
     return [left for left in found if left is not None and left > 0]
 
 
