@@ -414,6 +414,25 @@ def test_an_object_that_a_watch_shows_as_deleted_because_it_lost_its_label_can_b
     assert not cache.take_hidden("default", "w") and not cache.hidden(), "a GET has shown that it is deleted"
 
 
+def test_a_workload_that_a_list_and_then_a_watch_do_not_show_is_still_read() -> None:
+    """In any order; and what is known of its predecessor of the same name, which is deleted, says nothing about it."""
+    cache = Cache()
+    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
+    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "2"}
+    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
+    workload: Json = {"metadata": meta | {"labels": {names.LABEL_JOB_UID: "j"}}, "spec": {}, "status": {}}
+    cache.put(names.WORKLOADS, workload)
+    listing = Listing(cache, names.WORKLOADS, lambda entry: True)
+    listing.take(Page((), "4"))
+    listing.finish()
+    cache.take(names.WORKLOADS, {"type": "DELETED", "object": {"metadata": meta | {"resourceVersion": "3"}}})
+    cache.remove(names.WORKLOADS, "default", "w", "former")
+    assert cache.take_hidden("default", "w") == "u"
+    assert len(cache.hidden()) == 1
+    cache.remove(names.WORKLOADS, "default", "w", "u")
+    assert not cache.hidden()
+
+
 def test_no_get_asks_for_a_workload_that_is_deleted_with_its_job() -> None:
     cache = Cache()
     meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "2"}

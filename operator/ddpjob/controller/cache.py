@@ -225,8 +225,9 @@ class Cache:
         """
         self._add_tombstone(uid, version)
         place = namespace, name
-        if resource is names.WORKLOADS:
-            self._hidden.pop(place, None)
+        hidden = self._hidden.get(place) if resource is names.WORKLOADS and version is None else None
+        if hidden is not None and hidden.uid == uid:
+            del self._hidden[place]
         known = self._objects[resource].get(place)
         if known is None or known.uid != uid:
             return False
