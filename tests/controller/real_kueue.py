@@ -4,11 +4,13 @@ The queue has quota for one of three jobs, so that each waits, is preempted, or 
 """
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition, is_true
+from ddpjob.api.times import timestamp
 from tests.controller.jobs import Jobs
 from tests.controller.kueue_manager import KueueManager
 from tests.controller.operator_process import OperatorProcess
@@ -107,6 +109,9 @@ def test_kueue_admits_preempts_and_admits_again_three_jobs_of_one_queue(cluster:
     jobs = cluster.jobs
     cluster.submit("first")
     first = cluster.run("first")
+    # Of two Workloads of the same second, Kueue takes the one with the lower uid first.
+    created = cluster.workload("first")["metadata"]["creationTimestamp"]
+    cluster.until("a later second begins", lambda: timestamp(datetime.now(UTC)) > created)
     cluster.submit("second")
     cluster.until("the second job waits", lambda: cluster.waits("second", "insufficient unused quota"))
 
