@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.client import cluster_facts, cluster_reader
+from ddpjob.errors import JobNotFoundError
 from tests.builders import NOW, World, ended, running
 from tests.client.kubelet import Kubelet
 from tests.client.worlds import ClusterWorld
@@ -258,3 +260,26 @@ def test_pods_that_were_listed_before_the_job_changed_or_not_at_all_are_listed_a
         found = made.client.explain("mnist")
         assert (found.stage, found.pod, found.unread) == ("Placement", pod, [])
         assert len([seen for seen in proxy.seen if "/pods" in seen.path]) == 2
+
+
+def test_a_request_without_an_answer_delays_neither_an_error_nor_the_verdict_twice(
+    world: ClusterWorld, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.rule = lambda request: Fault(hold=60) if names.LABEL_JOB_NAME in request.query_string else None
+    with pytest.raises(JobNotFoundError):
+        world.client.explain("absent")
+    assert "ddpjob-why" in [thread.name for thread in threading.enumerate()], "the error waits for no other answer"
+
+    monkeypatch.setattr(cluster_reader, "_SECONDS", 3.0)
+    made = Simulated(world)
+    made.upload()
+    proxy.seen.clear()
+
+    def rule(request: web.BaseRequest) -> Fault | None:
+        is_first = names.LABEL_JOB_NAME in request.query_string or "/deployments" in request.path
+        return Fault(hold=60) if is_first else None
+
+    proxy.rule = rule
+    assert "pods could not be read" in made.client.explain("mnist").unread[0]
+    for kind in ("deployments", "pods"):
+        assert len([seen for seen in proxy.seen if f"/{kind}?" in seen.path]) == 1, kind

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 Items = list[Json]  # named, because in the class ``list`` is the method
 _PAGE = 100  # jobs of one request
-_AT_ONCE = 8  # requests
 
 
 class ClusterClient(Client):
@@ -132,15 +130,15 @@ class ClusterClient(Client):
         return lines if ranks is None else of_ranks(lines, found, ranks)
 
     def explain(self, job: str | DDPJob) -> "Explanation":
-        from ddpjob.client.cluster_reader import ask
+        from ddpjob.client.cluster_reader import Requests, ask
 
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-why") as pool:
-            asked = ask(self._connection, pool, self._key(job))
-            # These imports take as long as the answers.
-            from ddpjob.client.cluster_facts import read_facts
-            from ddpjob.client.verdict.explain import explain
+        requests = Requests()
+        asked = ask(self._connection, requests, self._key(job))
+        # These imports take as long as the answers.
+        from ddpjob.client.cluster_facts import read_facts
+        from ddpjob.client.verdict.explain import explain
 
-            return explain(read_facts(self._connection, pool, asked))
+        return explain(read_facts(self._connection, requests, asked))
 
     def check(self) -> "Checks":
         from ddpjob.client.checkup.cluster_reads import check_cluster

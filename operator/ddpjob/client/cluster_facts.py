@@ -1,13 +1,13 @@
 """What of a job on a cluster is read to explain it, with the rights of the user: two rounds of parallel requests."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
 
 from ddpjob.api.objects import Json, is_true
 from ddpjob.api.status import recorded_status
-from ddpjob.client.cluster_reader import MANY_NODES, Asked, Reader
+from ddpjob.client.cluster_reader import MANY_NODES, Asked, Reader, Requests
 from ddpjob.client.connection import Connection
 from ddpjob.client.verdict.explain import needed
 from ddpjob.client.verdict.facts import Facts
@@ -17,21 +17,22 @@ from ddpjob.engine.actions import EngineSettings
 _SETTINGS = EngineSettings(gang_scheduler=None, kueue=None)
 
 
-def read_facts(connection: Connection, pool: ThreadPoolExecutor, asked: Asked) -> Facts:
+def read_facts(connection: Connection, requests: Requests, asked: Asked) -> Facts:
     """Return the facts about a job. What cannot be read is in ``Facts.unread``.
 
-    asked: the first round of requests, of ``ask``. pool: sends the second.
+    asked: the first round of requests, of ``ask``. requests: sends the second.
 
     Raises:
         DDPJobError: the job cannot be read.
     """
     job, now = asked.job.result()
-    reader = Reader(connection, str(job["metadata"]["namespace"]))
+    late = [each for each in (asked.pods, asked.operators) if not each.done()]
+    reader = Reader(connection, str(job["metadata"]["namespace"]), late=late)
     is_finished = is_true(job.get("status"), "Finished")
-    pods = pool.submit(reader.pods, job, _attempts(job), asked.pods)
+    pods = requests.submit(reader.pods, job, _attempts(job), asked.pods)
     queue = queue_of(job)
-    pending = pool.submit(reader.pending, queue) if queue else None
-    operators = None if is_finished else pool.submit(reader.operators, asked.operators)
+    pending = requests.submit(reader.pending, queue) if queue else None
+    operators = None if is_finished else requests.submit(reader.operators, asked.operators)
     facts = Facts(
         job=job,
         now=now or datetime.now(UTC),
@@ -43,10 +44,10 @@ def read_facts(connection: Connection, pool: ThreadPoolExecutor, asked: Asked) -
         unread=reader.unread,
     )
     more = needed(facts)
-    events = [pool.submit(reader.events, *about) for about in more.about]
-    claims = {name: pool.submit(reader.claim, name) for name in more.claims}
-    logs = {name: pool.submit(reader.log, name) for name in more.logs}
-    quotas = pool.submit(reader.quotas) if more.quotas else None
+    events = [requests.submit(reader.events, *about) for about in more.about]
+    claims = {name: requests.submit(reader.claim, name) for name in more.claims}
+    logs = {name: requests.submit(reader.log, name) for name in more.logs}
+    quotas = requests.submit(reader.quotas) if more.quotas else None
     return replace(
         facts,
         events=[event for found in events for event in found.result()],

@@ -3,9 +3,13 @@
 It imports little: requests are sent at once, and what judges the answers is imported while they are awaited.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from functools import partial
+from threading import Semaphore, Thread
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from urllib3.exceptions import ReadTimeoutError
 
 from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS, Resource
@@ -13,6 +17,10 @@ from ddpjob.api.objects import Json
 from ddpjob.client.connection import TROUBLES, Answer, Connection, Query, RequestError, path_of, request_error
 from ddpjob.errors import InvalidJobError
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_AT_ONCE = 8  # requests
 _SECONDS = 5.0
 """Time limit of a request; an answer that comes later is left out of the verdict."""
 MANY_NODES = 200
@@ -23,6 +31,28 @@ _FEW_PODS = 50
 _MOST_PENDING = 1000
 _LOG_LINES, _LOG_BYTES = 500, 2**20
 _OPERATORS: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": 20}
+
+
+class Requests:
+    """Sends requests at once. Its threads end with the process: neither an error nor Ctrl-C waits for other answers."""
+
+    def __init__(self) -> None:
+        self._free = Semaphore(_AT_ONCE)
+
+    def submit(self, read: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        work = partial(read, *arguments, **options)
+        Thread(target=self._run, args=(future, work), name="ddpjob-why", daemon=True).start()
+        return future
+
+    def _run(self, future: Future[T], work: Callable[[], T]) -> None:
+        with self._free:
+            try:
+                found = work()
+            except BaseException as error:  # ``result`` raises it
+                future.set_exception(error)
+            else:
+                future.set_result(found)
 
 
 class Asked(NamedTuple):
@@ -36,7 +66,7 @@ class Asked(NamedTuple):
     operators: Future[Json]
 
 
-def ask(connection: Connection, pool: ThreadPoolExecutor, key: names.Key) -> Asked:
+def ask(connection: Connection, requests: Requests, key: names.Key) -> Asked:
     """Send what depends on no other answer. Raises ``InvalidJobError`` for what is not a name."""
     path = path_of(DDPJOBS, *key)
     seconds = min(_SECONDS, connection.timeout)
@@ -46,18 +76,28 @@ def ask(connection: Connection, pool: ThreadPoolExecutor, key: names.Key) -> Ask
 
     pods: Query = {"labelSelector": f"{names.LABEL_JOB_NAME}={key.name}", "limit": _FEW_PODS}
     return Asked(
-        pool.submit(connection.answer, "GET", path),
-        pool.submit(listed, names.PODS, key.namespace, pods),
-        pool.submit(listed, names.DEPLOYMENTS, None, _OPERATORS),
+        requests.submit(connection.answer, "GET", path),
+        requests.submit(listed, names.PODS, key.namespace, pods),
+        requests.submit(listed, names.DEPLOYMENTS, None, _OPERATORS),
     )
 
 
 class Reader:
-    """Reads objects of one namespace once each. unread: why what could not be read is missing, by its kind."""
+    """Reads objects of one namespace once each. unread: why what could not be read is missing, by its kind.
 
-    def __init__(self, connection: Connection, namespace: str, seconds: float = _SECONDS) -> None:
+    late: the requests of ``ask`` that were not answered when the job was. They are not repeated if they time out.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        namespace: str,
+        seconds: float = _SECONDS,
+        late: Collection[Future[Json]] = (),
+    ) -> None:
         self._connection = connection
         self.namespace = namespace
+        self._late = late
         self._seconds = min(seconds, connection.timeout)
         self.unread: dict[str, str] = {}
 
@@ -65,6 +105,9 @@ class Reader:
         """Return the pods of some attempts. asked: the pods of jobs of this name, as they were before."""
         uid, wanted = str(job["metadata"]["uid"]), sorted(map(str, attempts))
         is_large = int(job["spec"].get("numNodes") or 1) > MANY_NODES
+        if not is_large and (error := self._timeout_of(asked)) is not None:
+            self._note("pods", "pods", error)
+            return None
         if not is_large and (listed := _all_listed(asked, job)) is not None:
             labels = [(pod, pod["metadata"].get("labels") or {}) for pod in listed]
             return [
@@ -84,7 +127,7 @@ class Reader:
             if asked is not None:
                 return asked.result().get("items") or ()
         except RequestError as error:
-            if error.status == 403:
+            if error.status == 403 or error is self._timeout_of(asked):
                 self._note("operator", what, error)
                 return None
         return self.items("operator", what, names.DEPLOYMENTS, None, _OPERATORS)
@@ -151,6 +194,11 @@ class Reader:
             self._note(kind, what, error)
             return None
         return found
+
+    def _timeout_of(self, asked: Future[Json] | None) -> RequestError | None:
+        """Wait for a request of ``ask``. Return its error if it timed out while the server had answered for the job."""
+        error = asked.exception() if asked is not None and asked in self._late else None
+        return error if isinstance(error, RequestError) and isinstance(error.__cause__, ReadTimeoutError) else None
 
     def _note(self, kind: str, what: str, error: RequestError) -> str:
         why = "you may not read this" if error.status == 403 else error.message
