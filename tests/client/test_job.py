@@ -111,17 +111,3 @@ def test_the_client_of_a_cluster_imports_none_of_the_typed_classes_of_kubernetes
     typed = ("kubernetes.client.api.", "kubernetes.client.models.")
     assert "kubernetes.client.api_client" in modules
     assert not [module for module in modules if module.startswith(typed)], "these take a second"
-    assert not {"requests", "websocket"} & modules, "streams and OpenID Connect import these when they are used"
-
-
-def test_what_the_official_package_imports_late_works() -> None:
-    code = """
-import ddpjob.client.connection
-from kubernetes import stream, watch
-from kubernetes.config import kube_config
-assert callable(stream.stream) and watch.Watch().resource_version is None
-assert issubclass(kube_config.oauthlib.oauth2.rfc6749.errors.InvalidClientIdError, Exception)
-from requests_oauthlib import OAuth2Session
-assert isinstance(kube_config.OAuth2Session(client_id="me"), OAuth2Session)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,13 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote
 
+from kubernetes import config
+from kubernetes.client.api_client import ApiClient
+from kubernetes.client.configuration import Configuration
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 from yaml import YAMLError
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.client.late_imports import late_imports
 from ddpjob.errors import (
     DDPJobError,
     InvalidJobError,
@@ -34,14 +39,6 @@ from ddpjob.errors import (
     UnavailableError,
 )
 from ddpjob.version import __version__
-
-with late_imports():
-    from kubernetes import config
-    from kubernetes.client.api_client import ApiClient
-    from kubernetes.client.configuration import Configuration
-    from kubernetes.client.exceptions import ApiException
-    from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
-    from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 Query = Mapping[str, str | int | bool | None]
 """Parameters of a request; those that are None are left out."""
