@@ -12,8 +12,8 @@ neighbours: what else runs on the machine slows both.
 Neighbours are too far apart for a step of 2 ms: on a virtual machine two runs of one launcher differ by a third. For
 it, both launchers train at once on one CPU, whose scheduler gives each a few milliseconds in turn, and a step is the
 CPU time of rank 0's main thread per step while both train. Each has a session of its own, because the kernel's
-autogroups share a CPU by sessions. The other's code evicts that of a step from the caches, so a step costs more here
-than alone. Each rank computes on one thread.
+autogroups share a CPU by sessions. The other launcher's code evicts the code of a step from the caches, so a step costs
+more here than alone. Each rank computes on one thread.
 """
 
 from __future__ import annotations

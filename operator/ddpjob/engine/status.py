@@ -289,7 +289,7 @@ def _nodes_ready(s: JobState, nodes: Nodes) -> str:
 
 
 def _world(s: JobState, decision: Decision, attempt: int) -> World:
-    """Return the world of the attempt after the decision. One that goes on has its own, also if the spec was edited."""
+    """Return the world of the attempt after the decision. An edited spec changes no attempt that goes on."""
     if s.before.world is not None and not (decision.begins_attempt or decision.ends_attempt or s.attempt.is_closed):
         return s.before.world
     job = elastic.job_after(s, decision.begins_attempt)
