@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.mutants.mutant import Mutant, in_this_process
-from tests.simulator.runs import ELASTIC, RANDOM, Run, ViolationError, compare, undisturbed
+from tests.simulator.runs import ELASTIC, RANDOM, Run, ViolationError, calm, compare, undisturbed
 
 CORES = 2
 _BATCH = 25
@@ -84,10 +84,14 @@ def _begin() -> None:
 
 def _carry_out(runs: Sequence[Run]) -> Batch:
     batch = Batch(process=os.getpid())
+    seed, calm_result = -1, None
     for run in runs:
         counts = Counter(runs=1)
         try:
-            result = compare(run)
+            if run.scenario == RANDOM and seed != run.seed:
+                calm_result = None
+                seed, calm_result = run.seed, calm(run)
+            result = compare(run, calm_result)
             simulation = result.simulation
             counts.update(faults=simulation.faults, starts=simulation.starts, checked=result.is_checked)
             batch.counts.setdefault(simulation.watch, Counter()).update(counts)

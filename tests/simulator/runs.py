@@ -21,7 +21,7 @@ ELASTIC = "elastic"
 """A job with minNodes on nodes that come and go (``pool``); all else follows from the seed."""
 _DOWNTIMES = (0.0, 0.0, 1.0, 10.0)
 """Even an operator that is killed five times in a row is back within ``NOTICE_SECONDS`` of the scenarios."""
-_NUMBERS = ("order", "seed", "operators", "logs", "downtime")
+_NUMBERS = ("order", "seed", "variant", "operators", "logs", "downtime")
 _OPERATORS = (1, 1, 1, 1, 1, 1, 1, 2)
 
 
@@ -34,9 +34,9 @@ class Run:
     """Everything that determines a run.
 
     scenario: a name of ``SCENARIOS``, or "random" or "elastic": all else then follows from ``seed``. order: of the
-    reports of pods. operators: how many work at the same time. logs: they read the logs of failed pods, in random runs
-    with faults.
-    downtime: seconds until a killed operator starts again.
+    reports of pods. variant: other faults for the random story of a seed; all its variants are compared with the same
+    run without faults. operators: how many work at the same time. logs: they read the logs of failed pods, in random
+    runs with faults. downtime: seconds until a killed operator starts again.
     """
 
     scenario: str
@@ -44,6 +44,7 @@ class Run:
     watch: str = "prompt"
     order: int = 0
     seed: int = 0
+    variant: int = 0
     operators: int = 1
     logs: int = 0
     downtime: int = 0
@@ -51,6 +52,7 @@ class Run:
     def __str__(self) -> str:
         options = [f"watch={self.watch}"] * (self.watch != "prompt")
         options += [f"order={self.order}"] * bool(self.order) + [f"seed={self.seed}"] * bool(self.seed)
+        options += [f"variant={self.variant}"] * bool(self.variant)
         options += [f"operators={self.operators}"] * (self.operators > 1)
         options += ["logs=1"] * bool(self.logs) + [f"downtime={self.downtime}"] * bool(self.downtime)
         return " ".join([self.scenario, *map(str, self.faults), *options])
@@ -108,12 +110,20 @@ def execute(run: Run, *, is_calm: bool = False) -> Result:
     return Result(outcome(simulation), story(simulation), writes, simulation)
 
 
-def compare(run: Run) -> Result:
-    """Carry out a run, and compare its outcome with that without faults. Raises ``ViolationError``."""
+def calm(run: Run) -> Result:
+    """Carry out a random run without what disturbs it; the result is the same for all its variants."""
+    return execute(replace(run, logs=0, variant=0), is_calm=True)
+
+
+def compare(run: Run, calm_result: Result | None = None) -> Result:
+    """Carry out a run, and compare its outcome with that without faults. Raises ``ViolationError``.
+
+    calm_result: what ``calm`` returned for another variant of this run.
+    """
     if run.scenario == ELASTIC:
         return execute(run)
     if run.scenario == RANDOM:
-        expected, result = execute(replace(run, logs=0), is_calm=True), execute(run)
+        expected, result = calm_result or calm(run), execute(run)
         pairs = [(expected.story, result.story)] if result.is_checked else []
     else:
         expected, result = undisturbed(run.scenario), execute(run)
@@ -153,7 +163,7 @@ def _makes_other_objects(expected: Result, run: Run) -> bool:
 async def _live(run: Run, *, is_calm: bool) -> Simulation:
     asyncio.get_running_loop().set_exception_handler(_report_but_for_killings)
     if run.scenario == RANDOM:
-        scenario, simulation = _random_simulation(run.seed, is_calm=is_calm, reads_logs=bool(run.logs))
+        scenario, simulation = _random_simulation(run, is_calm=is_calm)
     elif run.scenario == ELASTIC:
         scenario, simulation = _elastic_simulation(run.seed)
     else:
@@ -184,11 +194,12 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
     return simulation
 
 
-def _random_simulation(seed: int, *, is_calm: bool, reads_logs: bool) -> tuple[Scenario, Simulation]:
+def _random_simulation(run: Run, *, is_calm: bool) -> tuple[Scenario, Simulation]:
     """Return a random story, and a simulation with random faults in three of four cases.
 
     A run in which logs are read differs from that with the same seed only by their faults, and by ``logTail``.
     """
+    seed = run.seed
     chance = random.Random(f"run {seed}")
     nodes, restarts = chance.randint(2, 3), chance.randint(0, 3)
     spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
@@ -199,19 +210,23 @@ def _random_simulation(seed: int, *, is_calm: bool, reads_logs: bool) -> tuple[S
         "sidecar": chance.choice(("none", "none", "ordinary", "native")),
         "skewed": chance.random() < 0.3,
     }
-    choose = now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(())
+    faults: int | str = f"{seed} {run.variant}" if run.variant else seed
+    chance = random.Random(f"run {faults}") if run.variant else chance
+    choose = now_and_then(f"faults {faults}") if chance.random() < 0.75 else at_writes(())
     disturbances: dict[str, Any] = {
-        "watch": chance.choice((*LOSSLESS, "dropped")) if seed % 4 else random.Random(seed).choice(MODES),
+        "watch": chance.choice((*LOSSLESS, "dropped"))
+        if (seed + run.variant) % 4
+        else random.Random(faults).choice(MODES),
         "order": chance.randrange(6),
         "eager": chance.random() < 0.5,
         "downtime": chance.choice(_DOWNTIMES),
         "operators": chance.choice(_OPERATORS),
         "create_errors": chance.choice((0.0, 0.0, 0.0, 0.3)),
     }
-    if reads_logs:
-        spec |= random.Random(f"tail {seed}").choice([{}, {"logTail": "Omit"}])
-        choose = also_for_logs(choose, f"logs {seed}")
-        disturbances |= {"reads_logs": True, "spoils_logs": random.Random(f"spoilt {seed}").random() < 0.5}
+    if run.logs:
+        spec |= random.Random(f"tail {faults}").choice([{}, {"logTail": "Omit"}])
+        choose = also_for_logs(choose, f"logs {faults}")
+        disturbances |= {"reads_logs": True, "spoils_logs": random.Random(f"spoilt {faults}").random() < 0.5}
     if is_calm:
         choose, disturbances = at_writes(()), {}
     return Scenario(random_story), Simulation(spec, choose, seed=seed, **world, **disturbances)

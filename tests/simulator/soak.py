@@ -10,6 +10,8 @@ from tests.simulator.runs import ELASTIC, RANDOM, Run
 PROGRESS_SECONDS = 10.0
 ELASTIC_SHARE = 100
 """One of so many runs is of a job with minNodes."""
+VARIANTS = 5
+"""Runs of one random story, each with other faults: half of the time of one run is that of the run without faults."""
 
 
 def soak(number: int, first: int) -> int:
@@ -18,7 +20,7 @@ def soak(number: int, first: int) -> int:
     counts: dict[str, Counter[str]] = {}
     failures: list[str] = []
     done = 0
-    runs = [Run(RANDOM, seed=seed, logs=seed % 2) for seed in range(first, first + number)]
+    runs = [random_run(first, each) for each in range(number)]
     runs += [Run(ELASTIC, seed=seed) for seed in range(first, first + number // ELASTIC_SHARE)]
     number = len(runs)
     with pool() as processes:
@@ -41,3 +43,9 @@ def soak(number: int, first: int) -> int:
         print(f"{watch:<14}{each['runs']:>10}{each['checked']:>10}{each['faults']:>10}{each['starts']:>18}")
     print(f"{number} runs from seed {first}, {len(failures)} failed, in {time.monotonic() - began:.0f} s")
     return 1 if failures else 0
+
+
+def random_run(first: int, number: int) -> Run:
+    """Return the random run of this number, if the first story has the seed ``first``."""
+    seed, variant = first + number // VARIANTS, number % VARIANTS
+    return Run(RANDOM, seed=seed, variant=variant, logs=(seed + variant) % 2)
