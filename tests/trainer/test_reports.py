@@ -234,6 +234,8 @@ DUPLICATE = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", GPUOutOfMemory),
         ("CUDA driver version is insufficient for CUDA runtime version", DeviceError),
         ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", DeviceError),
+        ("CUDA error: invalid device ordinal", DeviceError),
+        ("No CUDA GPUs are available", DeviceError),
         (NCCL_SYSTEM + "Last error:\nsocketProgress: Connection closed by remote peer node-1<4>", PeerLost),
         (NCCL_SYSTEM + "Last error:\nError while creating shared memory segment /dev/shm/nccl-x", DeviceError),
         ("NCCL error in: a.cpp:1, remote process exited or there was a network error, NCCL version 2.27", PeerLost),
@@ -254,6 +256,14 @@ def test_a_full_gpu_has_a_kind_and_advice() -> None:
     assert "another process" in report["hint"]
     for advice in ("smaller batch", "micro-batches", "bfloat16", "PYTORCH_ALLOC_CONF=expandable_segments:True"):
         assert advice in report["next"]
+
+
+@pytest.mark.parametrize("text", ["CUDA error: invalid device ordinal", "No CUDA GPUs are available"])
+def test_a_missing_gpu_is_not_taken_for_a_broken_one(text: str) -> None:
+    error = classify(RuntimeError(text))
+    assert isinstance(error, DeviceError)
+    assert "fewer GPUs than ranks" in error.hint
+    assert "LOCAL_RANK" in error.next_step
 
 
 @pytest.mark.parametrize(("code", "kind"), [(None, "ExitedEarly"), (0, "ExitedEarly"), (3, "SystemExit")])

@@ -28,6 +28,7 @@ from ddprun.shared_text import SharedText
 DUMP_SIGNAL = signal.SIGUSR1
 SCRIPT_DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
+_LONGEST_NAME = 100
 _DATA_PARALLEL = "/torch/nn/parallel/distributed.py"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
@@ -192,6 +193,23 @@ def collective_of(stacks: str) -> str:
         is_of_ddp = any(m["file"].endswith(_DATA_PARALLEL) for m in in_torch)
         if is_of_ddp and in_torch[0]["file"].endswith((_DATA_PARALLEL, "/torch/distributed/utils.py")):
             return "DistributedDataParallel"
+    return ""
+
+
+def unfinished_collective(flight: str) -> str:
+    """Return the newest collective that a rank has given to its GPU and that has not completed; empty for none.
+
+    A rank that waits for peers under NCCL is anywhere in its code where it needs a result of the GPU, such as in
+    ``loss.item()``. Only the flight recorder knows; gloo's records no completion.
+
+    Args:
+        flight: what the recorder wrote, as JSON.
+    """
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # another version, or cut
+        for entry in reversed(json.loads(flight)["entries"]):
+            backend, _, name = entry["profiling_name"].partition(":")
+            if backend == "nccl" and entry["state"] != "completed":
+                return str(name)[:_LONGEST_NAME]
     return ""
 
 

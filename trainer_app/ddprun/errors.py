@@ -156,6 +156,7 @@ _DRIVER = re.compile(
     r"|busy or unavailable",
     re.IGNORECASE,
 )
+_NO_SUCH_GPU = re.compile(r"No CUDA GPUs are available|invalid device ordinal", re.IGNORECASE)
 _GPU_FULL = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
@@ -178,7 +179,7 @@ def classify(error: BaseException) -> BaseException:
     if distributed and _NCCL.search(text) and (found := nccl_error(text)):
         return found
     # Before the other texts: CUDA too says that something timed out.
-    if distributed and (_CUDA.search(first_line) or _DRIVER.search(first_line)):
+    if distributed and any(found.search(first_line) for found in (_CUDA, _DRIVER, _NO_SUCH_GPU)):
         return cuda_error(first_line)
     if distributed and _PEER_GONE.search(first_line):
         reason = first_line.partition(". This is typically")[0].rpartition("/third_party/gloo/")[2]
@@ -244,6 +245,14 @@ def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:
             hint="a step needs more memory than the GPU has, or another process uses the GPU (see `nvidia-smi`)",
             next_step="use a smaller batch, more micro-batches per step or bfloat16, with a new checkpoint directory; "
             "PYTORCH_ALLOC_CONF=expandable_segments:True makes fragmented memory usable",
+        )
+    if _NO_SUCH_GPU.search(message):
+        return DeviceError(
+            message[:300],
+            hint="this rank sees no GPU, or no GPU with this number: there are fewer GPUs than ranks on this node, "
+            "CUDA_VISIBLE_DEVICES hides them, or a GPU has failed",
+            next_step="compare `nvidia-smi -L` with the number of ranks per node and the GPUs in `resources`; use the "
+            "GPU with the number LOCAL_RANK",
         )
     if _DRIVER.search(message):
         return DeviceError(

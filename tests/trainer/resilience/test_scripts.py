@@ -14,7 +14,7 @@ import torch
 import ddprun
 from ddprun import script_interface
 from ddprun.cli import parse, resolve
-from ddprun.diagnostics import collective_of
+from ddprun.diagnostics import collective_of, unfinished_collective
 from ddprun.errors import UsageError
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
@@ -174,6 +174,22 @@ def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
     assert collective_of(dump(*checks)) == "DistributedDataParallel"
     computes = (("/v/torch/nn/modules/linear.py", "forward"), (data_parallel, "_run_ddp_forward"), module)
     assert collective_of(dump(*computes)) == ""
+
+
+def test_flight_recorder_shows_what_a_rank_waits_in_under_nccl() -> None:
+    """The fields are those that PyTorch 2.11 recorded on an H100 of a rank that waited in ``loss.item()``."""
+
+    def recorded(*last: tuple[str, str]) -> str:
+        entries = [("nccl:all_reduce", "completed"), *last]
+        return json.dumps({"entries": [{"profiling_name": name, "state": state} for name, state in entries]})
+
+    assert unfinished_collective(recorded(("nccl:all_reduce", "scheduled"))) == "all_reduce"
+    two = recorded(("nccl:_allgather_base", "started"), ("nccl:all_reduce", "completed"))
+    assert unfinished_collective(two) == "_allgather_base"
+    assert unfinished_collective(recorded()) == ""
+    assert unfinished_collective(recorded(("gloo:all_reduce", "scheduled"))) == ""  # it never becomes completed
+    for other in ("", "{", "[]", '{"entries": 3}', '{"entries": [{}]}', '{"entries": [{"profiling_name": 1}]}'):
+        assert unfinished_collective(other) == ""
 
 
 def test_report_refuses_a_name_that_it_does_not_know() -> None:

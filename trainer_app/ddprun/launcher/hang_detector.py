@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, collective_of, training_frame
+from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, collective_of, training_frame, unfinished_collective
 from ddprun.errors import Hang
 from ddprun.heartbeat import HeartbeatRecord, StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
@@ -202,10 +202,11 @@ class HangDetector:
         return [self._snapshot(worker, *before[worker.rank]) for worker in running]
 
     def _snapshot(self, worker: WorkerProcess, record: HeartbeatRecord, process: str) -> RankSnapshot:
-        stacks, _ = worker.diagnostics.dumps()
+        stacks, flight = worker.diagnostics.dumps()
+        collective = record.collective or ("" if worker.sends_an_ending else collective_of(stacks))
         return RankSnapshot(
             worker.rank, self._node_rank, record.step, record.phase,
-            record.collective or ("" if worker.sends_an_ending else collective_of(stacks)), record.collectives,
+            collective or unfinished_collective(flight), record.collectives,
             quiet=round(self._quiet(worker), 1), stopped=process in _STOPPED, answered=bool(stacks),
             where=training_frame(stacks),
         )  # fmt: skip
