@@ -136,7 +136,7 @@ def test_programs_inherit_only_selected_variables() -> None:
     others = {"AWS_SECRET_ACCESS_KEY": "x", "PYTHONPATH": "/tmp", "MASTER_ADDR": "elsewhere", "OMP_NUM_THREADS": "9"}
     seen = inherited(mine | others)
     assert seen.pop("PATH") == f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    defaults = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+    defaults = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
     assert seen == {name: value for name, value in mine.items() if name != "PATH"} | defaults
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob.local import LocalError, resources
-from ddpjob.local.resources import Ports, cpu_share, gpu_share, visible_gpus
+from ddpjob.local.resources import Ports, cpu_share, gpu_share, gpu_variables, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,21 @@ def test_pods_get_the_gpus_of_their_limits_and_share_if_there_are_too_few(
     devices: list[str], wanted: int, shares: list[list[str]]
 ) -> None:
     assert [gpu_share(devices, rank, wanted) for rank in range(2)] == shares
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "requested", "processes", "variables"),
+    [
+        (["0", "1", "2", "3"], 2, 2, 2, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (["0", "1", "2", "3"], 2, 0, 2, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (["5"], 2, 0, 1, {"CUDA_VISIBLE_DEVICES": "5", "NCCL_HOSTID": "node-1"}),
+        (["0", "1"], 2, 2, 2, {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_HOSTID": "node-1"}),
+        (["0", "1"], 1, 0, 2, {}),  # a single node sees all, as without local mode
+        ([], 2, 1, 1, {}),
+    ],
+)
+def test_nodes_that_share_a_gpu_are_different_machines_for_nccl(
+    devices: list[str], nodes: int, requested: int, processes: int, variables: dict[str, str]
+) -> None:
+    rank = nodes - 1
+    assert gpu_variables(devices, rank, nodes, requested=requested, processes=processes) == variables

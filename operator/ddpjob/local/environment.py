@@ -16,6 +16,8 @@ _INHERITED = frozenset(
 )
 _PROXIES = frozenset(("http_proxy", "https_proxy", "no_proxy", "all_proxy"))
 _INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
+# By default gloo resolves the hostname, which may give an external address or none, and NCCL takes another interface.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -27,9 +29,8 @@ def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
     own = str(Path(sys.executable).parent)
     rest = [part for part in environment.get("PATH", os.defpath).split(os.pathsep) if part and part != own]
-    # By default Gloo resolves the hostname, which may give an external address or none. As in this project's images,
-    # output must reach the log even if the program is killed.
-    return kept | {"PATH": os.pathsep.join([own, *rest]), "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+    # As in this project's images, output must reach the log even if the program is killed.
+    return kept | {"PATH": os.pathsep.join([own, *rest]), **_LOOPBACK, "PYTHONUNBUFFERED": "1"}
 
 
 def declared(trainer: Json, references: References, ports: Mapping[str, int]) -> tuple[dict[str, str], set[str]]:

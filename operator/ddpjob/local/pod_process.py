@@ -21,7 +21,7 @@ from ddpjob.engine.injection import PROGRAM
 from ddpjob.local import LocalError
 from ddpjob.local.environment import declared, expand, inherited
 from ddpjob.local.references import NO_REFERENCES, References
-from ddpjob.local.resources import CUDA_VISIBLE_DEVICES, Ports, cpu_share, gpu_share, visible_gpus
+from ddpjob.local.resources import Ports, cpu_share, gpu_variables, visible_gpus
 from ddpjob.local.state import HostPaths
 from ddpjob.local.translate import LOOPBACK, Translator
 from ddpjob.local.volumes import Volumes
@@ -183,11 +183,12 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
         paths=volumes.paths | {message_path: str(message_file), PROGRAM: _DDPRUN},
     )
     rank = int(meta["labels"][names.LABEL_NODE_RANK])
-    gpus = gpu_share(machine.gpus, rank, machine.paths.job.spec.devices_per_node)
+    job = machine.paths.job
     own = {"HOSTNAME": name, "DDPJOB_TERMINATION_LOG": str(message_file)}
     # In a cluster all pods have the same number; here the launchers need to know that of node 0.
     own |= {names.ENV_LEADER_PORT: str(machine.ports.of(f"{name.rpartition('-')[0]}-0"))}
-    own |= {CUDA_VISIBLE_DEVICES: ",".join(gpus)} if gpus else {}
+    nodes, requested = job.spec.num_nodes, job.spec.devices_per_node
+    own |= gpu_variables(machine.gpus, rank, nodes, requested=requested, processes=job.nproc_per_node)
     theirs = {key: value if key in secret else translator.text(value) for key, value in variables.items()}
     command = [*(trainer.get("command") or [ENTRYPOINT]), *(trainer.get("args") or ())]
     cpu_limit = ((trainer.get("resources") or {}).get("limits") or {}).get("cpu")
@@ -195,7 +196,7 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
         "command": [translator.text(expand(part, variables)) for part in command],
         "environment": inherited() | own | theirs,
         "directory": str(machine.directory / translator.text(trainer.get("workingDir") or ".")),
-        "cpus": cpu_share(machine.cpus, rank, machine.paths.job.spec.num_nodes, cpu_limit),
+        "cpus": cpu_share(machine.cpus, rank, nodes, cpu_limit),
     }
 
 

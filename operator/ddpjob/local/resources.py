@@ -30,7 +30,7 @@ _GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _GPU_DRIVER) -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
 
-    Written from the CUDA documentation; not yet run on a machine with several GPUs.
+    Not yet run on a machine with several GPUs.
     """
     given = environment.get(CUDA_VISIBLE_DEVICES)
     if given is not None:
@@ -41,6 +41,24 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _GP
 def gpu_share(devices: Sequence[str], rank: int, wanted: int) -> list[str]:
     """Return the GPUs of node ``rank`` if each node requests ``wanted``; with too few GPUs, nodes share them."""
     return [devices[(rank * wanted + n) % len(devices)] for n in range(min(wanted, len(devices)))]
+
+
+def gpu_variables(devices: Sequence[str], rank: int, nodes: int, *, requested: int, processes: int) -> dict[str, str]:
+    """Return the variables for the GPUs of node ``rank``.
+
+    NCCL refuses two ranks on one GPU if they are on one machine. Nodes that share a GPU get different values of
+    NCCL_HOSTID, so NCCL takes them for different machines.
+
+    Args:
+        requested: GPUs of each node. If it is 0, several nodes get one for each of their ``processes``, and a single
+            node sees all.
+    """
+    wanted = requested or (processes if nodes > 1 else 0)
+    if not (devices and wanted):
+        return {}
+    variables = {CUDA_VISIBLE_DEVICES: ",".join(gpu_share(devices, rank, wanted))}
+    is_shared = nodes > 1 and nodes * wanted > len(devices)
+    return variables | ({"NCCL_HOSTID": f"node-{rank}"} if is_shared else {})
 
 
 _PORTS = (20_000, 32_000)
