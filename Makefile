@@ -141,8 +141,9 @@ bench-local: setup  ## measure the start of commands, and the time to the first 
 bench: setup  ## measure the time from apply to all pods, and the time of the same requests without an operator
 	$(PY) -m tests.benchmarks.apply_to_pods
 
-gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compare and bench on this machine's GPUs
+gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compare and bench on this machine's GPUs, and scripts with failures
 	$(PY) -m tests.trainer.gpu
+	$(PY) -m tests.trainer.gpu_scripts
 
 clean:  ## delete the virtual environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache ddpjob.egg-info

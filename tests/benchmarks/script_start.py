@@ -93,7 +93,7 @@ def _train_alone(launcher: str, ranks: int) -> tuple[float, float]:
     """Return the seconds until the first step, and the CPU time."""
     with tempfile.TemporaryDirectory(prefix="ddprun-script-start-") as folder:
         began, used = time.time(), _cpu_of_children()
-        times = _finish(_start(launcher, ranks, Path(folder), SHORT), Path(folder))
+        times = finish(start(launcher, ranks, Path(folder), SHORT), Path(folder))
         return times[0][0] - began, _cpu_of_children() - used
 
 
@@ -103,8 +103,8 @@ def _steps_together(ranks: int, order: Sequence[str], cpu: int) -> dict[str, flo
         folders = {launcher: Path(folder, launcher) for launcher in order}
         for each in folders.values():
             each.mkdir()
-        processes = {launcher: _start(launcher, ranks, folders[launcher], TOGETHER, cpu) for launcher in order}
-        times = {launcher: _finish(process, folders[launcher]) for launcher, process in processes.items()}
+        processes = {launcher: start(launcher, ranks, folders[launcher], TOGETHER, cpu) for launcher in order}
+        times = {launcher: finish(process, folders[launcher]) for launcher, process in processes.items()}
     begin = max(of[_FIRST_STEPS][0] for of in times.values())
     end = min(of[-1][0] for of in times.values())
     return {launcher: _cpu_of_a_step([cpu for at, cpu in of if begin <= at <= end]) for launcher, of in times.items()}
@@ -116,9 +116,10 @@ def _cpu_of_a_step(readings: list[float]) -> float:
     return (readings[-1] - readings[0]) / (len(readings) - 1)
 
 
-def _start(
+def start(
     launcher: str, ranks: int, folder: Path, arguments: Sequence[str], cpu: int | None = None
 ) -> subprocess.Popen[str]:
+    """Start the example in ``folder``, for ``finish``; ``cpu``: the only one that it may use."""
     script = folder / "recorder.py"
     script.write_text(_RECORDER)
     port = ["--master-port", str(free_port())] if launcher == "torchrun" else []
@@ -132,7 +133,7 @@ def _start(
     )  # fmt: skip
 
 
-def _finish(process: subprocess.Popen[str], folder: Path) -> Times:
+def finish(process: subprocess.Popen[str], folder: Path) -> Times:
     """Wait for a run, and return the times of rank 0."""
     try:
         output, _ = process.communicate(timeout=_SECONDS)
@@ -148,12 +149,12 @@ def _cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure(repetitions: int) -> dict[int, Pairs]:
+def measure(repetitions: int, numbers: Sequence[int]) -> dict[int, Pairs]:
     """Return the pairs of runs by the number of ranks; the first launcher of a pair alternates."""
-    found: dict[int, Pairs] = {ranks: [] for ranks in RANKS}
+    found: dict[int, Pairs] = {ranks: [] for ranks in numbers}
     cpus = sorted(os.sched_getaffinity(0))
     for number in range(repetitions):
-        for ranks in RANKS:
+        for ranks in numbers:
             order = LAUNCHERS if number % 2 else LAUNCHERS[::-1]
             found[ranks].append(run_pair(ranks, order, cpus[number // 2 % len(cpus)]))
     return found
@@ -180,11 +181,12 @@ def table(measured: dict[int, Pairs], foot: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.script_start", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()
     machine = describe_machine(kubernetes=False)
-    measured = measure(options.repetitions)
+    measured = measure(options.repetitions, options.ranks)
     shown = table(measured, f"Medians of {options.repetitions} pairs of runs, alternating. Measured on {machine}.")
     result = {
         "benchmark": "script_start",

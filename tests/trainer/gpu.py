@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from tests.trainer.runs import final_weights, wait_until
 SECONDS = 900.0  # for one command
 _LEAST_ACCURACY = 0.9
 _LARGEST_DIFFERENCE = 1e-6  # of a loss in float64 from the CPU's
-_LARGEST_GRAPH_DIFFERENCE = 0.05  # of a loss in float32 with recorded steps: rounding grows over three epochs
+_LARGEST_GRAPH_DIFFERENCE = 1e-3  # of the first losses in float32 with recorded steps; rounding grows later
+_GRAPH_STEPS = 20
 _BF16 = ("--bf16", "on")
 _DROPPED = ("DDPTRAIN_", "DDPJOB_")
 
@@ -152,11 +153,13 @@ def graph(place: Place) -> str:
         effective_rows(place.train(name, *alone, *flags, several=False), "train")
         for name, flags in (("ordinary", ()), ("graph", ("--cuda-graph",)))
     )
-    worst = max(abs(our["loss"] - their["loss"]) for our, their in zip(ordinary, whole, strict=True))
+    differences = [abs(our["loss"] - their["loss"]) for our, their in zip(ordinary, whole, strict=True)]
+    worst = max(differences[:_GRAPH_STEPS])
     if worst > _LARGEST_GRAPH_DIFFERENCE:
         raise CheckFailed(f"losses of recorded steps differ by {worst:.1e}")
     speeds = " and ".join(f"{rows[-1]['samplesPerSecond']:,.0f}" for rows in (ordinary, whole))
-    return f"accuracy {accuracy:.4f} in two parts; as a whole losses differ by {worst:.1e}; {speeds} samples/s"
+    differ = f"losses differ by {worst:.1e} in {_GRAPH_STEPS} steps, by {max(differences):.1e} in {len(differences)}"
+    return f"accuracy {accuracy:.4f} in two parts; as a whole {differ}; {speeds} samples/s"
 
 
 def bf16(place: Place) -> str:
@@ -194,8 +197,7 @@ def hang(place: Place) -> str:
 
 
 def compare(place: Place) -> str:
-    worlds = f"1,{place.ranks}" if place.ranks > 1 else "1"
-    return place.run("compare", "--worlds", worlds, "--steps", 50).rstrip().splitlines()[-1]
+    return place.run("compare", "--worlds", f"1,{place.ranks}", "--steps", 50).rstrip().splitlines()[-1]
 
 
 def bench(place: Place) -> str:
@@ -208,6 +210,7 @@ CHECKS: tuple[Check, ...] = (
     train, equal_to_cpu, resume, zero, late_reads, graph, bf16, preflight, sigterm, hang, compare, bench,
 )  # fmt: skip
 NEED_CUDA: tuple[Check, ...] = (graph, bf16)
+NEED_RANKS: tuple[Check, ...] = (compare,)
 
 
 def outcome(check: Check, place: Place) -> tuple[str, str, str, str]:
@@ -215,6 +218,8 @@ def outcome(check: Check, place: Place) -> tuple[str, str, str, str]:
     name, started = check.__name__.replace("_", " "), time.monotonic()
     if check in NEED_CUDA and place.device != "cuda":
         return name, "skipped", "", "needs CUDA"
+    if check in NEED_RANKS and place.ranks < 2:
+        return name, "skipped", "", "needs two GPUs"
     print(f"running {name} …", file=sys.stderr, flush=True)
     try:
         verdict, detail = "ok", check(place)
@@ -239,15 +244,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ddptrain-gpu-", ignore_cleanup_errors=True) as folder:
         rows = [outcome(check, Place(arguments.device, ranks, Path(folder))) for check in chosen]
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    print(f"{ranks} rank(s) on {device}, torch {torch.__version__}\n")
+    return print_table(f"{ranks} rank(s) on {device}, torch {torch.__version__}", rows)
+
+
+def print_table(title: str, rows: Sequence[tuple[str, str, str, str]]) -> int:
+    """Print the rows of ``outcome`` under a title; return the exit code."""
+    print(f"{title}\n")
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, (*widths, 0), strict=True)).rstrip())
     failed = [row[0] for row in rows if row[1] == "FAILED"]
-    print(
-        f"\n{len(rows) - len(failed)} of {len(rows)} did not fail"
-        + (f"; FAILED: {', '.join(failed)}" if failed else "")
-    )
+    names = f"; FAILED: {', '.join(failed)}" if failed else ""
+    print(f"\n{len(rows) - len(failed)} of {len(rows)} did not fail{names}")
     return 1 if failed else 0
 
 

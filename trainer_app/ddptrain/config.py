@@ -45,7 +45,7 @@ class Config(Settings):
     bf16: str = _of_weights(
         "auto", "bfloat16 autocast; auto = on a CPU with AVX512_BF16 or AMX only", choices=("auto", "on", "off")
     )
-    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, one rank or --sync manual; untested)")
+    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, one rank or --sync manual)")
     sync: str = _of_weights(
         "bucketed",
         "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "

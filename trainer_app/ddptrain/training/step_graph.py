@@ -3,8 +3,7 @@
 On a fast GPU these small networks wait for Python to launch a hundred kernels for each step. A recorded step uses
 nothing but tensors on the device: the host writes the indices, the corner, the learning rate and its own flags into
 them, and replays the graph, up to ``--log-every`` times before it reads a loss. On a CPU the same functions run
-without a recording, so that tests compare them with ``Step``. Follows PyTorch's notes on CUDA graphs; not yet run on a
-GPU.
+without a recording, so that tests compare them with ``Step``. Follows PyTorch's notes on CUDA graphs.
 """
 
 from collections.abc import Callable
