@@ -169,7 +169,8 @@ def test_hostile_file_name_cannot_control_the_terminal(ddpjob: Program) -> None:
 def test_unwritable_state_folder_is_reported_in_three_lines(ddpjob: Program, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     file = ddpjob.write(shell_job("echo", "true"))
-    assert "file" in ddpjob("run", file, "--state-dir", str(tmp_path / "file")).is_refused()[0]
+    for command in (("run", file), ("ls",)):
+        assert "file is a file" in ddpjob(*command, "--state-dir", str(tmp_path / "file")).is_refused()[0]
 
 
 def test_job_suspended_by_its_spec_does_not_run(ddpjob: Program) -> None:

@@ -116,6 +116,7 @@ def test_mistakes_are_three_lines_and_send_nothing(ddpjob: Program, work: Path) 
     done = ddpjob("submit", "work/train.py", "--image", "x", env=nowhere)
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines()[0] == "error: there is no cluster to submit to: no kubeconfig"
+    assert f"{nowhere['KUBECONFIG']}, which does not exist" in done.err.splitlines()[1]
     assert "--local" in done.err.splitlines()[2]
 
 

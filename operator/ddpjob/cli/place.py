@@ -62,7 +62,7 @@ def for_new_job(*, local: bool, context: str | None, namespace: str | None, stat
     elif not has_kubeconfig():
         raise UnavailableError(
             "there is no cluster to submit to: no kubeconfig",
-            "it is that of $KUBECONFIG, or ~/.kube/config",
+            _where_sought(),
             "--local runs the job on this machine, in the background",
         )
     return on_cluster(context, namespace)
@@ -136,6 +136,12 @@ def _may_exist(path: Path) -> bool:
 def has_kubeconfig() -> bool:
     """Return whether there is something that says which cluster is meant."""
     return any(_may_exist(path) for path in (*kubeconfigs(), _SERVICE_ACCOUNT))
+
+
+def _where_sought() -> str:
+    if given := os.environ.get("KUBECONFIG"):
+        return f"$KUBECONFIG is {given}, which does not exist"
+    return "it is that of $KUBECONFIG, or ~/.kube/config"
 
 
 def kubeconfigs() -> list[Path]:

@@ -165,10 +165,16 @@ class JobFolder:
 
 
 class StateFolder:
-    """All jobs and volumes of one user. root: None for ``default_root()``."""
+    """All jobs and volumes of one user. root: None for ``default_root()``. Raises ``LocalError`` if it is a file."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root if root is not None else default_root()).absolute()
+        if self.root.is_file():
+            raise LocalError(
+                f"{self.root} is a file, and the state folder is a directory",
+                "it holds the jobs of this machine and their volumes",
+                "name another one with --state-dir or DDPJOB_STATE_DIR",
+            )
 
     def job(self, namespace: str, name: str) -> JobFolder:
         """Return the folder of a job, whether it exists or not. The names must be Kubernetes names."""
