@@ -179,14 +179,17 @@ def _check_secrecy(changes: History) -> None:
 
 
 def _check_isolation(changes: History) -> None:
-    """Check that no pod of an isolated job was created before the NetworkPolicy that isolates it."""
+    """Check that no pod of an isolated job was created before the NetworkPolicy that isolates it.
+
+    The policy of a deleted job may be gone before a pod that was requested before the operator heard of the deletion.
+    """
     isolated: set[str] = set()
     protected: set[str] = set()
     for _, change in changes:
         meta = change.obj["metadata"]
         uid = owner_uid(change.obj)
         if change.resource is names.DDPJOBS and change.obj["spec"].get("networkPolicy"):
-            isolated.add(meta["uid"])
+            (isolated.discard if change.type == "DELETED" else isolated.add)(meta["uid"])
         elif change.resource is names.NETWORK_POLICIES and uid is not None:
             (protected.discard if change.type == "DELETED" else protected.add)(uid)
         elif change.resource is names.PODS and change.type == "ADDED" and uid in isolated:
@@ -330,8 +333,10 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
     """Check that each pod was created once, for the recorded attempt, and by the operator.
 
     Of two operators, one may see the new job late, and create the pods of its first attempt, which needs no record
-    (``Reconciler._begin``), after the other has abandoned that attempt. It must delete them soon.
+    (``Reconciler._begin``), after the other has abandoned that attempt. It must delete them soon. A pod may also be
+    created again before the operator hears that the job is deleted; garbage collection must delete it soon.
     """
+    gone: set[str] = set()
     made: set[tuple[str, ...]] = set()
     attempts: dict[str, int] = defaultdict(int)
     beyond_first: set[str] = set()
@@ -339,6 +344,7 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
     for time, change in changes:
         meta = change.obj["metadata"]
         if change.resource is names.DDPJOBS:
+            gone |= {meta["uid"]} if change.type == "DELETED" else set()
             status = change.obj.get("status") or {}
             attempts[meta["uid"]] = int(status.get("attempt") or 0)
             if attempts[meta["uid"]] > 1 or "verdict" in ((status.get("currentAttempt") or {}).get("ending") or {}):
@@ -350,7 +356,7 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
         node = (labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT], labels[names.LABEL_NODE_RANK])
         if node in made and meta["name"] not in late_creates:
             may_be_twice = operators > 1 and node[1] == "1" and node[0] in beyond_first
-            assert may_be_twice, f"{meta['name']} was created twice"
+            assert may_be_twice or node[0] in gone, f"{meta['name']} was created twice"
             again[meta["uid"]] = time
         made.add(node)
         recorded, attempt = attempts[node[0]], int(node[1])
