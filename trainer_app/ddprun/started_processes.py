@@ -109,7 +109,9 @@ def attach(descriptors: Sequence[Any], world_size: int, settings: Settings) -> N
 
 def _count_steps(module: ModuleType) -> None:
     """Make each step of an optimizer a heartbeat, and count a step when an optimizer has stepped again."""
-    module.register_optimizer_step_post_hook(script_interface.stepped)
+    hook: Any = script_interface.stepped
+    hook._torchdynamo_disable = True  # where a script compiles the step: else it warns of what it cannot trace
+    module.register_optimizer_step_post_hook(hook)
 
 
 def _time_data(module: ModuleType, heartbeat: Heartbeat) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from ddprun.started_processes import _ATTACH
+from ddprun.started_processes import _ATTACH, _count_steps
 from tests.trainer.runs import ForkServer
 
 pytestmark = pytest.mark.together
@@ -62,3 +66,17 @@ def test_reports_of_processes_by_each_start_method_are_the_ranks(ddptrain: ForkS
 
 def test_interpreter_that_does_not_find_the_launcher_runs() -> None:
     subprocess.run([sys.executable, "-I", "-S", "-c", _ATTACH], check=True, timeout=60)
+
+
+def test_a_step_that_a_script_compiles_gives_no_warning() -> None:
+    hooks: list[Callable[..., None]] = []
+    _count_steps(SimpleNamespace(register_optimizer_step_post_hook=hooks.append))  # type: ignore[arg-type]
+
+    @torch.compile(backend="eager")
+    def step() -> torch.Tensor:
+        hooks[0](hooks)
+        return torch.ones(1) + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert step() == 2
