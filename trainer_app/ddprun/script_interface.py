@@ -117,6 +117,12 @@ def count_step() -> bool:
     return True
 
 
+def replayed() -> None:
+    """Take note of a replay of recorded work, if the steps of this process are already the rank's."""
+    if _state.beats is None or _state.beats.is_taken:
+        still_steps()
+
+
 def report_counted() -> None:
     """Report the steps that are counted and not yet reported."""
     if _state.progress is not None and _state.quick_until and not _state.is_reported:

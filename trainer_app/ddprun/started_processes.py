@@ -29,6 +29,8 @@ from ddprun.turns import BEATS, REPORTS, Turn
 _main_thread = threading.main_thread().ident  # asked at each batch; ``threading`` takes 3 µs for it
 _OPTIMIZERS = "torch.optim.optimizer"
 _DATA = "torch.utils.data.dataloader"
+_GRAPHS = "torch.cuda.graphs"
+_REPLAY_INTERVAL = 1.0  # seconds between replays that are signs of life
 _STARTS = "multiprocessing.spawn"  # makes the data for a new interpreter, also for one of a fork server
 # The new interpreter must run in any case, also one that does not find this package.
 _ATTACH = """
@@ -68,6 +70,7 @@ def connect(
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
     after_import(_OPTIMIZERS, _count_steps)
     after_import(_DATA, lambda module: _time_data(module, heartbeat))
+    after_import(_GRAPHS, _notice_replays)
 
     def hand_over(module: Any) -> None:
         of_multiprocessing = module.get_preparation_data
@@ -133,6 +136,24 @@ def _time_data(module: ModuleType, heartbeat: Heartbeat) -> None:
                 heartbeat.data_wait += monotonic() - began
 
     iterator.__next__ = timed
+
+
+def _notice_replays(module: ModuleType) -> None:
+    """Make replays of CUDA graphs signs of life: the step of an optimizer that is recorded calls its hook only once."""
+    graph = getattr(module, "CUDAGraph", None)
+    replay = getattr(graph, "replay", None)
+    if graph is None or replay is None:
+        return
+    noticed = -_REPLAY_INTERVAL
+
+    def replayed(self: Any) -> None:
+        nonlocal noticed
+        replay(self)
+        if (now := monotonic()) - noticed >= _REPLAY_INTERVAL:
+            noticed = now
+            script_interface.replayed()
+
+    graph.replay = replayed
 
 
 def after_import(name: str, work: Callable[[ModuleType], None]) -> None:

@@ -12,7 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddprun.started_processes import _ATTACH, _count_steps
+from ddprun import script_interface
+from ddprun.diagnostics import Diagnostics
+from ddprun.heartbeat import Heartbeat
+from ddprun.reporting.progress import Progress
+from ddprun.settings import Settings
+from ddprun.started_processes import _ATTACH, _count_steps, _notice_replays
 from tests.trainer.runs import ForkServer
 
 pytestmark = pytest.mark.together
@@ -80,3 +85,25 @@ def test_a_step_that_a_script_compiles_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert step() == 2
+
+
+def test_replays_of_a_recorded_step_are_signs_of_life_and_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CUDAGraph:
+        replays = 0
+
+        def replay(self) -> None:
+            self.replays += 1
+
+    files = Diagnostics.create(0)
+    heartbeat = Heartbeat(files.memory())
+    monkeypatch.setattr(script_interface, "_state", script_interface._State())
+    script_interface.begin(Progress(1, ""), heartbeat, Settings())
+    heartbeat.mark("train", 3)
+    before = files.last_heartbeat()
+    _notice_replays(SimpleNamespace(CUDAGraph=CUDAGraph))  # type: ignore[arg-type]
+    graph = CUDAGraph()
+    for _ in range(5):
+        graph.replay()
+    after = files.last_heartbeat()
+    files.close()
+    assert (graph.replays, after.step, after.changes) == (5, 3, before.changes + 1)
