@@ -17,6 +17,7 @@ from ddpjob.engine import claims
 from tests.memory.store import Change
 from tests.simulator.faults import HARMLESS_FOR_LOGS
 from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET
+from tests.simulator.scenarios import NOTICE_SECONDS
 from tests.simulator.simulation import KEY, START, LogRead, Simulation
 
 Outcome = dict[str, Any]
@@ -182,6 +183,7 @@ def _check_isolation(changes: History) -> None:
     """Check that no pod of an isolated job was created before the NetworkPolicy that isolates it.
 
     The policy of a deleted job may be gone before a pod that was requested before the operator heard of the deletion.
+    ``_check_pods`` checks such a pod.
     """
     isolated: set[str] = set()
     protected: set[str] = set()
@@ -333,10 +335,11 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
     """Check that each pod was created once, for the recorded attempt, and by the operator.
 
     Of two operators, one may see the new job late, and create the pods of its first attempt, which needs no record
-    (``Reconciler._begin``), after the other has abandoned that attempt. It must delete them soon. A pod may also be
-    created again before the operator hears that the job is deleted; garbage collection must delete it soon.
+    (``Reconciler._begin``), after the other has abandoned that attempt. It must delete them soon. Each operator may
+    also create a pod again before it hears that the job is deleted; garbage collection must delete it soon.
     """
-    gone: set[str] = set()
+    gone: dict[str, float] = {}
+    late: Counter[tuple[str, ...]] = Counter()
     made: set[tuple[str, ...]] = set()
     attempts: dict[str, int] = defaultdict(int)
     beyond_first: set[str] = set()
@@ -344,7 +347,7 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
     for time, change in changes:
         meta = change.obj["metadata"]
         if change.resource is names.DDPJOBS:
-            gone |= {meta["uid"]} if change.type == "DELETED" else set()
+            gone |= {meta["uid"]: time} if change.type == "DELETED" else {}
             status = change.obj.get("status") or {}
             attempts[meta["uid"]] = int(status.get("attempt") or 0)
             if attempts[meta["uid"]] > 1 or "verdict" in ((status.get("currentAttempt") or {}).get("ending") or {}):
@@ -354,9 +357,13 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
         if change.resource is not names.PODS or change.type != "ADDED" or not is_node:
             continue
         node = (labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT], labels[names.LABEL_NODE_RANK])
+        if node[0] in gone:
+            late[node] += 1
+            again[meta["uid"]] = time
+        has_heard = late[node] > operators or time - gone.get(node[0], time) > NOTICE_SECONDS
         if node in made and meta["name"] not in late_creates:
             may_be_twice = operators > 1 and node[1] == "1" and node[0] in beyond_first
-            assert may_be_twice or node[0] in gone, f"{meta['name']} was created twice"
+            assert may_be_twice or (node[0] in gone and not has_heard), f"{meta['name']} was created twice"
             again[meta["uid"]] = time
         made.add(node)
         recorded, attempt = attempts[node[0]], int(node[1])
