@@ -68,8 +68,11 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
         f"{{apiVersion: v1, kind: Config, current-context: c, users: [{{name: u, user: {{}}}}], "
         f"clusters: [{cluster}], contexts: [{context}]}}"
     )
-    found = place.find("mnist", namespace=None, state_dir=None)
-    assert found.place == "cluster https://198.18.0.1:6443, namespace team-a"
+    for state in (tmp_path, tmp_path / "config"):  # a file is no reason not to ask the cluster
+        monkeypatch.setenv("DDPJOB_STATE_DIR", str(state))
+        found = place.find("mnist", namespace=None, state_dir=None)
+        assert found.place == "cluster https://198.18.0.1:6443, namespace team-a"
+    monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path))
     with pytest.raises(JobNotFoundError):
         place.find("mnist", local=True, namespace=None, state_dir=None)
     with pytest.raises(InvalidJobError, match="one place"):

@@ -69,6 +69,7 @@ def test_visible_gpus_are_those_of_cuda_visible_devices(tmp_path: Path) -> None:
     assert visible_gpus({}, tmp_path) == ["0", "1"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-ab"}, tmp_path) == ["2", "GPU-ab"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, tmp_path) == ["0"]  # as CUDA reads it
     assert visible_gpus({}, tmp_path / "none") == []
 
 
@@ -94,6 +95,8 @@ def test_pods_get_the_gpus_of_their_limits_and_share_if_there_are_too_few(
     [
         (["0", "1", "2", "3"], 2, 2, 2, {"CUDA_VISIBLE_DEVICES": "2,3"}),
         (["0", "1", "2", "3"], 2, 0, 2, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (["0", "1", "2", "3"], 2, 0, 1, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (["MIG-a", "MIG-b"], 2, 1, 1, {"CUDA_VISIBLE_DEVICES": "MIG-b", "NCCL_HOSTID": "node-1"}),
         (["5"], 2, 0, 1, {"CUDA_VISIBLE_DEVICES": "5", "NCCL_HOSTID": "node-1"}),
         (["0", "1"], 2, 2, 2, {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_HOSTID": "node-1"}),
         (["0", "1"], 1, 0, 2, {}),  # a single node sees all, as without local mode

@@ -1,5 +1,6 @@
 """CPUs, GPUs and TCP ports of this machine, shared among the pods of a job."""
 
+import itertools
 import os
 import random
 import socket
@@ -34,7 +35,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _GP
     """
     given = environment.get(CUDA_VISIBLE_DEVICES)
     if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+        names = itertools.takewhile(lambda name: name != "-1", (name.strip() for name in given.split(",")))
+        return [name for name in names if name]
     return [str(index) for index, _ in enumerate(driver.glob("*"))]
 
 
@@ -46,18 +48,18 @@ def gpu_share(devices: Sequence[str], rank: int, wanted: int) -> list[str]:
 def gpu_variables(devices: Sequence[str], rank: int, nodes: int, *, requested: int, processes: int) -> dict[str, str]:
     """Return the variables for the GPUs of node ``rank``.
 
-    NCCL refuses two ranks on one GPU if they are on one machine. Nodes that share a GPU get different values of
-    NCCL_HOSTID, so NCCL takes them for different machines.
+    NCCL refuses two ranks on one GPU if they are on one machine. Nodes that share a GPU, perhaps as MIG devices of it,
+    get different values of NCCL_HOSTID, so NCCL takes them for different machines.
 
     Args:
-        requested: GPUs of each node. If it is 0, several nodes get one for each of their ``processes``, and a single
-            node sees all.
+        requested: GPUs of each node. If it is 0, several nodes get an equal share, but at least one for each of their
+            ``processes``, and a single node sees all.
     """
-    wanted = requested or (processes if nodes > 1 else 0)
+    wanted = requested or (max(processes, len(devices) // nodes) if nodes > 1 else 0)
     if not (devices and wanted):
         return {}
     variables = {CUDA_VISIBLE_DEVICES: ",".join(gpu_share(devices, rank, wanted))}
-    is_shared = nodes > 1 and nodes * wanted > len(devices)
+    is_shared = nodes > 1 and (nodes * wanted > len(devices) or any(name.startswith("MIG-") for name in devices))
     return variables | ({"NCCL_HOSTID": f"node-{rank}"} if is_shared else {})
 
 

@@ -176,7 +176,7 @@ class StateFolder:
 
     def jobs(self) -> list[JobFolder]:
         """Return all jobs with a record, sorted by namespace and name. Raises ``LocalError`` if the root is a file."""
-        if self.root.is_file():
+        if self.root.exists() and not self.root.is_dir():
             raise LocalError(
                 f"{self.root} is a file, and the state folder is a directory",
                 "it holds the jobs of this machine and their volumes",
