@@ -142,8 +142,7 @@ bench: setup  ## measure the time from apply to all pods, and the time of the sa
 	$(PY) -m tests.benchmarks.apply_to_pods
 
 gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compare and bench on this machine's GPUs, and scripts with failures
-	$(PY) -m tests.trainer.gpu
-	$(PY) -m tests.trainer.gpu_scripts
+	$(PY) -m tests.trainer.gpu; trainer=$$?; $(PY) -m tests.trainer.gpu_scripts && exit $$trainer
 
 clean:  ## delete the virtual environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache ddpjob.egg-info

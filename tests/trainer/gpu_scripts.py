@@ -161,6 +161,9 @@ CASES = {
     "kernel without end": Case(((76, "Hang"),), "train.py:", "kernel", flags=HANGS),
     "two ranks on one GPU": Case(((71, "RanksImpossible"),), "two ranks use one GPU", nproc=2),
     "no GPU visible": Case(((1, "DeviceFailed"),), "No CUDA GPUs", env={"CUDA_VISIBLE_DEVICES": ""}),
+    "more ranks than GPUs": Case(
+        ((1, "DeviceFailed"),), "invalid device ordinal", "too-many", nproc=torch.cuda.device_count() + 1
+    ),
     "killed rank, in place, gloo": Case((DONE,), fault="kill", nproc=2, backend="gloo", env=IN_PLACE, lives=2),
     "killed rank, in place": Case((DONE, DONE), fault="kill", env=IN_PLACE, lives=2),
     "killed launcher, in place": Case(((77, "PeerLost"), (-9, None)), env=IN_PLACE, kills=True),

@@ -130,9 +130,18 @@ def dump_flight_recorder(diagnostics: Diagnostics) -> None:
         with contextlib.suppress(Exception):  # private functions that another version may change
             raw, recorded = newest_trace()
             os.pwrite(diagnostics.trace, raw[:_DUMP_LIMIT], 0)
-            os.pwrite(diagnostics.flight, json.dumps(recorded, default=str).encode()[:_DUMP_LIMIT], 0)
+            os.pwrite(diagnostics.flight, _flight_json(recorded).encode(), 0)
 
     threading.Thread(target=dump, name="flight-recorder", daemon=True).start()
+
+
+def _flight_json(recorded: dict[str, Any]) -> str:
+    """Return the recording as JSON of at most _DUMP_LIMIT bytes: the newest entries, each with its stack."""
+    kept = len(recorded["entries"])
+    while len(text := json.dumps(recorded, default=str)) > _DUMP_LIMIT and kept:
+        kept //= 2
+        recorded = recorded | {"entries": recorded["entries"][-kept:] if kept else []}
+    return text
 
 
 def newest_trace() -> tuple[bytes, dict[str, Any]]:
@@ -200,17 +209,27 @@ def unfinished_collective(flight: str) -> str:
     """Return the newest collective that a rank has given to its GPU and that has not completed; empty for none.
 
     A rank that waits for peers under NCCL is anywhere in its code where it needs a result of the GPU, such as in
-    ``loss.item()``. Only the flight recorder knows; gloo's records no completion.
+    ``loss.item()``. Only the flight recorder knows; gloo's records no completion. Members of a coalesced group never
+    become completed either, so the numbers of the whole process group decide.
 
     Args:
         flight: what the recorder wrote, as JSON.
     """
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # another version, or cut
-        for entry in reversed(json.loads(flight)["entries"]):
+        recorded = json.loads(flight)
+        for entry in reversed(recorded["entries"]):
             backend, _, name = entry["profiling_name"].partition(":")
-            if backend == "nccl" and entry["state"] != "completed":
+            if backend == "nccl" and entry["state"] != "completed" and _waits(recorded, entry):
                 return str(name)[:_LONGEST_NAME]
     return ""
+
+
+def _waits(recorded: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Return whether a process group with peers has collectives that have not completed."""
+    ranks = recorded["pg_config"].get(entry["process_group"][0], {}).get("ranks", "")
+    status = recorded["pg_status"].get(str(entry["pg_id"]), {})
+    is_alone = bool(ranks) and len(json.loads(ranks)) == 1
+    return not is_alone and status["last_enqueued_collective"] != status["last_completed_collective"]
 
 
 def training_frame(stacks: str) -> str | None:

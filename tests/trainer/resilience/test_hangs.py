@@ -401,6 +401,8 @@ def test_if_all_ranks_of_a_node_wait_the_cause_is_on_another_node() -> None:
 def test_if_all_ranks_wait_in_the_same_collective_no_other_node_is_named() -> None:
     report = hang_report([rank_state(0), rank_state(1)], timeout=60, all_ranks=True)
     assert (report["code"], report["cause"], "node" in report["hint"]) == (76, "own", False)
+    report = hang_report([rank_state(0), rank_state(1, collective="broadcast")], timeout=60, all_ranks=True)
+    assert "different collectives" in report["hint"]
 
 
 def test_a_rank_whose_heartbeat_changes_is_not_the_cause() -> None:

@@ -14,7 +14,7 @@ import torch
 import ddprun
 from ddprun import script_interface
 from ddprun.cli import parse, resolve
-from ddprun.diagnostics import collective_of, unfinished_collective
+from ddprun.diagnostics import _flight_json, collective_of, unfinished_collective
 from ddprun.errors import UsageError
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
@@ -179,17 +179,36 @@ def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
 def test_flight_recorder_shows_what_a_rank_waits_in_under_nccl() -> None:
     """The fields are those that PyTorch 2.11 recorded on an H100 of a rank that waited in ``loss.item()``."""
 
-    def recorded(*last: tuple[str, str]) -> str:
-        entries = [("nccl:all_reduce", "completed"), *last]
-        return json.dumps({"entries": [{"profiling_name": name, "state": state} for name, state in entries]})
+    def recorded(*last: tuple[str, str], enqueued: int = 11, ranks: str = "[0, 1]") -> str:
+        entries = [
+            {"profiling_name": name, "state": state, "pg_id": 0, "process_group": ["0", "default_pg"]}
+            for name, state in (("nccl:all_reduce", "completed"), *last)
+        ]
+        status = {"last_enqueued_collective": enqueued, "last_started_collective": -1, "last_completed_collective": 10}
+        group = {"name": "0", "desc": "default_pg", "ranks": ranks}
+        return json.dumps({"entries": entries, "pg_config": {"0": group}, "pg_status": {"0": status}})
 
-    assert unfinished_collective(recorded(("nccl:all_reduce", "scheduled"))) == "all_reduce"
+    waits = ("nccl:all_reduce", "scheduled")
+    assert unfinished_collective(recorded(waits)) == "all_reduce"
     two = recorded(("nccl:_allgather_base", "started"), ("nccl:all_reduce", "completed"))
     assert unfinished_collective(two) == "_allgather_base"
     assert unfinished_collective(recorded()) == ""
+    assert unfinished_collective(recorded(waits, ranks="[0]")) == ""  # a kernel before it does not end
+    coalesced = (("nccl:recv 1<-0", "scheduled"), ("nccl:coalesced", "completed"))  # a member has no state of its own
+    assert unfinished_collective(recorded(*coalesced, enqueued=10)) == ""
     assert unfinished_collective(recorded(("gloo:all_reduce", "scheduled"))) == ""  # it never becomes completed
     for other in ("", "{", "[]", '{"entries": 3}', '{"entries": [{}]}', '{"entries": [{"profiling_name": 1}]}'):
         assert unfinished_collective(other) == ""
+
+
+def test_recording_with_deep_stacks_is_cut_to_its_newest_entries() -> None:
+    frames = [{"name": "forward", "filename": "/usr/lib/python3/site-packages/torch/nn/modules/module.py", "line": 1}]
+    entries = [{"record_id": number, "frames": frames * 40} for number in range(2000)]
+    text = _flight_json({"version": "2.10", "entries": entries})
+    assert len(text) < 8 * 2**20
+    kept = json.loads(text)["entries"]
+    assert kept == entries[-len(kept) :]
+    assert len(kept) >= 500
 
 
 def test_report_refuses_a_name_that_it_does_not_know() -> None:

@@ -99,7 +99,7 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
         hint = "a file system or a lock that does not answer, collectives in another order, or work that takes longer"
     elif all_ranks:
         message = f"{timeout:g} s without progress, and no rank is the cause"
-        hint = "all ranks wait in the same collective: the network between them, or the backend, does not answer"
+        hint = _why_all_wait({state.collective for state in states})
     else:
         message = f"{timeout:g} s without progress, and no rank of this node is the cause"
         hint = "the launcher of another node reports the rank that hangs"
@@ -112,6 +112,16 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
     error.cause = "own" if hung or all_ranks else "peer"
     place = {"step": shown.step, "phase": shown.collective or shown.phase}
     return termination.failure(error, rank=shown.rank, progress=place) | {"where": shown.where}
+
+
+def _why_all_wait(collectives: set[str]) -> str:
+    if len(collectives) > 1:
+        names = ", ".join(sorted(collectives)[:4])
+        return f"the ranks wait in different collectives ({names}): they are not called in the same order on all ranks"
+    return (
+        "all ranks wait in the same collective: the network between them, or the backend, does not answer, or on a GPU "
+        "a kernel before the collective does not end"
+    )
 
 
 @dataclass
