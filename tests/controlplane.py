@@ -120,7 +120,7 @@ class ControlPlane:
             urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler({})
         )
         try:
-            with opener.open(request, timeout=30) as response:
+            with opener.open(request, timeout=120) as response:
                 return str(response.read().decode())
         except urllib.error.HTTPError as error:
             text = error.read().decode()

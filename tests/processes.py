@@ -62,15 +62,19 @@ def end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
 
 
 def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 60.0, interval: float = 0.02) -> T:
-    """Return the first true value of ``probe``. Raises AssertionError with ``what`` after ``timeout`` seconds."""
+    """Return the first true value of ``probe``. Raises AssertionError with ``what`` after ``timeout`` seconds.
+
+    It waits as long as the probe took, so that a large answer is not what keeps the other side busy.
+    """
     deadline = time.monotonic() + timeout
     while True:
+        began = time.monotonic()
         value = probe()
         if value:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"timed out after {timeout:g} s: {what} (last value: {value!r})")
-        time.sleep(interval)
+        time.sleep(max(interval, min(1.0, time.monotonic() - began)))
 
 
 async def eventually_async(what: str, probe: Callable[[], object], *, timeout: float = 60.0) -> None:  # noqa: ASYNC109

@@ -56,7 +56,7 @@ class Jobs:
             status = self.status(name)
             return status if all(status.get(key) == value for key, value in wanted.items()) else None
 
-        return eventually(f"{name} is {wanted}; it is {self.status(name)}", probe)
+        return eventually(f"{name} is {wanted}; it is {self.status(name)}", probe, timeout=180.0)
 
     def pods(self, name: str = "mnist", attempt: int | None = None) -> list[Json]:
         """Return the job's pods by node_rank."""
