@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob.cli import place
-from ddpjob.errors import InvalidJobError, JobNotFoundError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 from tests.cli.program import Program, shell_job, with_volume
 from tests.processes import eventually
 
@@ -77,3 +77,9 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
         place.find("mnist", local=True, namespace=None, state_dir=None)
     with pytest.raises(InvalidJobError, match="one place"):
         place.find("mnist", local=True, context="c", namespace=None, state_dir=None)
+    for space in ("a", "b"):
+        record = tmp_path / "jobs" / space / "mnist" / "cluster.json"
+        record.parent.mkdir(parents=True)
+        record.write_text("{}")
+    with pytest.raises(DDPJobError, match="2 jobs named mnist"):
+        place.find("mnist", namespace=None, state_dir=None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from typer import Option
 
-from ddpjob.errors import DDPJobError, InvalidJobError, NotServedError, UnavailableError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotServedError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def find(
     here = on_this_machine(namespace, state_dir)
     try:
         here.record(name)
-    except DDPJobError:  # also a state folder that cannot be read
+    except JobNotFoundError:
         if local or state_dir is not None or not has_kubeconfig():
             raise
         return on_cluster(None, namespace)

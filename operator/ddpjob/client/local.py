@@ -84,6 +84,7 @@ class LocalClient(Client):
 
     def list(self, *, all_namespaces: bool = False, on_error: Callable[[DDPJobError], None] | None = None) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
+        self.folder.require_directory()
         found = []
         for record in self.folder.jobs():
             if not all_namespaces and self._namespace not in (None, record.namespace):

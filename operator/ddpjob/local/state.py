@@ -170,18 +170,21 @@ class StateFolder:
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root if root is not None else default_root()).absolute()
 
-    def job(self, namespace: str, name: str) -> JobFolder:
-        """Return the folder of a job, whether it exists or not. The names must be Kubernetes names."""
-        return JobFolder(self._inside("jobs", namespace, name), namespace, name)
-
-    def jobs(self) -> list[JobFolder]:
-        """Return all jobs with a record, sorted by namespace and name. Raises ``LocalError`` if the root is a file."""
+    def require_directory(self) -> None:
+        """Raise ``LocalError`` if the root is a file, in which no job is found."""
         if self.root.exists() and not self.root.is_dir():
             raise LocalError(
                 f"{self.root} is a file, and the state folder is a directory",
                 "it holds the jobs of this machine and their volumes",
                 "name another one with --state-dir or DDPJOB_STATE_DIR",
             )
+
+    def job(self, namespace: str, name: str) -> JobFolder:
+        """Return the folder of a job, whether it exists or not. The names must be Kubernetes names."""
+        return JobFolder(self._inside("jobs", namespace, name), namespace, name)
+
+    def jobs(self) -> list[JobFolder]:
+        """Return all jobs with a record, sorted by namespace and name."""
         found = sorted((self.root / "jobs").glob(f"*/*/{RECORD}"))
         return [JobFolder(path.parent, path.parent.parent.name, path.parent.name) for path in found]
 
