@@ -119,7 +119,7 @@ def _cpu_of_a_step(readings: list[float]) -> float:
 def start(
     launcher: str, ranks: int, folder: Path, arguments: Sequence[str], cpu: int | None = None
 ) -> subprocess.Popen[str]:
-    """Start the example in ``folder``, for ``finish``; ``cpu``: the only one that it may use."""
+    """Start the example in ``folder``; ``finish`` waits for its end. cpu: the only CPU that it may use."""
     script = folder / "recorder.py"
     script.write_text(_RECORDER)
     port = ["--master-port", str(free_port())] if launcher == "torchrun" else []

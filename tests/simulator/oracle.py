@@ -182,8 +182,8 @@ def _check_secrecy(changes: History) -> None:
 def _check_isolation(changes: History) -> None:
     """Check that no pod of an isolated job was created before the NetworkPolicy that isolates it.
 
-    The policy of a deleted job may be gone before a pod that was requested before the operator heard of the deletion.
-    ``_check_pods`` checks such a pod.
+    Jobs that are deleted are left out: garbage collection may delete the policy before a late request for a pod is
+    carried out. ``_check_pods`` checks such a pod.
     """
     isolated: set[str] = set()
     protected: set[str] = set()

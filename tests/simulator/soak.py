@@ -11,7 +11,7 @@ PROGRESS_SECONDS = 10.0
 ELASTIC_SHARE = 100
 """One of so many runs is of a job with minNodes."""
 VARIANTS = 5
-"""Runs of one random story, each with other faults: half of the time of one run is that of the run without faults."""
+"""Runs of one random story, each with other faults. They share the run without faults, which takes as long as one."""
 
 
 def soak(number: int, first: int) -> int:

@@ -251,7 +251,7 @@ def _report(folder: Path, node: int) -> dict[str, Any]:
 def problem(case: Case, ended: Ended) -> str:
     """Return what differs from the case; empty for nothing."""
     ends = [(code, report.get("kind")) for code, report in zip(ended.codes, ended.reports, strict=True)]
-    if case.innocent and ends[0] == (77, "PeerLost"):  # NCCL told the rank of its peer before its launcher ended it
+    if case.innocent and ends[0] == (77, "PeerLost"):  # NCCL reported the lost peer before the launcher ended the rank
         ends[0] = (76, "Hang")
     if ends != list(case.ends):
         return f"ended with {ends}, wanted {list(case.ends)}"

@@ -141,7 +141,7 @@ def has_kubeconfig() -> bool:
 def _where_sought() -> str:
     if given := os.environ.get("KUBECONFIG"):
         return f"$KUBECONFIG is {given}, which does not exist"
-    return "it is that of $KUBECONFIG, or ~/.kube/config"
+    return "the kubeconfig is the file $KUBECONFIG, or ~/.kube/config"
 
 
 def kubeconfigs() -> list[Path]:
