@@ -4,21 +4,21 @@
     python -m tests.benchmarks.gpu --data-dir DIR --write    # and into docs/benchmarks.md
 
 The script is manifests/examples/train_plain.py with one rank and NCCL. Runs of the two launchers alternate. The time
-until the first step begins before the launcher's process starts; a step is the median of the times between two steps of
-the optimizer, after the first 200. The trainer's samples per second are the median of the second epoch and the later
-ones.
+until the first step begins before the launcher's process starts; for the time of a step both launchers train at the
+same time in turns, as in ``script_start``. The trainer's samples per second are the median of the second epoch and the
+later ones.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,10 @@ import torch
 
 from ddprun.reporting.metrics import effective_rows
 from tests.benchmarks.report import describe_machine, write_section
-from tests.benchmarks.script_start import LAUNCHERS, finish, start
+from tests.benchmarks.script_start import LAUNCHERS, finish, ratio_of, start, steps_in_turns
 
 REPETITIONS = 5
 EPOCHS = 4
-_FIRST_STEPS = 200
 _SECONDS = 300
 MODES: dict[str, tuple[str, ...]] = {
     "float32": (),
@@ -45,29 +44,32 @@ MODELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def timed(launcher: str) -> dict[str, float]:
-    """Run the example once; return seconds until the first step, and milliseconds of a step by clock and by CPU."""
+def first_step(launcher: str) -> float:
+    """Run the example once; return the seconds until the first step."""
     with tempfile.TemporaryDirectory(prefix="ddprun-gpu-") as folder:
-        began = time.time()
-        times = finish(start(launcher, 1, Path(folder), ("--epochs", "80")), Path(folder))
-    kept = times[_FIRST_STEPS:]
-    step, cpu = (
-        statistics.median(1000 * (later[index] - earlier[index]) for earlier, later in itertools.pairwise(kept))
-        for index in (0, 1)
-    )
-    return {"first step, s": times[0][0] - began, "step, ms": step, "CPU time of a step, ms": cpu}
+        began = time.monotonic()
+        return finish(start(launcher, 1, Path(folder), ("--epochs", "1")), Path(folder))[0] - began
 
 
-def script_table(repetitions: int) -> tuple[str, list[dict[str, dict[str, float]]]]:
+def run_pair(order: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """Run both launchers; return by launcher the seconds until the first step and the milliseconds of a step."""
+    alone = {launcher: first_step(launcher) for launcher in order}
+    steps = steps_in_turns(1, order)
+    return {
+        launcher: {"first step, s": [alone[launcher]], "step, ms": [1000 * step for step in steps[launcher]]}
+        for launcher in order
+    }
+
+
+def script_table(repetitions: int) -> tuple[str, list[dict[str, dict[str, list[float]]]]]:
     """Run both launchers in turns; return the table and the pairs."""
-    pairs = []
-    for number in range(repetitions):
-        order = LAUNCHERS if number % 2 else LAUNCHERS[::-1]
-        pairs.append({launcher: timed(launcher) for launcher in order})
+    pairs = [run_pair(LAUNCHERS if number % 2 else LAUNCHERS[::-1]) for number in range(repetitions)]
     lines = ["| measure | torchrun | ddprun | ratio | least | greatest |", "|---|---:|---:|---:|---:|---:|"]
     for name in pairs[0]["ddprun"]:
-        medians = [statistics.median(pair[launcher][name] for pair in pairs) for launcher in LAUNCHERS]
-        ratios = [pair["ddprun"][name] / pair["torchrun"][name] for pair in pairs]
+        medians = [
+            statistics.median(statistics.median(pair[launcher][name]) for pair in pairs) for launcher in LAUNCHERS
+        ]
+        ratios = [ratio_of(pair["ddprun"][name], pair["torchrun"][name]) for pair in pairs]
         cells = [f"{median:.3f}" for median in medians]
         ratio = f"**{statistics.median(ratios):.3f}** | {min(ratios):.3f} | {max(ratios):.3f}"
         lines.append(f"| {name} | {' | '.join(cells)} | {ratio} |")

@@ -1,33 +1,37 @@
-"""Compare ddprun with torchrun for a plain script: the time until its first training step, and the cost of a step.
+"""Compare ddprun with torchrun for a plain script: the time until its first training step, and a step.
 
     python -m tests.benchmarks.script_start            # table on standard output
     python -m tests.benchmarks.script_start --write    # and into docs/benchmarks.md
 
-The script is manifests/examples/train_plain.py with one and with two ranks, unchanged under both launchers. A
-hook of torch records the times after each step of rank 0's optimizer. The time until the first step begins before the
-launcher's process starts: it includes Python's start, the imports, the rendezvous and the data. CPU time is the time of
-launcher and ranks for a whole run. Runs of the two launchers alternate, and a ratio is the median of the ratios of
-neighbours: what else runs on the machine slows both.
+The script is manifests/examples/train_plain.py with one and with two ranks, unchanged under both launchers, and each
+rank computes on one thread. A hook of torch records the time after each step of rank 0's optimizer. The time until the
+first step begins before the launcher's process starts: it includes Python's start, the imports, the rendezvous and the
+data. CPU time is the time of launcher and ranks for a whole run. Runs of the two launchers alternate, and a ratio is
+the median of the ratios of neighbours: what else runs on the machine slows both.
 
 Neighbours are too far apart for a step of 2 ms: on a virtual machine two runs of one launcher differ by a third. For
-it, both launchers train at once on one CPU, whose scheduler gives each a few milliseconds in turn, and a step is the
-CPU time of rank 0's main thread per step while both train. Each has a session of its own, because the kernel's
-autogroups share a CPU by sessions. The other launcher's code evicts the code of a step from the caches, so a step costs
-more here than alone. Each rank computes on one thread.
+it, both launchers train at the same time, and their ranks are stopped and continued in turns of 0.1 s, so that only one
+of the two runs at any time. A step is the median of a turn, and the ratio of a pair the median over its turns. One pair
+says little: two starts of the same launcher differ by up to 4 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
+import contextlib
+import itertools
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,108 +44,208 @@ LAUNCHERS = ("torchrun", "ddprun")
 RANKS = (1, 2)
 REPETITIONS = 7
 SHORT = ("--epochs", "20")
-TOGETHER = ("--epochs", "80")
-_FIRST_STEPS = 20
-"""Steps of a run before those that are compared."""
+LONG = ("--epochs", "100000")
+TURNS = 100
+_TURN = 0.1
+"""Seconds."""
+_FIRST_STEPS = 200
+"""Steps before the first turn."""
+_FEWEST = 5
+"""Steps in a turn that counts."""
 _SECONDS = 600
 _RECORDER = """
-import json, os, runpy, sys, time
+import json, os, runpy, signal, sys, time
+from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-times = []
-register_optimizer_step_post_hook(lambda *_: times.append((time.time(), time.thread_time())))
-recorded, sys.argv = sys.argv[1], sys.argv[2:]
+recorded, sys.argv = Path(sys.argv[1]), sys.argv[2:]
+times, first_steps, rank = [], int(sys.argv.pop(0)), os.environ["RANK"]
+
+def step(*_):
+    times.append(time.monotonic())
+    if len(times) == first_steps:
+        recorded.with_name("process-" + rank).write_text(str(os.getpid()))
+
+def write(*_):
+    if rank == "0":
+        recorded.write_text(json.dumps(times))
+
+def end(*_):
+    write()
+    os._exit(0)
+
+register_optimizer_step_post_hook(step)
+signal.signal(signal.SIGUSR2, end)
 runpy.run_path(sys.argv[0], run_name="__main__")
-if os.environ["RANK"] == "0":
-    with open(recorded, "w") as file:
-        json.dump(times, file)
+write()
 """
 
-
-Times = list[tuple[float, float]]
-"""After each step: the time, and the CPU time of the thread."""
+Times = list[float]
+"""After each step, of CLOCK_MONOTONIC, in seconds."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One run, in seconds."""
+    """What one launcher took in one pair of runs, in seconds.
+
+    Attributes:
+        first_step: since the launcher was started.
+        cpu: time of the launcher and its ranks, for a whole run.
+        steps: the median step of each turn.
+    """
 
     first_step: float
-    """Since the launcher was started."""
     cpu: float
-    """Of the launcher and its ranks, for the whole run."""
-    step: float
-    """CPU time of a step beside the other launcher."""
+    steps: list[float]
 
 
 Pairs = list[dict[str, Timed]]
-MEASURES: tuple[tuple[str, Callable[[Timed], float], str], ...] = (
-    ("until the first step", lambda timed: timed.first_step, "s"),
-    ("CPU time of a run", lambda timed: timed.cpu, "s"),
-    ("CPU time of a step", lambda timed: timed.step, "ms"),
+MEASURES: tuple[tuple[str, Callable[[Timed], list[float]], str], ...] = (
+    ("until the first step", lambda timed: [timed.first_step], "s"),
+    ("CPU time of a run", lambda timed: [timed.cpu], "s"),
+    ("a step", lambda timed: timed.steps, "ms"),
 )
 
 
-def run_pair(ranks: int, order: Sequence[str], cpu: int) -> dict[str, Timed]:
-    """Train with each launcher alone, then with both at once on one CPU."""
+def run_pair(ranks: int, order: Sequence[str], cpus: Sequence[int]) -> dict[str, Timed]:
+    """Train with each launcher alone, then with both in turns on these CPUs."""
     alone = {launcher: _train_alone(launcher, ranks) for launcher in order}
-    steps = _steps_together(ranks, order, cpu)
+    steps = steps_in_turns(ranks, order, cpus)
     return {launcher: Timed(*alone[launcher], steps[launcher]) for launcher in order}
 
 
 def _train_alone(launcher: str, ranks: int) -> tuple[float, float]:
     """Return the seconds until the first step, and the CPU time."""
     with tempfile.TemporaryDirectory(prefix="ddprun-script-start-") as folder:
-        began, used = time.time(), _cpu_of_children()
+        began, used = time.monotonic(), _cpu_of_children()
         times = finish(start(launcher, ranks, Path(folder), SHORT), Path(folder))
-        return times[0][0] - began, _cpu_of_children() - used
+        return times[0] - began, _cpu_of_children() - used
 
 
-def _steps_together(ranks: int, order: Sequence[str], cpu: int) -> dict[str, float]:
-    """Return the CPU time of a step by launcher, in the seconds in which all of them train."""
-    with tempfile.TemporaryDirectory(prefix="ddprun-script-start-") as folder:
+def steps_in_turns(
+    ranks: int, order: Sequence[str], cpus: Sequence[int] | None = None, first_steps: int = _FIRST_STEPS
+) -> dict[str, list[float]]:
+    """Return the median step of each turn by launcher, in seconds; a turn counts for both or for none.
+
+    Args:
+        cpus: the only ones that launchers and ranks may use.
+        first_steps: of each launcher, before the first turn.
+    """
+    # In memory: a save must not wait for a disk.
+    memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="ddprun-script-start-", dir=memory) as folder, ExitStack() as running:
         folders = {launcher: Path(folder, launcher) for launcher in order}
-        for each in folders.values():
+        for launcher, each in folders.items():
             each.mkdir()
-        processes = {launcher: start(launcher, ranks, folders[launcher], TOGETHER, cpu) for launcher in order}
-        times = {launcher: finish(process, folders[launcher]) for launcher, process in processes.items()}
-    begin = max(of[_FIRST_STEPS][0] for of in times.values())
-    end = min(of[-1][0] for of in times.values())
-    return {launcher: _cpu_of_a_step([cpu for at, cpu in of if begin <= at <= end]) for launcher, of in times.items()}
+            process = start(launcher, ranks, each, LONG, cpus=cpus, first_steps=first_steps)
+            running.callback(_end, process, each, ranks)
+        processes = {launcher: _ranks(each, ranks) for launcher, each in folders.items()}
+        turns = _take_turns(processes)
+        for of_ranks in processes.values():
+            _signal(of_ranks, signal.SIGUSR2)
+        times = {launcher: _read_times(each) for launcher, each in folders.items()}
+    medians = [{name: _median_step(times[name], *span) for name, span in turn.items()} for turn in turns]
+    whole = [turn for turn in medians if all(turn.values())]
+    if not whole:
+        raise SystemExit(f"no turn of {_TURN} s had {_FEWEST} steps of each launcher: is a step that long?")
+    return {launcher: [turn[launcher] or 0.0 for turn in whole] for launcher in order}
 
 
-def _cpu_of_a_step(readings: list[float]) -> float:
-    if len(readings) < 2:
-        raise SystemExit("the two launchers did not train at the same time; run it again on a machine with less load")
-    return (readings[-1] - readings[0]) / (len(readings) - 1)
+def _ranks(folder: Path, ranks: int) -> list[int]:
+    """Return the processes of the ranks when all have made their first steps."""
+    end, files = time.monotonic() + _SECONDS, [folder / f"process-{rank}" for rank in range(ranks)]
+    while time.monotonic() < end:
+        texts = [file.read_text() if file.exists() else "" for file in files]
+        if all(texts):
+            return [int(text) for text in texts]
+        time.sleep(0.1)
+    raise SystemExit(f"the ranks made no steps in {_SECONDS} s:\n{(folder / 'output').read_text()[-2000:]}")
+
+
+def _take_turns(processes: dict[str, list[int]]) -> list[dict[str, tuple[float, float]]]:
+    """Let each launcher's ranks run alone in turns; return the beginning and end of the turns."""
+    for of_ranks in processes.values():
+        _signal(of_ranks, signal.SIGSTOP)
+    turns = []
+    for number in range(TURNS):
+        order = list(processes.items())[:: 1 if number % 2 else -1]
+        turn = {}
+        for launcher, of_ranks in order:
+            _signal(of_ranks, signal.SIGCONT)
+            began = time.monotonic()
+            time.sleep(_TURN)
+            turn[launcher] = began + _TURN / 5, time.monotonic()  # until then the caches are those of the other
+            _signal(of_ranks, signal.SIGSTOP)
+        turns.append(turn)
+    for of_ranks in processes.values():
+        _signal(of_ranks, signal.SIGCONT)
+    return turns
+
+
+def _signal(processes: Sequence[int], number: int) -> None:
+    for process in processes:
+        os.kill(process, number)
+
+
+def _median_step(times: Times, begin: float, end: float) -> float | None:
+    kept = times[bisect.bisect_left(times, begin) : bisect.bisect_left(times, end)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(kept)]
+    return statistics.median(steps) if len(steps) >= _FEWEST else None
+
+
+def _read_times(folder: Path) -> Times:
+    end = time.monotonic() + _SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):  # it is about to be written
+            return list(json.loads((folder / "times.json").read_text()))
+        time.sleep(0.1)
+    raise SystemExit("rank 0 wrote no times")
+
+
+def _end(process: subprocess.Popen[str], folder: Path, ranks: int) -> None:
+    process.kill()
+    process.wait()
+    for file in (folder / f"process-{rank}" for rank in range(ranks)):
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or made no steps
+            rank = int(file.read_text())
+            if Path(f"/proc/{rank}/cwd").readlink() == folder:
+                os.kill(rank, signal.SIGKILL)
 
 
 def start(
-    launcher: str, ranks: int, folder: Path, arguments: Sequence[str], cpu: int | None = None
+    launcher: str,
+    ranks: int,
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    cpus: Sequence[int] | None = None,
+    first_steps: int = 0,
 ) -> subprocess.Popen[str]:
-    """Start the example in ``folder``; ``finish`` waits for its end. cpu: the only CPU that it may use."""
+    """Start the example in ``folder``; ``finish`` waits for its end. See ``steps_in_turns`` for the arguments."""
     script = folder / "recorder.py"
     script.write_text(_RECORDER)
     port = ["--master-port", str(free_port())] if launcher == "torchrun" else []
-    command = [Path(sys.executable).parent / launcher, "--nproc-per-node", str(ranks), *port]
+    command = [str(Path(sys.executable).parent / launcher), "--nproc-per-node", str(ranks), *port]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDPRUN_", "OMP_"))}
-    pinned = ["taskset", "--cpu-list", str(cpu)] if cpu is not None else []
-    return subprocess.Popen(
-        [*pinned, *command, script, folder / "times.json", EXAMPLE, *arguments], cwd=folder, start_new_session=True,
-        env=env | {"DDPJOB_CHECKPOINT_DIR": str(folder), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    pinned = ["taskset", "--cpu-list", ",".join(map(str, cpus))] if cpus else []
+    with (folder / "output").open("w") as output:
+        return subprocess.Popen(
+            [*pinned, *command, str(script), str(folder / "times.json"), str(first_steps), str(EXAMPLE), *arguments],
+            env=env | {"DDPJOB_CHECKPOINT_DIR": str(folder), "OMP_NUM_THREADS": "1"}, cwd=folder,
+            start_new_session=True, stdout=output, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str], folder: Path) -> Times:
     """Wait for a run, and return the times of rank 0."""
     try:
-        output, _ = process.communicate(timeout=_SECONDS)
+        process.wait(_SECONDS)
     finally:
         process.kill()
     if process.returncode:
+        output = (folder / "output").read_text()
         raise SystemExit(f"{' '.join(map(str, process.args))} failed:\n{output}")  # type: ignore[arg-type]
-    return [(at, cpu) for at, cpu in json.loads((folder / "times.json").read_text())]
+    return _read_times(folder)
 
 
 def _cpu_of_children() -> float:
@@ -156,8 +260,14 @@ def measure(repetitions: int, numbers: Sequence[int]) -> dict[int, Pairs]:
     for number in range(repetitions):
         for ranks in numbers:
             order = LAUNCHERS if number % 2 else LAUNCHERS[::-1]
-            found[ranks].append(run_pair(ranks, order, cpus[number // 2 % len(cpus)]))
+            first = number // 2 % len(cpus)
+            found[ranks].append(run_pair(ranks, order, (cpus[first:] + cpus[:first])[:ranks]))
     return found
+
+
+def ratio_of(these: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of the ratios of neighbours."""
+    return statistics.median(this / other for this, other in zip(these, others, strict=True))
 
 
 def table(measured: dict[int, Pairs], foot: str) -> str:
@@ -168,8 +278,11 @@ def table(measured: dict[int, Pairs], foot: str) -> str:
     ]
     for ranks, pairs in measured.items():
         for name, of, unit in MEASURES:
-            medians = {launcher: statistics.median(of(pair[launcher]) for pair in pairs) for launcher in LAUNCHERS}
-            ratios = [of(pair["ddprun"]) / of(pair["torchrun"]) for pair in pairs]
+            medians = {
+                launcher: statistics.median(statistics.median(of(pair[launcher])) for pair in pairs)
+                for launcher in LAUNCHERS
+            }
+            ratios = [ratio_of(of(pair["ddprun"]), of(pair["torchrun"])) for pair in pairs]
             shown = [f"{medians[launcher] * (1000 if unit == 'ms' else 1):.2f} {unit}" for launcher in LAUNCHERS]
             ratio = f"**{statistics.median(ratios):.3f}**"
             lines.append(

@@ -110,6 +110,28 @@ for images, labels in loader:
     optimizer.step()
 accelerator.end_training()
 """
+GRAPH = """
+import time, torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+data = torch.randn(8, 256, device="cuda")
+def step():
+    optimizer.zero_grad(set_to_none=True)
+    model(data).square().mean().backward()
+    optimizer.step()
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    for _ in range(3):
+        step()
+torch.cuda.current_stream().wait_stream(side)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+for _ in range(250):
+    graph.replay()
+    time.sleep(0.1)
+torch.cuda.synchronize()
+"""
 IN_PLACE = {"DDPJOB_INPLACE_RESTARTS": "3"}
 HANGS = ("--hang-timeout", 10)
 DONE, RAISED = (0, None), (1, "ValueError")
@@ -150,6 +172,7 @@ CASES = {
     "two forked ranks, gloo": Case((DONE,), nproc=2, backend="gloo", flags=("--preload", "torch._dynamo")),
     "DataLoader with workers": Case((DONE,), fault="loader", nproc=2, backend="gloo"),
     "torch.compile": Case((DONE,), fault="compile", nproc=2, backend="gloo"),
+    "replays of a CUDA graph": Case((DONE,), fault=GRAPH, flags=HANGS),
     "two nodes": Case((DONE, DONE)),
     "transformers": Case((DONE, DONE), fault=TRANSFORMERS, needs="transformers"),
     "lightning": Case((DONE, DONE), fault=LIGHTNING, needs="lightning"),

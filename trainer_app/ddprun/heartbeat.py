@@ -103,8 +103,8 @@ class Heartbeat:
 
     Attributes:
         listener: called with phases and collectives, for a trace; normally None.
-        data_wait: seconds in which this process waited for data since its last beat, which adds them to the record: a
-            wait is no sign of life.
+        data_wait: seconds in which this process waited for data that are not in the record yet: ``mark`` and ``touch``
+            add them to it. A wait is no sign of life.
     """
 
     def __init__(
@@ -159,9 +159,6 @@ class Heartbeat:
         if step is not None:
             self._counts[1] = step
         self._time[0] = now
-        if self.data_wait:
-            self._waited[0] += self.data_wait
-            self.data_wait = 0.0
         return True
 
     def _write(self, step: int | None = None, begun: int = 0) -> None:
