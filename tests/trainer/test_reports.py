@@ -334,6 +334,7 @@ def test_a_rank_aborted_by_its_own_gpu_is_the_cause(reason: str) -> None:
     peer.tail.append(NCCL[0])
     cause = root_cause([peer, aborted])
     assert (cause["rank"], cause["code"], cause["cause"]) == (0, 134, "own")
+    assert (cause["kind"], cause["signal"]) == ("DeviceFailed", 6), "as if Python had raised the error first"
     assert reason in cause["message"]
     assert "Xid" in cause["next"]
 
@@ -351,7 +352,7 @@ def test_a_rank_aborted_because_its_gpu_is_full_has_the_advice() -> None:
     aborted = ended(0, 0, 2.0, signal_number=6, reported=False)
     aborted.tail.append(b"what():  CUDA error: out of memory")
     cause = root_cause([aborted])
-    assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "own")
+    assert (cause["kind"], cause["signal"], cause["cause"]) == ("GPUOutOfMemory", 6, "own")
     assert "a smaller batch" in cause["next"]
 
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
-from ddprun.errors import Stopped, cuda_error, exited_early, nccl_error
+from ddprun.errors import Stopped, TrainerError, cuda_error, exited_early, nccl_error
 from ddprun.files import Json, dumps_json
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
@@ -331,15 +331,13 @@ def report_of(worker: WorkerProcess) -> Report:
         tail = b"\n".join(worker.tail).decode(errors="replace")
         if own := _OWN_CUDA.search(tail):
             line = tail[tail.rfind("\n", 0, own.start()) + 1 :].partition("\n")[0].strip()
-            error = cuda_error(line)
-            report |= {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
+            report |= _explained(report, cuda_error(line))
         elif -code == signal.SIGABRT and _NCCL_LOST.search(tail):
             failed = nccl_error(tail)
             if failed is None or failed.cause == "peer":
                 report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
             else:
-                message = f"{report['message']}: {failed}"
-                report |= {"message": message, "hint": failed.hint, "next": failed.next_step}
+                report |= _explained(report, failed)
         return report
     message = f"rank {worker.rank} exited with code {code} and no report"
     if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):
@@ -349,6 +347,15 @@ def report_of(worker: WorkerProcess) -> Report:
     if code == 0:
         return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     return termination.failed(code, "Error", message, rank=worker.rank, progress=place)
+
+
+def _explained(report: Report, error: TrainerError) -> Report:
+    """Return the fields of ``report``, of a rank that a signal ended, that say why it did; exit code and signal stay.
+
+    The kind does not depend on who was faster: Python, which raises the error, or the thread that ends the process.
+    """
+    message = f"{report['message']}: {error}"
+    return {"kind": error.kind, "message": message, "hint": error.hint, "next": error.next_step}
 
 
 def is_exiting(pid: int) -> bool:
