@@ -320,6 +320,7 @@ def _texts(key: str, *lists: Any) -> list[str]:
     return [item[key] for item in items if isinstance(item.get(key), str)]
 
 
+_DEFAULT_SCHEDULING = Scheduling()
 _LARGE_ADVICE = "move scripts, configuration and data into the image, a ConfigMap or a volume"
 
 
@@ -480,7 +481,7 @@ class DDPJobSpec(ApiModel):
     @property
     def placement(self) -> Scheduling:
         """Placement of the pods, with its defaults."""
-        return self.scheduling or Scheduling()
+        return self.scheduling or _DEFAULT_SCHEDULING
 
     @property
     def pod_template(self) -> PodTemplateSpec | None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
@@ -23,6 +23,7 @@ from ddpjob.engine.template import render
 _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePullPolicy", "envFrom")
 _DEFAULT_USER = 1000
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
+_SERVICES = 1024  # as many jobs are planned again without a rendered template
 _LAUNCHER_SECONDS = 5  # of the grace, for the launcher's own end
 # Asks service meshes for no sidecar: it would run on after the trainer, and encrypt what NCCL or gloo send.
 _NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
@@ -195,12 +196,21 @@ def desired_service(job: Job, *, after_first: bool = False) -> Create:
     return Create(names.SERVICES, job.service, body, after_first=after_first)
 
 
+@lru_cache(_SERVICES)
+def _service_spec(uid: str, port: int) -> Json:
+    """Return the spec of a job's Service, for comparison in each plan; it must not be changed."""
+    selector = {names.LABEL_JOB_UID: uid}
+    body = render("service.yaml.j2", service="", namespace="", labels={}, owners=[], selector=selector, port=port)
+    spec: Json = body["spec"]
+    return spec
+
+
 def service_change(job: Job, service: Json) -> Change | None:
     """Return what restores the job's Service after an edit; None if nothing does, or if it belongs to another owner."""
     spec = service.get("spec") or {}
     if not _is_live_object_of(job, service):
         return None
-    wanted = desired_service(job).body["spec"]
+    wanted = _service_spec(job.uid, job.spec.rendezvous.port)
     is_whole = all(spec.get(key) == value for key, value in wanted.items() if key != "ports")
     ports = [{key: port.get(key) for key in wanted["ports"][0]} for port in spec.get("ports") or ()]
     if is_whole and ports == wanted["ports"]:
