@@ -10,9 +10,9 @@ data. CPU time is the time of launcher and ranks for a whole run. Runs of the tw
 the median of the ratios of neighbours: what else runs on the machine slows both.
 
 Neighbours are too far apart for a step of 2 ms: on a virtual machine two runs of one launcher differ by a third. For
-it, both launchers train at the same time, and their ranks are stopped and continued in turns of 0.1 s, so that only one
-of the two runs at any time. A step is the median of a turn, and the ratio of a pair the median over its turns. One pair
-says little: two starts of the same launcher differ by up to 4 %.
+it, both launchers train at the same time, and their ranks are stopped and continued in turns of 0.1 s, so that the
+ranks of only one run at any time. A step is the median of a turn, so it contains no save and no report to the launcher.
+The ratio of a pair is the median over its turns. One pair says little: two starts of one launcher differ by up to 4 %.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LAUNCHERS = ("torchrun", "ddprun")
 RANKS = (1, 2)
 REPETITIONS = 7
 SHORT = ("--epochs", "20")
-LONG = ("--epochs", "100000")
+LONG = ("--epochs", "5000")
 TURNS = 100
 _TURN = 0.1
 """Seconds."""
@@ -54,12 +54,13 @@ _FEWEST = 5
 """Steps in a turn that counts."""
 _SECONDS = 600
 _RECORDER = """
-import json, os, runpy, signal, sys, time
+import ctypes, json, os, runpy, signal, sys, time
 from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 recorded, sys.argv = Path(sys.argv[1]), sys.argv[2:]
 times, first_steps, rank = [], int(sys.argv.pop(0)), os.environ["RANK"]
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: torchrun's ranks would outlive it
 
 def step(*_):
     times.append(time.monotonic())
@@ -135,14 +136,17 @@ def steps_in_turns(
     memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="ddprun-script-start-", dir=memory) as folder, ExitStack() as running:
         folders = {launcher: Path(folder, launcher) for launcher in order}
+        launched: dict[str, subprocess.Popen[str]] = {}
         for launcher, each in folders.items():
             each.mkdir()
             process = start(launcher, ranks, each, LONG, cpus=cpus, first_steps=first_steps)
-            running.callback(_end, process, each, ranks)
-        processes = {launcher: _ranks(each, ranks) for launcher, each in folders.items()}
+            running.callback(process.wait)
+            running.callback(process.kill)
+            launched[launcher] = process
+        processes = {launcher: _ranks(launched[launcher], each, ranks) for launcher, each in folders.items()}
         turns = _take_turns(processes)
-        for of_ranks in processes.values():
-            _signal(of_ranks, signal.SIGUSR2)
+        for rank_zero, *_ in processes.values():
+            _signal([rank_zero], signal.SIGUSR2)
         times = {launcher: _read_times(each) for launcher, each in folders.items()}
     medians = [{name: _median_step(times[name], *span) for name, span in turn.items()} for turn in turns]
     whole = [turn for turn in medians if all(turn.values())]
@@ -151,15 +155,15 @@ def steps_in_turns(
     return {launcher: [turn[launcher] or 0.0 for turn in whole] for launcher in order}
 
 
-def _ranks(folder: Path, ranks: int) -> list[int]:
+def _ranks(launcher: subprocess.Popen[str], folder: Path, ranks: int) -> list[int]:
     """Return the processes of the ranks when all have made their first steps."""
     end, files = time.monotonic() + _SECONDS, [folder / f"process-{rank}" for rank in range(ranks)]
-    while time.monotonic() < end:
+    while time.monotonic() < end and launcher.poll() is None:
         texts = [file.read_text() if file.exists() else "" for file in files]
         if all(texts):
             return [int(text) for text in texts]
         time.sleep(0.1)
-    raise SystemExit(f"the ranks made no steps in {_SECONDS} s:\n{(folder / 'output').read_text()[-2000:]}")
+    raise SystemExit(f"the ranks made no {_FIRST_STEPS} steps:\n{(folder / 'output').read_text()[-2000:]}")
 
 
 def _take_turns(processes: dict[str, list[int]]) -> list[dict[str, tuple[float, float]]]:
@@ -184,7 +188,10 @@ def _take_turns(processes: dict[str, list[int]]) -> list[dict[str, tuple[float, 
 
 def _signal(processes: Sequence[int], number: int) -> None:
     for process in processes:
-        os.kill(process, number)
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            raise SystemExit("a rank ended while the launchers took turns") from None
 
 
 def _median_step(times: Times, begin: float, end: float) -> float | None:
@@ -200,16 +207,6 @@ def _read_times(folder: Path) -> Times:
             return list(json.loads((folder / "times.json").read_text()))
         time.sleep(0.1)
     raise SystemExit("rank 0 wrote no times")
-
-
-def _end(process: subprocess.Popen[str], folder: Path, ranks: int) -> None:
-    process.kill()
-    process.wait()
-    for file in (folder / f"process-{rank}" for rank in range(ranks)):
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or made no steps
-            rank = int(file.read_text())
-            if Path(f"/proc/{rank}/cwd").readlink() == folder:
-                os.kill(rank, signal.SIGKILL)
 
 
 def start(
@@ -298,6 +295,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the launchers, too
     machine = describe_machine(kubernetes=False)
     measured = measure(options.repetitions, options.ranks)
     shown = table(measured, f"Medians of {options.repetitions} pairs of runs, alternating. Measured on {machine}.")

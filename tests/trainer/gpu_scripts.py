@@ -120,6 +120,7 @@ def step():
     model(data).square().mean().backward()
     optimizer.step()
 side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
 with torch.cuda.stream(side):
     for _ in range(3):
         step()
@@ -276,8 +277,8 @@ def problem(case: Case, ended: Ended) -> str:
     ends = [(code, report.get("kind")) for code, report in zip(ended.codes, ended.reports, strict=True)]
     if case.innocent and ends[0] == (77, "PeerLost"):  # NCCL reported the lost peer before the launcher ended the rank
         ends[0] = (76, "Hang")
-    if ends[0] == (134, "DeviceFailed"):  # NCCL's watchdog ended the process before Python raised the error
-        ends[0] = (1, "DeviceFailed")
+    if ends[0] in ((134, "DeviceFailed"), (134, "GPUOutOfMemory")):  # NCCL's watchdog was faster than Python
+        ends[0] = (1, ends[0][1])
     if ends != list(case.ends):
         return f"ended with {ends}, wanted {list(case.ends)}"
     last = ended.reports[-1]

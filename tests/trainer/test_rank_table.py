@@ -83,11 +83,14 @@ def test_the_speed_and_the_wait_for_data_are_those_of_the_last_seconds() -> None
         pace.observe(HeartbeatRecord(step=step, time=50 + (step - 100) * 2.0, waited=(step - 99) * 1.5))
         pace.observe(HeartbeatRecord(step=step, time=99.0, waited=9.0))  # no step, so no change
     assert (pace.per_second, pace.data_wait) == (0.5, 1.5)
+    pace.observe(HeartbeatRecord(step=200, time=251.0, waited=300.0))
+    assert pace.per_second is not None
+    assert pace.data_wait == 1 / pace.per_second, "no more than the step takes"
     pace.observe(HeartbeatRecord(step=1, time=500.0, waited=0.1))
     assert (pace.per_second, pace.data_wait) == (None, None), "a new life"
 
 
-def test_the_next_step_records_the_wait_for_data_which_is_no_sign_of_life() -> None:
+def test_the_next_mark_records_the_wait_for_data_which_is_no_sign_of_life() -> None:
     files = Diagnostics.create(0)
     heartbeat = Heartbeat(files.memory())
     heartbeat.mark("train", 5)
@@ -96,6 +99,7 @@ def test_the_next_step_records_the_wait_for_data_which_is_no_sign_of_life() -> N
     heartbeat.data_wait += 0.25
     assert files.last_heartbeat() == before
     assert heartbeat.count(6, time.monotonic())
+    assert (files.last_heartbeat().step, files.last_heartbeat().waited) == (6, 0.0), "a quick step only counts"
     heartbeat.data_wait += 0.5
     heartbeat.mark("train", 7)
     assert (files.last_heartbeat().waited, heartbeat.data_wait) == (1.25, 0.0)

@@ -334,7 +334,7 @@ def test_a_rank_aborted_by_its_own_gpu_is_the_cause(reason: str) -> None:
     peer.tail.append(NCCL[0])
     cause = root_cause([peer, aborted])
     assert (cause["rank"], cause["code"], cause["cause"]) == (0, 134, "own")
-    assert (cause["kind"], cause["signal"]) == ("DeviceFailed", 6), "as if Python had raised the error first"
+    assert (cause["kind"], cause["signal"]) == ("DeviceFailed", 6), "as of the error that Python raises"
     assert reason in cause["message"]
     assert "Xid" in cause["next"]
 
@@ -354,6 +354,14 @@ def test_a_rank_aborted_because_its_gpu_is_full_has_the_advice() -> None:
     cause = root_cause([aborted])
     assert (cause["kind"], cause["signal"], cause["cause"]) == ("GPUOutOfMemory", 6, "own")
     assert "a smaller batch" in cause["next"]
+
+
+def test_a_rank_killed_after_it_printed_an_error_of_its_gpu_was_killed() -> None:
+    killed = ended(0, 0, 2.0, signal_number=9, reported=False)
+    killed.tail.append(b"caught CUDA error: out of memory, trying a batch of 16")
+    cause = root_cause([killed])
+    assert (cause["kind"], cause["code"], cause["cause"]) == ("Killed", 137, "own")
+    assert "out of memory" in cause["message"]
 
 
 def test_an_abort_without_the_nccl_watchdog_is_an_own_failure() -> None:

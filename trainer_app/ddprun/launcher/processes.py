@@ -331,7 +331,10 @@ def report_of(worker: WorkerProcess) -> Report:
         tail = b"\n".join(worker.tail).decode(errors="replace")
         if own := _OWN_CUDA.search(tail):
             line = tail[tail.rfind("\n", 0, own.start()) + 1 :].partition("\n")[0].strip()
-            report |= _explained(report, cuda_error(line))
+            error = cuda_error(line)
+            report |= _explained(report, error)
+            if -code == signal.SIGABRT:  # raised by Python or by NCCL's watchdog, whichever was faster
+                report |= {"kind": error.kind}
         elif -code == signal.SIGABRT and _NCCL_LOST.search(tail):
             failed = nccl_error(tail)
             if failed is None or failed.cause == "peer":
@@ -350,12 +353,8 @@ def report_of(worker: WorkerProcess) -> Report:
 
 
 def _explained(report: Report, error: TrainerError) -> Report:
-    """Return the fields of ``report``, of a rank that a signal ended, that say why it did; exit code and signal stay.
-
-    The kind does not depend on who was faster: Python, which raises the error, or the thread that ends the process.
-    """
-    message = f"{report['message']}: {error}"
-    return {"kind": error.kind, "message": message, "hint": error.hint, "next": error.next_step}
+    """Return what to change in the report of a rank that a signal ended, if its output tells of this error."""
+    return {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
 
 
 def is_exiting(pid: int) -> bool:

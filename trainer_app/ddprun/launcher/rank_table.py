@@ -64,7 +64,8 @@ class _Pace:
         if not self.per_second or len(self.waits) < 2 or not self.waits[max(self.waits)]:
             return None
         first, last = min(self.waits), max(self.waits)
-        return (self.waits[last] - self.waits[first]) / (last - first)
+        waited = (self.waits[last] - self.waits[first]) / (last - first)
+        return min(waited, 1 / self.per_second)  # quick steps record their waits up to 0.1 s later
 
 
 class RankTable:
