@@ -37,6 +37,7 @@ from pathlib import Path
 
 from ddprun.distributed.topology import free_port
 from tests.benchmarks.report import describe_machine, write_section
+from tests.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "manifests" / "examples" / "train_plain.py"
@@ -53,18 +54,18 @@ _FIRST_STEPS = 200
 _FEWEST = 5
 """Steps in a turn that counts."""
 _SECONDS = 600
-_RECORDER = """
+_RECORDER = f"""
 import ctypes, json, os, runpy, signal, sys, time
 from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 recorded, sys.argv = Path(sys.argv[1]), sys.argv[2:]
-times, first_steps, rank = [], int(sys.argv.pop(0)), os.environ["RANK"]
+times, rank = [], os.environ["RANK"]
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: torchrun's ranks would outlive it
 
 def step(*_):
     times.append(time.monotonic())
-    if len(times) == first_steps:
+    if len(times) == {_FIRST_STEPS}:
         recorded.with_name("process-" + rank).write_text(str(os.getpid()))
 
 def write(*_):
@@ -123,14 +124,11 @@ def _train_alone(launcher: str, ranks: int) -> tuple[float, float]:
         return times[0] - began, _cpu_of_children() - used
 
 
-def steps_in_turns(
-    ranks: int, order: Sequence[str], cpus: Sequence[int] | None = None, first_steps: int = _FIRST_STEPS
-) -> dict[str, list[float]]:
+def steps_in_turns(ranks: int, order: Sequence[str], cpus: Sequence[int] | None = None) -> dict[str, list[float]]:
     """Return the median step of each turn by launcher, in seconds; a turn counts for both or for none.
 
     Args:
         cpus: the only ones that launchers and ranks may use.
-        first_steps: of each launcher, before the first turn.
     """
     # In memory: a save must not wait for a disk.
     memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -139,7 +137,7 @@ def steps_in_turns(
         launched: dict[str, subprocess.Popen[str]] = {}
         for launcher, each in folders.items():
             each.mkdir()
-            process = start(launcher, ranks, each, LONG, cpus=cpus, first_steps=first_steps)
+            process = start(launcher, ranks, each, LONG, cpus)
             running.callback(process.wait)
             running.callback(process.kill)
             launched[launcher] = process
@@ -157,13 +155,15 @@ def steps_in_turns(
 
 def _ranks(launcher: subprocess.Popen[str], folder: Path, ranks: int) -> list[int]:
     """Return the processes of the ranks when all have made their first steps."""
-    end, files = time.monotonic() + _SECONDS, [folder / f"process-{rank}" for rank in range(ranks)]
-    while time.monotonic() < end and launcher.poll() is None:
+    files = [folder / f"process-{rank}" for rank in range(ranks)]
+
+    def processes() -> list[int] | None:
+        if launcher.poll() is not None:
+            raise SystemExit(f"{launcher.args!s} ended:\n{(folder / 'output').read_text()[-2000:]}")
         texts = [file.read_text() if file.exists() else "" for file in files]
-        if all(texts):
-            return [int(text) for text in texts]
-        time.sleep(0.1)
-    raise SystemExit(f"the ranks made no {_FIRST_STEPS} steps:\n{(folder / 'output').read_text()[-2000:]}")
+        return [int(text) for text in texts] if all(texts) else None
+
+    return eventually(f"the ranks make {_FIRST_STEPS} steps", processes, timeout=_SECONDS)
 
 
 def _take_turns(processes: dict[str, list[int]]) -> list[dict[str, tuple[float, float]]]:
@@ -178,7 +178,7 @@ def _take_turns(processes: dict[str, list[int]]) -> list[dict[str, tuple[float, 
             _signal(of_ranks, signal.SIGCONT)
             began = time.monotonic()
             time.sleep(_TURN)
-            turn[launcher] = began + _TURN / 5, time.monotonic()  # until then the caches are those of the other
+            turn[launcher] = began + _TURN / 5, time.monotonic()  # before, the caches hold the other launcher's data
             _signal(of_ranks, signal.SIGSTOP)
         turns.append(turn)
     for of_ranks in processes.values():
@@ -201,12 +201,12 @@ def _median_step(times: Times, begin: float, end: float) -> float | None:
 
 
 def _read_times(folder: Path) -> Times:
-    end = time.monotonic() + _SECONDS
-    while time.monotonic() < end:
+    def written() -> Times | None:
         with contextlib.suppress(OSError, ValueError):  # it is about to be written
             return list(json.loads((folder / "times.json").read_text()))
-        time.sleep(0.1)
-    raise SystemExit("rank 0 wrote no times")
+        return None
+
+    return eventually("rank 0 writes its times", written, timeout=_SECONDS)
 
 
 def start(
@@ -214,11 +214,9 @@ def start(
     ranks: int,
     folder: Path,
     arguments: Sequence[str],
-    *,
     cpus: Sequence[int] | None = None,
-    first_steps: int = 0,
 ) -> subprocess.Popen[str]:
-    """Start the example in ``folder``; ``finish`` waits for its end. See ``steps_in_turns`` for the arguments."""
+    """Start the example in ``folder``; ``finish`` waits for its end. cpus: the only ones that it may use."""
     script = folder / "recorder.py"
     script.write_text(_RECORDER)
     port = ["--master-port", str(free_port())] if launcher == "torchrun" else []
@@ -227,7 +225,7 @@ def start(
     pinned = ["taskset", "--cpu-list", ",".join(map(str, cpus))] if cpus else []
     with (folder / "output").open("w") as output:
         return subprocess.Popen(
-            [*pinned, *command, str(script), str(folder / "times.json"), str(first_steps), str(EXAMPLE), *arguments],
+            [*pinned, *command, str(script), str(folder / "times.json"), str(EXAMPLE), *arguments],
             env=env | {"DDPJOB_CHECKPOINT_DIR": str(folder), "OMP_NUM_THREADS": "1"}, cwd=folder,
             start_new_session=True, stdout=output, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip

@@ -353,7 +353,7 @@ def report_of(worker: WorkerProcess) -> Report:
 
 
 def _explained(report: Report, error: TrainerError) -> Report:
-    """Return what to change in the report of a rank that a signal ended, if its output tells of this error."""
+    """Return the changed fields of a killed rank's report. error: found in the output of the rank."""
     return {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
 
 
