@@ -14,7 +14,7 @@ from tests.processes import eventually
 SCRIPT = """
 trap 'exit 75' TERM
 echo up
-until [ -e $DDPJOB_CHECKPOINT_DIR/code ]; do sleep 0.02; done
+until [ -s $DDPJOB_CHECKPOINT_DIR/code ]; do sleep 0.02; done
 exit $(cat $DDPJOB_CHECKPOINT_DIR/code)
 """
 

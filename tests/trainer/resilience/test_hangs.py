@@ -168,8 +168,10 @@ def test_a_node_that_polls_the_store_learns_which_rank_stopped_in_data(
     # Without a common directory only the store can carry the name: no connection to the stopped rank breaks.
     command = ("train", *SMALL, "--data-dir", idx, "--chaos", f"stop:{victim}:0:data")
     patient = {"PET_RDZV_CONF": f"timeout={2 * ALLOWED}"}  # until then the ranks wait for each other's data
-    # The other node, which may be slow to load its data, learns of the hang and finds none by itself.
-    limits = [TIMEOUT if rank == victim // 2 else 2 * ALLOWED for rank in (0, 1)]
+    # The other node, which may be slow to load its data, learns of the hang and finds none by itself. Without rank 0,
+    # ranks that are still connecting (gloo) wait until their own limit, so that hang is found later.
+    found = TIMEOUT if victim else max(25, TIMEOUT)
+    limits = [found if rank == victim // 2 else 2 * ALLOWED for rank in (0, 1)]
     nodes = [
         ddptrain.start(*command, "--hang-timeout", limit, env=node(rank, port) | patient)
         for rank, limit in enumerate(limits)

@@ -305,7 +305,8 @@ def test_idle_program_is_inspected_once_and_nothing_is_said() -> None:
         ranks = Ranks(nnodes=2, node_rank=node, world_size=2)
         worker = WorkerProcess(node, idle.pid, -1, -1, Diagnostics.create(node))
         detector, peers, progress = HangDetector(0, node, 0.05), Peers(ranks, number), NodeProgress(2)
-        nodes.append((detector, StallWatch(detector, peers, progress, None, said.append, nodes=2), worker, peers))
+        watch = StallWatch(detector, peers, progress, None, said.append, nodes=2, is_told_to_stop=bool)
+        nodes.append((detector, watch, worker, peers))
     port = ProgressPort(number, dict, nodes[0][3].takes)
 
     def turn(watched: int = 2) -> None:

@@ -32,6 +32,7 @@ _KEPT_ATTEMPTS = 100  # some KB each; the verb ``report`` shows the cause of eve
 _KEPT_DUMPS = 10  # the newest attempts that also keep their dumps, of up to 16 MB per rank
 _OTHER_REPORT = 5.0  # seconds for another node's report to appear; SIGTERM ends the wait, because the cause is known
 _VOLUME = 2.0  # seconds for the volume to answer
+_STALL_FILES = 10.0  # seconds for it to take the files of a stall; a signal ends the wait
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,20 @@ class NodeReports:
         for dump in (path for attempt in attempts[_KEPT_DUMPS:_KEPT_ATTEMPTS] for path in dumps(attempt)):
             dump.unlink(missing_ok=True)
 
-    def write_stall(self, findings: Sequence[NodeFindings], workers: Sequence[WorkerProcess], *, message: str) -> bool:
+    def write_stall(
+        self,
+        findings: Sequence[NodeFindings],
+        workers: Sequence[WorkerProcess],
+        cancelled: Callable[[], bool],
+        *,
+        message: str,
+    ) -> bool:
         """Write the dumps of ``workers``, the stacks that the nodes found, and the message unless it is empty.
 
         The message is not in ``node-*.json``, which are reports of failures: a stall may end.
+
+        Args:
+            cancelled: ends the wait; asked ten times a second.
 
         Returns:
             whether the volume took them.
@@ -143,7 +154,7 @@ class NodeReports:
             write_atomically(self._stall_file, dumps_json(report, indent=1).encode(), durable=False)
             return True
 
-        return bool(run_with_timeout(_VOLUME, write))
+        return bool(run_with_timeout(_STALL_FILES, write, cancelled))
 
     def end_stall(self) -> None:
         """Delete the report of a stall that has ended; the stacks stay. Never raises."""

@@ -31,8 +31,9 @@ class StallWatch:
     """One node's part.
 
     Args:
-        nodes: of the group.
         say: prints a line in the launcher's log.
+        nodes: of the group.
+        is_told_to_stop: whether a signal waits, which comes before the files of a stall.
 
     Attributes:
         states: of this node's ranks, when they were inspected last.
@@ -47,9 +48,10 @@ class StallWatch:
         say: Callable[[str], None],
         *,
         nodes: int,
+        is_told_to_stop: Callable[[], bool],
     ) -> None:
         self._detector, self._peers, self._progress = detector, peers, progress
-        self._reports, self._say, self._nodes = reports, say, nodes
+        self._reports, self._say, self._nodes, self._is_told_to_stop = reports, say, nodes, is_told_to_stop
         self._asked = False  # this node waits for the others
         self._own: NodeFindings | None = None  # since the first request
         self._is_known = False  # this stall was reported, or is none that is reported
@@ -142,7 +144,7 @@ class StallWatch:
             peers.settle(message)  # before the files are written: the others may have a hung rank to end
         self._is_known |= bool(peers.stalled)  # also if it is not reported, or was before: ask no more
         where = None
-        if self._reports and self._reports.write_stall(findings, workers, message=message):
+        if self._reports and self._reports.write_stall(findings, workers, self._is_told_to_stop, message=message):
             where = self._reports.folder
         if message:
             self._show(message)

@@ -97,7 +97,7 @@ class Supervisor:
         self._detector = HangDetector(settings.hang_timeout, self.ranks.node_rank, settings.stall_report)
         self._watch = StallWatch(
             self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
-            nodes=self.ranks.nnodes,
+            nodes=self.ranks.nnodes, is_told_to_stop=self._is_told_to_stop,
         )  # fmt: skip
         self._agreed = AgreedLife(
             services.agreement, self.life, self.ranks.nnodes, services.progress, self.printer.launcher_line
@@ -195,10 +195,12 @@ class Supervisor:
     def finish_logs(self, *, hurry: bool) -> None:
         """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time or until a signal comes."""
         if self._logs:
-            is_told_to_stop = lambda: bool(STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
             drops, logs, self._logs = self._logs.drops, self._logs, None
-            if not logs.close(hurry=hurry or self.stop_signal is not None, cancelled=is_told_to_stop) or drops:
+            if not logs.close(hurry=hurry or self.stop_signal is not None, cancelled=self._is_told_to_stop) or drops:
                 self._warn_of_volume()
+
+    def _is_told_to_stop(self) -> bool:
+        return bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _supervise(self) -> None:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
