@@ -80,7 +80,7 @@ def test_second_ctrl_c_kills_a_job_that_ignores_sigterm(ddpjob: Program) -> None
         process.send_signal(signal.SIGINT)
         ddpjob.until_log("deaf", "no")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     assert process.returncode == 130
     assert processes_of(ddpjob.folder) == []
 
@@ -92,7 +92,7 @@ def test_killed_run_leaves_no_process_and_is_shown_as_interrupted(ddpjob: Progra
         eventually("get sees it run", lambda: "Running" in ddpjob("get").out)
         process.kill()
         process.wait()
-    eventually("no process is left", lambda: not processes_of(ddpjob.folder), timeout=20)
+    eventually("no process is left", lambda: not processes_of(ddpjob.folder), timeout=60)
     assert "Interrupted" in ddpjob("get").out
 
 
@@ -108,7 +108,7 @@ def test_delete_stops_a_live_run_and_keeps_the_volume(ddpjob: Program) -> None:
         ddpjob.until_log("stopped", "waiting")
         done = ddpjob("delete", "stopped")
         assert done.code == 0, done
-        assert process.wait(10) == 143
+        assert process.wait(60) == 143
     assert processes_of(ddpjob.folder) == []
     assert not (ddpjob.state / "jobs" / "default" / "stopped").exists()
     assert (ddpjob.state / "volumes" / "default" / "stopped-checkpoints" / "saved").exists()

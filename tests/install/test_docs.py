@@ -227,7 +227,7 @@ def test_quoted_trainer_messages_are_in_its_source() -> None:
 def test_shell_blocks_are_valid_shell() -> None:
     for page in PAGES:
         for block in blocks(page, "bash"):
-            done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, timeout=10, check=False)
+            done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, timeout=60, check=False)
             assert done.returncode == 0, f"{page.name}: {done.stderr}\n{block}"
 
 

@@ -454,7 +454,7 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
     progress.serve(port)
 
     def get(path: str) -> dict[str, object]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return dict(json.load(answer))
 
     first, second = get("/progress"), get("/progress")
@@ -510,7 +510,7 @@ def test_slow_connections_to_the_progress_port_are_bounded() -> None:
         for _ in range(opened_by_us):
             slow = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
             slow.sendall(b"GET /prog")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as answer:
             assert json.load(answer) == {"ok": True}
         assert len(os.listdir("/proc/self/fd")) < before + opened_by_us + 30  # noqa: PTH208
 
@@ -528,7 +528,7 @@ def test_progress_port_is_free_when_its_owner_has_ended_although_a_child_lives_o
         assert os.read(begun, 1) == b"1"
         port.close()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", number), timeout=10)
+            socket.create_connection(("127.0.0.1", number), timeout=60)
         ProgressPort(number, dict).close()
     finally:
         for descriptor in (read, write, begun, begins):

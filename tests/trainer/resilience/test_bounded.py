@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher import node_reports
 from ddprun.launcher.node_reports import NodeReports, read
-from ddprun.launcher.processes import run_with_timeout
+from ddprun.launcher.processes import WorkerProcess, run_with_timeout
 from ddprun.reporting.console import Console
 from ddprun.reporting.progress import Progress
 from ddptrain.reporting.metrics import MetricsLogger
@@ -113,6 +114,17 @@ def test_a_report_is_not_set_aside_with_that_of_an_earlier_start_of_another_node
     one.set_aside()
     found = {path.name: [node["report"]["message"] for node in read(path)] for path in zero.folder.parent.iterdir()}
     assert found == {"local-0": ["of the second start"], "local-0.1": ["of the first start"]}
+
+
+def test_a_report_is_written_before_the_dumps_which_the_volume_may_refuse(tmp_path: Path) -> None:
+    diagnostics = Diagnostics.create(0)
+    os.write(diagnostics.stacks, b"where rank 0 was")
+    (tmp_path / "reports" / "u-1" / "rank-0.stacks.txt" / "in the way").mkdir(parents=True)
+    NodeReports(tmp_path / "reports" / "u-1", Ranks()).write(
+        {"code": 76}, [], [WorkerProcess(0, 0, -1, -1, diagnostics)]
+    )
+    diagnostics.close()
+    assert [found["report"] for found in read(tmp_path / "reports" / "u-1")] == [{"code": 76}]
 
 
 def test_old_attempts_keep_their_reports_longer_than_their_dumps(

@@ -105,13 +105,13 @@ class NodeReports:
 
     def _write(self, report: Report, states: Sequence[RankSnapshot], workers: Sequence[WorkerProcess]) -> None:
         self._make_folder()
-        self._write_dumps(workers)
         content = {
             "schema": 1, "node": self.ranks.node_rank, "nnodes": self.ranks.nnodes, "time": time.time(),
             "report": report, "ranks": [asdict(state) for state in states],
         }  # fmt: skip
         path = self.folder / f"node-{self.ranks.node_rank}.json"
         write_atomically(path, dumps_json(content, indent=1).encode(), durable=False)
+        self._write_dumps(workers)  # after the report: they may be more than the volume takes in time
         attempts = sorted(self.folder.parent.iterdir(), key=_written, reverse=True)
         for old in attempts[_KEPT_ATTEMPTS:]:
             shutil.rmtree(old, ignore_errors=True)
