@@ -1,4 +1,7 @@
-"""The simulator detects errors: each of its mutants (``tests.mutants``) makes one of its runs fail."""
+"""The simulator detects errors: each of its mutants (``tests.mutants``) makes one of its runs fail.
+
+These are samples; `make mutants` and `make soak` have all.
+"""
 
 from concurrent.futures import ProcessPoolExecutor
 
@@ -6,8 +9,9 @@ import pytest
 
 from tests.mutants.mutant import Mutant, areas
 from tests.simulator.parallel import first_detection
+from tests.soak import ALL
 
-MUTANTS = areas()["simulator"]
+MUTANTS = areas()["simulator"][:: 1 if ALL else 5]
 
 
 @pytest.fixture(scope="module")
