@@ -290,11 +290,11 @@ def _changed(before: DDPJobStatus, status: DDPJobStatus) -> Json | None:
 
 
 def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> float | None:
-    """Return the seconds until a deadline or the end of a wait can change the plan, at least 1; None if none can."""
+    """Return the seconds until a deadline or the end of a wait can change the plan; None if none can."""
     attempt = recorded_attempt(status, s.now)
     is_suspended = attempt.verdict == SUSPENDED and s.job.spec.suspend
     if s.former_seconds > 0 and not s.job.spec.suspend:
-        return max(s.former_seconds, MIN_REQUEUE_SECONDS)
+        return s.former_seconds
     if decision.kind in ("succeed", "fail") or is_suspended or not attempt.number:
         return None
     # Deadlines of the attempt before the decision, unless the decision ends it.
@@ -306,7 +306,7 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
         left += [-seconds_since(time, s.now) for time in times if time is not None]
         # A job that waits for a gang scheduler starts when that is served, at no time of its own.
         left = [seconds for seconds in left if seconds > 0] or ([] if obstacles.admission_obstacle(s) else left)
-    return max(min(left), MIN_REQUEUE_SECONDS) if left else None
+    return min(left, default=None)
 
 
 def _earlier(*times: float | None) -> float | None:
