@@ -36,7 +36,7 @@ _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
 _STRANGERS = 256  # connections at once that have proved nothing; a new one ends the oldest
 _PROVING = 5.0  # seconds
 _CONNECTING = 5.0  # seconds; the kernel tries for two minutes to reach an address that does not answer
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 30.0  # seconds between attempts to reach node 0
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0  # seconds between attempts to reach node 0
 _RESOLVE = 2.0  # seconds
 _HELLO = "ddprun-launcher"
 
