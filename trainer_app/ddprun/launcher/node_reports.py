@@ -32,7 +32,7 @@ _KEPT_ATTEMPTS = 100  # some KB each; the verb ``report`` shows the cause of eve
 _KEPT_DUMPS = 10  # the newest attempts that also keep their dumps, of up to 16 MB per rank
 _OTHER_REPORT = 5.0  # seconds for another node's report to appear; SIGTERM ends the wait, because the cause is known
 _VOLUME = 2.0  # seconds for the volume to answer
-_STALL_FILES = 10.0  # seconds for it to take the files of a stall; a signal ends the wait
+_STALL_FILES = 5.0  # seconds for it to take the files of a stall; a signal ends the wait
 
 
 @dataclass(frozen=True)
