@@ -300,6 +300,7 @@ class ControlPlane:
             f"--secure-port={self.port}",
             "--external-hostname=127.0.0.1",
             "--endpoint-reconciler-type=none",
+            "--request-timeout=2m",  # by default a minute, which the largest jobs exceed on busy cores
             f"--cert-dir={self.folder / 'certificates'}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",

@@ -78,7 +78,7 @@ LAYERS = (
     Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.3),)),
     Layer(
         "local",
-        (pytest_command("tests/local", "tests/cli", "tests/client", *_NO_CLUSTER, needs=("shells",), cores=0.35),),
+        (pytest_command("tests/local", "tests/cli", "tests/client", *_NO_CLUSTER, needs=("shells",), cores=0.4),),
     ),
     Layer(
         "unit",
@@ -87,7 +87,7 @@ LAYERS = (
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
                 *("tests/benchmarks", "tests/compatibility", "tests/convert", "tests/mutants", "tests/plot"),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
-                cores=0.5,
+                cores=0.8,
             ),
             pytest_command("tests/simulator", cores=1.0),  # two processes, which take what the others leave
         ),
