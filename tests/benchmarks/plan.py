@@ -28,7 +28,7 @@ from tests.benchmarks.report import describe_machine, write_section
 SIZES = (1, 8, 64, 1000, 4096)
 ROUNDS = 3
 COST = Path("tests", "benchmarks", "plan_cost.py")
-"""In each checkout: names of the operator's modules may differ."""
+"""Each checkout runs its own file, because the modules of the operator can have other names there."""
 AIMS_MS = {1: 1.0, 1000: 5.0}
 """The longest re-plan for a number of nodes."""
 

@@ -200,6 +200,7 @@ class Supervisor:
                 self._warn_of_volume()
 
     def _is_told_to_stop(self) -> bool:
+        """Return whether a stop signal has come that was not passed on yet."""
         return bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _supervise(self) -> None:
@@ -479,7 +480,7 @@ class Supervisor:
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
             lost_peer = several_nodes and cause == "peer"
             # A stop signal ends the wait: the operator then has its verdict, and the next attempt waits for this node.
-            told_to_stop = lambda: bool(self.stop_signal or STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
+            told_to_stop = lambda: self.stop_signal is not None or self._is_told_to_stop()  # noqa: E731
             if lost_peer:
                 self._write(report, [])  # before the wait: other nodes see which one is silent
                 if other := self.reports.cause_on_another_node(told_to_stop):
