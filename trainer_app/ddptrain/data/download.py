@@ -80,12 +80,20 @@ def fetch(
 
 
 def load(config: Config, *, log: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
-    """Return the configured data set, downloaded first with ``--download``; raises as ``fetch`` and ``mnist.load``."""
-    if config.download and config.data == "mnist":
-        if not config.data_dir:
-            raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="add --data-dir DIR")
-        # Called on every rank: the first one on each volume downloads, the others wait for its lock.
-        fetch(config.data_dir, log=log, alive=alive)
+    """Return the configured data set, with ``--download`` also if it must be downloaded.
+
+    Raises as ``fetch`` and ``mnist.load``.
+    """
+    may_download = config.download and config.data == "mnist"
+    if may_download and not config.data_dir:
+        raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="add --data-dir DIR")
+    try:  # first, because the reading of MNIST by four ranks of two cores takes half a second
+        return mnist.load(config.data, config.data_dir)
+    except DataError:
+        if not may_download:
+            raise
+    # Called on every rank: the first one on each volume downloads, the others wait for its lock.
+    fetch(config.data_dir, log=log, alive=alive)
     return mnist.load(config.data, config.data_dir)
 
 
