@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from ddprun.checkpoint_files import newest_valid
 from ddprun.errors import Stopped, UsageError
+from ddprun.signals import STOP_SIGNALS, StopFlag
 from ddptrain.cli import main
 from ddptrain.experiments import trials
 from ddptrain.experiments.trials import Trials
@@ -150,6 +152,24 @@ def test_stop_at_the_moment_when_a_trial_has_ended_ends_the_comparison(
         monkeypatch.setattr(trials.os, name, then_stop(getattr(os, name)))
     with pytest.raises(Stopped):
         some_trials.run((), tmp_path / "trial")
+
+
+def test_stop_during_a_fork_ends_the_comparison(tmp_path: Path) -> None:
+    def stop_once() -> None:
+        if stops:
+            os.kill(stops.pop(), signal.SIGTERM)
+
+    stops = [os.getpid()]
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    some_trials = Trials(tmp_path, lambda argv: 0)
+    os.register_at_fork(after_in_parent=stop_once)
+    try:
+        with pytest.raises(Stopped), StopFlag.installed().interruptible("compare"):
+            some_trials.run((), tmp_path / "trial")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not stops
 
 
 @pytest.mark.parametrize("verb", [("compare", "--worlds", "1,2"), ("bench", "--data", "digits", "--parts", "accuracy")])

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ import torch
 from ddprun.errors import TrainerError
 from ddprun.reporting.metrics import effective_rows
 from ddprun.resources import visible_gpus
-from ddprun.signals import die_with_parent
+from ddprun.signals import STOP_SIGNALS, die_with_parent
 from ddptrain.config import Config
 from ddptrain.program import preload
 
@@ -136,17 +137,24 @@ class Trials:
             os.dup2(descriptor, 2)
             os.environ.clear()
             os.environ.update(self.env)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             sys.exit(work())
 
         process = multiprocessing.get_context("fork").Process(target=child)
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        process.start()
+        # Python drops what a handler raises in the functions that it calls at a fork, and the trials would go on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             # It does not reap: the number stays the child's.
             os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT)
         except BaseException:  # a signal: the folder is about to be removed, so nothing may write to it
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
             raise
         process.join()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
