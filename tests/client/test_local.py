@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from ddpjob.client.local import LocalClient
 from ddpjob.local import LocalError
 from tests.processes import eventually
 
+META = {"name": "tiny", "namespace": "default", "uid": "u"}
 # Node 1 fails when node 0 is ready. Node 0 of the first attempt ends only after a line of the second was seen.
 OVERLAP = """
 cd "$PLACE"
@@ -53,6 +57,38 @@ def test_a_killed_run_is_interrupted_and_resumes_in_its_directory(
     assert client.wait("tiny", timeout=60).status.attempt == 2
     first, second = (list(client.logs("tiny", attempt=attempt)) for attempt in (1, 2))
     assert [line.text for line in first + second] == [str(tmp_path / "work")] * 2
+
+
+def test_a_second_suspend_waits_for_the_checkpoint_too(client: LocalClient, tmp_path: Path) -> None:
+    save = f"touch {tmp_path}/saving; until [ -e {tmp_path}/go ]; do sleep 0.02; done; touch {tmp_path}/saved; exit 0"
+    script = f"trap '{save}' TERM; touch {tmp_path}/ready; while :; do sleep 0.02; done"
+    client.submit(DDPJob("tiny", image="none", command=["sh", "-c", script]))
+    eventually("the trap is set", (tmp_path / "ready").exists)
+    first, second = (threading.Thread(target=client.suspend, args=("tiny",), daemon=True) for _ in range(2))
+    first.start()
+    eventually("the trainer saves", (tmp_path / "saving").exists)
+    second.start()
+    second.join(0.5)
+    assert second.is_alive()
+    (tmp_path / "go").touch()
+    for thread in (first, second):
+        thread.join(60)
+    assert client.get("tiny").state == "Suspended"
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_process_of_another_machine_is_not_stopped(client: LocalClient) -> None:
+    client.folder.job("default", "tiny").save({"metadata": META, "spec": {}}, [], {})
+    record, namesake = client.record("tiny"), subprocess.Popen(["sleep", "60"])
+    try:
+        with record.locked():
+            (record.path / "lock").write_text(f"{namesake.pid} {uuid.uuid4()}/4026531836\n")
+            with pytest.raises(LocalError, match=f"process {namesake.pid} of another machine or container"):
+                client.delete("tiny")
+        assert namesake.poll() is None
+    finally:
+        namesake.kill()
+        namesake.wait()
 
 
 def test_followed_logs_have_what_an_attempt_prints_while_the_next_runs(client: LocalClient, tmp_path: Path) -> None:

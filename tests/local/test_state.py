@@ -113,6 +113,14 @@ def test_lock_names_its_holder_and_is_released_when_that_ends(tmp_path: Path) ->
     assert folder.runner() is None
 
 
+def test_lock_of_a_deletion_names_no_run_that_could_be_stopped(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path).job("default", "a")
+    with folder.locked(to_run=False):
+        assert folder.runner() is None
+        with pytest.raises(LocalError, match="another command is starting or deleting"), folder.locked():
+            pass
+
+
 def test_reading_the_holder_does_not_block_the_lock(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     with folder.locked():

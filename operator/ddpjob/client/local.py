@@ -1,5 +1,6 @@
 """``Client.local``: the jobs of this machine, in the state folder that ``ddpjob run`` uses, too."""
 
+import contextlib
 import json
 import os
 import select
@@ -266,7 +267,7 @@ class LocalClient(Client):
         record = self.record(job)
         if record.runner() is not None:
             stop(record)
-        with record.locked():
+        with record.locked(to_run=False):
             remove_tree(record.path, self.folder.root)
         path = self.volume(record)
         if volume and path is not None:
@@ -371,24 +372,32 @@ class LocalClient(Client):
 
 
 def stop(record: JobFolder) -> None:
-    """Send SIGTERM to the run and wait until it ends: its nodes save and exit. Raises ``LocalError`` if it does not."""
+    """Stop the run, unless it stops already, and wait until it ends: its nodes save and exit.
+
+    Raises ``LocalError`` if it does not end.
+    """
     pid = record.runner()
-    try:
-        process = os.pidfd_open(pid) if pid is not None else None
-    except ProcessLookupError:
+    if pid is None:
         return
-    if process is None:
+    if record.runs_elsewhere():
+        raise LocalError(
+            f"{record.name} runs in process {pid} of another machine or container, which shares this state folder",
+            "this machine may have another process with that number",
+            "give the command there, or stop the job there with Ctrl-C",
+        )
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
         return
     try:
         # The pid may belong to another process by now; from here on the descriptor identifies the process.
         if record.runner() != pid:
             return
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        if not select.select([process], [], [], _STOP_SECONDS)[0]:
+        if not _ends(process, record):
             raise LocalError(
                 f"{record.name} still runs, in process {pid}, {_STOP_SECONDS:g} s after SIGTERM",
                 "its trainer may be saving a large checkpoint",
-                f"try again, or kill it: kill -KILL {pid} (this ends all its processes)",
+                f"try again to wait longer, or kill it: kill -KILL {pid} (this ends all its processes)",
             )
     except PermissionError as error:
         raise LocalError(
@@ -398,6 +407,25 @@ def stop(record: JobFolder) -> None:
         ) from error
     finally:
         os.close(process)
+
+
+def _ends(process: int, record: JobFolder) -> bool:
+    """Send SIGTERM to a run that is not stopping yet, since a second one kills it. Return whether it ends in time."""
+    end, is_told = time.monotonic() + _STOP_SECONDS, False
+    while time.monotonic() < end:
+        if not is_told and not _is_suspended(record):
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+            is_told = True
+        if select.select([process], [], [], _STOP_SECONDS if is_told else _PAUSE)[0]:
+            return True
+    return False
+
+
+def _is_suspended(record: JobFolder) -> bool:
+    """Return whether the record says that the job is to stop. At a resume it says so until the new run writes it."""
+    with contextlib.suppress(LocalError):  # a damaged record, whose job can be deleted
+        return bool(((record.job() or {}).get("spec") or {}).get("suspend"))
+    return False
 
 
 def _ask(job: DDPJob, port: int) -> Json:

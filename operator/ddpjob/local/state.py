@@ -1,6 +1,6 @@
 """The state folder: files of local jobs, readable from any shell while a job runs and afterwards.
 
-jobs/<namespace>/<job>/lock          locked by the `ddpjob run` of this job; contains its pid
+jobs/<namespace>/<job>/lock          locked by the `ddpjob run` of this job; contains its pid, and where that counts
 jobs/<namespace>/<job>/cluster.json  the DDPJob and its pods, as an API server would store them
 jobs/<namespace>/<job>/events.log    the events of the last run
 jobs/<namespace>/<job>/pods/<pod>/   trainer.log, trainer.termination-log, and while the pod runs its own volumes
@@ -70,16 +70,26 @@ class JobFolder:
 
     def runner(self) -> int | None:
         """Return the pid of the ``ddpjob run`` that runs this job, or None."""
+        pid = next(iter(self._runner()), "")
+        return int(pid) if pid.isdecimal() else None
+
+    def runs_elsewhere(self) -> bool:
+        """Return whether the runner's pid is one of another machine or container, which shares this folder."""
+        return self._runner()[1:] not in ([], [_pid_space()])  # [] is of an earlier release
+
+    def _runner(self) -> list[str]:
+        """Return the words of the lock file, if the file is locked."""
         try:
             with self._lock.open() as file:
-                return None if _try_lock(file, exclusive=False) else int(file.read() or 0) or None
+                return [] if _try_lock(file, exclusive=False) else file.read().split()
         except (OSError, ValueError):
-            return None
+            return []
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the job to run or delete it. Raises ``LocalError`` with the pid of the process that holds the lock.
+    def locked(self, *, to_run: bool = True) -> Iterator[None]:
+        """Lock the job to run it, or to delete it: then this process must not be taken for one to stop.
 
+        Raises ``LocalError`` with the pid of the process that holds the lock.
         The kernel releases an flock when its holder ends in any way; a pid file alone would remain after SIGKILL.
         """
         deadline = time.monotonic() + _PROBE_SECONDS
@@ -88,7 +98,8 @@ class JobFolder:
             with self._lock.open("a+") as file:
                 if _try_lock(file, exclusive=True) and _is_at(self._lock, file):
                     file.truncate(0)
-                    print(os.getpid(), file=file, flush=True)
+                    if to_run:
+                        os.write(file.fileno(), f"{os.getpid()} {_pid_space()}\n".encode())
                     try:
                         yield
                     finally:
@@ -97,7 +108,9 @@ class JobFolder:
                 holder = self.runner()
             if time.monotonic() > deadline:
                 raise LocalError(
-                    f"DDPJob {self.name} is running already, in process {holder or 'unknown'}",
+                    f"DDPJob {self.name} is running already, in process {holder}"
+                    if holder
+                    else f"another command is starting or deleting DDPJob {self.name}",
                     "only one `ddpjob run` at a time can run a job",
                     "watch it with `ddpjob get` and `ddpjob logs`, stop it with Ctrl-C there, or use another --name",
                 )
@@ -226,6 +239,15 @@ def remove_tree(path: Path, root: Path) -> None:
             "it belongs to another user, or the disk is read-only",
             f"check it with ls -ld {error.filename or path}",
         ) from error
+
+
+def _pid_space() -> str:
+    """Return what differs between machines and between containers whose processes have numbers of their own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return "unknown"
 
 
 def _try_lock(file: TextIO, *, exclusive: bool) -> bool:
