@@ -231,6 +231,13 @@ def test_signal_that_comes_with_the_next_life_reaches_its_ranks(
     assert supervisor.signals.pending == [signal.SIGTERM] and supervisor.stop_signal is None
 
 
+def test_signal_that_was_passed_on_ends_the_wait_for_the_files_of_a_stall(supervisor: Supervisor) -> None:
+    assert not supervisor._watch._is_told_to_stop()
+    supervisor.signals.pending.append(signal.SIGTERM)
+    supervisor._pass_on_signals()
+    assert supervisor._watch._is_told_to_stop() and not supervisor.signals.pending
+
+
 def test_report_of_a_node_whose_ranks_others_have_ended(supervisor: Supervisor, tmp_path: Path) -> None:
     (tmp_path / "run-000001").mkdir()
     (tmp_path / "run-000001" / "step-000000005.json").touch()

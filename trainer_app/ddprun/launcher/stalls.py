@@ -33,7 +33,7 @@ class StallWatch:
     Args:
         say: prints a line in the launcher's log.
         nodes: of the group.
-        is_told_to_stop: whether a signal waits, which comes before the files of a stall.
+        is_told_to_stop: whether a stop signal has come, which comes before the files of a stall.
 
     Attributes:
         states: of this node's ranks, when they were inspected last.

@@ -97,7 +97,7 @@ class Supervisor:
         self._detector = HangDetector(settings.hang_timeout, self.ranks.node_rank, settings.stall_report)
         self._watch = StallWatch(
             self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
-            nodes=self.ranks.nnodes, is_told_to_stop=self._is_told_to_stop,
+            nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
         self._agreed = AgreedLife(
             services.agreement, self.life, self.ranks.nnodes, services.progress, self.printer.launcher_line
@@ -202,6 +202,10 @@ class Supervisor:
     def _is_told_to_stop(self) -> bool:
         """Return whether a stop signal has come that was not passed on yet."""
         return bool(STOP_SIGNALS & set(self.signals.pending))
+
+    def _is_stopping(self) -> bool:
+        """Return whether a stop signal has come."""
+        return self.stop_signal is not None or self._is_told_to_stop()
 
     def _supervise(self) -> None:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
@@ -480,10 +484,9 @@ class Supervisor:
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
             lost_peer = several_nodes and cause == "peer"
             # A stop signal ends the wait: the operator then has its verdict, and the next attempt waits for this node.
-            told_to_stop = lambda: self.stop_signal is not None or self._is_told_to_stop()  # noqa: E731
             if lost_peer:
                 self._write(report, [])  # before the wait: other nodes see which one is silent
-                if other := self.reports.cause_on_another_node(told_to_stop):
+                if other := self.reports.cause_on_another_node(self._is_stopping):
                     report = with_root_cause(report, other)
                 elif silent := self.reports.silent_nodes():
                     report = report | {"message": f"{report['message']}; {without_report(silent)}"}
