@@ -155,7 +155,10 @@ class Runner:
             test = Case(_title(command), Outcome.SKIPPED, 0, reason=missing.reason)
             result = CommandResult(0, (test,), missing=missing.reason)
         else:
-            result = self._run_command(job, missing.reason if missing else "")
+            try:
+                result = self._run_command(job, missing.reason if missing else "")
+            except Exception as error:  # else a command that did not run would count as one without failures
+                result = CommandResult(0, (), problem=f"{type(error).__name__}: {error}")
         job.layer.commands.append(result)
         self._ended.append((job, result))
         ending = result.problem or f"finished after {result.seconds:.0f} s"

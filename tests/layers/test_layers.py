@@ -150,6 +150,17 @@ def test_pytest_that_ends_without_a_result_fails_the_layer(tmp_path: Path, sourc
     assert as_text(results, 1.0, ci=False).splitlines()[-1].endswith(" passed, 1 failed, 0 skipped")
 
 
+def test_program_that_is_missing_and_a_report_that_cannot_be_read_fail_their_layers(tmp_path: Path) -> None:
+    truncate = (
+        "def test_a(request):\n    file = request.config.option.xmlpath\n    os.makedirs(os.path.dirname(file))\n"
+        "    open(file, 'w').close()\n    os._exit(3)\n"
+    )
+    layers = Layer("a", (Command(("/no/such/program",)),)), layer_of(tmp_path, "b", truncate)
+    results = run_layers(*layers)
+    assert [result.outcome(ci=False) for result in results] == [Outcome.FAILED] * 2
+    assert ["FileNotFoundError" in results[0].problems[0], "ParseError" in results[1].problems[0]] == [True, True]
+
+
 def test_other_commands_count_as_one_test_each_and_all_of_them_run(tmp_path: Path) -> None:
     [result] = run_layers(Layer("lint", (shell("exit 3"), shell(f"touch {tmp_path}/ran"))))
     assert counts(result) == (1, 1, 0)
