@@ -307,6 +307,56 @@ def test_a_new_size_leaves_the_queue_before_the_pod_sets_change() -> None:
     assert world.status["state"] == "Queued" and not world.pods
 
 
+def test_a_new_size_is_not_started_on_the_old_quota_after_a_failure() -> None:
+    """A pod fails while another operator sees the job neither suspended nor resumed."""
+    world = Queued()
+    world.starts()
+    world.job["spec"]["numNodes"] = 4
+    world.job["metadata"]["generation"] += 1
+    world.set_pod(1, failed(1))
+    world.settle()
+    assert world.workload["spec"]["active"] is False and not world.pods_in_use()
+    world.evicts("Deactivated")
+    world.settle()
+    assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 4
+    world.admits()
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 4
+
+
+def test_what_a_person_activated_and_an_administrator_deactivates_later_stays_so() -> None:
+    world = Queued(template={"spec": {"nodeSelector": {"gpu": "a100"}}})
+    world.settle()
+    world.admits()
+    world.gives_back()
+    world.found[names.FLAVORS, "h100"] = {"spec": {"nodeLabels": {"gpu": "a100"}}}
+    world.workload["spec"]["active"] = True
+    world.admits()
+    world.settle()
+    world.run_all()
+    world.settle()
+    assert world.status["state"] == "Running"
+    world.workload["spec"]["active"] = False
+    world.evicts("Deactivated", "The workload is deactivated")
+    world.settle()
+    assert world.workload["spec"]["active"] is False and not world.pods_in_use()
+    assert world.condition("Running")["reason"] == "QueueDeactivated"
+
+
+def test_no_deadline_passes_while_a_job_waits_for_a_kueue_that_was_removed() -> None:
+    world = Queued(activeDeadlineSeconds=3600)
+    world.starts()
+    world.served = frozenset()
+    world.set_pod(1, failed(1))
+    world.settle()
+    world.forward(4000)
+    world.settle()
+    assert world.condition("Running")["reason"] == "QueueUnavailable"
+    world.served = None
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
 def test_a_workload_that_an_administrator_deactivated_holds_the_job_until_it_is_activated() -> None:
     world = Queued()
     world.starts()

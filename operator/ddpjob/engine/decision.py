@@ -389,7 +389,7 @@ def _eviction_between_attempts(s: JobState) -> Decision | None:
     attempt, ending = s.attempt, s.attempt.ending
     if ending is None or not attempt.is_closed or attempt.verdict in (SUSPENDED, EVICTED) or s.spec_changed:
         return None
-    if not (why := scheduling.stop(s)):
+    if not (why := scheduling.stop(s) or scheduling.unavailable(s)):
         return None
     text = f"{why}: the attempt after {attempt.number} waits in the queue"
     return Decision("close", EVICTED, text, until=ending.until, drain_until=ending.drain_until, size=attempt.next_size)

@@ -75,12 +75,18 @@ def look_again(s: JobState) -> float | None:
     """Return the seconds until objects of the cluster are read again that keep an attempt from starting; or None."""
     if not s.attempt.is_closed or s.job.spec.suspend or not any(adapter.lookups(s) for adapter in adapters(s)):
         return None
-    return LOOKUP_SECONDS if (wait(s) or ("", ""))[0] == QUEUE_UNAVAILABLE else None
+    return LOOKUP_SECONDS if unavailable(s) else None
 
 
 def wait(s: JobState) -> Obstacle | None:
     """Return why no attempt may start; None if it may."""
     return next((found for adapter in adapters(s) if (found := adapter.wait(s)) is not None), None)
+
+
+def unavailable(s: JobState) -> str:
+    """Return why the queue of the job is not available; empty if it is, or if the job is in none."""
+    reason, text = wait(s) or ("", "")
+    return text if reason == QUEUE_UNAVAILABLE else ""
 
 
 def stop(s: JobState) -> str:

@@ -224,7 +224,7 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
     if is_true(status, "Evicted") and is_true(status, "QuotaReserved"):
         return WAITING, f"{where}: evicted{_because(workload, 'Evicted')}; it waits again when all pods have stopped"
     if _is_admitted(workload):
-        if s.attempt.is_closed and _is_outdated(s, workload, is_reserved=True):
+        if _is_outdated(s, workload, is_reserved=True):
             return WAITING, f"{where}: the job has another size than the one that was admitted"
         return _unread(s, [(names.FLAVORS, each) for each in _flavors(workload)]) or _conflict(s, workload)
     return _why_pending(s, workload, where)
@@ -384,7 +384,9 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
     One that someone else deactivated stays so: only the operator's own annotation lets it be activated again.
     """
     is_active = workload["spec"].get("active") is not False
-    if is_wanted and not is_active and names.ANNOTATION_SUSPENDED in _annotations(workload):
+    # A person may have activated what the operator had not: then the next deactivation is not the operator's either.
+    is_ours = names.ANNOTATION_SUSPENDED in _annotations(workload)
+    if is_wanted and is_ours:
         return _spec_change(workload, {"active": True}, {names.ANNOTATION_SUSPENDED: None, names.ANNOTATION_HELD: None})
     return _deactivation(s, workload, {}) if not is_wanted and is_active else None
 
