@@ -491,6 +491,25 @@ def test_quota_of_a_job_that_left_its_queue_is_released_although_the_next_attemp
     assert len([pod for pod in world.pods if "-2-" in pod]) == 2
 
 
+def test_quota_of_a_job_that_left_its_queue_while_a_deactivation_ended_its_attempt_is_released() -> None:
+    world = Queued()
+    world.starts()
+    world.lingering = True
+    world.workload["spec"]["active"] = False
+    world.evicts("Deactivated", "exceeded the maximum number of re-queuing retries")
+    world.settle()
+    assert world.status["currentAttempt"]["ending"]["verdict"] == "EvictedFromQueue" and world.pods_in_use()
+    del world.job["metadata"]["labels"][names.LABEL_QUEUE]
+    world.settle()
+    world.stops_pods()
+    world.lingering = False
+    world.settle()
+    world.run_all()
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["state"] == "Running"
+    assert world.conditions()["QuotaReserved"][0] == "False"
+
+
 def test_quota_of_a_job_that_left_its_queue_between_two_attempts_is_released() -> None:
     world = Queued()
     world.starts()
@@ -578,6 +597,36 @@ def test_a_job_with_a_changed_template_gives_its_quota_back_until_the_change_is_
     world.admits()
     world.settle()
     assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
+
+
+def test_a_job_with_a_refused_template_gives_its_quota_back_when_no_pod_runs() -> None:
+    world = Queued(template={"spec": {"volumes": []}})
+    world.starts()
+    world.job["spec"]["template"] = {"spec": {"volumes": {"a": 1}}}
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    assert world.status["state"] == "Invalid" and world.workload["spec"]["active"] is True
+    world.evicts()
+    world.settle()
+    assert len(world.pods_in_use()) == 2 and world.conditions()["QuotaReserved"][0] == "True"
+    for rank in range(2):
+        world.set_pod(rank, ended(0))
+    world.gives_back()
+    world.job["spec"]["template"] = {"spec": {"volumes": []}}
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    assert world.status["state"] == "Succeeded"
+
+
+def test_a_queued_job_with_a_refused_template_waits_again_when_that_is_corrected() -> None:
+    world = Queued()
+    world.settle()
+    world.admits()
+    world.job["spec"]["template"] = {"spec": {"volumes": {"a": 1}}}
+    world.gives_back()
+    del world.job["spec"]["template"]
+    world.settle()
+    assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
 
 
 def test_a_hold_has_no_long_value_of_the_template() -> None:

@@ -78,7 +78,7 @@ def plan(
     if state.finished:
         return _from_live_pods(_plan_finished(state), observed)
     if job.spec.template is not None and (faults := template_faults(job.wire["template"])):
-        return _refuse(body, before, faults, now)
+        return replace(_refuse(body, before, faults, now), changes=scheduling.leave(state))
     if lookups := scheduling.lookups(state):
         # If reading takes so long that the first objects are too old, that is tried again later.
         return Plan(lookups=lookups, requeue_after=LOOKUP_SECONDS)

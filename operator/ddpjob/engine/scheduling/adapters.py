@@ -114,6 +114,11 @@ def upkeep(s: JobState, ending: Ending) -> list[Create | Change | Delete]:
     return [request for adapter in adapters(s) for request in adapter.upkeep(s, ending)]
 
 
+def leave(s: JobState) -> tuple[Change, ...]:
+    """Return what gives back the quota of a job whose template is refused."""
+    return tuple(change for adapter in adapters(s) for change in adapter.leave(s))
+
+
 def obstacle(s: JobState) -> Obstacle | None:
     """Return why the systems do not place all pods of the attempt, or not as the job asks for."""
     return next((found for adapter in adapters(s) if (found := adapter.obstacle(s)) is not None), None)

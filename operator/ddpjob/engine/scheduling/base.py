@@ -62,6 +62,10 @@ class Adapter:
         """Return what the objects of the system need, also while no attempt runs: no attempt waits for it."""
         return ()
 
+    def leave(self, s: JobState) -> Sequence[Change]:
+        """Return what gives back the quota of a job whose template is refused, which nothing may render."""
+        return ()
+
     def obstacle(self, s: JobState) -> Obstacle | None:
         """Return why the system does not place all pods of the attempt, or not as the job asks for."""
         return None

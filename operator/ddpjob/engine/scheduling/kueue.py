@@ -131,11 +131,20 @@ class Kueue(Adapter):
         if (workload := _workload(s)) is None:
             create = _create(s) if _queue(s) and not (s.finished or s.job.spec.suspend) else None
             return (create,) if create is not None else ()
-        if is_true(workload["status"], "Finished") or "deletionTimestamp" in workload["metadata"]:
+        if _is_ended(workload):
             return ()
         change = self._finish(s, workload) if s.finished else self._change(s, workload, ending)
         # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
         change = change or _relabelled(s, workload)
+        return (change,) if change is not None else ()
+
+    def leave(self, s: JobState) -> Sequence[Change]:
+        workload = _workload(s) if _is_served(s) else None
+        if workload is None or _is_ended(workload) or not _nothing_runs(s):
+            return ()
+        change = _activation(s, workload, is_wanted=False)
+        if change is None and is_true(workload["status"], "QuotaReserved") and is_true(workload["status"], "Evicted"):
+            change = _release(s, workload)
         return (change,) if change is not None else ()
 
     def _finish(self, s: JobState, workload: Json) -> Change | None:
@@ -184,6 +193,10 @@ def _workload(s: JobState) -> Json | None:
 def _is_admitted(workload: Json) -> bool:
     status = workload["status"]
     return is_true(status, "Admitted") and is_true(status, "QuotaReserved") and not is_true(status, "Finished")
+
+
+def _is_ended(workload: Json) -> bool:
+    return is_true(workload["status"], "Finished") or "deletionTimestamp" in workload["metadata"]
 
 
 def _nothing_runs(s: JobState, last: int | None = None) -> bool:
@@ -388,7 +401,9 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
     is_ours = names.ANNOTATION_SUSPENDED in _annotations(workload)
     if is_wanted and is_ours:
         return _spec_change(workload, {"active": True}, {names.ANNOTATION_SUSPENDED: None, names.ANNOTATION_HELD: None})
-    return _deactivation(s, workload, {}) if not is_wanted and is_active else None
+    # Also of an inactive Workload, the last attempt that used its quota is noted when the job leaves the queue.
+    leaves = not (_queue(s) or is_ours) and is_true(workload["status"], "QuotaReserved")
+    return _deactivation(s, workload, {}) if not is_wanted and (is_active or leaves) else None
 
 
 def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
