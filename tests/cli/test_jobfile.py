@@ -33,6 +33,11 @@ MISTAKES = {
         "a0: &a0 {k: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 21)),
         "more than 100,000 keys",
     ),
+    "merges that copy 101,000 keys": (
+        f"a: &a {{{', '.join(f'k{n}: 1' for n in range(1000))}}}\n"
+        + "".join(f"b{n}: {{<<: *a}}\n" for n in range(101)),
+        "more than 100,000 keys",
+    ),
     "a boolean that is none": ("a: !!bool b", "line 1, column 4: the value is not a valid bool"),
     "nesting without end": ("a: " + "[" * 5000, "recursion depth"),
     "a number that is none": ("a: !!int b", "line 1, column 4: the value is not a valid int"),
