@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from ddprun.checkpoint_files import newest_valid
 from ddprun.errors import Stopped, UsageError
-from ddprun.signals import STOP_SIGNALS, StopFlag
+from ddprun.signals import STOP_SIGNALS, StopFlag, wakeup_pipe
 from ddptrain.cli import main
 from ddptrain.experiments import trials
 from ddptrain.experiments.trials import Trials
@@ -158,15 +160,20 @@ def test_stop_during_a_fork_ends_the_comparison(tmp_path: Path) -> None:
     def stop_once() -> None:
         if stops:
             os.kill(stops.pop(), signal.SIGTERM)
+            select.select([pipe], [], [], PATIENCE)  # until a thread has taken it
 
-    stops = [os.getpid()]
+    stops, pipe = [os.getpid()], wakeup_pipe()
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    some_trials = Trials(tmp_path, lambda argv: 0)
+    some_trials, end = Trials(tmp_path, lambda argv: 0), threading.Event()
+    thread = threading.Thread(target=end.wait)  # which may get the signal
+    thread.start()
     os.register_at_fork(after_in_parent=stop_once)
     try:
         with pytest.raises(Stopped), StopFlag.installed().interruptible("compare"):
             some_trials.run((), tmp_path / "trial")
     finally:
+        end.set()
+        signal.set_wakeup_fd(-1)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert not stops

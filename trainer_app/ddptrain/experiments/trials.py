@@ -23,7 +23,7 @@ import torch
 from ddprun.errors import TrainerError
 from ddprun.reporting.metrics import effective_rows
 from ddprun.resources import visible_gpus
-from ddprun.signals import STOP_SIGNALS, die_with_parent
+from ddprun.signals import die_with_parent, stop_signals
 from ddptrain.config import Config
 from ddptrain.program import preload
 
@@ -137,18 +137,24 @@ class Trials:
             os.dup2(descriptor, 2)
             os.environ.clear()
             os.environ.update(self.env)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             sys.exit(work())
 
         process = multiprocessing.get_context("fork").Process(target=child)
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        # Python drops what a handler raises in the functions that it calls at a fork, and the trials would go on.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        # Python drops what a handler raises in the functions that it calls at a fork, and the trials would go on. To
+        # block the signals is not enough: another thread may take them.
+        came: list[int] = []
+        handlers = {number: signal.signal(number, lambda n, _frame: came.append(n)) for number in stop_signals()}
         try:
             try:
                 process.start()
             finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+            for each in came:
+                signal.raise_signal(each)
             # It does not reap: the number stays the child's.
             os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT)
         except BaseException:  # a signal: the folder is about to be removed, so nothing may write to it
