@@ -414,7 +414,8 @@ def _ends(process: int, record: JobFolder) -> bool:
     end, is_told = time.monotonic() + _STOP_SECONDS, False
     while time.monotonic() < end:
         if not is_told and not _is_suspended(record):
-            signal.pidfd_send_signal(process, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which the descriptor shows
+                signal.pidfd_send_signal(process, signal.SIGTERM)
             is_told = True
         if select.select([process], [], [], _STOP_SECONDS if is_told else _PAUSE)[0]:
             return True
