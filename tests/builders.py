@@ -84,6 +84,7 @@ class World:
         self.claim: dict[str, Any] | None = None
         self.groups: dict[Resource, dict[str, dict[str, Any]]] = {}
         self.served: frozenset[str] | None = None
+        self.workload_answers = True
         self.found: dict[tuple[Resource, str], dict[str, Any] | Unread] = {}
         self.elder: Elder | None = None
         self.logs: dict[str, str] = {}  # by the pod's uid, as far as they have been read
@@ -124,6 +125,7 @@ class World:
             elder=self.elder,
             progress=Polled(pod, shown, self.stalled_seconds, self.progress_problem),
             live=live,
+            has_workload=bool(self.groups.get(names.WORKLOADS)) if live and self.workload_answers else None,
         )
 
     def reconcile(self, *, crash_after: int | None = None) -> Plan:

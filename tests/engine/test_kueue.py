@@ -431,6 +431,39 @@ def test_a_workload_that_a_user_deleted_is_created_again_and_the_attempt_waits_f
     assert not world.pods and world.status["state"] == "Queued" and world.status["restarts"] == 0
 
 
+@pytest.mark.parametrize("was_queued", [True, False])
+def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued: bool) -> None:
+    """Its Workload was deleted, or it got a queue while it ran, and the class of its priority does not exist."""
+    world = Queued()
+    world.settings = EngineSettings(kueue=was_queued)
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"} if was_queued else {}
+    world.settle()
+    if was_queued:
+        world.admits()
+        world.settle()
+    world.run_all()
+    world.settle()
+    world.settings = EngineSettings(kueue=True)
+    world.groups.clear()
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
+    wanted = names.WORKLOAD_PRIORITIES, "high"
+    world.found[wanted] = Unread("no answer", is_final=False)
+    assert world.settle() == 0 and world.status["state"] == "Running", "one failed read says nothing"
+    world.found[wanted] = Unread("not found")
+    world.workload_answers = False
+    assert world.settle() == 0 and world.status["state"] == "Running", "there may be a Workload"
+    world.workload_answers = True
+    world.settle()
+    assert not world.pods and (world.status["state"], world.status["restarts"]) == ("Queued", 0)
+    assert world.condition("Running")["reason"] == "QueueUnavailable"
+    assert "WorkloadPriorityClass high" in world.condition("Running")["message"]
+    world.found[wanted] = {"value": 7}
+    world.settle()
+    world.admits()
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods) == 2
+
+
 def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> None:
     world = Queued()
     world.starts()

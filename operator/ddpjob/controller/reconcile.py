@@ -157,20 +157,22 @@ class Reconciler:
     async def _made_plan(self, key: Key, job: Json, memory: Memory) -> Plan:
         """Return the plan, after reading what it needs besides the cache."""
         live: Sequence[PodView] | None = None
+        has_workload: bool | None = None
         await self._refresh_workload(job, if_hidden=True)
         for _ in range(MAX_READS):
-            plan = self._plan(key, job, memory, live)
+            plan = self._plan(key, job, memory, live, has_workload)
             if plan.lookups:
                 await self._lookups.read(plan.lookups)
             elif plan.needs_live:
-                _, live = await asyncio.gather(self._refresh_workload(job), self._live_pods(job))
+                has_workload, live = await asyncio.gather(self._refresh_workload(job), self._live_pods(job))
             else:
                 break
         return plan
 
-    async def _refresh_workload(self, job: Json, *, if_hidden: bool = False) -> None:
+    async def _refresh_workload(self, job: Json, *, if_hidden: bool = False) -> bool | None:
         """Read the Workload of a job again: an old one may show an admission that has ended, or not yet begun.
 
+        Returns: whether the job has one; None if that was not asked, or not answered.
         if_hidden: only if watch and LIST no longer show it; if the GET fails, the next sweep sends it again.
         """
         meta = job["metadata"]
@@ -178,12 +180,14 @@ class Reconciler:
         known = self.cache.get(names.WORKLOADS, namespace, name)
         uid = known["metadata"]["uid"] if known is not None else ""
         uid = self.cache.take_hidden(namespace, name) if if_hidden else uid
-        if not uid:
-            return
+        is_queued = bool(self.settings.kueue and (meta.get("labels") or {}).get(names.LABEL_QUEUE))
+        if not uid and (if_hidden or not is_queued):
+            return None
         try:
-            await read_into(self.cache, self.cluster, names.WORKLOADS, (namespace, name), uid, wake=False)
+            return await read_into(self.cache, self.cluster, names.WORKLOADS, (namespace, name), uid, wake=False)
         except ClusterError as error:  # Kueue is away, which must keep no job from ending
             logger.info("Workload %s cannot be read again: %s", name, error)
+            return None
 
     async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
         """Create the pods of the first attempt while its status is written.
@@ -225,7 +229,9 @@ class Reconciler:
     async def _refresh(self, key: Key) -> None:
         await read_into(self.cache, self.cluster, names.DDPJOBS, key, self.cache.job_uid(key) or "")
 
-    def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[PodView] | None = None) -> Plan:
+    def _plan(
+        self, key: Key, job: Json, memory: Memory, live: Sequence[PodView] | None, has_workload: bool | None
+    ) -> Plan:
         meta = job["metadata"]
         attempt = int((job.get("status") or {}).get("attempt") or 0)
         logs.set_attempt(attempt)
@@ -251,6 +257,7 @@ class Reconciler:
             served=self.served(),
             elder=self.cache.elder(key),
             live=live is not None,
+            has_workload=has_workload,
         )
         return make_plan(job, observed, self.now(), self.settings, self._parsed.parse)
 

@@ -217,8 +217,8 @@ class Sweeper:
 
 async def read_into(
     cache: Cache, cluster: Cluster, resource: Resource, place: Place, uid: str, *, wake: bool = True
-) -> None:
-    """Apply a GET to the cache.
+) -> bool:
+    """Apply a GET to the cache; return whether the object exists.
 
     uid: of the cached object, which is removed if none has the name; empty if none is cached.
     wake: as of ``Cache.put``.
@@ -228,6 +228,8 @@ async def read_into(
     except NotFound:
         if uid:
             cache.remove(resource, *place, uid)
+        return False
+    return True
 
 
 async def list_into(

@@ -73,6 +73,7 @@ class Observed:
     elder: the eldest partial job (``scheduling.guard``) if it is elder than this one; None if this job neither is
         partial nor has yielded.
     live: the pods come from a LIST of this reconcile, not from the cache.
+    has_workload: what a GET of this reconcile said; None if it was not sent, or not answered.
     """
 
     pods: Sequence[PodView] = ()
@@ -91,6 +92,7 @@ class Observed:
     served: Collection[str] | None = None
     elder: Elder | None = None
     live: bool = False
+    has_workload: bool | None = None
 
 
 def owned_pods(job: Mapping[str, Any], pods: Iterable[PodView]) -> list[PodView]:

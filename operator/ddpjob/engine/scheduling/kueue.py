@@ -101,9 +101,12 @@ class Kueue(Adapter):
         return _why_not_admitted(s, workload, queue)
 
     def stop(self, s: JobState) -> str:
-        """Return why the attempt has lost its quota. One without a Workload goes on until there is one to judge."""
-        workload = _workload(s) if _is_served(s) and _queue(s) else None
-        if workload is None or (_is_admitted(workload) and not is_true(workload["status"], "Evicted")):
+        """Return why the attempt has no quota. One without a Workload goes on as long as there may be one to judge."""
+        if not (_is_served(s) and _queue(s)):
+            return ""
+        if (workload := _workload(s)) is None:
+            return _why_not_in_queue(s)
+        if _is_admitted(workload) and not is_true(workload["status"], "Evicted"):
             return ""
         if is_true(workload["status"], "Evicted"):
             return f"Kueue evicted the job{_because(workload, 'Evicted')}"
@@ -241,6 +244,16 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
             return WAITING, f"{where}: the job has another size than the one that was admitted"
         return _unread(s, [(names.FLAVORS, each) for each in _flavors(workload)]) or _conflict(s, workload)
     return _why_pending(s, workload, where)
+
+
+def _why_not_in_queue(s: JobState) -> str:
+    """Return why the job can get no Workload; empty if it can, or if live reads do not show that it has none."""
+    if s.observed.live and s.observed.has_workload is not False:
+        return ""
+    for kind, name in _wanted_class(s):
+        if isinstance(found := s.observed.found.get((kind, name)), Unread) and found.is_final:
+            return f"the queue {_queue(s)} cannot admit the job: {kind.kind} {name} cannot be read: {found.text}"
+    return ""
 
 
 def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
