@@ -8,7 +8,6 @@ removed. The kubelet also notes how long each gang was bound in part. It runs in
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import threading
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import aiohttp
+import orjson
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -66,18 +66,20 @@ class Gang:
 class Nodes:
     """Use as a context manager beside a control plane.
 
+    fields: the field selector of the pods that are watched; empty for all pods.
     stop_seconds: for which a deleted pod runs on, at most for its grace period.
     train_seconds: for which a training runs; None means until the test ends its pods.
     gangs: what is known of each gang, by namespace, job and attempt.
     on_pod: called in the kubelet's thread with the type and the pod of each event.
     """
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, *, fields: str = "") -> None:
         self.gangs: dict[tuple[str, str, str], Gang] = {}
         self.stop_seconds = 0.0
         self.train_seconds: float | None = None
         self.on_pod: Callable[[str, Json], None] = lambda kind, pod: None
         self._plane = plane
+        self._fields = fields
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="kubelet")
         self._watching = threading.Event()
@@ -142,19 +144,19 @@ class Nodes:
                 await self._list_and_watch()
 
     async def _list_and_watch(self) -> None:
-        url = f"{self._plane.server}/api/v1/pods"
+        url = f"{self._plane.server}/api/v1/pods?fieldSelector={self._fields}"
         async with self._session.get(url) as answer:
-            listed = json.loads(await answer.read())
+            listed = orjson.loads(await answer.read())
         if self._earlier is None:
             self._earlier = {pod["metadata"]["uid"] for pod in listed["items"]}
         for pod in listed["items"]:
             self._take("ADDED", pod)
-        query = f"?watch=1&resourceVersion={listed['metadata']['resourceVersion']}&timeoutSeconds={_WATCH_SECONDS}"
+        query = f"&watch=1&resourceVersion={listed['metadata']['resourceVersion']}&timeoutSeconds={_WATCH_SECONDS}"
         no_limit = aiohttp.ClientTimeout(total=None)
         async with self._session.get(url + query, timeout=no_limit, read_bufsize=2**21) as answer:
             self._watching.set()
             async for line in answer.content:
-                event = json.loads(line)
+                event = orjson.loads(line)
                 if event["type"] == "ERROR":
                     return
                 self._take(event["type"], event["object"])
