@@ -136,8 +136,9 @@ async def test_a_delete_with_another_uid_raises_conflict(cluster: KubernetesClus
 
 async def test_a_delete_without_a_name_keeps_the_collection(cluster: KubernetesCluster, namespace: str) -> None:
     await cluster.create(names.PODS, namespace, a_pod())
-    with pytest.raises(Invalid, match="delete of a Pod without a name"):
-        await cluster.delete(names.PODS, namespace, "")
+    for name in ("", "/", "../services/pod", "pod/../..", "pod?x", "%2e%2e"):
+        with pytest.raises(Invalid, match="is no name"):
+            await cluster.delete(names.PODS, namespace, name)
     assert len((await list_all(cluster, names.PODS, namespace)).items) == 1
 
 

@@ -243,49 +243,6 @@ def test_a_workload_without_its_label_gives_the_quota_of_an_ended_job_back(
         assert reads(deleted) == before + 1
 
 
-def test_a_workload_that_cannot_be_read_ends_no_attempt_and_one_that_cannot_exist_does(
-    control_plane: ControlPlane, namespace: str, jobs: Jobs, proxy: FaultProxy, without_kueue: None
-) -> None:
-    """The job asks for a class that does not exist, so its Workload could not be created again."""
-    queues.install(control_plane)
-    queue = Queue(control_plane, namespace, quota=2)
-    settings: Json = {"kueue": True, "sweep_interval_seconds": NEVER}
-    with OperatorProcess(
-        control_plane, namespace, server=proxy.server, name="operator-of-classes", **settings
-    ) as operator:
-        submit(jobs, "kept")
-        eventually("the job waits for quota", lambda: waits(jobs, "kept", "WaitingForQuota"))
-        queue.cycle()
-        run_all(jobs, "kept", 1)
-        eventually("PodsReady is written", lambda: queue.condition("kept", "PodsReady")[0] == "True")
-        path = f"/{names.WORKLOADS.path(namespace)}/{queue.of('kept')['metadata']['name']}"
-
-        def ask_for(name: str) -> None:
-            body = {"metadata": {"labels": {names.LABEL_QUEUE_PRIORITY: name}}}
-            control_plane.request("PATCH", f"{jobs.path}/kept", body)
-
-        def reconciles() -> float:
-            return operator.metric("ddpjob_reconcile_duration_seconds_count")
-
-        count = reconciles()
-        ask_for("absent")
-        eventually("the new label is seen", lambda: reconciles() > count)
-        count = reconciles()
-        proxy.rule = lambda request: Fault(status=500) if (request.method, request.path) == ("GET", path) else None
-        # For the watch this is a deletion.
-        control_plane.request("PATCH", path, {"metadata": {"labels": {names.LABEL_JOB_UID: None}}})
-        unread = "cannot be read again"
-        eventually("two GETs have failed, one before a decision", lambda: operator.text().count(unread) == 2)
-        eventually("the reconcile with them has ended", lambda: reconciles() > count)
-        proxy.rule = lambda request: None
-        ask_for("missing")
-        eventually("the label is restored", lambda: names.LABEL_JOB_UID in queue.of("kept")["metadata"]["labels"])
-        assert jobs.status("kept")["state"] == "Running" and len(jobs.pods("kept", 1)) == 2
-        control_plane.request("DELETE", path)
-        eventually("the job waits for its class", lambda: waits(jobs, "kept", "QueueUnavailable"))
-        assert (jobs.status("kept")["restarts"], jobs.status("kept")["attempt"]) == (0, 1)
-
-
 WATCH_FAULTS = (
     Fault(status=200, body='{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'),
     Fault(status=200, body='{"type":"MODIFIED","object":{"me'),

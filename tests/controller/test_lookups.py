@@ -67,3 +67,13 @@ async def test_an_object_that_is_gone_or_may_not_be_read_replaces_the_last_value
     cluster.error = error
     await lookups.read([FLAVOR])
     assert lookups.found() == {FLAVOR: Unread(str(error))}
+
+
+@pytest.mark.parametrize("name", ["..", "../../../../api/v1/pods", ".", "a/b", "a?b", "a%2fb", "", "High"])
+async def test_a_name_that_no_object_can_have_is_part_of_no_request(name: str) -> None:
+    """A user writes it. Seen: the operator read all pods of another namespace."""
+    cluster = OneFlavor()
+    cluster.error = AssertionError("a request was sent")  # type: ignore[assignment]
+    lookups = Lookups(cluster)  # type: ignore[arg-type]
+    await lookups.read([(names.POD_PRIORITIES, name)])
+    assert lookups.found() == {(names.POD_PRIORITIES, name): Unread("no object can have this name")}

@@ -13,11 +13,12 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, TooManyRequests, Unavailable
+from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, NotFound, NotServed, TooManyRequests, Unavailable
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.reconcile import RECORD_SECONDS
 from ddpjob.engine.actions import Create
 from ddpjob.engine.desired import DesiredPods
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
@@ -416,6 +417,47 @@ def test_a_workload_whose_definition_is_being_deleted_is_shown_with_what_to_do()
         shown = condition(bench.status(), "Running")
         assert shown["reason"] == "CreateRefused" and text in shown["message"] and "install" in shown["message"]
         assert bench.sent("create", names.WORKLOADS) < 10 and bench.status()["state"] == "Queued"
+
+    on_bench(test)
+
+
+def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_none() -> None:
+    """The running job gets a queue, and a priority class that does not exist."""
+    none = NotFound("workloads is not found", code=404)
+    answers = [
+        Unavailable("etcdserver: leader changed", code=500),
+        none,
+        NotServed("404 page not found", code=404),
+        none,
+    ]
+
+    async def test(bench: Bench) -> None:
+        await bench.end()
+        bench.settings = replace(SETTINGS, kueue=True)
+        await bench.begin()
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+
+        def rule(call: Call) -> Fault | None:
+            if call.resource is names.WORKLOADS:
+                return Fault(before=answers[0] if call.verb == "get" else Unavailable("busy", code=500))
+            is_class = call.resource is names.WORKLOAD_PRIORITIES
+            return Fault(before=NotFound("no class high", code=404)) if is_class else None
+
+        bench.rule = rule
+        labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
+        await asyncio.sleep(1)
+        for _ in range(3):
+            reads = bench.sent("get", names.WORKLOADS)
+            assert reads and bench.status()["state"] == "Running", answers[0]
+            del answers[0]
+            await asyncio.sleep(LOOKUP_SECONDS + 1)
+            assert bench.sent("get", names.WORKLOADS) > reads
+        assert bench.status()["state"] == "Running"
+        await asyncio.sleep(LOOKUP_SECONDS + 1)
+        assert (bench.status()["state"], bench.status()["restarts"]) == ("Queued", 0) and not bench.pods(1)
 
     on_bench(test)
 

@@ -139,6 +139,16 @@ def test_priority_is_that_of_the_class_in_the_label_and_else_that_of_the_pods() 
     )
 
 
+def test_a_class_of_another_kind_with_the_same_name_is_another_class() -> None:
+    world = Queued(labels={names.LABEL_QUEUE_PRIORITY: "high"}, template={"spec": {"priorityClassName": "high"}})
+    world.found |= {(names.WORKLOAD_PRIORITIES, "high"): {"value": 1000}, (names.POD_PRIORITIES, "high"): {"value": 7}}
+    world.settle()
+    del world.job["metadata"]["labels"][names.LABEL_QUEUE_PRIORITY]
+    world.settle()
+    spec = world.workload["spec"]
+    assert (spec["priority"], spec["priorityClassRef"]["kind"]) == (7, "PriorityClass")
+
+
 def test_restart_leaves_the_admission_and_says_that_the_pods_recovered() -> None:
     world = Queued()
     world.starts()
@@ -449,15 +459,35 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     wanted = names.WORKLOAD_PRIORITIES, "high"
     world.found[wanted] = Unread("no answer", is_final=False)
     assert world.settle() == 0 and world.status["state"] == "Running", "one failed read says nothing"
+    assert world.reconcile().requeue_after == LOOKUP_SECONDS
     world.found[wanted] = Unread("not found")
     world.workload_answers = False
     assert world.settle() == 0 and world.status["state"] == "Running", "there may be a Workload"
+    assert world.reconcile().requeue_after == LOOKUP_SECONDS
     world.workload_answers = True
     world.settle()
     assert not world.pods and (world.status["state"], world.status["restarts"]) == ("Queued", 0)
-    assert world.condition("Running")["reason"] == "QueueUnavailable"
-    assert "WorkloadPriorityClass high" in world.condition("Running")["message"]
+    shown = world.condition("Running")
+    assert shown["reason"] == "QueueUnavailable" and "WorkloadPriorityClass high" in shown["message"]
+    assert f"create it, or change the label {names.LABEL_QUEUE_PRIORITY}" in shown["message"]
     world.found[wanted] = {"value": 7}
+    world.settle()
+    world.admits()
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods) == 2
+
+
+def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_corrected() -> None:
+    world = Queued()
+    world.job["metadata"]["labels"] = {}
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
+    world.settle()
+    assert not world.pods and not world.groups.get(names.WORKLOADS) and world.status["state"] == "Queued"
+    assert "correct the label" in world.condition("Running")["message"]
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
     world.settle()
     world.admits()
     world.settle()

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, cast
@@ -40,6 +41,8 @@ from ddpjob.cluster.connection import ConfigurationError, Connection
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 METHODS: Final = {"create": "POST", "get": "GET", "list": "GET", "delete": "DELETE", "patch": "PATCH"}
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._:-]*(/[a-z]+)?")
+"""Of an object, perhaps with a subresource."""
 STRICT: Final[dict[str, str]] = {"fieldValidation": "Strict"}
 PAGE_SIZE: Final = 500
 JOBS_PAGE_SIZE: Final = 16
@@ -179,9 +182,9 @@ class KubernetesCluster:
         params: dict[str, str] | None = None,
         body: Json | None = None,
     ) -> bytes:
-        if name is not None and not name.partition("/")[0]:
-            # Without a name the URL is that of the collection: a DELETE would delete every object.
-            raise Invalid(f"{verb} of a {resource.kind} without a name")
+        if name is not None and not _NAME.fullmatch(name):
+            # Without a name the URL is that of the collection: a DELETE would delete every object. ".." leads further.
+            raise Invalid(f"{verb} of a {resource.kind}: {name!r} is no name")
         path = f"{self._connection.server}/{resource.path(namespace)}" + (f"/{name}" if name else "")
         url = yarl.URL(path).with_query(params)
         data = None if body is None else encode(body)

@@ -3,11 +3,13 @@
 They are few, change seldom and belong to no job, so they are not watched; one that was read is used for a minute.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob.api.pods import DNS_SUBDOMAIN
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
@@ -40,9 +42,13 @@ class Lookups:
         """Read objects.
 
         If the API server does not answer, or with an error that says nothing about the object, the last value stays.
+        A user writes some of the names: one that no object can have is part of no URL.
         """
         for kind, name in wanted:
             value: Json | Unread
+            if not re.fullmatch(DNS_SUBDOMAIN, name):
+                self._found[kind, name] = self._clock(), Unread("no object can have this name")
+                continue
             try:
                 value = await self._cluster.get(kind, "", name)
             except (NotFound, Forbidden) as error:

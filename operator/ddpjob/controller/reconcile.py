@@ -35,6 +35,7 @@ from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Memory:
     unannounced: status before and after a patch whose response was lost, and its events.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
     stale: a write got no response, so the job must be read again before the next plan.
+    absent_since: monotonic time of the first of the GETs in a row that showed that the job has no Workload.
     """
 
     uid: str
@@ -76,6 +78,7 @@ class Memory:
     unannounced: tuple[Json, Json, Plan] | None = None
     unrecorded: bool = False
     stale: bool = False
+    absent_since: float | None = None
     last_error: str = ""
 
 
@@ -158,35 +161,48 @@ class Reconciler:
         """Return the plan, after reading what it needs besides the cache."""
         live: Sequence[PodView] | None = None
         has_workload: bool | None = None
-        await self._refresh_workload(job, if_hidden=True)
+        await self._read_hidden_workload(job)
         for _ in range(MAX_READS):
             plan = self._plan(key, job, memory, live, has_workload)
             if plan.lookups:
                 await self._lookups.read(plan.lookups)
             elif plan.needs_live:
-                has_workload, live = await asyncio.gather(self._refresh_workload(job), self._live_pods(job))
+                has_workload, live = await asyncio.gather(self._has_workload(job, memory), self._live_pods(job))
             else:
                 break
         return plan
 
-    async def _refresh_workload(self, job: Json, *, if_hidden: bool = False) -> bool | None:
-        """Read the Workload of a job again: an old one may show an admission that has ended, or not yet begun.
+    async def _read_hidden_workload(self, job: Json) -> None:
+        """Read the Workload that watch and LIST no longer show; if the GET fails, the next sweep sends it again."""
+        namespace, name = _workload_of(job)
+        if uid := self.cache.take_hidden(namespace, name):
+            await self._read_workload(namespace, name, uid)
 
-        Returns: whether the job has one; None if that was not asked, or not answered.
-        if_hidden: only if watch and LIST no longer show it; if the GET fails, the next sweep sends it again.
+    async def _has_workload(self, job: Json, memory: Memory) -> bool | None:
+        """Read the Workload again: an old one may show an admission that has ended, or not yet begun.
+
+        Returns: ``Observed.has_workload``. While Kueue is being removed, the API server says for a moment that neither
+        Workloads nor classes exist, so a single answer is not enough.
         """
-        meta = job["metadata"]
-        namespace, name = meta["namespace"], names.service_name(meta["name"], meta["uid"])
+        namespace, name = _workload_of(job)
         known = self.cache.get(names.WORKLOADS, namespace, name)
-        uid = known["metadata"]["uid"] if known is not None else ""
-        uid = self.cache.take_hidden(namespace, name) if if_hidden else uid
-        is_queued = bool(self.settings.kueue and (meta.get("labels") or {}).get(names.LABEL_QUEUE))
-        if not uid and (if_hidden or not is_queued):
+        is_queued = bool(self.settings.kueue and (job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE))
+        if known is None and not is_queued:
             return None
+        exists = await self._read_workload(namespace, name, known["metadata"]["uid"] if known is not None else "")
+        if exists is not False:
+            memory.absent_since = None
+            return exists
+        if memory.absent_since is None:
+            memory.absent_since = self.clock()
+        return False if self.clock() - memory.absent_since >= LOOKUP_SECONDS else None
+
+    async def _read_workload(self, namespace: str, name: str, uid: str) -> bool | None:
+        """Return whether it exists; None if the API server did not answer."""
         try:
             return await read_into(self.cache, self.cluster, names.WORKLOADS, (namespace, name), uid, wake=False)
         except ClusterError as error:  # Kueue is away, which must keep no job from ending
-            logger.info("Workload %s cannot be read again: %s", name, error)
+            logger.info("Workload %s cannot be read: %s", name, error)
             return None
 
     async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
@@ -240,6 +256,9 @@ class Reconciler:
             memory.created |= {pod.name for pod in cached if pod.attempt == attempt}
         name = names.service_name(key.name, meta["uid"])
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
+        objects = self.cache.groups(key.namespace, meta["uid"])
+        if objects.get(names.WORKLOADS):
+            memory.absent_since = None
         observed = Observed(
             owned_pods(job, cached if live is None else live),
             former=() if attempt else self.cache.former_pods(key, meta["uid"]),
@@ -252,7 +271,7 @@ class Reconciler:
             progress=self.poller.polled(key),
             logs=self.pod_logs.found(key),
             unbound=self.claims.text(key),
-            objects=self.cache.groups(key.namespace, meta["uid"]),
+            objects=objects,
             found=self._lookups.found(),
             served=self.served(),
             elder=self.cache.elder(key),
@@ -435,6 +454,12 @@ class Reconciler:
             logger.error("the same error again, retrying in %.1f s: %s", delay, text)
         else:
             logger.exception("unexpected error, retrying in %.1f s", delay)
+
+
+def _workload_of(job: Json) -> tuple[str, str]:
+    """Return namespace and name of the Workload of a job."""
+    meta = job["metadata"]
+    return meta["namespace"], names.service_name(meta["name"], meta["uid"])
 
 
 def _repairs(plan: Plan) -> bool:

@@ -72,8 +72,8 @@ def lookups(s: JobState) -> tuple[tuple[Resource, str], ...]:
 
 
 def look_again(s: JobState) -> float | None:
-    """Return the seconds until objects of the cluster are read again that keep an attempt from starting; or None."""
-    if not s.attempt.is_closed or s.job.spec.suspend or not any(adapter.lookups(s) for adapter in adapters(s)):
+    """Return the seconds until objects of the cluster are read again that keep the job from its queue; or None."""
+    if s.job.spec.suspend or not any(adapter.lookups(s) for adapter in adapters(s)):
         return None
     return LOOKUP_SECONDS if unavailable(s) else None
 

@@ -6,6 +6,7 @@ quota over restarts; an evicted one gives it back when all pods have stopped, an
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition, is_true
+from ddpjob.api.pods import DNS_SUBDOMAIN
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Create
@@ -50,6 +52,12 @@ _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
 _Lookup = tuple[Resource, str]
+_TODO: Mapping[Resource, str] = {
+    names.FLAVORS: "the administrator of Kueue creates it, or removes it from the ClusterQueue",
+    names.WORKLOAD_PRIORITIES: f"create it, or change the label {names.LABEL_QUEUE_PRIORITY}",
+    names.POD_PRIORITIES: "create it, or change priorityClassName in spec.template",
+}
+"""What to do about an object that does not exist."""
 
 
 class _Condition(NamedTuple):
@@ -82,7 +90,7 @@ class Kueue(Adapter):
         workload = _workload(s)
         if workload is not None and _is_admitted(workload):
             return [(names.FLAVORS, name) for name in _flavors(workload)]
-        writes = workload is None or _priority_class(workload) != _name_of(_wanted_class(s))
+        writes = workload is None or _priority_class(workload) != _kind_and_name(_wanted_class(s))
         hold = recorded_hold(workload) if workload is not None else None
         held = [(names.FLAVORS, name) for name in (hold.flavors if hold is not None else ())]
         return [*held, *(_wanted_class(s) if writes else ())]
@@ -97,20 +105,18 @@ class Kueue(Adapter):
         if (workload := _workload(s)) is None:
             waits = (WAITING, f"its Workload for the queue {queue} is being created")
             created = waits if problem is None else (problem.reason, problem.message)
-            return _unread(s, _wanted_class(s)) or created
+            return _misnamed(s) or _unread(s, _wanted_class(s)) or created
         return _why_not_admitted(s, workload, queue)
 
     def stop(self, s: JobState) -> str:
-        """Return why the attempt has no quota. One without a Workload goes on as long as there may be one to judge."""
+        """Return why the attempt has no quota. Without a Workload it goes on as long as one may be created."""
         if not (_is_served(s) and _queue(s)):
             return ""
         if (workload := _workload(s)) is None:
-            return _why_not_in_queue(s)
-        if _is_admitted(workload) and not is_true(workload["status"], "Evicted"):
-            return ""
+            return _why_no_workload(s)
         if is_true(workload["status"], "Evicted"):
             return f"Kueue evicted the job{_because(workload, 'Evicted')}"
-        return f"the queue {_queue(s)} has not admitted the job"
+        return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
 
     def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
         workload = _workload(s)
@@ -246,34 +252,47 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
     return _why_pending(s, workload, where)
 
 
-def _why_not_in_queue(s: JobState) -> str:
-    """Return why the job can get no Workload; empty if it can, or if live reads do not show that it has none."""
+def _why_no_workload(s: JobState) -> str:
+    """Return why no Workload of the job can be created; empty if one may exist, or may be created later.
+
+    Before live reads the answer is a reason for them. After them it stands only if they showed that none exists.
+    """
     if s.observed.live and s.observed.has_workload is not False:
         return ""
-    for kind, name in _wanted_class(s):
-        if isinstance(found := s.observed.found.get((kind, name)), Unread) and found.is_final:
-            return f"the queue {_queue(s)} cannot admit the job: {kind.kind} {name} cannot be read: {found.text}"
-    return ""
+    found = _misnamed(s) or _unread(s, _wanted_class(s), only_final=True)
+    return f"the queue {_queue(s)} cannot admit the job: {found[1]}" if found is not None else ""
+
+
+def _misnamed(s: JobState) -> Obstacle | None:
+    """Return that the label of the queue has a value that no LocalQueue can have as its name."""
+    if re.fullmatch(DNS_SUBDOMAIN, _queue(s)):
+        return None
+    return QUEUE_UNAVAILABLE, f"no LocalQueue can have the name {_queue(s)}: correct the label {names.LABEL_QUEUE}"
 
 
 def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
     """Return what a Workload in the queue waits for."""
+    if (misnamed := _misnamed(s)) is not None:
+        return misnamed
     status = workload["status"]
     if is_true(status, "QuotaReserved"):
         checks = (c for c in status.get("admissionChecks") or () if c.get("state") != "Ready")
         texts = [f"{c.get('name')}: {c.get('state')} {c.get('message') or ''}".strip() for c in checks]
         return WAITING, f"{where}: quota is reserved, and admission waits for {'; '.join(texts) or 'Kueue'}"
-    if (unread := _unread(s, _wanted_class(s))) is not None and _priority_class(workload) != _name_of(_wanted_class(s)):
+    unread = _unread(s, _wanted_class(s))
+    if unread is not None and _priority_class(workload) != _kind_and_name(_wanted_class(s)):
         return unread
     message = shorten(str(condition(status, "QuotaReserved").get("message") or ""), MAX_TEXT)
     return WAITING, f"{where}: {message or 'Kueue has not considered the job yet'}"
 
 
-def _unread(s: JobState, wanted: Iterable[_Lookup]) -> Obstacle | None:
+def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False) -> Obstacle | None:
     """Return which object of the cluster could not be read; None if all were."""
     for kind, name in wanted:
-        if isinstance(found := s.observed.found.get((kind, name), NOT_READ_YET), Unread):
-            return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}"
+        found = s.observed.found.get((kind, name), NOT_READ_YET)
+        if isinstance(found, Unread) and (found.is_final or not only_final):
+            todo = f"; {_TODO[kind]}" if found.is_final else ""
+            return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{todo}"
     return None
 
 
@@ -332,12 +351,14 @@ def _wanted_class(s: JobState) -> Sequence[_Lookup]:
     return [(names.POD_PRIORITIES, str(name))] if name else []
 
 
-def _name_of(wanted: Sequence[_Lookup]) -> str:
-    return wanted[0][1] if wanted else ""
+def _kind_and_name(wanted: Sequence[_Lookup]) -> tuple[str, str]:
+    return (wanted[0][0].kind, wanted[0][1]) if wanted else ("", "")
 
 
-def _priority_class(workload: Json) -> str:
-    return str((workload["spec"].get("priorityClassRef") or {}).get("name") or "")
+def _priority_class(workload: Json) -> tuple[str, str]:
+    """Return kind and name of the class; empty if there is none."""
+    reference = workload["spec"].get("priorityClassRef") or {}
+    return str(reference.get("kind") or ""), str(reference.get("name") or "")
 
 
 def _priority(s: JobState) -> Json | None:
@@ -388,8 +409,11 @@ def _labels(s: JobState) -> Json:
 
 
 def _create(s: JobState) -> Create | None:
-    """Return the Workload; None while its priority is not known. No finalizer: it goes with the job that owns it."""
-    if (priority := _priority(s)) is None:
+    """Return the Workload; None while its priority is not known, or its queue cannot exist.
+
+    It has no finalizer: it goes with the job that owns it.
+    """
+    if _misnamed(s) is not None or (priority := _priority(s)) is None:
         return None
     kind, name, pod_set = names.WORKLOADS, names.service_name(s.job.name, s.job.uid), _pod_set(s)
     meta = {
@@ -442,7 +466,7 @@ def _update(s: JobState, workload: Json) -> Change | None:
     annotations: Json = {}
     if workload["spec"].get("queueName") != _queue(s):
         spec["queueName"] = _queue(s)
-    if _priority_class(workload) != _name_of(_wanted_class(s)):
+    if _priority_class(workload) != _kind_and_name(_wanted_class(s)):
         spec |= _priority(s) or {}
     if _is_outdated(s, workload, is_reserved=False):
         pod_set = _pod_set(s)
