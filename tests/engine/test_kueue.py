@@ -484,6 +484,9 @@ def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_cor
     world.run_all()
     world.settle()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
+    world.workload_answers = False
+    assert world.settle() == 0 and world.reconcile().requeue_after == LOOKUP_SECONDS
+    world.workload_answers = True
     world.settle()
     assert not world.pods and not world.groups.get(names.WORKLOADS) and world.status["state"] == "Queued"
     assert "correct the label" in world.condition("Running")["message"]

@@ -73,9 +73,11 @@ def lookups(s: JobState) -> tuple[tuple[Resource, str], ...]:
 
 def look_again(s: JobState) -> float | None:
     """Return the seconds until objects of the cluster are read again that keep the job from its queue; or None."""
-    if s.job.spec.suspend or not any(adapter.lookups(s) for adapter in adapters(s)):
-        return None
-    return LOOKUP_SECONDS if unavailable(s) else None
+    if s.attempt.is_closed:
+        reads = any(adapter.lookups(s) for adapter in adapters(s))
+    else:
+        reads = _KUEUE in adapters(s) and _KUEUE.lacks_workload(s)
+    return LOOKUP_SECONDS if reads and not s.job.spec.suspend and unavailable(s) else None
 
 
 def wait(s: JobState) -> Obstacle | None:

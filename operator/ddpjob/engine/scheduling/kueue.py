@@ -118,6 +118,10 @@ class Kueue(Adapter):
             return f"Kueue evicted the job{_because(workload, 'Evicted')}"
         return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
 
+    def lacks_workload(self, s: JobState) -> bool:
+        """Whether the job asks for a queue of Kueue and has no Workload."""
+        return _is_served(s) and bool(_queue(s)) and _workload(s) is None
+
     def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
         workload = _workload(s)
         if workload is None or not _queue(s):
