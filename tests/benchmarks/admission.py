@@ -42,7 +42,9 @@ STOP_SECONDS = 0.5
 """How long a deleted pod runs on, so that its removal is not measured."""
 SECONDS = 30.0
 ADMITTED = "Admitted until all pods exist"
-EVICTED, ALL_EVICTED = "Evicted until the first pod is deleted", "Evicted until all pods are deleted"
+EVICTED, ALL_EVICTED = "Evicted until the last DELETE can be sent", "Evicted until all pods are deleted"
+AT_ONCE = 28
+"""Requests of one job that the operator sends at the same time, with its default settings (``Slots``)."""
 CREATED, DELETED = "floor: the same pods, POSTed at once", "floor: the same pods, DELETEd at once"
 DIRECT = "POST of a job without a queue until all pods exist"
 QUEUED = "POST of a job in a queue until its Workload exists"
@@ -92,12 +94,12 @@ class Kueue(ApiServer):
 
     async def timed(
         self, send: Awaitable[Any], number: int, counts: Callable[[Resource, Json], bool]
-    ) -> tuple[float, float]:
-        """Return the milliseconds from a request until this was so for the first object, and for a number of them."""
+    ) -> Sequence[float]:
+        """Return the milliseconds from a request until this was so for each of a number of objects, in their order."""
         self._counts, self._stamps, begin = counts, {}, time.perf_counter()
         await send
         await self.until("what is measured", lambda: len(self._stamps) >= number)
-        return 1000 * (min(self._stamps.values()) - begin), 1000 * (max(self._stamps.values()) - begin)
+        return [1000 * (stamp - begin) for stamp in sorted(self._stamps.values())]
 
     async def post(self, resource: Resource, body: bytes) -> None:
         await self._post(resource, body)
@@ -169,7 +171,7 @@ async def repetition(api: Kueue, number: int) -> dict[str, float]:
     for part in parts:
         found |= await part(api, number)
     direct = json.dumps(_job(f"direct-{number}")).encode()
-    _, found[DIRECT] = await api.timed(api.post(names.DDPJOBS, direct), NODES, _is_pod)
+    *_, found[DIRECT] = await api.timed(api.post(names.DDPJOBS, direct), NODES, _is_pod)
     await api.clear()
     return found
 
@@ -177,9 +179,9 @@ async def repetition(api: Kueue, number: int) -> dict[str, float]:
 async def without_operator(api: Kueue, number: int) -> dict[str, float]:
     """Return the times of creates and deletes without an operator."""
     bodies = [_with_slots(body) for body in pods_of(f"floor-{number}", NODES, SPACE)]
-    _, created = await api.timed(api.post_all(bodies), NODES, _is_pod)
+    *_, created = await api.timed(api.post_all(bodies), NODES, _is_pod)
     await api.run_pods()
-    _, deleted = await api.timed(api.delete_all(), NODES, _is_deleted_pod)
+    *_, deleted = await api.timed(api.delete_all(), NODES, _is_deleted_pod)
     await api.clear()
     return {CREATED: created, DELETED: deleted}
 
@@ -189,23 +191,23 @@ async def with_queue(api: Kueue, number: int) -> dict[str, float]:
     name = f"queued-{number}"
     body = _job(name)
     body["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
-    _, queued = await api.timed(api.post(names.DDPJOBS, json.dumps(body).encode()), 1, _is_workload)
+    *_, queued = await api.timed(api.post(names.DDPJOBS, json.dumps(body).encode()), 1, _is_workload)
     await api.until("the job waits", lambda: _reason(api.known[names.DDPJOBS].get(name)) == "WaitingForQuota")
     await asyncio.sleep(0.2)
     (workload,) = api.known[names.WORKLOADS].values()
     assigned = {"name": "main", "flavors": {"cpu": queues.FLAVOR}}
     admission = {"admission": {"clusterQueue": "all", "podSetAssignments": [assigned]}}
     send = api.set_status(workload, admission, QuotaReserved="QuotaReserved", Admitted="Admitted")
-    _, admitted = await api.timed(send, NODES, _is_pod)
+    *_, admitted = await api.timed(send, NODES, _is_pod)
     await api.run_pods()
     await api.until("PodsReady", lambda: condition(_only(api, names.WORKLOADS).get("status"), "PodsReady"))
     await api.until("the job runs", lambda: _only(api, names.DDPJOBS)["status"]["state"] == "Running")
     await asyncio.sleep(0.2)
     send = api.set_status(_only(api, names.WORKLOADS), {}, Evicted="Preempted")
-    first, evicted = await api.timed(send, NODES, _is_deleted_pod)
+    evicted = await api.timed(send, NODES, _is_deleted_pod)
     await api.until("all pods are gone", lambda: not api.known[names.PODS])
     await api.clear()
-    return {ADMITTED: admitted, EVICTED: first, ALL_EVICTED: evicted, QUEUED: queued}
+    return {ADMITTED: admitted, EVICTED: evicted[NODES - AT_ONCE - 1], ALL_EVICTED: evicted[-1], QUEUED: queued}
 
 
 def _only(api: Kueue, resource: Resource) -> Json:

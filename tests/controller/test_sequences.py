@@ -456,6 +456,11 @@ def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_n
             await asyncio.sleep(LOOKUP_SECONDS + 1)
             assert bench.sent("get", names.WORKLOADS) > reads
         assert bench.status()["state"] == "Running"
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": dict.fromkeys(labels)}})
+        await asyncio.sleep(3600)
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
+        await asyncio.sleep(1)
+        assert bench.status()["state"] == "Running", "nothing was asked for an hour"
         await asyncio.sleep(LOOKUP_SECONDS + 1)
         assert (bench.status()["state"], bench.status()["restarts"]) == ("Queued", 0) and not bench.pods(1)
 

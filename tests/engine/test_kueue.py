@@ -469,7 +469,7 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     assert not world.pods and (world.status["state"], world.status["restarts"]) == ("Queued", 0)
     shown = world.condition("Running")
     assert shown["reason"] == "QueueUnavailable" and "WorkloadPriorityClass high" in shown["message"]
-    assert f"create it, or change the label {names.LABEL_QUEUE_PRIORITY}" in shown["message"]
+    assert f"or change {names.LABEL_QUEUE_PRIORITY}" in shown["message"]
     world.found[wanted] = {"value": 7}
     world.settle()
     world.admits()
@@ -489,6 +489,12 @@ def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_cor
     world.workload_answers = True
     world.settle()
     assert not world.pods and not world.groups.get(names.WORKLOADS) and world.status["state"] == "Queued"
+    assert "correct the label" in world.condition("Running")["message"]
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
+    world.settle()
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
+    world.settle()
+    assert world.workload["spec"]["queueName"] == "research"
     assert "correct the label" in world.condition("Running")["message"]
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
     world.settle()

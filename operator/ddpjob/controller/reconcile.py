@@ -170,6 +170,8 @@ class Reconciler:
                 has_workload, live = await asyncio.gather(self._has_workload(job, memory), self._live_pods(job))
             else:
                 break
+        if live is None:
+            memory.absent_since = None  # nothing was asked, so what was answered before is no answer of now
         return plan
 
     async def _read_hidden_workload(self, job: Json) -> None:
@@ -256,9 +258,6 @@ class Reconciler:
             memory.created |= {pod.name for pod in cached if pod.attempt == attempt}
         name = names.service_name(key.name, meta["uid"])
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
-        objects = self.cache.groups(key.namespace, meta["uid"])
-        if objects.get(names.WORKLOADS):
-            memory.absent_since = None
         observed = Observed(
             owned_pods(job, cached if live is None else live),
             former=() if attempt else self.cache.former_pods(key, meta["uid"]),
@@ -271,7 +270,7 @@ class Reconciler:
             progress=self.poller.polled(key),
             logs=self.pod_logs.found(key),
             unbound=self.claims.text(key),
-            objects=objects,
+            objects=self.cache.groups(key.namespace, meta["uid"]),
             found=self._lookups.found(),
             served=self.served(),
             elder=self.cache.elder(key),

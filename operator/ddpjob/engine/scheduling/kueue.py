@@ -53,11 +53,11 @@ _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
 _Lookup = tuple[Resource, str]
 _TODO: Mapping[Resource, str] = {
-    names.FLAVORS: "the administrator of Kueue creates it, or removes it from the ClusterQueue",
-    names.WORKLOAD_PRIORITIES: f"create it, or change the label {names.LABEL_QUEUE_PRIORITY}",
-    names.POD_PRIORITIES: "create it, or change priorityClassName in spec.template",
+    names.FLAVORS: "create it (or let the operator read it), or remove it from the ClusterQueue",
+    names.WORKLOAD_PRIORITIES: f"create it (or let the operator read it), or change {names.LABEL_QUEUE_PRIORITY}",
+    names.POD_PRIORITIES: "create it (or let the operator read it), or change priorityClassName in spec.template",
 }
-"""What to do about an object that does not exist."""
+"""What to do about an object that does not exist, or may not be read."""
 
 
 class _Condition(NamedTuple):
@@ -468,7 +468,7 @@ def _update(s: JobState, workload: Json) -> Change | None:
     """Return what the spec of a Workload without quota lacks: queue, priority or podSets of a job that was edited."""
     spec: Json = {}
     annotations: Json = {}
-    if workload["spec"].get("queueName") != _queue(s):
+    if workload["spec"].get("queueName") != _queue(s) and _misnamed(s) is None:
         spec["queueName"] = _queue(s)
     if _priority_class(workload) != _kind_and_name(_wanted_class(s)):
         spec |= _priority(s) or {}
