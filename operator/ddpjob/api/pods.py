@@ -65,6 +65,11 @@ MountPath = Annotated[str, StringConstraints(min_length=1, max_length=1024, patt
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
+def is_object_name(text: str) -> bool:
+    """Whether an object of Kubernetes can have this name: a DNS subdomain."""
+    return re.fullmatch(DNS_SUBDOMAIN, text) is not None
+
+
 class KeySelector(ApiModel):
     """One key of a ConfigMap or Secret."""
 

@@ -3,13 +3,12 @@
 They are few, change seldom and belong to no job, so they are not watched; one that was read is used for a minute.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.api.pods import DNS_SUBDOMAIN
+from ddpjob.api.pods import is_object_name
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
@@ -42,11 +41,11 @@ class Lookups:
         """Read objects.
 
         If the API server does not answer, or with an error that says nothing about the object, the last value stays.
-        A user writes some of the names: one that no object can have is part of no URL.
+        Users write some of the names. A name that no object can have is not sent, because it may change the URL.
         """
         for kind, name in wanted:
             value: Json | Unread
-            if not re.fullmatch(DNS_SUBDOMAIN, name):
+            if not is_object_name(name):
                 self._found[kind, name] = self._clock(), Unread("no object can have this name")
                 continue
             try:

@@ -171,7 +171,7 @@ class Reconciler:
             else:
                 break
         if live is None:
-            memory.absent_since = None  # nothing was asked, so what was answered before is no answer of now
+            memory.absent_since = None  # without a GET in this plan, the earlier answers are too old to count
         return plan
 
     async def _read_hidden_workload(self, job: Json) -> None:

@@ -6,7 +6,6 @@ quota over restarts; an evicted one gives it back when all pods have stopped, an
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition, is_true
-from ddpjob.api.pods import DNS_SUBDOMAIN
+from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Create
@@ -52,7 +51,7 @@ _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
 _Lookup = tuple[Resource, str]
-_TODO: Mapping[Resource, str] = {
+_ADVICE: Mapping[Resource, str] = {
     names.FLAVORS: "create it (or let the operator read it), or remove it from the ClusterQueue",
     names.WORKLOAD_PRIORITIES: f"create it (or let the operator read it), or change {names.LABEL_QUEUE_PRIORITY}",
     names.POD_PRIORITIES: "create it (or let the operator read it), or change priorityClassName in spec.template",
@@ -259,7 +258,8 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
 def _why_no_workload(s: JobState) -> str:
     """Return why no Workload of the job can be created; empty if one may exist, or may be created later.
 
-    Before live reads the answer is a reason for them. After them it stands only if they showed that none exists.
+    A plan that is not live asks for live reads because of this text. A live plan returns the text only if these reads
+    have shown that the job has no Workload.
     """
     if s.observed.live and s.observed.has_workload is not False:
         return ""
@@ -268,8 +268,8 @@ def _why_no_workload(s: JobState) -> str:
 
 
 def _misnamed(s: JobState) -> Obstacle | None:
-    """Return that the label of the queue has a value that no LocalQueue can have as its name."""
-    if re.fullmatch(DNS_SUBDOMAIN, _queue(s)):
+    """Return the obstacle if no LocalQueue can have the name in the label of the queue; None if one can."""
+    if is_object_name(_queue(s)):
         return None
     return QUEUE_UNAVAILABLE, f"no LocalQueue can have the name {_queue(s)}: correct the label {names.LABEL_QUEUE}"
 
@@ -295,8 +295,8 @@ def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False)
     for kind, name in wanted:
         found = s.observed.found.get((kind, name), NOT_READ_YET)
         if isinstance(found, Unread) and (found.is_final or not only_final):
-            todo = f"; {_TODO[kind]}" if found.is_final else ""
-            return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{todo}"
+            advice = f"; {_ADVICE[kind]}" if found.is_final else ""
+            return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{advice}"
     return None
 
 
