@@ -313,6 +313,17 @@ def test_a_job_in_a_queue_and_its_place_there() -> None:
     assert (why(world).reason, why(world).is_abnormal) == ("QueueUnavailable", True)
 
 
+def test_a_running_job_that_can_get_no_quota() -> None:
+    world = started()
+    world.run_all()
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
+    world.settings, world.workload_answers = EngineSettings(kueue=True), False
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason, found.is_abnormal) == ("Running", "QueueUnavailable", True)
+    assert "without quota" in found.sentence and names.LABEL_QUEUE in found.sentence
+
+
 def test_a_gang_with_too_few_nodes_before_and_after_it_gives_them_back() -> None:
     world = started()
     pending(world, 0, node="worker")

@@ -467,6 +467,31 @@ def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_n
     on_bench(test)
 
 
+def test_a_workload_of_another_owner_is_no_workload_of_the_job() -> None:
+    """It has the name of the running job's, which gets a queue, and a priority class that does not exist."""
+
+    async def test(bench: Bench) -> None:
+        await bench.end()
+        bench.settings = replace(SETTINGS, kueue=True)
+        await bench.begin()
+        job = bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        name = names.service_name("mnist", job["metadata"]["uid"])
+        bench.cluster.store.put(names.WORKLOADS, {"metadata": {"name": name, "namespace": "default", "uid": "other"}})
+        missing = Fault(before=NotFound("no class high", code=404))
+        bench.rule = lambda call: missing if call.resource is names.WORKLOAD_PRIORITIES else None
+        labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
+        await asyncio.sleep(1)
+        assert condition(bench.status(), "Running")["reason"] == "QueueUnavailable"
+        assert bench.status()["state"] == "Running", "there may be a Workload"
+        await asyncio.sleep(2 * LOOKUP_SECONDS)
+        assert bench.status()["state"] == "Queued" and not bench.pods(1)
+
+    on_bench(test)
+
+
 def test_quota_costs_few_pods() -> None:
     """A quota of 3 pods for 8 nodes. Seen: 75 pods in ten minutes."""
 

@@ -458,12 +458,15 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
     wanted = names.WORKLOAD_PRIORITIES, "high"
     world.found[wanted] = Unread("no answer", is_final=False)
-    assert world.settle() == 0 and world.status["state"] == "Running", "one failed read says nothing"
+    assert world.settle() == 1 and world.status["state"] == "Running", "one failed read says nothing"
+    assert world.plans[-2].events[0].reason == "QueueUnavailable"
     assert world.reconcile().requeue_after == LOOKUP_SECONDS
     world.found[wanted] = Unread("not found")
     world.workload_answers = False
-    assert world.settle() == 0 and world.status["state"] == "Running", "there may be a Workload"
+    assert world.settle() == 1 and world.status["state"] == "Running", "there may be a Workload"
     assert world.reconcile().requeue_after == LOOKUP_SECONDS
+    shown = world.condition("Running")
+    assert (shown["status"], shown["reason"]) == ("True", "QueueUnavailable") and "without quota" in shown["message"]
     world.workload_answers = True
     world.settle()
     assert not world.pods and (world.status["state"], world.status["restarts"]) == ("Queued", 0)
@@ -485,7 +488,7 @@ def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_cor
     world.settle()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
     world.workload_answers = False
-    assert world.settle() == 0 and world.reconcile().requeue_after == LOOKUP_SECONDS
+    assert world.settle() == 1 and world.reconcile().requeue_after == LOOKUP_SECONDS
     world.workload_answers = True
     world.settle()
     assert not world.pods and not world.groups.get(names.WORKLOADS) and world.status["state"] == "Queued"
@@ -494,13 +497,40 @@ def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_cor
     world.settle()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
     world.settle()
-    assert world.workload["spec"]["queueName"] == "research"
+    assert world.workload["spec"]["active"] is False and world.settle() == 0
     assert "correct the label" in world.condition("Running")["message"]
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
     world.settle()
+    assert world.workload["spec"] == world.workload["spec"] | {"queueName": "research", "active": True}
     world.admits()
     world.settle()
     assert world.status["attempt"] == 2 and len(world.pods) == 2
+
+
+def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
+    """As any other label, it applies when no quota is reserved. What came too late after a deactivation goes back."""
+    world = Queued()
+    world.settle()
+    world.admits()
+    world.says("Admitted", "False", "NoChecks")
+    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
+    world.settle()
+    assert "quota is reserved" in world.condition("Running")["message"] and world.workload["spec"]["active"] is True
+    world.admits()
+    world.settle()
+    world.set_pod(0, failed())
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
+    world.lingering = True
+    world.evicts()
+    world.settle()
+    world.lingering = False
+    world.stops_pods()
+    world.gives_back()
+    world.says("QuotaReserved", "True", "QuotaReserved")
+    world.says("Evicted", "True", "Deactivated")
+    world.settle()
+    assert world.workload["spec"]["active"] is False and world.conditions()["QuotaReserved"][0] == "False"
 
 
 def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> None:

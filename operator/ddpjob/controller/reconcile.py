@@ -13,7 +13,7 @@ from datetime import datetime
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import PodView
 from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
 from ddpjob.cluster.job_json import labels_in_use
@@ -176,9 +176,8 @@ class Reconciler:
 
     async def _read_hidden_workload(self, job: Json) -> None:
         """Read the Workload that watch and LIST no longer show; if the GET fails, the next sweep sends it again."""
-        namespace, name = _workload_of(job)
-        if uid := self.cache.take_hidden(namespace, name):
-            await self._read_workload(namespace, name, uid)
+        if uid := self.cache.take_hidden(*_workload_of(job)):
+            await self._read_workload(job, uid)
 
     async def _has_workload(self, job: Json, memory: Memory) -> bool | None:
         """Read the Workload again: an old one may show an admission that has ended, or not yet begun.
@@ -186,12 +185,10 @@ class Reconciler:
         Returns: ``Observed.has_workload``. While Kueue is being removed, the API server says for a moment that neither
         Workloads nor classes exist, so a single answer is not enough.
         """
-        namespace, name = _workload_of(job)
-        known = self.cache.get(names.WORKLOADS, namespace, name)
+        known = self.cache.get(names.WORKLOADS, *_workload_of(job))
         is_queued = bool(self.settings.kueue and (job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE))
-        if known is None and not is_queued:
-            return None
-        exists = await self._read_workload(namespace, name, known["metadata"]["uid"] if known is not None else "")
+        uid = known["metadata"]["uid"] if known is not None else ""
+        exists = await self._read_workload(job, uid) if uid or is_queued else None
         if exists is not False:
             memory.absent_since = None
             return exists
@@ -199,13 +196,15 @@ class Reconciler:
             memory.absent_since = self.clock()
         return False if self.clock() - memory.absent_since >= LOOKUP_SECONDS else None
 
-    async def _read_workload(self, namespace: str, name: str, uid: str) -> bool | None:
-        """Return whether it exists; None if the API server did not answer."""
+    async def _read_workload(self, job: Json, uid: str) -> bool | None:
+        """Return whether it exists and is the job's; None if the API server did not answer. uid: of the cached one."""
+        place = _workload_of(job)
         try:
-            return await read_into(self.cache, self.cluster, names.WORKLOADS, (namespace, name), uid, wake=False)
+            found = await read_into(self.cache, self.cluster, names.WORKLOADS, place, uid, wake=False)
         except ClusterError as error:  # Kueue is away, which must keep no job from ending
-            logger.info("Workload %s cannot be read: %s", name, error)
+            logger.info("Workload %s cannot be read: %s", place[1], error)
             return None
+        return found is not None and owner_uid(found) == job["metadata"]["uid"]
 
     async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
         """Create the pods of the first attempt while its status is written.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import (
     Cluster,
     ClusterError,
@@ -217,19 +218,20 @@ class Sweeper:
 
 async def read_into(
     cache: Cache, cluster: Cluster, resource: Resource, place: Place, uid: str, *, wake: bool = True
-) -> bool:
-    """Apply a GET to the cache; return whether the object exists.
+) -> Json | None:
+    """Apply a GET to the cache; return the object, or None if none has the name.
 
     uid: of the cached object, which is removed if none has the name; empty if none is cached.
     wake: as of ``Cache.put``.
     """
     try:
-        cache.put(resource, await cluster.get(resource, *place), wake=wake)
+        found = await cluster.get(resource, *place)
     except NotFound:
         if uid:
             cache.remove(resource, *place, uid)
-        return False
-    return True
+        return None
+    cache.put(resource, found, wake=wake)
+    return found
 
 
 async def list_into(

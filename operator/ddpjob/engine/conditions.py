@@ -13,6 +13,7 @@ from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.obstacles import admission_obstacle, fruitless, obstacles, scheduling_obstacle, silence, stall
+from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
 
@@ -130,7 +131,8 @@ def _active(
 
 
 def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
-    problem = silence(s) or stall(s) or fruitless(reached, s.logs_command()) or elastic.obstacle(s)
+    problem = silence(s) or stall(s) or fruitless(reached, s.logs_command())
+    problem = problem or scheduling.without_quota(s) or elastic.obstacle(s)
     if problem is None:
         return True, "AllNodesRunning", ready
     reason, message = problem

@@ -11,12 +11,13 @@ from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
 from ddpjob.engine.launcher import injection_warning, launch_warning
 from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, fruitless, obstacles
-from ddpjob.engine.scheduling.kueue import WAITING
+from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, WAITING
 from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
 RESTARTED_IN_PLACE = "RestartedInPlace"
 _SIZES = frozenset({RESIZED, NODES_AVAILABLE, NODES_UNAVAILABLE})
+_PROBLEMS = frozenset({PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE})  # of a job all of whose nodes run
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
 _NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
 
@@ -57,9 +58,10 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         turned_true = condition.status == "True" and (old is None or old.status != "True")
         if condition.type == "Running" and turned_true:
             yield Note("Normal", "Running", f"attempt {status.attempt}: {condition.message}")
-        elif condition.reason in (PROGRESS_UNKNOWN, TRAINING_STALLED) and condition.reason != old_reason:
-            yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
-        if condition.type == "Running" and condition.status == "False":
+        elif condition.type == "Running" and condition.status == "True":
+            if condition.reason in _PROBLEMS - {old_reason}:
+                yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
+        elif condition.type == "Running":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition.reason != old_reason and decision.kind != "close"
             if is_new and condition.reason in {reason for reason, _ in obstacles(s)} - _NO_NOTE:

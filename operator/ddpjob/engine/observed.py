@@ -73,8 +73,8 @@ class Observed:
     elder: the eldest partial job (``scheduling.guard``) if it is elder than this one; None if this job neither is
         partial nor has yielded.
     live: the pods come from a LIST of this reconcile, not from the cache.
-    has_workload: whether an object with the name of the job's Workload exists, by a GET of this reconcile; False only
-        if each GET of a minute said so. None if it is not known.
+    has_workload: whether the job's Workload exists, by a GET of this reconcile; False only if each GET of a minute said
+        so. None if it is not known.
     """
 
     pods: Sequence[PodView] = ()

@@ -9,6 +9,7 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
 from ddpjob.engine.elastic import RUNNING_SMALLER
 from ddpjob.engine.obstacles import NO_PROGRESS, PROGRESS_UNKNOWN, TRAINING_STALLED
+from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
 
 _QUIET_SECONDS = 120.0
 """A trainer that makes steps reports one in this time; evaluations and saves take shorter, or have another phase."""
@@ -78,10 +79,10 @@ def running(case: Case) -> Explanation:
     quoted = case.of_condition(found) if found is not None else None
     if reason == TRAINING_STALLED:
         return _stalled(case, message, quoted)
-    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
+    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS, QUEUE_UNAVAILABLE):
         return case.verdict(
-            "Running", reason, f"{case.name} runs: {message}", [quoted], is_abnormal=True,
-            attempt=case.attempt.number, next=case.logs_command(),
+            "Running", reason, f"{case.name} runs: {message}", [quoted], is_abnormal=True, attempt=case.attempt.number,
+            next="what the message says" if reason == QUEUE_UNAVAILABLE else case.logs_command(),
         )  # fmt: skip
     progress = _progress_of_attempt(case)
     if case.attempt.first_step_time is None:

@@ -74,10 +74,10 @@ def lookups(s: JobState) -> tuple[tuple[Resource, str], ...]:
 def look_again(s: JobState) -> float | None:
     """Return the seconds until objects of the cluster are read again that keep the job from its queue; or None."""
     if s.attempt.is_closed:
-        reads = any(adapter.lookups(s) for adapter in adapters(s))
+        is_kept = any(adapter.lookups(s) for adapter in adapters(s)) and bool(unavailable(s))
     else:
-        reads = _KUEUE in adapters(s) and _KUEUE.lacks_workload(s)
-    return LOOKUP_SECONDS if reads and not s.job.spec.suspend and unavailable(s) else None
+        is_kept = without_quota(s) is not None
+    return LOOKUP_SECONDS if is_kept and not s.job.spec.suspend else None
 
 
 def wait(s: JobState) -> Obstacle | None:
@@ -89,6 +89,12 @@ def unavailable(s: JobState) -> str:
     """Return why the queue of the job is not available; empty if it is, or if the job is in none."""
     reason, text = wait(s) or ("", "")
     return text if reason == QUEUE_UNAVAILABLE else ""
+
+
+def without_quota(s: JobState) -> Obstacle | None:
+    """Return why a job that runs has no Workload and can get none; None if it has one, or can get one."""
+    why = unavailable(s) if _KUEUE in adapters(s) and _KUEUE.lacks_workload(s) else ""
+    return (QUEUE_UNAVAILABLE, f"without quota: {why}") if why else None
 
 
 def stop(s: JobState) -> str:

@@ -6,12 +6,12 @@ with the quota. Without it the job would be admitted, give the quota back and be
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import MAX_TEXT
@@ -19,7 +19,6 @@ from ddpjob.engine.state import JobState
 
 NOT_READ_YET = Unread("it was not read yet", is_final=False)
 _MAX_FLAVORS = 64
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}")
 
 
 class Hold(NamedTuple):
@@ -47,7 +46,7 @@ def recorded_hold(workload: Json) -> Hold | None:
     annotations = workload["metadata"].get("annotations") or {}
     try:
         hold = Hold(**json.loads(str(annotations.get(names.ANNOTATION_HELD) or "")))
-        flavors = {name: str(flavor) for name, flavor in hold.flavors.items() if _NAME.fullmatch(name)}
+        flavors = {name: str(flavor) for name, flavor in hold.flavors.items() if is_object_name(name)}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     return Hold(str(hold.job), flavors, str(hold.why)) if len(flavors) <= _MAX_FLAVORS else None
@@ -59,8 +58,8 @@ def why_held(s: JobState, workload: Json) -> str:
         return ""
     if any(_flavor(s, name) not in (known, None) for name, known in hold.flavors.items()):
         return ""
-    todo = "change it, or the label of the queue, or suspend and resume the job"
-    return f"{shorten(hold.why, MAX_TEXT)}; the job has given its quota back until then: {todo}"
+    then = "it waits again when this is corrected, when job or queue change, or when it is suspended and resumed"
+    return f"{shorten(hold.why, MAX_TEXT)}. The job has given its quota back: {then}"
 
 
 def _edition(s: JobState) -> str:

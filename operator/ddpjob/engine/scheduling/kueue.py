@@ -52,7 +52,7 @@ _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
 _Lookup = tuple[Resource, str]
 _ADVICE: Mapping[Resource, str] = {
-    names.FLAVORS: "create it (or let the operator read it), or remove it from the ClusterQueue",
+    names.FLAVORS: "create it (or let the operator read it)",
     names.WORKLOAD_PRIORITIES: f"create it (or let the operator read it), or change {names.LABEL_QUEUE_PRIORITY}",
     names.POD_PRIORITIES: "create it (or let the operator read it), or change priorityClassName in spec.template",
 }
@@ -174,8 +174,10 @@ class Kueue(Adapter):
             return change
         if rests and (hold := _unusable(s, workload)) is not None:
             return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
-        # A job that only its user can let start again holds no quota.
-        is_held = (rests and s.spec_changed) or bool(why_held(s, workload))
+        # A job that only its user can let start again holds no quota. As any label, one that names no possible queue
+        # applies when no quota is reserved; quota that is reserved after the deactivation is not kept.
+        is_misplaced = _misnamed(s) is not None and not (is_reserved and workload["spec"].get("active") is not False)
+        is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
         # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
         is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
         if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
@@ -276,13 +278,13 @@ def _misnamed(s: JobState) -> Obstacle | None:
 
 def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
     """Return what a Workload in the queue waits for."""
-    if (misnamed := _misnamed(s)) is not None:
-        return misnamed
     status = workload["status"]
     if is_true(status, "QuotaReserved"):
         checks = (c for c in status.get("admissionChecks") or () if c.get("state") != "Ready")
         texts = [f"{c.get('name')}: {c.get('state')} {c.get('message') or ''}".strip() for c in checks]
         return WAITING, f"{where}: quota is reserved, and admission waits for {'; '.join(texts) or 'Kueue'}"
+    if (misnamed := _misnamed(s)) is not None:
+        return misnamed
     unread = _unread(s, _wanted_class(s))
     if unread is not None and _priority_class(workload) != _kind_and_name(_wanted_class(s)):
         return unread
