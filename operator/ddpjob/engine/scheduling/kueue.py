@@ -443,7 +443,8 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
     # A person may have activated what the operator had not: then the next deactivation is not the operator's either.
     is_ours = names.ANNOTATION_SUSPENDED in _annotations(workload)
     if is_wanted and is_ours:
-        return _spec_change(workload, {"active": True}, {names.ANNOTATION_SUSPENDED: None, names.ANNOTATION_HELD: None})
+        removed = {names.ANNOTATION_SUSPENDED: None, names.ANNOTATION_HELD: None}
+        return _patch(workload, {"active": True}, annotations=removed)
     # Also of an inactive Workload, the last attempt that used its quota is noted when the job leaves the queue.
     leaves = not (_queue(s) or is_ours) and is_true(workload["status"], "QuotaReserved")
     return _deactivation(s, workload, {}) if not is_wanted and (is_active or leaves) else None
@@ -452,18 +453,16 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
 def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
     # Pods of a newer attempt than the recorded one may run: the status was not written, or another operator's was.
     noted = {names.ANNOTATION_SUSPENDED: str(max(s.attempt.number, s.newest_attempt))} | annotations
-    meta = workload["metadata"]
-    version = meta.get("resourceVersion", "")
-    return Change(names.WORKLOADS, meta["name"], meta["uid"], {"active": False}, annotations=noted, version=version)
+    version = workload["metadata"].get("resourceVersion", "")
+    return _patch(workload, {"active": False}, annotations=noted, version=version)
 
 
 def _relabelled(s: JobState, workload: Json) -> Change | None:
     """Return what restores the labels that watch and list select, of a Workload that lost them."""
-    meta, labels = workload["metadata"], _labels(s)
-    given = meta.get("labels") or {}
+    given, labels = workload["metadata"].get("labels") or {}, _labels(s)
     if all(given.get(label) == labels[label] for label in (names.LABEL_JOB_UID, names.LABEL_JOB_NAME)):
         return None
-    return Change(names.WORKLOADS, meta["name"], meta["uid"], {}, labels=labels)
+    return _patch(workload, {}, labels=labels)
 
 
 def _update(s: JobState, workload: Json) -> Change | None:
@@ -478,7 +477,7 @@ def _update(s: JobState, workload: Json) -> Change | None:
         pod_set = _pod_set(s)
         spec["podSets"] = [pod_set]
         annotations[names.ANNOTATION_POD_SETS] = _digest(pod_set)
-    return _spec_change(workload, spec, annotations) if spec else None
+    return _patch(workload, spec, annotations=annotations) if spec else None
 
 
 def _release(s: JobState, workload: Json) -> Change:
@@ -510,11 +509,6 @@ def _readiness(s: JobState, workload: Json, ending: Ending) -> Change | None:
     return _status_change(s, workload, (_Condition("PodsReady", False, "WaitForRecovery", text),))
 
 
-def _spec_change(workload: Json, spec: Json, annotations: Json) -> Change:
-    meta = workload["metadata"]
-    return Change(names.WORKLOADS, meta["name"], meta["uid"], spec, annotations=annotations)
-
-
 def _status_change(
     s: JobState, workload: Json, changes: Iterable[_Condition], more: Mapping[str, Any] | None = None
 ) -> Change:
@@ -533,4 +527,10 @@ def _status_change(
             "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(s.now),
         }
     value = {**(more or {}), "conditions": [*built.values()]}
-    return Change(names.WORKLOADS, meta["name"], meta["uid"], value, part="status", version=meta["resourceVersion"])
+    return _patch(workload, value, part="status", version=meta["resourceVersion"])
+
+
+def _patch(workload: Json, value: Json, **options: Any) -> Change:
+    """Return the PATCH of a Workload. options: of ``Change``."""
+    meta = workload["metadata"]
+    return Change(names.WORKLOADS, meta["name"], meta["uid"], value, **options)
