@@ -322,6 +322,7 @@ def test_a_running_job_that_can_get_no_quota() -> None:
     found = why(world)
     assert (found.stage, found.reason, found.is_abnormal) == ("Running", "QueueUnavailable", True)
     assert "without quota" in found.sentence and names.LABEL_QUEUE in found.sentence
+    assert found.next == "what the message says"
 
 
 def test_a_gang_with_too_few_nodes_before_and_after_it_gives_them_back() -> None:

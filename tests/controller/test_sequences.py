@@ -16,6 +16,7 @@ from ddpjob.api.objects import Json, condition
 from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, NotFound, NotServed, TooManyRequests, Unavailable
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.reconcile import RECORD_SECONDS
+from ddpjob.controller.workqueue import MAX_DELAY
 from ddpjob.engine.actions import Create
 from ddpjob.engine.desired import DesiredPods
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
@@ -446,7 +447,7 @@ def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_n
             return Fault(before=NotFound("no class high", code=404)) if is_class else None
 
         bench.rule = rule
-        labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
+        labels: Json = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
         bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
         await asyncio.sleep(1)
         for _ in range(3):
@@ -456,10 +457,14 @@ def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_n
             await asyncio.sleep(LOOKUP_SECONDS + 1)
             assert bench.sent("get", names.WORKLOADS) > reads
         assert bench.status()["state"] == "Running"
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": dict.fromkeys(labels)}})
+        unanswered = Fault(before=Unavailable("the API server is away", code=503))
+        bench.rule = lambda call: unanswered if call.resource is names.DDPJOBS else rule(call)
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels | {"changed": "now"}}})
         await asyncio.sleep(3600)
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
-        await asyncio.sleep(1)
+        bench.rule = rule
+        reads = bench.sent("get", names.WORKLOADS)
+        await asyncio.sleep(MAX_DELAY + 1)
+        assert bench.sent("get", names.WORKLOADS) > reads
         assert bench.status()["state"] == "Running", "nothing was asked for an hour"
         await asyncio.sleep(LOOKUP_SECONDS + 1)
         assert (bench.status()["state"], bench.status()["restarts"]) == ("Queued", 0) and not bench.pods(1)

@@ -141,9 +141,12 @@ def test_priority_is_that_of_the_class_in_the_label_and_else_that_of_the_pods() 
 
 def test_a_class_of_another_kind_with_the_same_name_is_another_class() -> None:
     world = Queued(labels={names.LABEL_QUEUE_PRIORITY: "high"}, template={"spec": {"priorityClassName": "high"}})
-    world.found |= {(names.WORKLOAD_PRIORITIES, "high"): {"value": 1000}, (names.POD_PRIORITIES, "high"): {"value": 7}}
+    world.found[names.WORKLOAD_PRIORITIES, "high"] = {"value": 1000}
     world.settle()
     del world.job["metadata"]["labels"][names.LABEL_QUEUE_PRIORITY]
+    world.settle()
+    assert "PriorityClass high cannot be read: not found" in world.condition("Running")["message"]
+    world.found[names.POD_PRIORITIES, "high"] = {"value": 7}
     world.settle()
     spec = world.workload["spec"]
     assert (spec["priority"], spec["priorityClassRef"]["kind"]) == (7, "PriorityClass")
@@ -480,6 +483,25 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     assert world.status["attempt"] == 2 and len(world.pods) == 2
 
 
+@pytest.mark.parametrize("reason", ["CreateFailed", "NameTerminating"])
+def test_a_running_job_whose_workload_cannot_be_created_shows_it_beside_other_problems(reason: str) -> None:
+    world = Queued(kueue=None)
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.settings, world.progress_problem = EngineSettings(kueue=True), "unreachable"
+    world.job["spec"]["progressDeadlineSeconds"] = 600
+    world.problems = problems = (Problem(reason, names.WORKLOADS, NAME, "failed calling webhook"),)
+    world.forward(61)
+    world.reconcile(crash_after=1)
+    shown = world.condition("Running")
+    assert (shown["status"], shown["reason"]) == ("True", "ProgressUnknown")
+    assert "without quota: failed calling webhook" in shown["message"]
+    world.progress_problem, world.problems = None, problems
+    world.reconcile(crash_after=1)
+    assert world.condition("Running")["reason"] == "QueueUnavailable" and world.status["state"] == "Running"
+
+
 def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_corrected() -> None:
     world = Queued()
     world.job["metadata"]["labels"] = {}
@@ -497,7 +519,8 @@ def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_cor
     world.settle()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
     world.settle()
-    assert world.workload["spec"]["active"] is False and world.settle() == 0
+    assert world.workload["spec"]["active"] is False and world.workload["spec"]["queueName"] == "research"
+    assert world.settle() == 0
     assert "correct the label" in world.condition("Running")["message"]
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
     world.settle()
@@ -527,10 +550,10 @@ def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
     world.lingering = False
     world.stops_pods()
     world.gives_back()
-    world.says("QuotaReserved", "True", "QuotaReserved")
-    world.says("Evicted", "True", "Deactivated")
-    world.settle()
-    assert world.workload["spec"]["active"] is False and world.conditions()["QuotaReserved"][0] == "False"
+    world.admits()  # Kueue had not seen the deactivation
+    world.gives_back()
+    assert world.status["attempt"] == 2
+    assert not any(change.value == {"active": True} for made in world.plans for change in made.changes)
 
 
 def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> None:
@@ -786,7 +809,10 @@ def test_a_flavor_that_does_not_exist_holds_no_quota_and_one_that_does_not_answe
     world.settle()
     world.admits()
     world.settle()
-    assert len(world.pods) == 2
+    world.run_all()
+    world.found[names.FLAVORS, "h100"] = Unread("h100 not found")
+    world.settle()
+    assert world.condition("Running")["reason"] == "AllNodesRunning", "it has quota"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"job": 1}', '{"job": "", "flavors": 3, "why": ""}', "[" * 100_000])

@@ -17,6 +17,7 @@ DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 # The API server's rule for names of environment variables since Kubernetes 1.34: printable ASCII except "=".
 ENV_NAME = r"^[ -<>-~]+$"
+MAX_NAME = 253
 MAX_QUANTITY = 64
 MAX_KEY = 317  # a qualified name: a prefix of 253 characters, "/" and a name of 63
 # Not the whole grammar: matches() of keys of unknown length would exceed the API server's cost limit.
@@ -59,7 +60,7 @@ Quantity = Annotated[
 ]
 ShortText = Annotated[str, StringConstraints(max_length=253)]
 LongText = Annotated[str, StringConstraints(max_length=65536)]
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME, pattern=DNS_SUBDOMAIN)]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
 MountPath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=ABSOLUTE_PATH)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -67,7 +68,7 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 def is_object_name(text: str) -> bool:
     """Whether an object of Kubernetes can have this name: a DNS subdomain."""
-    return re.fullmatch(DNS_SUBDOMAIN, text) is not None
+    return len(text) <= MAX_NAME and re.fullmatch(DNS_SUBDOMAIN, text) is not None
 
 
 class KeySelector(ApiModel):

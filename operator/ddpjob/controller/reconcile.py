@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 COSMETIC_SECONDS = 0.25
 MAX_READS = 4
 """How many plans of one reconcile may ask for more: flavors, the live pods, and flavors again."""
+MAX_GAP_SECONDS = 2 * LOOKUP_SECONDS
+"""Answers with a longer gap between them are not in a row: nothing was asked meanwhile."""
 _REPAIRED = frozenset({names.SERVICES, names.NETWORK_POLICIES})
 RECORD_SECONDS = 0.05
 """The status of a first attempt waits no longer for the answer to its first create."""
@@ -61,7 +63,7 @@ class Memory:
     unannounced: status before and after a patch whose response was lost, and its events.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
     stale: a write got no response, so the job must be read again before the next plan.
-    absent_since: monotonic time of the first of the GETs in a row that showed that the job has no Workload.
+    absent: monotonic times of the first and the last of the GETs in a row that showed that the job has no Workload.
     """
 
     uid: str
@@ -78,7 +80,7 @@ class Memory:
     unannounced: tuple[Json, Json, Plan] | None = None
     unrecorded: bool = False
     stale: bool = False
-    absent_since: float | None = None
+    absent: tuple[float, float] | None = None
     last_error: str = ""
 
 
@@ -170,8 +172,6 @@ class Reconciler:
                 has_workload, live = await asyncio.gather(self._has_workload(job, memory), self._live_pods(job))
             else:
                 break
-        if live is None:
-            memory.absent_since = None  # without a GET in this plan, the earlier answers are too old to count
         return plan
 
     async def _read_hidden_workload(self, job: Json) -> None:
@@ -190,11 +190,13 @@ class Reconciler:
         uid = known["metadata"]["uid"] if known is not None else ""
         exists = await self._read_workload(job, uid) if uid or is_queued else None
         if exists is not False:
-            memory.absent_since = None
+            memory.absent = None
             return exists
-        if memory.absent_since is None:
-            memory.absent_since = self.clock()
-        return False if self.clock() - memory.absent_since >= LOOKUP_SECONDS else None
+        now = self.clock()
+        first, last = memory.absent or (now, now)
+        first = first if now - last <= MAX_GAP_SECONDS else now
+        memory.absent = first, now
+        return False if now - first >= LOOKUP_SECONDS else None
 
     async def _read_workload(self, job: Json, uid: str) -> bool | None:
         """Return whether it exists and is the job's; None if the API server did not answer. uid: of the cached one."""

@@ -131,12 +131,11 @@ def _active(
 
 
 def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
-    problem = silence(s) or stall(s) or fruitless(reached, s.logs_command())
-    problem = problem or scheduling.without_quota(s) or elastic.obstacle(s)
-    if problem is None:
+    fruits, quota = fruitless(reached, s.logs_command()), scheduling.without_quota(s)
+    problems = [each for each in (silence(s), stall(s), quota, fruits, elastic.obstacle(s)) if each is not None]
+    if not problems:
         return True, "AllNodesRunning", ready
-    reason, message = problem
-    return True, reason, f"{ready}, but {message}"
+    return True, problems[0][0], f"{ready}, but {'; '.join(text for _, text in problems)}"
 
 
 def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, str]:

@@ -92,9 +92,8 @@ def unavailable(s: JobState) -> str:
 
 
 def without_quota(s: JobState) -> Obstacle | None:
-    """Return why a job that runs has no Workload and can get none; None if it has one, or can get one."""
-    why = unavailable(s) if _KUEUE in adapters(s) and _KUEUE.lacks_workload(s) else ""
-    return (QUEUE_UNAVAILABLE, f"without quota: {why}") if why else None
+    """Return why a job that runs uses quota that it does not have and cannot get; None if it has, or can get it."""
+    return next((found for adapter in adapters(s) if (found := adapter.without_quota(s)) is not None), None)
 
 
 def stop(s: JobState) -> str:

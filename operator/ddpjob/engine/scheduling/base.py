@@ -50,6 +50,10 @@ class Adapter:
         """Return why the current attempt must end; empty if it may go on."""
         return ""
 
+    def without_quota(self, s: JobState) -> Obstacle | None:
+        """Return why a job that runs uses quota that it does not have and cannot get; None if it has, or can get it."""
+        return None
+
     def objects(self, s: JobState, attempt: int) -> Sequence[Create]:
         """Return the objects that must exist before the pods of ``attempt``, and that do not."""
         return ()

@@ -58,8 +58,8 @@ def why_held(s: JobState, workload: Json) -> str:
         return ""
     if any(_flavor(s, name) not in (known, None) for name, known in hold.flavors.items()):
         return ""
-    then = "it waits again when this is corrected, when job or queue change, or when it is suspended and resumed"
-    return f"{shorten(hold.why, MAX_TEXT)}. The job has given its quota back: {then}"
+    todo = "correct this, or change the job or the label of its queue, or suspend and resume it"
+    return f"{shorten(hold.why, MAX_TEXT)}. The job has given its quota back; to let it wait again, {todo}"
 
 
 def _edition(s: JobState) -> str:

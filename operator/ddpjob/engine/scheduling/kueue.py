@@ -51,12 +51,12 @@ _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
 _Lookup = tuple[Resource, str]
+_CREATE = "create it (or let the operator read it)"
 _ADVICE: Mapping[Resource, str] = {
-    names.FLAVORS: "create it (or let the operator read it)",
-    names.WORKLOAD_PRIORITIES: f"create it (or let the operator read it), or change {names.LABEL_QUEUE_PRIORITY}",
-    names.POD_PRIORITIES: "create it (or let the operator read it), or change priorityClassName in spec.template",
+    names.WORKLOAD_PRIORITIES: f"change {names.LABEL_QUEUE_PRIORITY}",
+    names.POD_PRIORITIES: "change priorityClassName in spec.template",
 }
-"""What to do about an object that does not exist, or may not be read."""
+"""What else to do about an object that does not exist, or may not be read, than to create it."""
 
 
 class _Condition(NamedTuple):
@@ -117,9 +117,12 @@ class Kueue(Adapter):
             return f"Kueue evicted the job{_because(workload, 'Evicted')}"
         return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
 
-    def lacks_workload(self, s: JobState) -> bool:
-        """Whether the job asks for a queue of Kueue and has no Workload."""
-        return _is_served(s) and bool(_queue(s)) and _workload(s) is None
+    def without_quota(self, s: JobState) -> Obstacle | None:
+        """Return why the job has no Workload. While Kueue is not installed, its pods run on."""
+        if not (_is_served(s) and _queue(s)) or _workload(s) is not None:
+            return None
+        reason, text = self.wait(s) or (WAITING, "")
+        return (QUEUE_UNAVAILABLE, f"without quota: {text}") if reason != WAITING else None
 
     def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
         workload = _workload(s)
@@ -176,7 +179,7 @@ class Kueue(Adapter):
             return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
         # A job that only its user can let start again holds no quota. As any label, one that names no possible queue
         # applies when no quota is reserved; quota that is reserved after the deactivation is not kept.
-        is_misplaced = _misnamed(s) is not None and not (is_reserved and workload["spec"].get("active") is not False)
+        is_misplaced = _misnamed(s) is not None and not (is_reserved and _is_active(workload))
         is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
         # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
         is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
@@ -207,6 +210,10 @@ def _workload(s: JobState) -> Json | None:
 def _is_admitted(workload: Json) -> bool:
     status = workload["status"]
     return is_true(status, "Admitted") and is_true(status, "QuotaReserved") and not is_true(status, "Finished")
+
+
+def _is_active(workload: Json) -> bool:
+    return workload["spec"].get("active") is not False
 
 
 def _is_ended(workload: Json) -> bool:
@@ -242,12 +249,8 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
     if is_true(status, "Finished"):
         text = f"Workload {name} is finished{_because(workload, 'Finished')}, and the job is not: delete the Workload"
         return QUEUE_UNAVAILABLE, text
-    if workload["spec"].get("active") is False and names.ANNOTATION_SUSPENDED not in _annotations(workload):
-        why = _because(workload, "Evicted" if is_true(status, "Evicted") else "DeactivationTarget")
-        todo = f'kubectl patch workload {name} -n {s.job.namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
-        return DEACTIVATED, f"Workload {name} was deactivated{why}; when the cause is gone: {todo}"
-    if held := why_held(s, workload):
-        return QUEUE_UNAVAILABLE, held
+    if (inactive := _why_inactive(s, workload)) is not None:
+        return inactive
     if is_true(status, "Evicted") and is_true(status, "QuotaReserved"):
         return WAITING, f"{where}: evicted{_because(workload, 'Evicted')}; it waits again when all pods have stopped"
     if _is_admitted(workload):
@@ -255,6 +258,19 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
             return WAITING, f"{where}: the job has another size than the one that was admitted"
         return _unread(s, [(names.FLAVORS, each) for each in _flavors(workload)]) or _conflict(s, workload)
     return _why_pending(s, workload, where)
+
+
+def _why_inactive(s: JobState, workload: Json) -> Obstacle | None:
+    """Return what keeps the Workload from being active; None if it is, or can be activated by the operator."""
+    if _is_active(workload):
+        return None
+    if names.ANNOTATION_SUSPENDED not in _annotations(workload):
+        name = workload["metadata"]["name"]
+        why = _because(workload, "Evicted" if is_true(workload["status"], "Evicted") else "DeactivationTarget")
+        todo = f'kubectl patch workload {name} -n {s.job.namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
+        return DEACTIVATED, f"Workload {name} was deactivated{why}; when the cause is gone: {todo}"
+    held = why_held(s, workload)
+    return (QUEUE_UNAVAILABLE, held) if held else _misnamed(s)
 
 
 def _why_no_workload(s: JobState) -> str:
@@ -297,8 +313,10 @@ def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False)
     for kind, name in wanted:
         found = s.observed.found.get((kind, name), NOT_READ_YET)
         if isinstance(found, Unread) and (found.is_final or not only_final):
-            advice = f"; {_ADVICE[kind]}" if found.is_final else ""
-            return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{advice}"
+            advice = [_CREATE] if found.is_final and is_object_name(name) else []
+            advice += [_ADVICE[kind]] if found.is_final and kind in _ADVICE else []
+            todo = f"; {', or '.join(advice)}" if advice else ""
+            return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{todo}"
     return None
 
 
@@ -341,8 +359,7 @@ def _conflict(s: JobState, workload: Json) -> Obstacle | None:
 
 def _unusable(s: JobState, workload: Json) -> Hold | None:
     """Return the hold that follows from an admission that the job cannot use; None if it can, or is not admitted."""
-    is_active = workload["spec"].get("active") is not False
-    if not (is_active and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
+    if not (_is_active(workload) and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
         return None
     flavors = _flavors(workload)
     problem = _unread(s, [(names.FLAVORS, name) for name in flavors]) or _conflict(s, workload)
@@ -439,7 +456,7 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
 
     One that someone else deactivated stays so: only the operator's own annotation lets it be activated again.
     """
-    is_active = workload["spec"].get("active") is not False
+    is_active = _is_active(workload)
     # A person may have activated what the operator had not: then the next deactivation is not the operator's either.
     is_ours = names.ANNOTATION_SUSPENDED in _annotations(workload)
     if is_wanted and is_ours:
