@@ -323,6 +323,9 @@ def test_a_running_job_that_can_get_no_quota() -> None:
     assert (found.stage, found.reason, found.is_abnormal) == ("Running", "QueueUnavailable", True)
     assert "without quota" in found.sentence and names.LABEL_QUEUE in found.sentence
     assert found.next == "what the message says"
+    training(world, 10)
+    world.forward(150)
+    assert (why(world).stage, why(world).reason) == ("Hang", "NoHeartbeat")
 
 
 def test_a_gang_with_too_few_nodes_before_and_after_it_gives_them_back() -> None:

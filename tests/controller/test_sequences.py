@@ -457,6 +457,10 @@ def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_n
             await asyncio.sleep(LOOKUP_SECONDS + 1)
             assert bench.sent("get", names.WORKLOADS) > reads
         assert bench.status()["state"] == "Running"
+        for value in (dict.fromkeys(labels), labels):
+            bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": value}})
+            await asyncio.sleep(LOOKUP_SECONDS + 20 if value is not labels else 1)
+        assert bench.status()["state"] == "Running", "it needed no Workload for a minute"
         unanswered = Fault(before=Unavailable("the API server is away", code=503))
         bench.rule = lambda call: unanswered if call.resource is names.DDPJOBS else rule(call)
         bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels | {"changed": "now"}}})

@@ -549,6 +549,8 @@ def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
     world.settle()
     world.lingering = False
     world.stops_pods()
+    (change,) = (each for each in world.reconcile().changes if each.resource is names.WORKLOADS)
+    assert change.value == {"active": False}, "or Kueue admits it again as soon as the quota is free"
     world.gives_back()
     world.admits()  # Kueue had not seen the deactivation
     world.gives_back()

@@ -172,6 +172,8 @@ class Reconciler:
                 has_workload, live = await asyncio.gather(self._has_workload(job, memory), self._live_pods(job))
             else:
                 break
+        if live is None:
+            memory.absent = None  # this plan did not need to ask
         return plan
 
     async def _read_hidden_workload(self, job: Json) -> None:

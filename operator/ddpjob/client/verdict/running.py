@@ -79,16 +79,15 @@ def running(case: Case) -> Explanation:
     quoted = case.of_condition(found) if found is not None else None
     if reason == TRAINING_STALLED:
         return _stalled(case, message, quoted)
-    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS, QUEUE_UNAVAILABLE):
-        return case.verdict(
-            "Running", reason, f"{case.name} runs: {message}", [quoted], is_abnormal=True, attempt=case.attempt.number,
-            next="what the message says" if reason == QUEUE_UNAVAILABLE else case.logs_command(),
-        )  # fmt: skip
-    progress = _progress_of_attempt(case)
-    if case.attempt.first_step_time is None:
-        return _before_first_step(case, progress, quoted)
-    if progress is not None and (seen := _quiet(case, progress) or _slow(case, progress)) is not None:
+    progress, has_stepped = _progress_of_attempt(case), case.attempt.first_step_time is not None
+    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
+        return _with_problem(case, reason, message, quoted, case.logs_command())
+    if has_stepped and progress is not None and (seen := _quiet(case, progress) or _slow(case, progress)) is not None:
         return seen
+    if reason == QUEUE_UNAVAILABLE:
+        return _with_problem(case, reason, message, quoted, "what the message says")
+    if not has_stepped:
+        return _before_first_step(case, progress, quoted)
     done = f": {progress.display}" if progress is not None else ""
     if reason == RUNNING_SMALLER:
         done += f"; {message}"
@@ -98,6 +97,11 @@ def running(case: Case) -> Explanation:
         "Running", reason, sentence, [quoted, *values], attempt=case.attempt.number,
         step=progress.step if progress is not None else None,
     )  # fmt: skip
+
+
+def _with_problem(case: Case, reason: str, message: str, quoted: Evidence | None, todo: str) -> Explanation:
+    sentence, number = f"{case.name} runs: {message}", case.attempt.number
+    return case.verdict("Running", reason, sentence, [quoted], is_abnormal=True, attempt=number, next=todo)
 
 
 def _stalled(case: Case, message: str, quoted: Evidence | None) -> Explanation:

@@ -92,7 +92,7 @@ def unavailable(s: JobState) -> str:
 
 
 def without_quota(s: JobState) -> Obstacle | None:
-    """Return why a job that runs uses quota that it does not have and cannot get; None if it has, or can get it."""
+    """Return why a job that runs has no quota, if it could not ask for any; None if it has, or was not refused."""
     return next((found for adapter in adapters(s) if (found := adapter.without_quota(s)) is not None), None)
 
 

@@ -51,7 +51,7 @@ class Adapter:
         return ""
 
     def without_quota(self, s: JobState) -> Obstacle | None:
-        """Return why a job that runs uses quota that it does not have and cannot get; None if it has, or can get it."""
+        """Return why a job that runs has no quota, if it could not ask for any; None if it has, or was not refused."""
         return None
 
     def objects(self, s: JobState, attempt: int) -> Sequence[Create]:

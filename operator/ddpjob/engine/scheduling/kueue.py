@@ -118,7 +118,7 @@ class Kueue(Adapter):
         return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
 
     def without_quota(self, s: JobState) -> Obstacle | None:
-        """Return why the job has no Workload. While Kueue is not installed, its pods run on."""
+        """Return why the job has no Workload; None if it has one, or if Kueue is away, when its pods run on."""
         if not (_is_served(s) and _queue(s)) or _workload(s) is not None:
             return None
         reason, text = self.wait(s) or (WAITING, "")
@@ -178,8 +178,9 @@ class Kueue(Adapter):
         if rests and (hold := _unusable(s, workload)) is not None:
             return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
         # A job that only its user can let start again holds no quota. As any label, one that names no possible queue
-        # applies when no quota is reserved; quota that is reserved after the deactivation is not kept.
-        is_misplaced = _misnamed(s) is not None and not (is_reserved and _is_active(workload))
+        # applies when the job has no quota. It leaves before its quota is free, or Kueue might admit it again.
+        has_quota = is_reserved and _is_active(workload) and not is_true(status, "Evicted")
+        is_misplaced = _misnamed(s) is not None and not has_quota
         is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
         # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
         is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
