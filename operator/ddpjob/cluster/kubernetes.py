@@ -184,7 +184,7 @@ class KubernetesCluster:
     ) -> bytes:
         if name is not None and not _NAME.fullmatch(name):
             # Without a name the URL is that of the collection: a DELETE would delete every object.
-            # With ".." in the name the URL is that of another object.
+            # A name with ".." makes it the URL of another object.
             raise Invalid(f"{verb} of a {resource.kind}: {name!r} is no name")
         path = f"{self._connection.server}/{resource.path(namespace)}" + (f"/{name}" if name else "")
         url = yarl.URL(path).with_query(params)

@@ -131,8 +131,14 @@ def _active(
 
 
 def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
-    fruits, quota = fruitless(reached, s.logs_command()), scheduling.without_quota(s)
-    problems = [each for each in (silence(s), stall(s), quota, fruits, elastic.obstacle(s)) if each is not None]
+    found = (
+        silence(s),
+        stall(s),
+        scheduling.without_quota(s),
+        fruitless(reached, s.logs_command()),
+        elastic.obstacle(s),
+    )
+    problems = [problem for problem in found if problem is not None]
     if not problems:
         return True, "AllNodesRunning", ready
     return True, problems[0][0], f"{ready}, but {'; '.join(text for _, text in problems)}"

@@ -32,6 +32,11 @@ class Hold(NamedTuple):
     why: str
 
 
+def is_active(workload: Json) -> bool:
+    """Whether Kueue may admit the Workload."""
+    return workload["spec"].get("active") is not False
+
+
 def new_hold(s: JobState, flavors: Iterable[str], why: str) -> Hold | None:
     """Return the hold of an admission with these flavors; None if one of them does not answer, which says nothing."""
     found = {name: _flavor(s, name) for name in flavors}
@@ -41,7 +46,7 @@ def new_hold(s: JobState, flavors: Iterable[str], why: str) -> Hold | None:
 
 def recorded_hold(workload: Json) -> Hold | None:
     """Return the hold of an inactive Workload; None if it has none, or one that someone has edited."""
-    if workload["spec"].get("active") is not False:
+    if is_active(workload):
         return None
     annotations = workload["metadata"].get("annotations") or {}
     try:

@@ -21,7 +21,7 @@ from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
-from ddpjob.engine.scheduling.holds import NOT_READ_YET, Hold, new_hold, recorded_hold, why_held
+from ddpjob.engine.scheduling.holds import NOT_READ_YET, Hold, is_active, new_hold, recorded_hold, why_held
 from ddpjob.engine.state import JobState
 
 QUEUE_UNAVAILABLE = "QueueUnavailable"
@@ -51,12 +51,11 @@ _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
 _Lookup = tuple[Resource, str]
-_CREATE = "create it (or let the operator read it)"
-_ADVICE: Mapping[Resource, str] = {
+_CHANGE: Mapping[Resource, str] = {
     names.WORKLOAD_PRIORITIES: f"change {names.LABEL_QUEUE_PRIORITY}",
     names.POD_PRIORITIES: "change priorityClassName in spec.template",
 }
-"""What else to do about an object that does not exist, or may not be read, than to create it."""
+"""How a job asks for another object than one that does not exist, or may not be read."""
 
 
 class _Condition(NamedTuple):
@@ -177,9 +176,9 @@ class Kueue(Adapter):
             return change
         if rests and (hold := _unusable(s, workload)) is not None:
             return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
-        # A job that only its user can let start again holds no quota. As any label, one that names no possible queue
-        # applies when the job has no quota. It leaves before its quota is free, or Kueue might admit it again.
-        has_quota = is_reserved and _is_active(workload) and not is_true(status, "Evicted")
+        # A job that only its user can let start again holds no quota. A label applies when the job has no quota, even
+        # one with an impossible name. The job leaves its queue before its quota is free, or Kueue might admit it again.
+        has_quota = is_reserved and is_active(workload) and not is_true(status, "Evicted")
         is_misplaced = _misnamed(s) is not None and not has_quota
         is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
         # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
@@ -211,10 +210,6 @@ def _workload(s: JobState) -> Json | None:
 def _is_admitted(workload: Json) -> bool:
     status = workload["status"]
     return is_true(status, "Admitted") and is_true(status, "QuotaReserved") and not is_true(status, "Finished")
-
-
-def _is_active(workload: Json) -> bool:
-    return workload["spec"].get("active") is not False
 
 
 def _is_ended(workload: Json) -> bool:
@@ -263,7 +258,7 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
 
 def _why_inactive(s: JobState, workload: Json) -> Obstacle | None:
     """Return what keeps the Workload from being active; None if it is, or can be activated by the operator."""
-    if _is_active(workload):
+    if is_active(workload):
         return None
     if names.ANNOTATION_SUSPENDED not in _annotations(workload):
         name = workload["metadata"]["name"]
@@ -314,11 +309,16 @@ def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False)
     for kind, name in wanted:
         found = s.observed.found.get((kind, name), NOT_READ_YET)
         if isinstance(found, Unread) and (found.is_final or not only_final):
-            advice = [_CREATE] if found.is_final and is_object_name(name) else []
-            advice += [_ADVICE[kind]] if found.is_final and kind in _ADVICE else []
-            todo = f"; {', or '.join(advice)}" if advice else ""
+            todo = _todo(kind, name) if found.is_final else ""
             return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{todo}"
     return None
+
+
+def _todo(kind: Resource, name: str) -> str:
+    """Return what to do about an object that does not exist, or may not be read, as the end of a message."""
+    create = "create it (or let the operator read it)" if is_object_name(name) else ""
+    advice = ", or ".join(filter(None, (create, _CHANGE.get(kind, ""))))
+    return f"; {advice}" if advice else ""
 
 
 def _flavors(workload: Json) -> list[str]:
@@ -360,7 +360,7 @@ def _conflict(s: JobState, workload: Json) -> Obstacle | None:
 
 def _unusable(s: JobState, workload: Json) -> Hold | None:
     """Return the hold that follows from an admission that the job cannot use; None if it can, or is not admitted."""
-    if not (_is_active(workload) and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
+    if not (is_active(workload) and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
         return None
     flavors = _flavors(workload)
     problem = _unread(s, [(names.FLAVORS, name) for name in flavors]) or _conflict(s, workload)
@@ -457,7 +457,6 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
 
     One that someone else deactivated stays so: only the operator's own annotation lets it be activated again.
     """
-    is_active = _is_active(workload)
     # A person may have activated what the operator had not: then the next deactivation is not the operator's either.
     is_ours = names.ANNOTATION_SUSPENDED in _annotations(workload)
     if is_wanted and is_ours:
@@ -465,7 +464,7 @@ def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | Non
         return _patch(workload, {"active": True}, annotations=removed)
     # Also of an inactive Workload, the last attempt that used its quota is noted when the job leaves the queue.
     leaves = not (_queue(s) or is_ours) and is_true(workload["status"], "QuotaReserved")
-    return _deactivation(s, workload, {}) if not is_wanted and (is_active or leaves) else None
+    return _deactivation(s, workload, {}) if not is_wanted and (is_active(workload) or leaves) else None
 
 
 def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
