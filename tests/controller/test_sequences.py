@@ -2,10 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,18 +11,14 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, NotFound, NotServed, TooManyRequests, Unavailable
-from ddpjob.controller.metrics import Metrics
+from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, TooManyRequests, Unavailable
 from ddpjob.controller.reconcile import RECORD_SECONDS
-from ddpjob.controller.workqueue import MAX_DELAY
 from ddpjob.engine.actions import Create
 from ddpjob.engine.desired import DesiredPods
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from tests.api.specs import CLAIM
-from tests.builders import SETTINGS, failed, running
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
-from tests.controller.controllers import a_controller, serve
-from tests.controller.faketime import run
+from tests.builders import failed, running
+from tests.cluster.faulty_cluster import Call, Fault, lost_answer
+from tests.controller.bench import Bench, on_bench
 from tests.memory.api_errors import modified
 
 FOREIGN: dict[Resource, Json] = {
@@ -32,94 +26,6 @@ FOREIGN: dict[Resource, Json] = {
     names.NETWORK_POLICIES: {"podSelector": {}},
     names.CLAIMS: CLAIM["spec"],
 }
-START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
-
-
-def now() -> datetime:
-    return START + timedelta(seconds=asyncio.get_running_loop().time())
-
-
-class Bench:
-    """A controller on the in-memory cluster; ``rule`` returns the fault of a call."""
-
-    def __init__(self) -> None:
-        self.rule: Callable[[Call], Fault | None] = lambda call: None
-        self.calls: list[Call] = []
-        self.cluster = FaultyCluster(self._hook, clock=now)
-        self.server = self.cluster.server
-        self.metrics = Metrics()
-        self.settings = SETTINGS
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def _hook(self, call: Call) -> Fault | None:
-        self.calls.append(call)
-        return self.rule(call)
-
-    async def begin(self) -> None:
-        """Start an operator, beside those that run."""
-        controller = a_controller(
-            self.cluster, progress_seconds=1e9, settings=self.settings, metrics=self.metrics, now=now
-        )
-        self._tasks.append(asyncio.create_task(serve(controller, self.cluster.watch)))
-
-    async def end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def submit(self, name: str = "mnist", labels: Json | None = None, **spec: Any) -> Json:
-        meta = {"name": name, "namespace": "default", "labels": labels or {}}
-        job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": meta}
-        spec = {"image": "trainer:1", "numNodes": 2} | spec
-        created: Json = self.server.create(names.DDPJOBS, "default", job | {"spec": spec})
-        return created
-
-    def status(self) -> Json:
-        job = self.cluster.store.get(names.DDPJOBS, "default", "mnist")
-        return dict((job or {}).get("status") or {})
-
-    def pods(self, attempt: int) -> list[Json]:
-        pods = [p for p in self.cluster.store.all(names.PODS) if "deletionTimestamp" not in p["metadata"]]
-        return [p for p in pods if p["metadata"]["labels"][names.LABEL_ATTEMPT] == str(attempt)]
-
-    def report(self, pod: Json, status: Json) -> None:
-        self.server.patch_status(names.PODS, "default", pod["metadata"]["name"], {"status": status})
-
-    async def run_all(self, attempt: int = 1) -> None:
-        for pod in self.pods(attempt):
-            self.server.bind("default", pod["metadata"]["name"], "worker-1")
-            self.report(pod, running(podIP="192.0.2.1"))
-        await asyncio.sleep(2)
-        assert self.status()["state"] == "Running"
-
-    def sent(self, verb: str, resource: Resource) -> int:
-        return sum(call.verb == verb and call.resource is resource for call in self.calls)
-
-    def history(self) -> list[Any]:
-        return list(self.cluster.store.changes_after(0))
-
-    def events(self) -> list[str]:
-        return [event["reason"] for event in self.cluster.store.all(names.EVENTS)]
-
-    def reconciles(self) -> float:
-        lines = self.metrics.render().decode().splitlines()
-        return sum(
-            float(line.split()[-1]) for line in lines if line.startswith("ddpjob_reconcile_duration_seconds_count")
-        )
-
-
-def on_bench(test: Callable[[Bench], Awaitable[None]]) -> None:
-    """Run ``test`` in simulated time."""
-
-    async def whole() -> None:
-        bench = Bench()
-        await bench.begin()
-        try:
-            await test(bench)
-        finally:
-            await bench.end()
-
-    run(whole())
 
 
 @contextmanager
@@ -373,130 +279,6 @@ def test_job_in_a_namespace_that_is_being_deleted_costs_few_requests() -> None:
         await asyncio.sleep(30)
         assert not bench.status(), "the job is deleted after its pods"
         assert 0 < bench.sent("create", names.PODS) - created <= 200
-
-    on_bench(test)
-
-
-def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_one_before() -> None:
-    async def test(bench: Bench) -> None:
-        forbidden = Forbidden("workloads is forbidden: no such queue", code=403)
-        bench.rule = lambda call: Fault(before=forbidden) if call.resource is names.WORKLOADS else None
-        await bench.end()
-        bench.settings = replace(SETTINGS, kueue=True)
-        await bench.begin()
-        bench.submit(labels={names.LABEL_QUEUE: "wrong"})
-        await asyncio.sleep(1200)
-        assert bench.status()["state"] == "Queued"
-        corrected = {"metadata": {"labels": {names.LABEL_QUEUE: "right"}}}
-        bench.server.patch(names.DDPJOBS, "default", "mnist", corrected)
-        await asyncio.sleep(1)
-        created = [call for call in bench.calls if (call.verb, call.resource) == ("create", names.WORKLOADS)]
-        assert created[-1].body is not None and created[-1].body["spec"]["queueName"] == "right"
-        assert len(created) < 20
-
-    on_bench(test)
-
-
-def test_a_workload_whose_definition_is_being_deleted_is_shown_with_what_to_do() -> None:
-    """The API server answers 405 to a create as long as the definition has a finalizer."""
-
-    async def test(bench: Bench) -> None:
-        text = "create not allowed while custom resource definition is terminating"
-        terminating = Fault(before=ClusterError(text, code=405))
-        is_create = {("create", names.WORKLOADS)}
-        forbidden = Fault(before=Forbidden("no role", code=403))
-        bench.rule = lambda call: (
-            (terminating if (call.verb, call.resource) in is_create else forbidden)
-            if call.resource is names.WORKLOADS
-            else None
-        )
-        await bench.end()
-        bench.settings = replace(SETTINGS, kueue=True)
-        await bench.begin()
-        bench.submit(labels={names.LABEL_QUEUE: "research"})
-        await asyncio.sleep(60)
-        shown = condition(bench.status(), "Running")
-        assert shown["reason"] == "CreateRefused" and text in shown["message"] and "install" in shown["message"]
-        assert bench.sent("create", names.WORKLOADS) < 10 and bench.status()["state"] == "Queued"
-
-    on_bench(test)
-
-
-def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_none() -> None:
-    """The running job gets a queue, and a priority class that does not exist."""
-    none = NotFound("workloads is not found", code=404)
-    answers = [
-        Unavailable("etcdserver: leader changed", code=500),
-        none,
-        NotServed("404 page not found", code=404),
-        none,
-    ]
-
-    async def test(bench: Bench) -> None:
-        await bench.end()
-        bench.settings = replace(SETTINGS, kueue=True)
-        await bench.begin()
-        bench.submit()
-        await asyncio.sleep(1)
-        await bench.run_all()
-
-        def rule(call: Call) -> Fault | None:
-            if call.resource is names.WORKLOADS:
-                return Fault(before=answers[0] if call.verb == "get" else Unavailable("busy", code=500))
-            is_class = call.resource is names.WORKLOAD_PRIORITIES
-            return Fault(before=NotFound("no class high", code=404)) if is_class else None
-
-        bench.rule = rule
-        labels: Json = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
-        await asyncio.sleep(1)
-        for _ in range(3):
-            reads = bench.sent("get", names.WORKLOADS)
-            assert reads and bench.status()["state"] == "Running", answers[0]
-            del answers[0]
-            await asyncio.sleep(LOOKUP_SECONDS + 1)
-            assert bench.sent("get", names.WORKLOADS) > reads
-        assert bench.status()["state"] == "Running"
-        for value in (dict.fromkeys(labels), labels):
-            bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": value}})
-            await asyncio.sleep(LOOKUP_SECONDS + 20 if value is not labels else 1)
-        assert bench.status()["state"] == "Running", "it needed no Workload for a minute"
-        unanswered = Fault(before=Unavailable("the API server is away", code=503))
-        bench.rule = lambda call: unanswered if call.resource is names.DDPJOBS else rule(call)
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels | {"changed": "now"}}})
-        await asyncio.sleep(3600)
-        bench.rule = rule
-        reads = bench.sent("get", names.WORKLOADS)
-        await asyncio.sleep(MAX_DELAY + 1)
-        assert bench.sent("get", names.WORKLOADS) > reads
-        assert bench.status()["state"] == "Running", "nothing was asked for an hour"
-        await asyncio.sleep(LOOKUP_SECONDS + 1)
-        assert (bench.status()["state"], bench.status()["restarts"]) == ("Queued", 0) and not bench.pods(1)
-
-    on_bench(test)
-
-
-def test_a_workload_of_another_owner_is_no_workload_of_the_job() -> None:
-    """It has the name of the running job's, which gets a queue, and a priority class that does not exist."""
-
-    async def test(bench: Bench) -> None:
-        await bench.end()
-        bench.settings = replace(SETTINGS, kueue=True)
-        await bench.begin()
-        job = bench.submit()
-        await asyncio.sleep(1)
-        await bench.run_all()
-        name = names.service_name("mnist", job["metadata"]["uid"])
-        bench.cluster.store.put(names.WORKLOADS, {"metadata": {"name": name, "namespace": "default", "uid": "other"}})
-        missing = Fault(before=NotFound("no class high", code=404))
-        bench.rule = lambda call: missing if call.resource is names.WORKLOAD_PRIORITIES else None
-        labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
-        await asyncio.sleep(1)
-        assert condition(bench.status(), "Running")["reason"] == "QueueUnavailable"
-        assert bench.status()["state"] == "Running", "there may be a Workload"
-        await asyncio.sleep(2 * LOOKUP_SECONDS)
-        assert bench.status()["state"] == "Queued" and not bench.pods(1)
 
     on_bench(test)
 

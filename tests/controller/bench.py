@@ -1,0 +1,111 @@
+"""A controller on the in-memory cluster, in simulated time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json
+from ddpjob.controller.metrics import Metrics
+from tests.builders import SETTINGS, running
+from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
+from tests.controller.controllers import a_controller, serve
+from tests.controller.faketime import run
+
+START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def now() -> datetime:
+    return START + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+class Bench:
+    """A controller on the in-memory cluster; ``rule`` returns the fault of a call."""
+
+    def __init__(self) -> None:
+        self.rule: Callable[[Call], Fault | None] = lambda call: None
+        self.calls: list[Call] = []
+        self.cluster = FaultyCluster(self._hook, clock=now)
+        self.server = self.cluster.server
+        self.metrics = Metrics()
+        self.settings = SETTINGS
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _hook(self, call: Call) -> Fault | None:
+        self.calls.append(call)
+        return self.rule(call)
+
+    async def begin(self) -> None:
+        """Start an operator, beside those that run."""
+        controller = a_controller(
+            self.cluster, progress_seconds=1e9, settings=self.settings, metrics=self.metrics, now=now
+        )
+        self._tasks.append(asyncio.create_task(serve(controller, self.cluster.watch)))
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def restart(self, **changes: Any) -> None:
+        """Start the operator again with other settings."""
+        await self.end()
+        self.settings = replace(self.settings, **changes)
+        await self.begin()
+
+    def submit(self, name: str = "mnist", labels: Json | None = None, **spec: Any) -> Json:
+        meta = {"name": name, "namespace": "default", "labels": labels or {}}
+        job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": meta}
+        spec = {"image": "trainer:1", "numNodes": 2} | spec
+        created: Json = self.server.create(names.DDPJOBS, "default", job | {"spec": spec})
+        return created
+
+    def status(self) -> Json:
+        job = self.cluster.store.get(names.DDPJOBS, "default", "mnist")
+        return dict((job or {}).get("status") or {})
+
+    def pods(self, attempt: int) -> list[Json]:
+        pods = [p for p in self.cluster.store.all(names.PODS) if "deletionTimestamp" not in p["metadata"]]
+        return [p for p in pods if p["metadata"]["labels"][names.LABEL_ATTEMPT] == str(attempt)]
+
+    def report(self, pod: Json, status: Json) -> None:
+        self.server.patch_status(names.PODS, "default", pod["metadata"]["name"], {"status": status})
+
+    async def run_all(self, attempt: int = 1) -> None:
+        for pod in self.pods(attempt):
+            self.server.bind("default", pod["metadata"]["name"], "worker-1")
+            self.report(pod, running(podIP="192.0.2.1"))
+        await asyncio.sleep(2)
+        assert self.status()["state"] == "Running"
+
+    def sent(self, verb: str, resource: Resource) -> int:
+        return sum(call.verb == verb and call.resource is resource for call in self.calls)
+
+    def history(self) -> list[Any]:
+        return list(self.cluster.store.changes_after(0))
+
+    def events(self) -> list[str]:
+        return [event["reason"] for event in self.cluster.store.all(names.EVENTS)]
+
+    def reconciles(self) -> float:
+        lines = self.metrics.render().decode().splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith("ddpjob_reconcile_duration_seconds_count")
+        )
+
+
+def on_bench(test: Callable[[Bench], Awaitable[None]]) -> None:
+    """Run ``test`` in simulated time."""
+
+    async def whole() -> None:
+        bench = Bench()
+        await bench.begin()
+        try:
+            await test(bench)
+        finally:
+            await bench.end()
+
+    run(whole())
