@@ -31,6 +31,8 @@ _OPTIMIZERS = "torch.optim.optimizer"
 _DATA = "torch.utils.data.dataloader"
 _GRAPHS = "torch.cuda.graphs"
 _REPLAY_INTERVAL = 1.0  # seconds between replays that are signs of life
+_GROUPS = "torch.distributed.distributed_c10d"
+_DESTROYED_GROUPS = 16  # that are kept: each has some threads and connections
 _STARTS = "multiprocessing.spawn"  # makes the data for a new interpreter, also for one of a fork server
 # The new interpreter must run in any case, also one that does not find this package.
 _ATTACH = """
@@ -71,6 +73,8 @@ def connect(
     after_import(_OPTIMIZERS, _count_steps)
     after_import(_DATA, lambda module: _time_data(module, heartbeat))
     after_import(_GRAPHS, _notice_replays)
+    if is_rank:
+        after_import(_GROUPS, _keep_groups)
 
     def hand_over(module: Any) -> None:
         of_multiprocessing = module.get_preparation_data
@@ -154,6 +158,30 @@ def _notice_replays(module: ModuleType) -> None:
             script_interface.replayed()
 
     graph.replay = replayed
+
+
+def _keep_groups(module: ModuleType) -> None:
+    """Keep the process groups that the script has destroyed, so that DistributedDataParallel never has the last reference.
+
+    Its reducer destroys the group while it holds the GIL and waits for gloo's threads, which may wait for the GIL to
+    release what they have of the last backward pass: the rank hangs at its end. Under torchrun the constructor of
+    DistributedDataParallel imports torch.distributed.nn.functional, whose functions have the default group as the
+    default of an argument, and so keep it. A module that was imported before the fork has no group there. The last
+    reference of Python itself destroys a group without the GIL.
+    """
+    register = getattr(module, "_register_process_group", None)
+    if register is None:
+        return
+    kept: list[Any] = []
+
+    def registered(name: str, group: Any) -> None:
+        register(name, group)
+        destroyed = [old for old in kept if old not in module._world.pg_map]
+        if len(destroyed) > _DESTROYED_GROUPS:  # a script that makes and destroys many
+            kept.remove(destroyed[0])
+        kept.append(group)
+
+    module._register_process_group = registered  # type: ignore[attr-defined]
 
 
 def after_import(name: str, work: Callable[[ModuleType], None]) -> None:

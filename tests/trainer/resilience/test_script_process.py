@@ -169,3 +169,22 @@ def test_archive_runs_and_its_failure_has_a_place(ddptrain: ForkServer, tmp_path
     failed = run(ddptrain, "--nproc-per-node", 2, tmp_path / "app.pyz", "--lr", 3, code=1)
     assert "[n0r1] ['--lr', '3']\n" in failed.output()
     assert (failed.message()["message"], failed.message()["where"]) == ("of inner", "inner.py:2")
+
+
+def test_destroyed_process_groups_are_kept_up_to_a_limit(ddptrain: ForkServer, tmp_path: Path) -> None:
+    """A reducer with the last reference to its group waits for gloo's threads with the GIL, and some need the GIL."""
+    text = (
+        "import threading, time\n"
+        "from pathlib import Path\n"
+        "import torch.distributed as dist\n"
+        "def groups(): return sum('gloo_tcp' in file.read_text() for file in Path('/proc/self/task').glob('*/comm'))\n"
+        "dist.init_process_group('gloo')\n"
+        "for _ in range(40): dist.destroy_process_group(dist.new_group())\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+        "print('groups', groups(), flush=True)\n"
+    )
+    done = run(ddptrain, "--nproc-per-node", 2, "--preload", "torch._dynamo", written(tmp_path, text))
+    left = [int(line.rpartition(" ")[2]) for line in done.output().splitlines() if "groups" in line]
+    assert len(left) == 2
+    assert all(3 <= count <= 20 for count in left)
