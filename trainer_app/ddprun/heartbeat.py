@@ -68,15 +68,16 @@ class StallTimer:
     """
 
     def __init__(self, interval: float) -> None:
-        self._longest, self._observed, self._changes = 2 * interval, time.monotonic(), -1
+        self._longest, self._observed = 2 * interval, time.monotonic()
+        self._seen: object = None
         self.seconds = 0.0
 
-    def observe(self, changes: int) -> float:
-        """Return the seconds without a change until now, given the newest heartbeat's ``changes``."""
+    def observe(self, seen: object) -> float:
+        """Return the seconds for which the same has been seen, such as the newest heartbeat's ``changes``."""
         now = time.monotonic()
         elapsed, self._observed = min(now - self._observed, self._longest), now
-        self.seconds = 0.0 if changes != self._changes else self.seconds + elapsed
-        self._changes = changes
+        self.seconds = 0.0 if seen != self._seen else self.seconds + elapsed
+        self._seen = seen
         return self.seconds
 
 

@@ -257,6 +257,39 @@ def test_progress_outlives_a_restart_of_the_ranks(ddptrain: ForkServer, tmp_path
     assert run.wait() == 0, run.output()
 
 
+def test_pause_is_shown_at_once_and_stacks_are_taken_before_the_operators_deadline(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time, ddprun\n"
+        "rank = int(os.environ['RANK'])\n"
+        "for step in range(1, 21 - rank):\n"
+        "    time.sleep(0.05)\n"
+        "    ddprun.report(step=step)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}):\n"
+        "    time.sleep(0.02)\n"
+        "ddprun.report(step=21)\n"
+        f"while not os.path.exists({str(tmp_path / 'end')!r}):\n"
+        "    time.sleep(0.02)\n"
+    )
+    flags = ("--nproc-per-node", 2, "--preload", "", "--log-dir", tmp_path / "logs")
+    run = ddptrain.start(*flags, script, module="ddprun", env={"DDPJOB_PROGRESS_DEADLINE": 30})
+    shown = dict(wait_until(lambda: (run.progress() or {}).get("pause"), "the pause"))
+    now = run.progress() or {}
+    assert 9 < now["ageSeconds"] < 15 or now["stall"], now  # a machine under load looks later
+    assert 0.04 < shown["stepSeconds"] < 0.5
+    stall = stall_of(run, 1)
+    assert (stall["step"], stall["where"][:9]) == (19, "train.py:")
+    folder = tmp_path / "logs" / "reports" / "local-0"
+    wait_until(lambda: "train.py" in (folder / "rank-1.stacks.txt").read_text(), "the stacks")
+    (tmp_path / "go").touch()
+    wait_until(lambda: (run.progress() or shown).get("pause", 0) is None or run.ended, "the end of the pause")
+    assert not run.ended, run.output()
+    (tmp_path / "end").touch()
+    assert run.wait() == 0, run.output()
+
+
 def test_executable_makes_no_steps_and_is_left_alone(ddptrain: ForkServer) -> None:
     flags = ("--hang-timeout", 0.5, "--stall-report", 0.2, "--no-python")
     done = ddptrain.run(*flags, "sleep", 3, module="ddprun")

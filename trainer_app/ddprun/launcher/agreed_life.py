@@ -52,6 +52,11 @@ class AgreedLife:
         return self._agreement is None or self._agreement.is_over
 
     @property
+    def is_released(self) -> bool:
+        """Whether each node ends by itself; while ranks run, because all of another node have succeeded."""
+        return self._agreement is not None and self._agreement.is_over
+
+    @property
     def has_joined(self) -> bool:
         """Whether the leader decides what follows a failure."""
         return self._agreement is not None and self._agreement.has_joined

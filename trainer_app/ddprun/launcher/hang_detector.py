@@ -9,11 +9,13 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, collective_of, training_frame, unfinished_collective
+from ddprun.distributed.topology import number_of
 from ddprun.errors import Hang
 from ddprun.heartbeat import HeartbeatRecord, StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
@@ -23,7 +25,11 @@ from ddprun.signals import catches
 
 _DUMPING = 2.0  # seconds for stacks to arrive, and then for the flight recorder
 _STOPPED = ("T", "t")
-_PAUSES = 2  # a pause is a stall if it is so many times longer than all before it
+_PAUSES = 2  # a pause is a stall, or is shown, if it is so many times longer than all before it
+# It is shown after so many seconds and median steps. The operator asks every 10 s, and of shorter pauses many are the
+# collection of garbage, or a batch that comes late.
+_SHOWN, _STEPS = 10.0, 10
+_MOST_DEADLINE = 10**9  # seconds
 _WITHOUT_STEPS = 4  # before the first step, so many times the time that makes a stall later
 _WORKING_CPUS, _WORKING_BYTES = 0.05, 2**19  # a second: a process that works uses so much of a CPU, or reads so much
 _INTERRUPTIONS = 20  # of a main thread that does nothing, by requests for dumps among others
@@ -124,21 +130,76 @@ def _why_all_wait(collectives: set[str]) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds without a step after which the operator ends the attempt; 0 for never.
+
+    Attributes:
+        startup: before the first step. progress: after it.
+        completion: also after the last one, when all ranks of another node have succeeded.
+    """
+
+    startup: int = 0
+    progress: int = 0
+    completion: int = 0
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], life: int) -> "Deadlines":
+        """Return the deadlines in the environment of a pod; the first step of the attempt is that of its first life.
+
+        Raises:
+            UsageError: a variable is no whole number.
+        """
+        first = "DDPJOB_STARTUP_DEADLINE" if life == 1 else "DDPJOB_PROGRESS_DEADLINE"
+        names = (first, "DDPJOB_PROGRESS_DEADLINE", "DDPJOB_COMPLETION_GRACE")
+        return cls(*(number_of(env, name, 0, 0, _MOST_DEADLINE) for name in names))
+
+
 @dataclass
 class _Pause:
     """How long a rank has made no progress.
 
     Attributes:
-        beats: without a heartbeat. idle: without work of the main thread.
+        beats: without a heartbeat. idle: without work of the main thread. place: in the same step and phase.
         work: of the main thread when it last did something.
-        step: of the newest heartbeat. longest: of the earlier pauses after the first step.
+        last: the newest heartbeat. longest: of the earlier pauses after the first step.
+        paces: seconds of a step, between the last looks. made: steps since the first look.
     """
 
     beats: StallTimer
     idle: StallTimer
+    place: StallTimer
     work: int = -1
-    step: int = 0
+    last: HeartbeatRecord = field(default_factory=HeartbeatRecord)
     longest: float = 0.0
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=31))
+    made: int = 0
+
+    def observe(self, record: HeartbeatRecord, looked: float) -> None:
+        """Take the newest heartbeat.
+
+        Args:
+            looked: when the rank was looked at before, by its clock.
+        """
+        before, self.last = self.last, record
+        # A step number that goes on from a checkpoint is of one step, and there are no more steps than heartbeats.
+        steps = min(record.step - before.step, record.changes - before.changes)
+        longest = max(self.longest, self.beats.seconds)
+        if self.beats.observe(record.changes) == 0 and before.step > 0:
+            self.longest = longest
+        self.place.observe((record.step, record.phase))
+        if steps > 0:
+            self.paces.append((record.time - (before.time if before.step else looked)) / steps)
+            self.made += steps
+
+    @property
+    def median_step(self) -> float | None:
+        """Seconds of a step, if the rank makes none for much longer than that and than in all pauses before."""
+        if self.made < _STEPS or not math.isfinite(self.last.limit):
+            return None
+        median = sorted(self.paces)[len(self.paces) // 2]
+        limit = max(_SHOWN, _STEPS * median, self.last.limit, _PAUSES * self.longest)
+        return median if self.beats.seconds >= limit else None
 
 
 class HangDetector:
@@ -147,20 +208,31 @@ class HangDetector:
     Args:
         timeout: seconds without a change that make a hang, unless the heartbeat has a larger limit; 0 for never.
         report_after: seconds that make a stall, which is only reported; 0 for never.
+        deadlines: of the operator: half of such a time without a step is a stall, too, so that the stacks are taken
+            and reported before the attempt ends.
 
     Attributes:
         stalled_ranks: of this node, when it was observed last.
+        pauses: of the ranks whose pause is shown although it is no stall yet: the seconds of a step before it.
+        is_last: all ranks of another node have succeeded.
     """
 
-    def __init__(self, timeout: float, node_rank: int, report_after: float = 0.0) -> None:
+    def __init__(
+        self, timeout: float, node_rank: int, report_after: float = 0.0, deadlines: Deadlines | None = None
+    ) -> None:
         self.timeout, self._report_after, self._node_rank = timeout, report_after, node_rank
+        self._deadlines = deadlines or Deadlines()
         self.interval = min(1.0, *(limit / 10 for limit in (timeout, report_after) if limit), 1.0)
         self._pauses: dict[int, _Pause] = {}
+        self._looked = time.monotonic()
         self.stalled_ranks: set[int] = set()
+        self.pauses: dict[int, float] = {}
+        self.is_last = False
 
     def stalled(self, workers: Sequence[WorkerProcess]) -> bool:
         """Return whether a running rank hangs. Call it every ``interval`` seconds."""
-        hangs, self.stalled_ranks = False, set()
+        hangs, self.stalled_ranks, self.pauses = False, set(), {}
+        looked, self._looked = self._looked, time.monotonic()
         for worker in workers:
             if worker.status is not None:
                 self._pauses.pop(worker.rank, None)
@@ -168,16 +240,32 @@ class HangDetector:
             record = worker.diagnostics.last_heartbeat()
             if not (record.changes or worker.sends_an_ending):
                 continue  # an executable, or a script that has not begun
-            pause = self._pauses.setdefault(worker.rank, _Pause(StallTimer(self.interval), StallTimer(self.interval)))
-            before = pause.beats.seconds
-            seconds = pause.beats.observe(record.changes)
-            if seconds < before and pause.step > 0:
-                pause.longest = max(pause.longest, before)
-            pause.step = record.step
-            hangs |= self.timeout > 0 and seconds >= max(self.timeout, record.limit)
-            if self._report_after and self._is_stalled(worker, record, pause):
+            if worker.rank not in self._pauses:
+                beats, idle, place = (StallTimer(self.interval) for _ in range(3))
+                self._pauses[worker.rank] = _Pause(beats, idle, place)
+            pause = self._pauses[worker.rank]
+            pause.observe(record, looked)
+            hangs |= self.timeout > 0 and pause.beats.seconds >= max(self.timeout, record.limit)
+            if self._report_after and (self._is_stalled(worker, record, pause) or self._is_half_over(pause)):
                 self.stalled_ranks.add(worker.rank)
+            if (median := pause.median_step) is not None:
+                self.pauses[worker.rank] = median
         return hangs
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds for which a rank of this node has made no step."""
+        return max((pause.place.seconds for pause in self._pauses.values()), default=0.0)
+
+    @property
+    def nears_deadline(self) -> bool:
+        """Whether half of the time has passed after which the operator ends the attempt."""
+        return any(map(self._is_half_over, self._pauses.values()))
+
+    def _is_half_over(self, pause: _Pause) -> bool:
+        deadlines = self._deadlines
+        limits = [deadlines.progress if pause.last.step else deadlines.startup, deadlines.completion * self.is_last]
+        return any(0 < limit <= 2 * pause.place.seconds for limit in limits)
 
     def _is_stalled(self, worker: WorkerProcess, record: HeartbeatRecord, pause: _Pause) -> bool:
         """Return whether the rank has made no step for longer than an evaluation or a save takes.

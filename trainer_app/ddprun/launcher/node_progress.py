@@ -19,6 +19,7 @@ class NodeProgress:
 
     Attributes:
         stall: what is reported of a stall that lasts; else None.
+        pause: of a pause that is much longer than a step and than those before; else None.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -30,6 +31,7 @@ class NodeProgress:
         self._followed, self._most = 0.0, 0  # since when, and the most steps of the ranks before
         self._saving = 0.0  # seconds of their saves
         self.stall: Json | None = None
+        self.pause: Json | None = None
 
     def follow(self, rank_zero: Diagnostics) -> None:
         """Answer with the report of this rank 0 from now on, as soon as it has completed a step."""
@@ -53,7 +55,7 @@ class NodeProgress:
             self._most, self._saving = max(self._most, int(last["step"] or 0)), last["savingSeconds"]
             if last["step"] or self._earlier is None:
                 self._earlier, self._earlier_changed = last, time.monotonic() - last["ageSeconds"]
-        self._rank_zero, self._reported = None, ReportedTraining()
+        self._rank_zero, self._reported, self.pause = None, ReportedTraining(), None
 
     def completed(self, own: Json) -> Json:
         """Return the last report of rank 0 with what its script has sent, and with the saves of the ranks before."""
@@ -84,7 +86,7 @@ class NodeProgress:
             earlier = self._earlier | {"ageSeconds": round(time.monotonic() - self._earlier_changed, 3)}
             shown = earlier | {"phase": shown["phase"]} if not shown["step"] else shown
             shown |= {"seq": seq}
-        return shown | {"stall": self.stall}
+        return shown | {"stall": self.stall, "pause": self.pause}
 
     def _own(self) -> Json | None:
         rank = self._rank_zero

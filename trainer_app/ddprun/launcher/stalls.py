@@ -78,6 +78,8 @@ class StallWatch:
         peers = self._peers
         peers.handle()
         stalled = bool(self._detector.stalled_ranks) and not ending
+        median = None if ending else self._detector.pauses.get(0)
+        self._progress.pause = None if median is None else {"stepSeconds": float(f"{median:.3g}")}
         if not ending:
             peers.tell_stalled(stalled)
         if stalled and not self._is_known:
@@ -131,9 +133,9 @@ class StallWatch:
         findings = peers.findings() if peers.is_leader else [own]
         states = list(_snapshots(findings))
         message = ""
-        if reports and _is_stall(states):
+        if reports and states and (_is_stall(states) or self._detector.nears_deadline):
             all_ranks = len({state.node for state in states}) == self._nodes
-            longest = max(int(state.quiet) for state in states)
+            longest = int(max(self._detector.longest_pause, *(state.quiet for state in states)))
             report = hang_report(states, timeout=longest, all_ranks=all_ranks)
             message = f"stalled: {report['message']}"[:_LONGEST_MESSAGE]
             if missing := sorted(set(range(self._nodes)) - {state.node for state in states}):

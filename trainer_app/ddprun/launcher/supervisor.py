@@ -16,7 +16,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
 from ddprun.launcher import processes
 from ddprun.launcher.agreed_life import AgreedLife
-from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.life_messages import Failure
 from ddprun.launcher.lives import Exit, StartRanks
 from ddprun.launcher.log_files import LogFiles, log_file
@@ -94,7 +94,9 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.printer = LogPrinter(self.settings.log_format)
         settings, services = self.settings, self.services
-        self._detector = HangDetector(settings.hang_timeout, self.ranks.node_rank, settings.stall_report)
+        self._detector = HangDetector(
+            settings.hang_timeout, self.ranks.node_rank, settings.stall_report, Deadlines.of(os.environ, self.life)
+        )
         self._watch = StallWatch(
             self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
@@ -406,6 +408,7 @@ class Supervisor:
 
     def _check_for_hang(self) -> None:
         """Report stalls; end the ranks of a node that hangs, after all nodes have taken the stacks of theirs."""
+        self._detector.is_last = self._agreed.is_released
         hangs = self._detector.stalled(self._workers)
         self._watch.turn(self._workers, ending=self._is_ending)
         if self._is_ending or self._watch.is_busy:
