@@ -167,6 +167,26 @@ def test_no_step_for_the_progress_deadline_restarts_and_counts() -> None:
     assert "nodeRank" not in failure
 
 
+STALL = {"rank": 1, "step": 5, "where": "train.py:9", "message": "stalled: rank 1 (node 1) is in phase train"}
+
+
+@pytest.mark.parametrize("field", ["startupDeadlineSeconds", "progressDeadlineSeconds", "completionGraceSeconds"])
+def test_deadline_that_ends_an_attempt_names_the_rank_that_the_launcher_reports(field: str) -> None:
+    world = a_running_world(a_job(**{field: 60}))
+    report(world, step=0 if field == "startupDeadlineSeconds" else 5, phase="train", ageSeconds=60.0, stall=STALL)
+    if field == "completionGraceSeconds":
+        world.set_pod(1, ended(0))
+    world.settle()
+    assert "failures" not in world.status, "a stall alone ends nothing"
+    world.stalled_seconds = 60.0
+    world.forward(60)
+    world.settle()
+    failure = world.status["failures"][0]
+    assert failure["reason"].endswith("DeadlineExceeded")
+    assert (failure["rank"], failure["step"], failure["where"]) == (1, 5, "train.py:9")
+    assert field in failure["message"] and failure["message"].endswith("; " + STALL["message"])
+
+
 @pytest.mark.parametrize(
     ("problem", "what"),
     [("unreachable", "port 29501 of mnist-0a1b2-1-0 does not answer"), ("unusable", "is no progress report")],

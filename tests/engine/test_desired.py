@@ -65,6 +65,7 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
         "PET_RDZV_CONF": "timeout=60",
         "PET_RDZV_ID": f"{UID}-1",
         "DDPJOB_STOP_GRACE": "25",
+        "DDPJOB_COMPLETION_GRACE": "300",
         "DDPJOB_NAME": "mnist",
         "DDPJOB_UID": UID,
         "DDPJOB_ATTEMPT": "1",
@@ -84,6 +85,13 @@ def test_launcher_gives_its_processes_the_grace_of_the_pod_but_for_its_own_end(
     assert env_of(pod)["DDPJOB_STOP_GRACE"] == launchers
     own = pod_of(env=[{"name": "DDPJOB_STOP_GRACE", "value": "7"}])
     assert env_of(own)["DDPJOB_STOP_GRACE"] == "7"
+
+
+def test_launcher_knows_the_deadlines_that_end_an_attempt_without_a_step() -> None:
+    found = env_of(pod_of(startupDeadlineSeconds=600, progressDeadlineSeconds=60, completionGraceSeconds=100))
+    names = ("DDPJOB_STARTUP_DEADLINE", "DDPJOB_PROGRESS_DEADLINE", "DDPJOB_COMPLETION_GRACE")
+    assert [found[name] for name in names] == ["600", "60", "100"]
+    assert not set(names) & env_of(pod_of(successPolicy="NodeZero")).keys()
 
 
 PROCESS_ENV = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}

@@ -72,6 +72,8 @@ def reference() -> str:
 | `ProgressDeadlineExceeded` | no new step for `progressDeadlineSeconds` | Restart; counts |
 | `CompletionDeadlineExceeded` | a node ran on `completionGraceSeconds` after the first success | Restart; counts |
 
+If the launcher reports a [stall](scripts.md#stalls-and-hangs) when a deadline ends an attempt, the failure has its
+rank, step, file and line.
 `completionGraceSeconds` does not pass while rank 0 still runs and reports new work, for example an export of the model.
 One request without an answer changes nothing; after a minute of silence the time since the first success counts again.
 Only time in which the operator reached the trainer counts towards `progressDeadlineSeconds`. While it does not reach

@@ -151,6 +151,10 @@ ENV_INPLACE_RESTARTS: Final = "DDPJOB_INPLACE_RESTARTS"
 """How often the launchers may restart their processes in place; with a user's own value 0 they never do."""
 ENV_STOP_GRACE: Final = "DDPJOB_STOP_GRACE"
 """Seconds that a launcher gives its processes after SIGTERM; a user's own value is kept."""
+ENV_STARTUP_DEADLINE: Final = "DDPJOB_STARTUP_DEADLINE"
+ENV_PROGRESS_DEADLINE: Final = "DDPJOB_PROGRESS_DEADLINE"
+ENV_COMPLETION_GRACE: Final = "DDPJOB_COMPLETION_GRACE"
+"""Seconds without a step after which the operator ends the attempt; launchers take the stacks before."""
 
 _RENDEZVOUS_ENV: Final = (ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK, ENV_NPROC_PER_NODE)
 # Environment keys that a user must not set: the operator sets them on every trainer container.

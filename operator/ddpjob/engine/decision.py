@@ -169,7 +169,9 @@ def _attempt_deadline(s: JobState) -> Decision | None:
         return replace(_abandon(s, passed.reason, passed.message), forgets_nodes=True)
     if passed.refused is not None:
         return _react(s, _judged(s, evidence_of_waiting(passed.refused)))
-    judgement = Judgement(passed.reason, message=passed.message, hint=passed.hint, next=passed.next)
+    stall = s.answer.stall if s.answer is not None else None
+    text = f"{passed.message}; {stall.message}" if stall is not None and stall.message else passed.message
+    judgement = Judgement(passed.reason, message=text, hint=passed.hint, next=passed.next, stall=stall)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
 
 

@@ -442,7 +442,8 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
         fs_group=_DEFAULT_USER,
         process_env=process_environment(job)
         | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}", names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds))}
-        | ({} if granted is None else {names.ENV_INPLACE_RESTARTS: str(granted)}),
+        | ({} if granted is None else {names.ENV_INPLACE_RESTARTS: str(granted)})
+        | _deadlines(spec),
     )
     template = wire.get("template", {})
     _ask_for_no_sidecar(defaults["metadata"], template.get("metadata", {}))
@@ -482,6 +483,16 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
 def _stop_grace(grace_seconds: int) -> int:
     """Return how much of the pod's grace a launcher gives its processes; in the rest it reports how they ended."""
     return max(1, grace_seconds // 2, grace_seconds - _LAUNCHER_SECONDS)
+
+
+def _deadlines(spec: DDPJobSpec) -> dict[str, str]:
+    """Return the deadlines that end an attempt without a step, as they are when it starts."""
+    given = {
+        names.ENV_STARTUP_DEADLINE: spec.startup_deadline_seconds,
+        names.ENV_PROGRESS_DEADLINE: spec.progress_deadline_seconds,
+        names.ENV_COMPLETION_GRACE: spec.completion_grace_seconds if spec.success_policy == "AllNodes" else None,
+    }
+    return {name: str(seconds) for name, seconds in given.items() if seconds is not None}
 
 
 def _ask_for_no_sidecar(defaults: Json, given: Json) -> None:

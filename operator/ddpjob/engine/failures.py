@@ -11,6 +11,7 @@ from typing import Literal
 from ddpjob.api import exit_codes, names
 from ddpjob.api.limits import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
+from ddpjob.api.report import Stall
 from ddpjob.api.status import Failure
 from ddpjob.api.text import shorten
 from ddpjob.engine.evidence import (
@@ -58,6 +59,7 @@ class Judgement:
     hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
         that shows the log, {pod} and {node} are names.
     message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
+    stall: what the launcher reported then.
     """
 
     reason: str
@@ -72,6 +74,7 @@ class Judgement:
     next: str = ""
     message: str = ""
     evidence: Evidence | None = None
+    stall: Stall | None = None
 
 
 def _reports(code: int) -> Callable[[Evidence, Sequence[Failure]], bool]:
@@ -388,19 +391,19 @@ def failure_record(
 
     action: the reaction, Restart or Fail. counted: whether it is a restart that counts. with_log: see ``spec.logTail``.
     """
-    evidence = judgement.evidence
-    pod, report = (evidence.pod, evidence.report) if evidence else (None, None)
+    evidence, stall = judgement.evidence, judgement.stall or Stall()
+    pod, report = (evidence.pod, evidence.report) if evidence else (None, stall)
     return Failure(
         attempt=attempt,
         node_rank=evidence.node_rank if evidence else None,
-        rank=evidence.rank if evidence else None,
+        rank=evidence.rank if evidence else stall.rank,
         pod=pod.name if pod else None,
         node_name=pod.node_name if pod else None,
         exit_code=evidence.exit_code if evidence else None,
         signal=evidence.signal if evidence else None,
-        step=report.step if report else None,
+        step=report.step,
         exception=evidence.exception if evidence else None,
-        where=shorten(evidence.place, MAX_ADVICE) or None if evidence else None,
+        where=shorten(evidence.place, MAX_ADVICE) or None if evidence else stall.where,
         reason=judgement.reason,
         message=shorten(_with_log_text(judgement) if with_log else judgement.message, _MAX_MESSAGE),
         hint=judgement.hint or None,

@@ -19,6 +19,7 @@ MARK = "[redacted]"
 _OWN_VARIABLES = names.OWNED_ENV | {
     *(names.ENV_RANK, names.ENV_WORLD_SIZE, names.ENV_LOCAL_RANK, names.ENV_LOCAL_WORLD_SIZE),
     *(names.ENV_RDZV_ID, names.ENV_INPLACE_RESTARTS, names.ENV_STOP_GRACE, names.ENV_LEADER_PORT),
+    *(names.ENV_STARTUP_DEADLINE, names.ENV_PROGRESS_DEADLINE, names.ENV_COMPLETION_GRACE),
 }
 _WORDS = (
     r"token|secret|passw(?:or)?d|passphrase|(?<=[_-])pwd|api[_.-]?key|access[_.-]?key|secret[_.-]?key|private[_.-]?key"
