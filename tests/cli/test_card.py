@@ -15,6 +15,8 @@ from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
 from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, sparkline
 from ddpjob.cli.ls import CELLS, WIDE
+from ddpjob.cli.snapshot import take_snapshot
+from ddpjob.cli.table import Cell
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
 from tests.builders import NOW, World, a_job, a_running_world, failed
@@ -49,6 +51,26 @@ def test_the_card_of_a_running_job_shows_all_that_is_known_of_it_without_colour(
     assert "checkpoint step 20" in text
     assert "goodput" in text
     assert "\x1b" not in text
+
+
+def test_a_pause_is_abnormal_in_the_card_and_in_the_list_until_a_step_is_made() -> None:
+    world = a_world()
+    world.forward(45)
+    paused = REPORT | {"ageSeconds": 45.0, "pause": {"stepSeconds": 0.05}}
+    world.progress = (paused, "mnist-0a1b2-1-0")
+    world.settle()
+    text = "no step for 45 s, 900 times the median step"
+    assert f"\x1b[31m{text}\x1b[0m" in " ".join(lines(world, coloured=True))
+    job = DDPJob.from_manifest(world.job)
+    cell = CELLS["Progress"](job)
+    assert isinstance(cell, Cell) and cell.is_abnormal
+    assert str(cell.text).startswith("33% 30/90, no step for ")
+    assert take_snapshot(world.job, []).training_facts()[-1].startswith("no step for ")
+    assert "no step" not in " ".join(lines(world, state=INTERRUPTED))
+    world.progress = (REPORT | {"step": 31}, "mnist-0a1b2-1-0")
+    world.settle()
+    assert "no step" not in " ".join(lines(world))
+    assert CELLS["Progress"](DDPJob.from_manifest(world.job)) == Cell("34% 31/90")
 
 
 def test_a_restart_is_a_line_of_the_attempts_with_the_failure_its_hint_and_what_to_do() -> None:

@@ -13,6 +13,7 @@ from ddpjob.client.verdict.facts import Facts
 from tests.builders import SETTINGS, a_job, a_running_world, failed
 from tests.cli.program import ROOT, Program, shell_job
 from tests.json_schema import faults
+from tests.processes import eventually
 
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
 # As a launcher ends: with 1, and its own lines behind the traceback.
@@ -50,6 +51,49 @@ def test_a_job_whose_process_was_killed(ddpjob: Program) -> None:
         run.wait(60)
     found = explained(ddpjob, "tiny")
     assert (found["stage"], found["next"], found["isAbnormal"]) == ("Interrupted", "ddpjob resume tiny", True)
+
+
+HUNG = """
+import os, time, ddprun
+rank = int(os.environ["RANK"])
+for step in range(1, 21):
+    time.sleep(0.02)
+    if step == 20 and rank == 1:
+        time.sleep(1000)
+    ddprun.report(step=step)
+time.sleep(1000)
+"""
+
+
+def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(ddpjob: Program) -> None:
+    (ddpjob.folder / "train.py").write_text(HUNG)
+    job = shell_job("tiny", "", numNodes=2, progressDeadlineSeconds=40, restartPolicy={"maxRestarts": 0})
+    job["spec"]["command"] = ["ddprun", "--preload", "", "train.py"]
+    with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
+
+        def until(what: str, reason: str) -> Json:
+            def found() -> Json | None:
+                last = explained(ddpjob, "tiny") if ddpjob("get", "tiny").code == 0 else {}
+                return last if last.get("reason") == reason else None
+
+            return eventually(what, found, timeout=300)
+
+        seen = until("the pause is shown", "NoHeartbeat")
+        assert (seen["stage"], seen["isAbnormal"], seen["step"]) == ("Running", True, 20)
+        assert "has made no step for 1" in seen["sentence"] and "times the median step" in seen["sentence"]
+        for command in (("get", "tiny"), ("ls",), ("top", "tiny")):
+            assert "no step for " in ddpjob(*command).out, command
+        assert ddpjob.job("tiny")["status"]["time"]["current"] == "stalled"
+        stall = until("the stall is reported", "TrainingStalled")
+        assert (stall["rank"], stall["step"], stall["where"]) == (1, 19, "train.py:7")
+        assert run.wait(300) == 1
+    status = ddpjob.job("tiny")["status"]
+    failure = status["failures"][0]
+    assert (failure["reason"], failure["rank"]) == ("ProgressDeadlineExceeded", 1), failure
+    assert (failure["step"], failure["where"]) == (19, "train.py:7")
+    assert status["time"]["stalled"] >= 35 and status["time"]["training"] < 20
+    found = explained(ddpjob, "tiny")
+    assert (found["stage"], found["rank"], found["where"]) == ("Hang", 1, "train.py:7")
 
 
 def test_a_job_that_is_not_known(ddpjob: Program, tmp_path: Path) -> None:

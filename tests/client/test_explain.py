@@ -479,11 +479,18 @@ def test_a_running_job_from_its_first_report_to_its_end() -> None:
     training(world, 2000, stall=stall)
     found = why(world)
     assert (found.stage, found.rank, found.step, found.where) == ("Hang", 3, 2000, "train.py:9")
-    training(world, 2001)
+    training(world, 2001, pause={"stepSeconds": 0.05}, ageSeconds=0.0)
     assert "stall" not in world.status
+    world.forward(45)
+    found = why(world)
+    assert (found.stage, found.is_abnormal, found.confidence) == ("Running", True, "Medium"), "it may be an evaluation"
+    assert "mnist has made no step for 45 s, 900 times the median step, since step 2001" in found.sentence
+    training(world, 2002)
+    assert "pause" not in world.status
+    training(world, 2003)
     world.forward(150)
     found = why(world)
-    assert (found.stage, found.reason, found.step) == ("Hang", "NoHeartbeat", 2001)
+    assert (found.stage, found.reason, found.step) == ("Hang", "NoHeartbeat", 2003)
     assert why(world, operators=[deployment(0)]).stage == "OperatorDown", "nobody has asked for a report"
     for rank in (0, 1):
         world.set_pod(rank, ended(0))

@@ -199,6 +199,69 @@ def test_a_program_without_reports_trains_as_soon_as_all_its_pods_run() -> None:
     assert spent(world) == {"scheduling": 3, "training": 600, "recovering": 8} and current(world) == "training"
 
 
+def pause(world: World, step: int, seconds: float, **more: Any) -> None:
+    """Let the launcher report a pause that has lasted so long; a step takes 2 s."""
+    world.forward(seconds)
+    report(world, step=step, ageSeconds=seconds, pause={"stepSeconds": 2.0}, **more)
+    world.settle()
+
+
+def test_a_pause_beyond_a_few_steps_is_stalled_until_a_step_is_seen() -> None:
+    world = a_training_world()
+    world.forward(100)
+    report(world, step=51, ageSeconds=0.0)
+    world.settle()
+    pause(world, 51, 24)
+    assert (spent(world)["training"], spent(world)["stalled"], current(world)) == (106, 18, "stalled")
+    world.forward(3600)
+    assert is_idle(world.reconcile())
+    ledger = recorded_status(world.status).time
+    assert ledger is not None and ledger.at(world.now).goodput == pytest.approx(106 / (50 + 106 + 3618))
+    report(world, step=52)
+    world.settle()
+    assert (spent(world)["training"], spent(world)["stalled"], current(world)) == (106, 3618, "training")
+    world.forward(10)
+    report(world, step=57)
+    world.settle()
+    assert (spent(world)["training"], spent(world)["stalled"]) == (116, 3618)
+
+
+def test_a_pause_that_began_before_the_last_write_is_stalled_from_its_begin() -> None:
+    world = a_training_world()
+    world.forward(100)
+    report(world, step=51, ageSeconds=8.0)
+    world.settle()
+    world.forward(10)
+    report(world, step=51, ageSeconds=18.0, pause={"stepSeconds": 0.5})
+    world.settle()
+    assert (spent(world)["training"], spent(world)["stalled"]) == (94, 16)
+
+
+def test_a_pause_until_the_failure_is_stalled_and_then_all_is_recovery() -> None:
+    world = a_training_world()
+    pause(world, 1, 24)
+    world.forward(100)
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert (spent(world)["training"], spent(world)["stalled"]) == (6, 118)
+    restart(world, seconds=13, resumed=1, step=2)
+    assert (spent(world)["stalled"], spent(world)["recovering"], current(world)) == (118, 13, "training")
+
+
+def test_a_pause_while_steps_are_repeated_is_not_lost_time() -> None:
+    world = a_training_world()
+    report(world, step=51)
+    world.settle()
+    world.set_pod(0, failed(1))
+    restart(world, seconds=13, resumed=31, step=32)
+    pause(world, 32, 30, resumedFrom={"run": 1, "step": 31})
+    world.forward(100)
+    report(world, step=33, resumedFrom={"run": 1, "step": 31})
+    world.settle()
+    assert (spent(world)["stalled"], current(world)) == (124, "lost")
+    assert spent(world).get("lost", 0) + spent(world).get("training", 0) == 6
+
+
 def test_saves_are_taken_out_of_the_training_once() -> None:
     world = a_training_world()
     for seconds, step, saved in ((50, 10, 4.6), (50, 20, 4.6), (2, 21, 9.2)):

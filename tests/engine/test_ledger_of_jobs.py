@@ -1,7 +1,7 @@
 """The ledgers of many simulated jobs, each compared with what the simulated job did in each second.
 
-A job waits, is scheduled, starts, trains, saves, loses its pods or only its processes, repeats steps, is suspended and
-resumed, while the operator looks every few seconds, or not for minutes. `make soak` simulates 1,000 jobs.
+A job waits, is scheduled, starts, trains, pauses, saves, loses its pods or only its processes, repeats steps, is
+suspended and resumed, while the operator looks every few seconds, or not for minutes. `make soak` simulates 1,000 jobs.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ class SimulatedJob:
             event = self.random.random()
             if event < 0.02:
                 self.lose_a_process()
+            elif event > 0.99:
+                self.pause()
             elif event < 0.03:
                 self.fail()
                 return False
@@ -142,13 +144,24 @@ class SimulatedJob:
             self.saving, self.saved = self.saving + seconds, self.step
             self.report()
 
-    def report(self) -> None:
+    def pause(self) -> None:
+        """Make no step for long. The launcher reports that after ten seconds."""
+        usual = 3 * self.pace
+        self.spend(usual, "training" if self.step >= self.furthest else "lost")
+        self.spend(max(10, 10 * self.pace) - usual, "stalled")
+        self.report(ageSeconds=float(max(10, 10 * self.pace)), pause={"stepSeconds": self.pace})
+        self.spend(self.random.randint(20, 60), "stalled")
+        self.exact += self.every
+        self.happened()
+
+    def report(self, **more: Any) -> None:
         sent: dict[str, Any] = {"step": self.step, "totalSteps": STEPS, "stepsPerSecond": 1 / self.pace}
         sent |= {"savingSeconds": float(self.saving), "life": self.life, "lives": list(self.lives)}
         if self.resumed:
             sent["resumedFrom"] = {"run": 1, "step": self.resumed}
         if self.saved:
             sent["checkpoint"] = {"run": 1, "step": self.saved}
+        sent |= more
         self.last_report = sent
         self.world.progress = sent, self.pods[0]["metadata"]["name"]
 

@@ -1,12 +1,15 @@
 """The status: conditions, obstacles, progress, and events about transitions."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
 from ddpjob.api import limits, names
+from ddpjob.api.status import recorded_status
+from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Problem
-from tests.builders import World, a_job, a_running_world, ended, failed, is_idle
+from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle
 
 
 def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
@@ -165,6 +168,51 @@ def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
     assert "stall" not in world.status
     assert world.condition("Running")["reason"] == "AllNodesRunning"
     assert not world.status.get("failures")
+
+
+def test_pause_is_written_when_it_is_reported_and_when_it_ends_and_not_while_it_lasts() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 30, "ageSeconds": 0.5, "pause": None}
+    world.progress = (report, "mnist-0a1b2-1-0")
+    world.settle()
+    world.forward(12)
+    world.progress = (report | {"ageSeconds": 12.0, "pause": {"stepSeconds": 0.0512}}, "mnist-0a1b2-1-0")
+    made = world.reconcile()
+    assert world.status["pause"] == {"since": timestamp(NOW), "stepSeconds": "0.0512"}
+    assert not made.events and made.requeue_after is None, "nothing follows from it"
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+    for _ in range(3):
+        world.forward(10)
+        world.progress = (report | {"ageSeconds": 22.5, "pause": {"stepSeconds": 0.0512}}, "mnist-0a1b2-1-0")
+        assert is_idle(world.reconcile())
+    world.progress = None
+    assert is_idle(world.reconcile()), "an operator that has just started has no answer yet"
+    world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
+    world.settle()
+    assert "pause" not in world.status
+
+
+def test_pause_of_another_step_has_its_own_time_and_the_end_of_an_attempt_ends_it() -> None:
+    world = a_running_world(a_job())
+    for step in (30, 50):
+        world.forward(100)
+        world.progress = ({"step": step, "ageSeconds": 20.0, "pause": {"stepSeconds": 1.0}}, "mnist-0a1b2-1-0")
+        world.settle()
+        assert world.status["pause"]["since"] == timestamp(world.now - timedelta(seconds=20))
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert "pause" not in world.status
+
+
+@pytest.mark.parametrize("pause", [7, [], {}, {"stepSeconds": "long"}, {"stepSeconds": float("nan")}, "paused"])
+def test_pause_of_another_form_does_no_harm(pause: object) -> None:
+    world = a_running_world(a_job())
+    world.progress = ({"step": 30, "pause": pause}, "mnist-0a1b2-1-0")
+    world.settle()
+    assert world.condition("Running")["status"] == "True"
+    if "pause" in world.status:
+        found = recorded_status(world.status).pause
+        assert found is not None and found.text(world.now + timedelta(seconds=9)) == "no step for 9 s"
 
 
 @pytest.mark.parametrize("stall", [7, [], {}, {"message": 3}, "stalled"])

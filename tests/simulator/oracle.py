@@ -300,7 +300,7 @@ def _check_categories(changes: History) -> None:
             runs = _trains(change) and "deletionTimestamp" not in meta
             pods[meta["name"]] = meta["labels"][names.LABEL_ATTEMPT], runs
     slack = 3.0 * (1 + status["attempt"])  # for each attempt, until its pods are seen to run, and to end
-    trained = ledger["starting"] + ledger["training"] + ledger["saving"] + ledger["lost"]
+    trained = sum(ledger[name] for name in ("starting", "training", "stalled", "saving", "lost"))
     seen = f"{ledger}, but {seconds}"
     assert seconds["all run"] - slack <= trained <= seconds["some run"] + slack, seen
     assert abs(ledger["stopped"] - seconds["suspended"]) <= slack, seen

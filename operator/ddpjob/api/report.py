@@ -92,6 +92,16 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class Pause:
+    """A pause that is much longer than a step, and than the pauses before; it may be an evaluation that is new.
+
+    step_seconds: the median step.
+    """
+
+    step_seconds: _Number = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
 class LifeReport:
     """How a life of an attempt ended: one start of all its processes, in pods that run on.
 
@@ -128,7 +138,7 @@ class TrainingReport:
     percent: of the training, if the trainer does not compute it from step and total_steps.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
     saving_seconds: for which saves have blocked the training in this attempt.
-    stall: the ranks make no steps at the moment.
+    pause: rank 0 has made no step for long. stall: the launcher takes that for a stall.
     life: how often the processes of the attempt were started. lives: the last that have ended.
     """
 
@@ -147,6 +157,7 @@ class TrainingReport:
     saving_seconds: _Number = None
     checkpoint: Annotated[Place | None, _OrNone] = None
     resumed_from: Annotated[Place | None, _OrNone] = None
+    pause: Annotated[Pause | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None
     life: Annotated[int | None, _integer(1, _MAX_INT)] = None
     lives: _Lives = None

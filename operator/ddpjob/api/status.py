@@ -6,6 +6,7 @@
 Metrics of the training (loss, accuracy) are strings, because JSON has no NaN and floats change in a round trip.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -59,7 +60,7 @@ Count = Annotated[int, AfterValidator(_not_negative)]
 """A number that decisions read. The CRD accepts any, so that a release with other limits can be mixed with this one."""
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 """Phases of an attempt."""
-TIME_CATEGORIES = ("queued", "scheduling", "starting", "training", "saving", "lost", "recovering", "stopped")
+TIME_CATEGORIES = ("queued", "scheduling", "starting", "training", "stalled", "saving", "lost", "recovering", "stopped")
 CONDITIONS = (
     "Scheduled",
     "Running",
@@ -172,6 +173,30 @@ class StallStatus(StatusPart):
     """Its last optimizer step."""
     where: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
     """File and line in the user's code."""
+
+
+class PauseStatus(StatusPart):
+    """Rank 0 has made no step for much longer than a step, and than all its pauses before, took. It may go on."""
+
+    since: Time
+    """When it last finished work."""
+    step_seconds: str | None = None
+    """Median time of its steps before."""
+
+    @property
+    def median(self) -> float | None:
+        """``step_seconds`` as a number; None if any program has reported something else."""
+        try:
+            seconds = float(self.step_seconds or 0)
+        except ValueError:
+            return None
+        return seconds if 0 < seconds < math.inf else None
+
+    def text(self, now: datetime) -> str:
+        """Return how long the pause has lasted."""
+        seconds = int(seconds_between(self.since, now))
+        times = f", {seconds / self.median:.0f} times the median step" if self.median else ""
+        return f"no step for {seconds} s{times}"
 
 
 class Furthest(StatusPart):
@@ -295,6 +320,8 @@ class TimeSpent(StatusPart):
     """From then until its first step. Without reports of steps, the training begins when all pods run."""
     training: Count = 0
     """Training of steps for the first time."""
+    stalled: Count = 0
+    """Pauses as in `status.pause`, beyond the time of a few steps."""
     saving: Count = 0
     """Saves of checkpoints that blocked the training, as rank 0 reports them."""
     lost: Count = 0
@@ -493,6 +520,8 @@ class DDPJobStatus(StatusPart):
     """The last checkpoint that the trainer reported."""
     stall: StallStatus | None = None
     """Present while the condition Running has the reason TrainingStalled."""
+    pause: PauseStatus | None = None
+    """Present while rank 0 makes no step for much longer than before. Nothing follows from it."""
     furthest: Furthest | None = None
     """How far the job has got, and the restarts since."""
     failures: Annotated[list[Failure], Field(max_length=5)] | None = None

@@ -85,6 +85,8 @@ def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fa
         age = _past(status.progress.last_heartbeat_time, now) if status.progress else ""
         last = f"reported {age} ago" if age and not job.finished else ""
         yield Fact("progress", ", ".join(part for part in (*training, last) if part))
+    if pause := pause_text(job, now):
+        yield Fact("", pause, is_abnormal=True)
     if drawn := sparkline(losses, _SPARKS):
         yield Fact("loss", drawn)
     yield from _attempts(job, now)
@@ -95,6 +97,11 @@ def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fa
         yield Fact("checkpoint", f"step {saved.step}, {_past(saved.time, now)} ago: {saved.path}{origin}")
     if spent := time_spent(job, now):
         yield Fact("time", spent)
+
+
+def pause_text(job: DDPJob, now: datetime) -> str:
+    """Return how long the ranks have made no step; empty unless that is much longer than before."""
+    return job.status.pause.text(now) if job.status.pause and job.state == "Running" else ""
 
 
 def time_spent(job: DDPJob, now: datetime) -> str:

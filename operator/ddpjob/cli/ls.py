@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -120,10 +121,19 @@ def _state(job: "DDPJob") -> Cell:
     return Cell(job.state, is_abnormal(job))
 
 
+def _progress(job: "DDPJob") -> Cell | None:
+    from ddpjob.cli.card import pause_text
+
+    if (progress := job.status.progress) is None:
+        return None
+    pause = pause_text(job, datetime.now(UTC))
+    return Cell(", ".join(filter(None, (progress.display, pause))), bool(pause))
+
+
 CELLS: Mapping[str, Callable[["DDPJob"], object]] = {
     "State": _state,
     "Nodes": lambda job: job.status.nodes_ready,
-    "Progress": lambda job: job.status.progress and job.status.progress.display,
+    "Progress": _progress,
     "Loss": lambda job: job.status.progress and job.status.progress.loss,
     "Restarts": lambda job: job.status.restarts,
     "Age": lambda job: age(job.manifest["metadata"].get("creationTimestamp")),

@@ -4,6 +4,7 @@ Text of other programs is sanitized here, so that no output can forget to.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict
@@ -11,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict
 from ddpjob.api import names
 from ddpjob.api.model import ApiModel
 from ddpjob.api.objects import Json, condition, element, is_true
+from ddpjob.api.status import PauseStatus
 from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, speed_text
 
 Line = Annotated[str, BeforeValidator(one_line)]
@@ -44,9 +46,14 @@ class Training(ApiModel):
     eta_seconds: int | None = None
     checkpoint_step: int | None = None
     resumed_from_step: int | None = None
+    pause: PauseStatus | None = None
 
     def training_facts(self) -> list[str]:
         """Return the progress of the training, one fact per entry; none if the program reports no progress."""
+        pause = self.pause.text(datetime.now(UTC)) if self.pause else ""
+        return [fact for fact in (*self._facts(), pause) if fact]
+
+    def _facts(self) -> list[str]:
         speed = [speed_text(self.samples_per_second)] if self.samples_per_second else []
         if self.steps_per_second and not speed:
             speed = [f"{self.steps_per_second} steps/s"]
@@ -54,7 +61,7 @@ class Training(ApiModel):
             return [f"step {self.step}", *speed] if self.step else [self.phase] if self.phase else []
         steps = f"step {self.step}/{self.total_steps}" if self.total_steps else f"step {self.step}"
         epochs = f"epoch {self.epoch}/{self.total_epochs}" if self.total_epochs else f"epoch {self.epoch}"
-        facts = [
+        return [
             epochs if self.epoch else "",
             steps + (f" ({self.percent} %)" if self.percent else ""),
             f"loss {self.loss}" if self.loss else "",
@@ -64,7 +71,6 @@ class Training(ApiModel):
             f"checkpoint of step {self.checkpoint_step}" if self.checkpoint_step is not None else "",
             f"resumed from step {self.resumed_from_step}" if self.resumed_from_step is not None else "",
         ]
-        return [fact for fact in facts if fact]
 
 
 class Snapshot(Training):
@@ -117,6 +123,7 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
         "numNodes": spec["numNodes"],
         "checkpointStep": checkpoint.get("step"),
         "resumedFromStep": checkpoint.get("resumedFromStep"),
+        "pause": status.get("pause"),
         "nodes": sorted(
             (_node(pod, view.node_rank) for pod in pods if (view := pod_view(pod)).attempt == attempt),
             key=lambda node: node.rank,

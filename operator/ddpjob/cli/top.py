@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.cli.events import Form
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ddpjob.client.base import Client
+    from ddpjob.client.job import DDPJob
     from ddpjob.client.ranks import RankState, RankTable
 
 _PAUSE = 2.0  # seconds between two looks
@@ -51,7 +53,7 @@ def top(
         if output == "json":
             print(json.dumps(seen.wire(), indent=2))
         elif not sys.stdout.isatty():
-            print(headline(seen))
+            print(headline(seen) + _pause(client.get(name)))
             show(ranks_table(seen.ranks))
         else:
             follow(client, name, seen)
@@ -62,12 +64,18 @@ def follow(client: "Client", name: str, seen: "RankTable") -> None:
     """Draw the table until the job ends; while no rank runs, between two attempts, the last one with the reason."""
     why = ""
     with live(lambda: stacked(headline(seen) + why, ranks_table(seen.ranks, most=height() - _AROUND))):
-        while not client.get(name).finished:
+        while not (job := client.get(name)).finished:
             time.sleep(_PAUSE)
             try:
-                seen, why = client.ranks(name), ""
+                seen, why = client.ranks(name), _pause(job)
             except UnavailableError as error:
                 why = f"; {one_line(error.error)}"
+
+
+def _pause(job: "DDPJob") -> str:
+    from ddpjob.cli.card import pause_text
+
+    return f"; {pause}" if (pause := pause_text(job, datetime.now(UTC))) else ""
 
 
 def headline(seen: "RankTable") -> str:

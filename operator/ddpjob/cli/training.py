@@ -168,6 +168,7 @@ class PlottedTime(WireModel):
     scheduling: int
     starting: int
     training: int
+    stalled: int
     saving: int
     lost: int
     recovering: int

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, Progress, TimeSpent
+from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, PauseStatus, Progress, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.decision import Decision
@@ -23,6 +23,7 @@ from ddpjob.engine.state import JobState
 Happening = Literal["queued", "started", "ran", "stepped", "ended", "abandoned", "suspended", "succeeded"]
 """What ends one category and begins the next; see ``_next``."""
 _TRAINS = ("training", "lost")
+_USUAL_STEPS = 3  # a pause is training for the time of so many steps
 _EMPTY = TimeSpent(as_of="1970-01-01T00:00:00Z")
 
 
@@ -41,6 +42,11 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
     happenings = _happenings(s, decision, after, begin, end)
     spans, current = _divided(begin, end, current, happenings, reports=_has_steps(after.progress))
     totals = before.by_category
+    if s.before.pause is None and after.pause is not None and current in _TRAINS:
+        _take_out(spans, totals, "stalled", _seconds_of(after.pause, end))
+        current = "stalled"
+    elif after.pause is None and current == "stalled":
+        current = "training"
     _take_out(spans, totals, "saving", _newly_saved(s))
     _take_out(spans, totals, "recovering", _newly_recovered(s))
     _count_lost(spans, _share_lost(s, before.furthest_step))
@@ -292,6 +298,11 @@ def _reported_step(s: JobState) -> int | None:
         return None
     is_known = reports_itself(report) or report.checkpoint or report.resumed_from or s.before.checkpoint
     return report.step if is_known else None
+
+
+def _seconds_of(pause: PauseStatus, end: int) -> int:
+    """Return the seconds of a pause beyond the time of a few steps."""
+    return max(int(end - _second(pause.since) - _USUAL_STEPS * (pause.median or 0)), 0)
 
 
 def _newly_saved(s: JobState) -> int:

@@ -1,10 +1,10 @@
-"""Convert the last report of rank 0's training to ``status.progress`` and ``status.checkpoint``."""
+"""Convert the last report of rank 0's training to ``status.progress``, ``pause`` and ``checkpoint``."""
 
 import math
 from datetime import datetime, timedelta
 
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import CheckpointStatus, Furthest, Progress
+from ddpjob.api.status import CheckpointStatus, DDPJobStatus, Furthest, PauseStatus, Progress
 from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
@@ -36,9 +36,21 @@ def progress_status(report: TrainingReport, before: Progress | None, now: dateti
     given = {name: value for name, value in progress.__dict__.items() if value is not None}
     if before is not None and before.last_heartbeat_time and given.items() <= before.__dict__.items():
         return before
+    return progress.changed(last_heartbeat_time=_last_work(report, now))
+
+
+def pause_status(report: TrainingReport, before: DDPJobStatus, now: datetime) -> PauseStatus | None:
+    """Return ``status.pause`` for a report; its time does not change until the next step."""
+    if report.pause is None:
+        return None
+    is_known = before.pause is not None and before.progress is not None and before.progress.step == report.step
+    step = _number_text(report.pause.step_seconds, ".3g")
+    return before.pause if is_known else PauseStatus(since=_last_work(report, now), step_seconds=step)
+
+
+def _last_work(report: TrainingReport, now: datetime) -> str:
     age = min(max(report.age_seconds or 0.0, 0.0), _MAX_AGE)
-    heartbeat = timestamp(now - timedelta(seconds=0.0 if math.isnan(age) else age))
-    return progress.changed(last_heartbeat_time=heartbeat)
+    return timestamp(now - timedelta(seconds=0.0 if math.isnan(age) else age))
 
 
 def saved_for(report: TrainingReport) -> int | None:

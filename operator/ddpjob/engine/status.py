@@ -20,6 +20,7 @@ from ddpjob.api.status import (
     Furthest,
     InPlace,
     Nodes,
+    PauseStatus,
     Progress,
     StallStatus,
     Timings,
@@ -36,7 +37,7 @@ from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
-from ddpjob.engine.progress import checkpoint_status, furthest, progress_status
+from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after
@@ -83,6 +84,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
         stall=_stall(s, built),
+        pause=_pause(s, decision),
         furthest=reached,
         failures=failures,
         avoid_nodes=_avoided_nodes(s, decision),
@@ -276,6 +278,13 @@ def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
     if reported is None or not any(condition.reason == TRAINING_STALLED for condition in built):
         return None
     return StallStatus(rank=reported.rank, step=reported.step, where=reported.where)
+
+
+def _pause(s: JobState, decision: Decision) -> PauseStatus | None:
+    """Return the pause of rank 0 in an attempt that goes on."""
+    if decision.begins_attempt or decision.ends_attempt or s.attempt.is_closed:
+        return None
+    return pause_status(s.report, s.before, s.now) if s.report else s.before.pause
 
 
 def _furthest(s: JobState, decision: Decision) -> Furthest | None:

@@ -26,7 +26,7 @@ from ddpjob.engine.state import JobState
 OVERDUE_SECONDS = 75.0
 """For how long an operator that works may leave a change unseen: its listing finds what its watches lost after 60 s."""
 NO_HEARTBEAT = "NoHeartbeat"
-"""Reason of a hang that is only inferred from the age of the last report in the status."""
+"""Reason of a hang, or of a long pause, that is only inferred from the age of the last report in the status."""
 _LOWER: Mapping[Confidence, Confidence] = {"High": "Medium", "Medium": "Low", "Low": "Low"}
 
 

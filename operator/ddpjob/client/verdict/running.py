@@ -154,21 +154,28 @@ def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence |
 
 
 def _quiet(case: Case, progress: Progress) -> Explanation | None:
-    """Explain a training whose last report is old."""
-    rate, beat = _number(progress.steps_per_second), progress.last_heartbeat_time
-    if beat is None or progress.phase not in (None, "train"):
-        return None
+    """Explain a training that pauses, or whose last report is old. A pause that is not very long may be work."""
+    rate, beat, pause = _number(progress.steps_per_second), progress.last_heartbeat_time, case.status.pause
     quiet = case.seconds_since(beat)
-    if quiet < max(_QUIET_SECONDS, _QUIET_STEPS / rate if rate else 0.0):
+    is_long = quiet >= max(_QUIET_SECONDS, _QUIET_STEPS / rate if rate else 0.0)
+    if beat is None or not (pause or (is_long and progress.phase in (None, "train"))):
         return None
+    what = f"made {pause.text(case.facts.now)}" if pause else f"reported no work for {int(quiet)} s"
     return case.verdict(
-        "Hang",
+        "Hang" if is_long else "Running",
         NO_HEARTBEAT,
-        f"{case.name} has reported no work for {int(quiet)} s, since step {progress.step}",
-        [case.of_job("status.progress.lastHeartbeatTime", beat), case.of_job("status.progress.step", progress.step)],
+        f"{case.name} has {what}, since step {progress.step}",
+        [
+            case.of_job("status.pause.since", pause.since) if pause else None,
+            case.of_job("status.progress.lastHeartbeatTime", beat),
+            case.of_job("status.progress.step", progress.step),
+        ],
+        is_abnormal=True,
         confidence="Medium",
         needs=["operator"],
-        hint="a rank, the data loader or the network stopped without an error, or the operator is down",
+        hint="a rank, the data loader or the network stopped without an error, or the operator is down"
+        if is_long
+        else "an evaluation or a save takes longer than all before, or a rank, the data loader or the network stopped",
         next=case.logs_command(),
         attempt=case.attempt.number,
         step=progress.step,
