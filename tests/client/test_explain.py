@@ -479,6 +479,15 @@ def test_a_running_job_from_its_first_report_to_its_end() -> None:
     training(world, 2000, stall=stall)
     found = why(world)
     assert (found.stage, found.rank, found.step, found.where) == ("Hang", 3, 2000, "train.py:9")
+    returned = {"rank": 1, "phase": "close", "where": "upload.py:4", "message": "rank 1 (node 0) has ended its script"}
+    training(world, 2000, stall=returned)
+    found = why(world)
+    assert (found.stage, found.rank, found.where, "hangs" in found.sentence) == ("Hang", 1, "upload.py:4", False)
+    training(world, 2000, phase="close", ageSeconds=0.0)
+    world.forward(20)
+    assert (why(world).stage, why(world).is_abnormal) == ("Running", False)
+    world.forward(20)
+    assert why(world).is_abnormal and "rank 0 of mnist ended its script 40 s ago" in why(world).sentence
     training(world, 2001, pause={"stepSeconds": 0.05}, ageSeconds=0.0)
     assert "stall" not in world.status
     world.forward(45)

@@ -329,12 +329,17 @@ def test_root_cause_is_the_pod_with_a_failure_of_its_own() -> None:
     assert "step 7" in failure["message"]
 
 
-def test_exit_0_after_the_deletion_of_the_pod_is_no_success() -> None:
+@pytest.mark.parametrize(
+    ("message", "attempts"), [("", 2), ('{"outcome": "stopped"}', 2), ('{"outcome": "succeeded"}', 1)]
+)
+def test_exit_0_after_the_deletion_of_the_pod_is_no_success_unless_a_launcher_says_so(
+    message: str, attempts: int
+) -> None:
     world = a_running_world(a_job(numNodes=1))
-    pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=5)))
+    pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=5), message=message))
     pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
     world.settle()
-    assert world.status["attempt"] == 2
+    assert world.status["attempt"] == attempts
 
 
 def test_attempt_after_a_deleted_status_uses_new_pod_names() -> None:

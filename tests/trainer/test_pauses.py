@@ -145,8 +145,8 @@ def test_deadlines_of_the_start_and_of_the_end_count_only_then(monkeypatch: pyte
 
 def test_deadlines_are_read_from_the_environment_of_the_pod() -> None:
     given = {"DDPJOB_STARTUP_DEADLINE": "600", "DDPJOB_PROGRESS_DEADLINE": "60", "DDPJOB_COMPLETION_GRACE": "300"}
-    assert Deadlines.of(given, 1) == Deadlines(600, 60, 300)
-    assert Deadlines.of(given, 2).startup == 60, "the attempt has made its first step"
-    assert Deadlines.of({}, 1) == Deadlines()
+    assert Deadlines.of(given, 1, 2) == Deadlines(600, 60, 300)
+    assert Deadlines.of(given, 2, 2).startup == 60, "the attempt has made its first step"
+    assert Deadlines.of({}, 1, 2) == Deadlines()
     with pytest.raises(UsageError, match="DDPJOB_PROGRESS_DEADLINE"):
-        Deadlines.of({"DDPJOB_PROGRESS_DEADLINE": "soon"}, 1)
+        Deadlines.of({"DDPJOB_PROGRESS_DEADLINE": "soon"}, 1, 2)

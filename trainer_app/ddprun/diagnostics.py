@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from ddprun import shared_text
-from ddprun.code_frames import STARTS_RANKS, innermost_frame
+from ddprun.code_frames import STARTS_RANKS, innermost_frame, is_of_program
 from ddprun.heartbeat import SIZE, HeartbeatRecord
 from ddprun.shared_text import SharedText
 
@@ -239,6 +239,18 @@ def training_frame(stacks: str) -> str | None:
         if not any(Path(file) == STARTS_RANKS for file, _ in known):  # the script's function is called by torch
             known = [frame for frame in known if "-packages/" not in frame[0]] or known
         return innermost_frame(known)
+    return None
+
+
+def running_frame(stacks: str) -> str | None:
+    """Return ``file.py:line`` of the program's innermost frame in any thread; None if all are in libraries.
+
+    For a rank whose script has returned: its main thread waits for other threads, or calls exit handlers.
+    """
+    for thread in stacks.split("\n\n"):
+        frames = [(m["file"], int(m["line"])) for m in reversed(list(_FRAME.finditer(thread)))]
+        if own := [(file, line) for file, line in frames if is_of_program(file) and "-packages/" not in file]:
+            return innermost_frame(own)
     return None
 
 

@@ -19,6 +19,7 @@ _TIME_AT = struct.calcsize("=qqqq")
 _WAITED_AT = _LAYOUT.size  # seconds of waiting for data
 SIZE = _LAYOUT.size + _TIME.size
 _NOTHING = contextlib.nullcontext()
+RETURNED = "close"  # of a script's rank: it has returned, and its process ends
 # In these phases there is no progress that a stop could save.
 BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup", "resume")
 

@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -34,6 +34,7 @@ from ddprun.code_frames import is_of_program
 from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
 from ddprun.files import dumps_json
+from ddprun.heartbeat import RETURNED
 from ddprun.preload import import_before_fork
 from ddprun.program import RankProcess
 from ddprun.reporting import termination
@@ -132,19 +133,27 @@ class _Run:
         after_import("torch.optim.optimizer", lambda _: dump_on_request(rank.diagnostics))
 
     def run(self) -> int:
-        """Run it, and all that an interpreter does at its end, and send the ending. Never raises."""
-        failure = self._failure_of_call()
-        if failure:
-            self._send(failure)  # at once: the interpreter's end waits for threads, perhaps without end
-        _end_interpreter()
-        return failure.code if failure else self._send(self._success())
+        """Run it, and all that an interpreter does at its end, and send the ending. Never raises.
+
+        A failure is sent at once: the interpreter's end waits for threads, perhaps without end. A success is sent when
+        the threads have ended, and before the exit handlers: a library that crashes there has trained before.
+        """
+        ending = self._failure_of_call()
+        if ending:
+            self._send(ending)
+        _end_of_interpreter(threading._shutdown)  # type: ignore[attr-defined]
+        if not ending and not script_interface.stop_was_asked():
+            ending = self._success()
+            self._send(ending)
+        _end_of_interpreter(atexit._run_exitfuncs)  # a checkpoint that a handler saves after a stop counts
+        return ending.code if ending else self._send(self._success())
 
     def _failure_of_call(self) -> Ending | None:
         try:
             with contextlib.suppress(_Success):
                 self._call()
             script_interface.report_counted()
-            self._heartbeat.mark("close", limit=math.inf)
+            self._heartbeat.mark(RETURNED, limit=math.inf)
             if not script_interface.stop_was_asked():
                 fault_injection.check_occurred(self._fault)
         except BaseException as error:
@@ -298,15 +307,14 @@ def _show(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-def _end_interpreter() -> None:
-    """Wait for threads and call exit handlers, which a forked process would leave out; as multiprocessing does."""
-    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
-        try:
-            step()
-        except BaseException as error:  # Ctrl-C; an interpreter goes on with its end, too
-            with contextlib.suppress(Exception):  # stderr is closed
-                print("Exception ignored at the end of the script:", file=sys.stderr)
-                traceback.print_exception(error)
+def _end_of_interpreter(step: Callable[[], None]) -> None:
+    """Wait for threads, or call the exit handlers: a forked process would leave both out, as one of multiprocessing."""
+    try:
+        step()
+    except BaseException as error:  # Ctrl-C; an interpreter goes on with its end, too
+        with contextlib.suppress(Exception):  # stderr is closed
+            print("Exception ignored at the end of the script:", file=sys.stderr)
+            traceback.print_exception(error)
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:

@@ -161,7 +161,7 @@ def _notice_replays(module: ModuleType) -> None:
 
 
 def _keep_groups(module: ModuleType) -> None:
-    """Keep the process groups that the script has destroyed, so that DistributedDataParallel never has the last reference.
+    """Keep the process groups that the script has destroyed, so that DDP never has the last reference.
 
     Its reducer destroys the group while it holds the GIL and waits for gloo's threads, which may wait for the GIL to
     release what they have of the last backward pass: the rank hangs at its end. Under torchrun the constructor of

@@ -144,10 +144,13 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     failed_init, failure_of_init = ("", "") if text else _init_failure(status)
     message = "\n".join(part for part in (clean(status.get("message") or ""), failure_of_init) if part)
     evicted = status.get("phase") == "Failed" and bool(status.get("reason") or disruption)
-    state = _state(meta, status, container, ended, evicted=evicted)
     deleting = "deletionTimestamp" in meta
+    # A launcher that says so knows that the training ended before it got SIGTERM.
+    succeeded = ended.get("exitCode") == 0 and report is not None and report.outcome == "succeeded"
+    was_drained = bool(ended) and not succeeded and _was_drained(meta, ended)
+    state = _state(status, container, ended, interrupted=was_drained or (evicted and not succeeded))
     waiting, waiting_init = _waiting(status, container)
-    drained = _was_drained(meta, ended) if ended else state not in ("succeeded", "failed")
+    drained = was_drained if ended else state not in ("succeeded", "failed")
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
@@ -193,15 +196,9 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
 
 
 def _state(
-    meta: Mapping[str, Any],
-    status: Mapping[str, Any],
-    container: Mapping[str, Any],
-    ended: Mapping[str, Any],
-    *,
-    evicted: bool,
+    status: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any], *, interrupted: bool
 ) -> PodState:
     if ended:
-        interrupted = _was_drained(meta, ended) or evicted
         return "succeeded" if ended.get("exitCode") == 0 and not interrupted else "failed"
     # An evicted pod, or one whose kubelet refused it, fails without a container status.
     match status.get("phase"):

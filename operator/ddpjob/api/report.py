@@ -82,12 +82,13 @@ class Stall:
     """A pause that the launcher takes for a stall; it may end.
 
     message: names the rank that the others wait for, and what it does.
-    rank, step, where: of that rank, with the place in its code.
+    rank, step, phase, where: of that rank, with the place in its code.
     """
 
     message: _Advice = None
     rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
     step: _Count = None
+    phase: _Phase = None
     where: _Advice = None
 
 

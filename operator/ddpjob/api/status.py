@@ -60,6 +60,8 @@ Count = Annotated[int, AfterValidator(_not_negative)]
 """A number that decisions read. The CRD accepts any, so that a release with other limits can be mixed with this one."""
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 """Phases of an attempt."""
+RETURNED = "close"
+"""The phase of a rank whose script has ended, and whose process has not."""
 TIME_CATEGORIES = ("queued", "scheduling", "starting", "training", "stalled", "saving", "lost", "recovering", "stopped")
 CONDITIONS = (
     "Scheduled",
@@ -173,6 +175,8 @@ class StallStatus(StatusPart):
     """Its last optimizer step."""
     where: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
     """File and line in the user's code."""
+    phase: str | None = None
+    """What it does; ``close`` if its script has ended, and its process has not."""
 
 
 class PauseStatus(StatusPart):

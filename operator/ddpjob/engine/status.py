@@ -277,7 +277,7 @@ def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
     reported = s.answer.stall if s.answer is not None else None
     if reported is None or not any(condition.reason == TRAINING_STALLED for condition in built):
         return None
-    return StallStatus(rank=reported.rank, step=reported.step, where=reported.where)
+    return StallStatus(rank=reported.rank, step=reported.step, phase=reported.phase, where=reported.where)
 
 
 def _pause(s: JobState, decision: Decision) -> PauseStatus | None:

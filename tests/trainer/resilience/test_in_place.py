@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ class TwoNodes:
         grant: int = 5,
         script: str = TRAINING,
         flags: Sequence[object] = (),
+        env: Mapping[str, object] = {},
     ) -> None:
         self.folder = folder
         file = folder / "train.py"
@@ -94,7 +95,7 @@ class TwoNodes:
             "PET_MASTER_PORT": free_port(),
             "DDPJOB_PROGRESS_PORT": free_port(), "DDPJOB_UID": "uid", "DDPJOB_ATTEMPT": 1,
             "DDPJOB_INPLACE_RESTARTS": grant,
-        }  # fmt: skip
+        } | dict(env)  # fmt: skip
         self.runs: list[Run] = []
         argv = ("--log-dir", folder / "logs", *flags, file, folder)
         for number in (0, 1):

@@ -14,10 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, collective_of, training_frame, unfinished_collective
+from ddprun.diagnostics import (
+    DUMP_SIGNAL,
+    SCRIPT_DUMP_SIGNAL,
+    collective_of,
+    running_frame,
+    training_frame,
+    unfinished_collective,
+)
 from ddprun.distributed.topology import number_of
 from ddprun.errors import Hang
-from ddprun.heartbeat import HeartbeatRecord, StallTimer, activity
+from ddprun.heartbeat import RETURNED, HeartbeatRecord, StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
@@ -33,6 +40,8 @@ _MOST_DEADLINE = 10**9  # seconds
 _WITHOUT_STEPS = 4  # before the first step, so many times the time that makes a stall later
 _WORKING_CPUS, _WORKING_BYTES = 0.05, 2**19  # a second: a process that works uses so much of a CPU, or reads so much
 _INTERRUPTIONS = 20  # of a main thread that does nothing, by requests for dumps among others
+_LINGERING = 60.0  # seconds in which the process of a rank does nothing after its script has returned
+_LITTLE = 0.2  # seconds of CPU in such a time: threads that only look at a clock use less, an upload uses more
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,8 @@ class RankSnapshot:
     def place(self) -> str:
         """Return what the rank was doing, as text."""
         at = f" at {self.where}" if self.where else ""
+        if self.phase == RETURNED and not self.collective:
+            return f"past the end of its script{at}"
         return f"{activity(self.phase, self.collective)} of step {self.step}{at}"
 
 
@@ -98,7 +109,14 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
     waiting = "; ".join(f"rank {s.rank} {'waits' if s.collective else 'is'} {s.place}" for s in others)
     shown = hung or min(states, key=_progress)
     message = f"rank {shown.rank} (node {shown.node}) %s {shown.place}, {timeout:g} s without progress"
-    if hung and hung.stopped:
+    if hung and hung.phase == RETURNED and all(s.phase == RETURNED for s in states):
+        at = f" at {hung.where}" if hung.where else ""
+        message = (
+            f"rank {hung.rank} (node {hung.node}) has ended its script, and its process has not ended after %s s{at}"
+        )
+        message %= f"{timeout:g}"
+        waiting, hint = "", "a thread that is no daemon, or an exit handler, still runs or waits"
+    elif hung and hung.stopped:
         message, hint = message % "is stopped", "a signal or a debugger has stopped the process"
     elif hung:
         message %= "is"
@@ -144,14 +162,16 @@ class Deadlines:
     completion: int = 0
 
     @classmethod
-    def of(cls, env: Mapping[str, str], life: int) -> "Deadlines":
+    def of(cls, env: Mapping[str, str], life: int, nodes: int) -> "Deadlines":
         """Return the deadlines in the environment of a pod; the first step of the attempt is that of its first life.
+
+        The deadline after the last step begins with the success of another node.
 
         Raises:
             UsageError: a variable is no whole number.
         """
         first = "DDPJOB_STARTUP_DEADLINE" if life == 1 else "DDPJOB_PROGRESS_DEADLINE"
-        names = (first, "DDPJOB_PROGRESS_DEADLINE", "DDPJOB_COMPLETION_GRACE")
+        names = (first, "DDPJOB_PROGRESS_DEADLINE", *(("DDPJOB_COMPLETION_GRACE",) if nodes > 1 else ()))
         return cls(*(number_of(env, name, 0, 0, _MOST_DEADLINE) for name in names))
 
 
@@ -169,7 +189,7 @@ class _Pause:
     beats: StallTimer
     idle: StallTimer
     place: StallTimer
-    work: int = -1
+    work: float = -1.0
     last: HeartbeatRecord = field(default_factory=HeartbeatRecord)
     longest: float = 0.0
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=31))
@@ -214,7 +234,7 @@ class HangDetector:
     Attributes:
         stalled_ranks: of this node, when it was observed last.
         pauses: of the ranks whose pause is shown although it is no stall yet: the seconds of a step before it.
-        is_last: all ranks of another node have succeeded.
+        is_last: no other node trains: there is none, or all ranks of one have succeeded.
     """
 
     def __init__(
@@ -275,10 +295,20 @@ class HangDetector:
         """
         if record.step > 0 and math.isfinite(record.limit):
             return pause.beats.seconds >= max(self._report_after, record.limit, _PAUSES * pause.longest)
-        work = main_thread_work(worker.pid)
-        if abs(work - pause.work) > _INTERRUPTIONS:
+        work, little = float(main_thread_work(worker.pid)), float(_INTERRUPTIONS)
+        if worker.has_returned:  # and other threads may go on
+            work, little = sum(map(_cpu_seconds, process_tree(worker.pid))), _LITTLE
+        if abs(work - pause.work) > little:
             pause.work = work
-        return min(pause.idle.observe(pause.work), pause.beats.seconds) >= _WITHOUT_STEPS * self._report_after
+        idle = min(pause.idle.observe(pause.work), pause.beats.seconds)
+        if worker.has_returned and self.is_last:
+            return idle >= _LINGERING
+        return idle >= _WITHOUT_STEPS * self._report_after
+
+    def idle_after_return(self, workers: Sequence[WorkerProcess]) -> float:
+        """Return for how many seconds none of the ranks, whose scripts have all returned, has done anything."""
+        running = [self._pauses.get(worker.rank) for worker in workers if worker.status is None]
+        return min((min(pause.idle.seconds, pause.beats.seconds) if pause else 0.0 for pause in running), default=0.0)
 
     def snapshots(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
         """Ask every running rank for its dumps, wait for them, and return the ranks' states.
@@ -306,7 +336,7 @@ class HangDetector:
             worker.rank, self._node_rank, record.step, record.phase,
             collective or unfinished_collective(flight), record.collectives,
             quiet=round(self._quiet(worker), 1), stopped=process in _STOPPED, answered=bool(stacks),
-            where=training_frame(stacks),
+            where=running_frame(stacks) if worker.has_returned else training_frame(stacks),
         )  # fmt: skip
 
     def _quiet(self, worker: WorkerProcess) -> float:

@@ -25,6 +25,7 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import Stopped, TrainerError, cuda_error, exited_early, nccl_error
 from ddprun.files import Json, dumps_json
+from ddprun.heartbeat import RETURNED
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
@@ -83,6 +84,13 @@ class WorkerProcess:
     ended: float = 0.0
     failed: float = 0.0  # when it reported a failure, which may be long before its end; 0 if it did not
     killed_by_us: bool = False
+    returned: bool = False  # its script had returned when the launcher began to end it
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether the script of this rank has returned, although its process may not have ended."""
+        last = self.diagnostics.last_heartbeat()
+        return not self.sends_an_ending and last.phase == RETURNED and not last.collective
 
     def close(self) -> None:
         """Release the descriptors of an ended rank."""
@@ -302,12 +310,13 @@ def result_of(worker: WorkerProcess) -> Json | None:
 def sent_report(worker: WorkerProcess) -> Report | None:
     """Return the report that a rank sent; None if it sent none, or ended later with another exit code.
 
-    A script's rank sends a failure at once: what happens to it later, such as a kill, is no cause.
+    A script's rank sends a failure at once: what happens to it later, such as a kill, is no cause. A signal that ends a
+    rank after it has sent a success, such as a library's crash in an exit handler, is no failure of the training.
     """
     with contextlib.suppress(ValueError, KeyError, TypeError):
         report: Report = json.loads(worker.ending)["report"]
         code = report["code"] if worker.status is None else os.waitstatus_to_exitcode(worker.status)
-        if worker.failed or report["code"] == code:
+        if worker.failed or report["code"] == code or (report["code"] == 0 and code < 0):
             return report
     return None
 
@@ -326,6 +335,8 @@ def report_of(worker: WorkerProcess) -> Report:
     code = os.waitstatus_to_exitcode(worker.status)
     last = worker.diagnostics.last_heartbeat()
     place = {"step": last.step, "phase": last.collective or last.phase}
+    if code < 0 and worker.returned:
+        return termination.done(f"rank {worker.rank} ended its script, and its process by a signal", rank=worker.rank)
     if code < 0:
         report = termination.killed(-code, rank=worker.rank, progress=place)
         tail = b"\n".join(worker.tail).decode(errors="replace")

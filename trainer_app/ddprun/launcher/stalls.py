@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ddprun.files import Json
+from ddprun.heartbeat import RETURNED
 from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.node_reports import NodeReports
@@ -137,7 +138,7 @@ class StallWatch:
             all_ranks = len({state.node for state in states}) == self._nodes
             longest = int(max(self._detector.longest_pause, *(state.quiet for state in states)))
             report = hang_report(states, timeout=longest, all_ranks=all_ranks)
-            message = f"stalled: {report['message']}"[:_LONGEST_MESSAGE]
+            message = ("" if report["phase"] == RETURNED else "stalled: ") + report["message"][:_LONGEST_MESSAGE]
             if missing := sorted(set(range(self._nodes)) - {state.node for state in states}):
                 message += f"; no answer of node {', '.join(map(str, missing[:8]))}"
             if peers.is_leader:
@@ -179,8 +180,12 @@ def _snapshots(findings: Sequence[NodeFindings]) -> Iterator[RankSnapshot]:
 
 
 def _is_stall(states: Sequence[RankSnapshot]) -> bool:
-    """Return whether a rank waits for its peers, or was making steps; other programs may do nothing for as long."""
-    return any(state.collective or (state.step and state.phase != "close") for state in states)
+    """Return whether a rank waits for its peers, or was making steps; other programs may do nothing for as long.
+
+    Or whether all ranks have returned from their scripts, and their processes do not end.
+    """
+    returned = [state.phase == RETURNED and not state.collective for state in states]
+    return all(returned) or any(s.collective or (s.step and s.phase != RETURNED) for s in states)
 
 
 def _in_progress_report(report: Report, message: str) -> Json:

@@ -94,8 +94,9 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.printer = LogPrinter(self.settings.log_format)
         settings, services = self.settings, self.services
+        self._deadlines = Deadlines.of(os.environ, self.life, self.ranks.nnodes)
         self._detector = HangDetector(
-            settings.hang_timeout, self.ranks.node_rank, settings.stall_report, Deadlines.of(os.environ, self.life)
+            settings.hang_timeout, self.ranks.node_rank, settings.stall_report, self._deadlines
         )
         self._watch = StallWatch(
             self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
@@ -224,6 +225,7 @@ class Supervisor:
                 self._pass_on_signals()
                 self._reap()
                 self._check_for_hang()
+                self._check_returned()
                 self.services.table.turn()
                 self._agree()
                 if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -360,6 +362,9 @@ class Supervisor:
             number = self.signals.pending.pop(0)
             if number == signal.SIGCHLD:
                 continue
+            if self.stop_signal is None and self._have_returned():
+                self._end_returned(number)
+                continue
             if self.stop_signal is None:
                 self.stop_signal = number
                 self._end_within(self.settings.stop_grace)
@@ -367,6 +372,33 @@ class Supervisor:
             for worker in self._workers:
                 if worker.status is None:
                     os.kill(worker.pid, number)
+
+    def _have_returned(self) -> bool:
+        """Whether the scripts of all ranks have returned without a failure: nothing is left to train."""
+        left = [worker for worker in self._workers if worker.status is None]
+        ended = all(processes.report_of(worker)["code"] == 0 for worker in self._workers if worker.status is not None)
+        return bool(left) and ended and all(worker.has_returned and not worker.failed for worker in left)
+
+    def _end_returned(self, number: int) -> None:
+        """End the processes whose scripts have returned: it is no stop of the training, and no failure."""
+        self._end_within(self.settings.stop_grace)
+        for worker in self._workers:
+            if worker.status is None:
+                worker.returned = True
+                os.kill(worker.pid, number)
+
+    def _check_returned(self) -> None:
+        """End ranks that do nothing after their scripts, before the operator takes their node for one that hangs."""
+        limit = self._deadlines.completion / 2
+        if not limit or self._is_ending or not self._have_returned():
+            return
+        if (idle := self._detector.idle_after_return(self._workers)) >= limit:
+            ranks = ", ".join(str(worker.rank) for worker in self._workers if worker.status is None)
+            self.printer.launcher_line(
+                f"warning: rank {ranks} ended the script, and its process has done nothing for {idle:.0f} s, half of "
+                "completionGraceSeconds: it is ended, and the node has succeeded"
+            )
+            self._end_returned(signal.SIGTERM)
 
     def _reap(self) -> None:
         """Collect ended ranks, and orphans."""
@@ -408,7 +440,7 @@ class Supervisor:
 
     def _check_for_hang(self) -> None:
         """Report stalls; end the ranks of a node that hangs, after all nodes have taken the stacks of theirs."""
-        self._detector.is_last = self._agreed.is_released
+        self._detector.is_last = self.ranks.nnodes == 1 or self._agreed.is_released
         hangs = self._detector.stalled(self._workers)
         self._watch.turn(self._workers, ending=self._is_ending)
         if self._is_ending or self._watch.is_busy:

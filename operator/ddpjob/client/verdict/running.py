@@ -3,7 +3,7 @@
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.status import Progress
+from ddpjob.api.status import RETURNED, Progress
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
@@ -17,6 +17,9 @@ _QUIET_STEPS = 20
 _SLOWER = 2.0
 """By which factor the steps are slower than in the attempt so far."""
 _LONG_ENOUGH = 120.0  # seconds of steps before they can be compared
+_SOON = 30.0  # seconds in which a process usually ends after that
+_LOCKS = "a lock, a file system or a peer does not answer, or the ranks call different collectives"
+_THREADS = "a thread that is no daemon, or an exit handler, keeps a process"
 
 
 def foreign(case: Case) -> Explanation | None:
@@ -82,6 +85,8 @@ def running(case: Case) -> Explanation:
     progress, has_stepped = _progress_of_attempt(case), case.attempt.first_step_time is not None
     if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
         return _with_problem(case, reason, message, quoted, case.logs_command())
+    if progress is not None and progress.phase == RETURNED:
+        return _returned(case, reason, progress, quoted)
     if has_stepped and progress is not None and (seen := _quiet(case, progress) or _slow(case, progress)) is not None:
         return seen
     if reason == QUEUE_UNAVAILABLE:
@@ -106,17 +111,36 @@ def _with_problem(case: Case, reason: str, message: str, quoted: Evidence | None
 
 def _stalled(case: Case, message: str, quoted: Evidence | None) -> Explanation:
     stall = case.status.stall
+    has_returned = stall is not None and stall.phase == RETURNED
     place: dict[str, Any] = {} if stall is None else {"rank": stall.rank, "step": stall.step, "where": stall.where}
     values = [case.of_job(f"status.stall.{name}", value) for name, value in place.items() if value is not None]
+    stacks = f"{case.logs_command()} shows the stacks of all ranks"
     return case.verdict(
         "Hang",
         TRAINING_STALLED,
-        f"{case.name} hangs: {message}",
+        f"{case.name} {'has not ended' if has_returned else 'hangs'}: {message}",
         [quoted, *values],
-        hint="a lock, a file system or a peer does not answer, or the ranks call different collectives",
-        next=f"{case.logs_command()} shows the stacks of all ranks; ddpjob restart {case.name} starts it again",
+        hint=_THREADS if has_returned else _LOCKS,
+        next=case.logs_command() if has_returned else f"{stacks}; ddpjob restart {case.name} starts it again",
         attempt=case.attempt.number,
         **place,
+    )
+
+
+def _returned(case: Case, reason: str, progress: Progress, quoted: Evidence | None) -> Explanation:
+    """Explain a job whose script has ended on rank 0. Other nodes may still train, so no deadline follows from it."""
+    age = case.seconds_since(progress.last_heartbeat_time) if progress.last_heartbeat_time else 0.0
+    sentence = f"rank 0 of {case.name} ended its script {int(age)} s ago, and not all processes of the job have ended"
+    return case.verdict(
+        "Running",
+        reason,
+        sentence,
+        [case.of_job("status.progress.phase", RETURNED), quoted],
+        is_abnormal=age >= _SOON,
+        hint=_THREADS,
+        next=case.logs_command(),
+        attempt=case.attempt.number,
+        step=progress.step,
     )
 
 

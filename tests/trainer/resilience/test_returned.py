@@ -1,0 +1,61 @@
+"""Ranks whose script has returned, and whose processes do not end as they should: nothing is trained again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.resilience.scripts import run, written
+from tests.trainer.resilience.test_in_place import TwoNodes
+from tests.trainer.runs import ForkServer, wait_until
+
+pytestmark = pytest.mark.together
+
+# A thread that is no daemon keeps the process of rank 1.
+LINGERS = (
+    "import os, threading, time\n"
+    "def upload(): threading.Event().wait()\n"
+    "if os.environ['RANK'] == '1': threading.Thread(target=upload).start()\n"
+    "print('returned', flush=True)\n"
+)
+
+
+def test_stop_after_the_script_has_returned_is_a_success(ddptrain: ForkServer, tmp_path: Path) -> None:
+    started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, LINGERS), module="ddprun")
+    wait_until(lambda: started.output().count("returned") == 2 and len(started.ranks()) == 1, "only rank 1 to be left")
+    started.stop()
+    assert started.wait() == 0
+    assert started.message()["outcome"] == "succeeded"
+
+
+def test_rank_that_lingers_after_its_script_is_named_with_its_thread(ddptrain: ForkServer, tmp_path: Path) -> None:
+    soon = "import ddprun.launcher.hang_detector as detector; detector._LINGERING = 1.0"
+    script = written(tmp_path, LINGERS)
+    started = ddptrain.start("--nproc-per-node", 2, script, module="ddprun", first=soon)
+    said = "warning: rank 1 (node 0) has ended its script, and its process has not ended after"
+    wait_until(lambda: said in started.output(), "the launcher to name rank 1")
+    now = started.progress()
+    assert now is not None
+    assert {name: now["stall"][name] for name in ("rank", "phase", "where")} == {
+        "rank": 1, "phase": "close", "where": "train.py:2"
+    }  # fmt: skip
+    started.stop()
+    assert started.wait() == 0
+
+
+def test_node_whose_ranks_linger_succeeds_before_the_operator_takes_it_for_hung(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    nodes = TwoNodes(ddptrain, tmp_path, script=LINGERS, env={"DDPJOB_COMPLETION_GRACE": 4})
+    assert [node.wait() for node in nodes.runs] == [0, 0], nodes.output()
+    assert "warning: rank 1 ended the script" in nodes.runs[1].output()
+    assert [node.message()["outcome"] for node in nodes.runs] == ["succeeded", "succeeded"]
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 11)", 0), ("os._exit(3)", 3)])
+def test_crash_in_an_exit_handler_is_no_failure_but_an_exit_code_is(
+    ddptrain: ForkServer, tmp_path: Path, end: str, code: int
+) -> None:
+    script = written(tmp_path, f"import atexit, os\natexit.register(lambda: {end})\n")
+    assert run(ddptrain, "--nproc-per-node", 2, script, code=code).message()["code"] == code
