@@ -1,4 +1,4 @@
-"""An ordinary DDP script: all of it in a function, which destroys the process group before the model (decision 0055)."""
+"""An ordinary DDP script, all of it in a function that destroys the process group before the model (decision 0055)."""
 
 import torch
 import torch.distributed as dist

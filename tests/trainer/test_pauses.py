@@ -143,6 +143,26 @@ def test_deadlines_of_the_start_and_of_the_end_count_only_then(monkeypatch: pyte
     assert rank.is_stalled
 
 
+def test_rank_is_idle_after_its_script_while_no_process_of_it_uses_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = 5.0
+    monkeypatch.setattr("ddprun.launcher.hang_detector._cpu_seconds", lambda pid: used)
+    rank = Rank(monkeypatch)
+    rank.trains(5, 0.1)
+    rank.worker.sends_an_ending = False
+    rank.heartbeat.mark("close", limit=math.inf)
+    rank.passes(50)
+    assert rank.detector.idle_after_return([rank.worker]) == pytest.approx(50, abs=2)
+    for _ in range(10):  # an upload in a thread
+        used += 0.3
+        rank.passes(10)
+    assert rank.detector.idle_after_return([rank.worker]) < 11
+    rank.passes(100)
+    assert not rank.is_stalled, "other nodes may still train"
+    rank.detector.is_last = True
+    rank.passes(1)
+    assert rank.is_stalled
+
+
 def test_deadlines_are_read_from_the_environment_of_the_pod() -> None:
     given = {"DDPJOB_STARTUP_DEADLINE": "600", "DDPJOB_PROGRESS_DEADLINE": "60", "DDPJOB_COMPLETION_GRACE": "300"}
     assert Deadlines.of(given, 1, 2) == Deadlines(600, 60, 300)
