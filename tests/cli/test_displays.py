@@ -218,26 +218,6 @@ def test_failure_ends_with_three_lines_and_the_end_of_the_log(tmp_path: Path) ->
     assert result.exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("failure", "hint"),
-    [
-        ({"reason": "ConfigMismatch", "exitCode": 1}, "--fresh"),
-        ({"reason": "DataMismatch", "exitCode": 78}, "--fresh"),
-        ({"reason": "Mismatch", "exitCode": 78}, "--fresh"),
-        ({"reason": "StartError", "exitCode": 128}, "installed here"),
-        ({"reason": "SIGKILL", "exitCode": 137, "signal": 9}, "out-of-memory"),
-        ({"reason": "SIGBUS", "exitCode": 135, "signal": 7}, "/dev/shm"),
-    ],
-)
-def test_hint_depends_on_reason_exit_code_and_signal_not_on_the_message(
-    tmp_path: Path, failure: Json, hint: str
-) -> None:
-    failure = FAILURE | failure | {"message": "a sentence", "hint": "the trainer's hint", "next": "the trainer's step"}
-    result = a_result(tmp_path, {"state": "Failed", "failures": [failure]})
-    assert hint in summary_lines(result, 80)[2]
-    assert summary_lines(result, 80)[3] == "next:  ddpjob logs mnist --node 1 --attempt 2"
-
-
 def test_sentences_in_a_message_choose_no_hint(tmp_path: Path) -> None:
     sentence = "no mirror delivered FILE: they belong to another configuration"
     result = a_result(tmp_path, {"state": "Failed", "failures": [FAILURE | {"message": sentence}]})

@@ -20,6 +20,7 @@ from ddpjob.engine.observed import Elder
 from tests.builders import NOW, SETTINGS, UID, World, a_job, a_running_world, ended, failed, running
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
+from tests.local.builders import OF_A_CLUSTER_ALONE
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
 
@@ -624,6 +625,9 @@ def test_a_delay_that_has_passed_is_overdue_unless_the_job_waits_for_its_user() 
     world.forward(30 + 100)
     found = why(world)
     assert (found.stage, found.evidence[0].field) == ("OperatorDown", "status.currentAttempt.ending.until")
+    here = why(world, is_run=True)
+    assert here.sentence.startswith("the process that runs mnist has not acted on the job for some time, so nothing")
+    assert here.hint and here.next and not OF_A_CLUSTER_ALONE.search(f"{here.hint} {here.next}")
     world.job["spec"]["template"] = {"spec": {"nodeSelector": {"disk": "ssd"}}}
     world.job["metadata"]["generation"] = 2
     world.settle()

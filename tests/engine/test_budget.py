@@ -1,5 +1,6 @@
 """The budget of restarts: limits, delays, resets and refunds."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -255,6 +256,16 @@ def test_job_without_restarts_waits_whether_the_node_proves_lost() -> None:
     world.settle()
     assert world.status["failures"][0]["reason"] == "NodeLost"
     assert world.status["attempt"] == 2 and counts(world) == (1, 0)
+
+
+def test_job_without_restarts_fails_at_once_in_local_mode() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    world.settings = replace(world.settings, is_local=True)
+    world.set_pod(0, PEER)
+    world.settle()
+    world.forward(11)
+    world.settle()
+    assert world.status["state"] == "Failed", "no Kubernetes node can prove lost"
 
 
 def test_job_without_restarts_fails_if_no_node_proves_lost() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ddpjob.api.objects import Json
 
 POD = "mnist-0a1b2-1-0"
+OF_A_CLUSTER_ALONE = re.compile(
+    r"kube|\bpods?\b|cluster|\bimage|operator|scheduler|evict|namespace|NetworkPolic|\bDNS\b|podSecurity|on node ",
+    re.IGNORECASE,
+)
+"""Words that advice about a job of this machine does not contain."""
 
 UNTIL_SIGTERM = (
     "trap 'echo stopped; exit 75' TERM; echo up; until [ -e $DDPJOB_CHECKPOINT_DIR/go ]; do sleep 0.01; done"

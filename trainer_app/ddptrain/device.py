@@ -29,7 +29,7 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
     if not has_cuda and (config.device == "cuda" or config.backend == "nccl"):
         raise RanksError(
             "CUDA was requested, but PyTorch finds no GPU",
-            hint="this PyTorch build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
+            hint="this PyTorch build is for CPU, the driver is absent, or the job requests no nvidia.com/gpu",
             next_step="use --device cpu, or run on a GPU node",
         )
     if not has_cuda or too_few_gpus(config, ranks):

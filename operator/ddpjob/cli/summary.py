@@ -175,12 +175,10 @@ def _failed(result: RunResult) -> list[str]:
     attempt = f" --attempt {failure['attempt']}" if failure.get("attempt") else ""
     logs_command = f"ddpjob logs {result.name}{node}{attempt}"
     log = _end_of_log(result, failure)
-    hint, next_step = _local_hint(failure, finished), logs_command
-    if not hint:
-        hint, next_step = str(failure.get("hint") or ""), str(failure.get("next") or logs_command)
+    next_step = str(failure.get("next") or logs_command)
     error = LocalError(
         f"{result.name} failed{after}: {_first_line(message)}",
-        hint or ("its last lines are below" if log else "the logs may say more"),
+        str(failure.get("hint") or ("its last lines are below" if log else "the logs may say more")),
         next_step,
     )
     return [*error_lines(error), *([] if next_step == logs_command else [f"logs:  {logs_command}"]), *log]
@@ -190,22 +188,6 @@ def _first_line(message: str) -> str:
     """Return the message without the end of the log that it may contain; that is printed below."""
     first = message.partition("\n")[0]
     return first if len(first) <= _LONGEST_ERROR else f"{first[:_LONGEST_ERROR]} …"
-
-
-def _local_hint(failure: Json, finished: Json) -> str:
-    """Return the usual cause in local mode, or what to do about it there; empty if there is none."""
-    reason, number = failure.get("reason"), failure.get("signal")
-    if reason in ("StartError", "ContainerCannotRun"):
-        return "local mode does not use images: the program must be installed here and on PATH"
-    if reason in ("ConfigMismatch", "DataMismatch") or failure.get("exitCode") == exit_codes.MISMATCH:
-        return "--fresh removes the existing checkpoints, another --name keeps them"
-    if number == signal.SIGKILL:
-        return "SIGKILL often comes from the kernel's out-of-memory killer: try fewer processes or a smaller batch"
-    if number == signal.SIGBUS:
-        return "a bus error often means that /dev/shm is full"
-    if finished.get("reason") == "DeadlineExceeded":
-        return "checkpoints are kept; --set activeDeadlineSeconds=… gives the job more time"
-    return ""
 
 
 def _end_of_log(result: RunResult, failure: Json) -> Sequence[str]:

@@ -112,6 +112,7 @@ class EngineSettings:
     scheduler_name: ``schedulerName`` of the pods of a gang whose template gives none; empty for that of the system.
     launcher_image, launcher_pull_policy: of the init container of ``launcher: Injected``; without an image the machine
         has ``ddprun``, as in local mode.
+    is_local: local mode: no Kubernetes node can be lost, and advice names nothing that only a cluster has.
     """
 
     cluster_domain: str = "cluster.local"
@@ -128,6 +129,7 @@ class EngineSettings:
     scheduler_name: str = ""
     launcher_image: str = LAUNCHER_IMAGE
     launcher_pull_policy: str = "Never"
+    is_local: bool = False
 
 
 @dataclass(frozen=True)

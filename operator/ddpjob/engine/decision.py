@@ -289,7 +289,8 @@ def _settling_until(s: JobState, found: Evidence) -> str | None:
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
     """Return what follows from a failure by the table and the user's rules."""
     logs = s.logs_command(evidence.node_rank)
-    judgement = judge(evidence, s.earlier_failures, logs, repeated=reasons_since_reset(s))
+    repeated, is_local = reasons_since_reset(s), s.settings.is_local
+    judgement = judge(evidence, s.earlier_failures, logs, repeated=repeated, is_local=is_local)
     return overrule(judgement, s.job.spec.restart_policy.restart_rules or ())
 
 
@@ -298,7 +299,7 @@ def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
 
     The wait ends when all pods have ended. The pods of the other nodes end by themselves, because they lost a peer.
     """
-    if not judgement.provisional or judgement.action == "Fail" or s.all_stopped:
+    if not judgement.provisional or judgement.action == "Fail" or s.all_stopped or s.settings.is_local:
         return None
     if exceeded_limit(s, counted=judgement.counted) is None:
         return None

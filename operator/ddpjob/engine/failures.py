@@ -11,7 +11,7 @@ from typing import Literal
 from ddpjob.api import exit_codes, names
 from ddpjob.api.limits import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
-from ddpjob.api.report import Stall
+from ddpjob.api.report import EndReport, Stall
 from ddpjob.api.status import Failure
 from ddpjob.api.text import shorten
 from ddpjob.engine.evidence import (
@@ -26,6 +26,7 @@ from ddpjob.engine.evidence import (
 
 PEER_LOST = "PeerLost"
 """Reason of a failure that only shows that the connection to a peer was closed; also the trainer's."""
+_NO_REPORT = EndReport()
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
@@ -58,6 +59,7 @@ class Judgement:
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
     hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
         that shows the log, {pod} and {node} are names.
+    local: hint and next in local mode, which has neither Kubernetes nodes nor images; None if they are the same.
     message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
     stall: what the launcher reported then.
     """
@@ -72,6 +74,7 @@ class Judgement:
     node_suspected: bool = False
     hint: str = ""
     next: str = ""
+    local: tuple[str, str] | None = None
     message: str = ""
     evidence: Evidence | None = None
     stall: Stall | None = None
@@ -93,6 +96,14 @@ def _repeats(e: Evidence, earlier: Sequence[Failure]) -> bool:
         return False
     return (earlier[-1].exception, earlier[-1].step) == (exception, step)
 
+
+_GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"
+_LESS_GPU_MEMORY = (
+    "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True"
+)
+_MISMATCH = "the checkpoints were written with other settings or other data"
+_SIGNALS = "SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code"
 
 TABLE: tuple[Judgement, ...] = (
     Judgement(
@@ -188,15 +199,19 @@ TABLE: tuple[Judgement, ...] = (
         action="RestartOnce",
         hint="the trainer needs more memory than its limit, or it leaks",
         next="increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers",
+        local=(
+            "the ranks need more memory than this machine lets them use, or they leak",
+            "use less memory: fewer processes, a smaller batch, fewer data loader workers",
+        ),
     ),
     Judgement(
         GPU_OUT_OF_MEMORY,
         "the trainer's report, or a traceback at the end of its log, says that a GPU had too little memory",
         lambda e, _: e.gpu_oom,
         action="RestartOnce",
-        hint="model, batch and activations need more memory than is free on the GPU; another process may use it, too",
-        next="use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True; nvidia-smi on node {node} shows other processes on the GPU",
+        hint=_GPU_MEMORY,
+        next=f"{_LESS_GPU_MEMORY}; nvidia-smi on node {{node}} shows other processes on the GPU",
+        local=(_GPU_MEMORY, f"{_LESS_GPU_MEMORY}; nvidia-smi shows other processes on the GPU"),
     ),
     Judgement(
         INVALID_IMAGE,
@@ -232,6 +247,10 @@ TABLE: tuple[Judgement, ...] = (
         action="Fail",
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
+        local=(
+            "the command is not installed on this machine, is not executable, or is for another architecture",
+            "local mode uses the programs of this machine: install it, or correct command and args",
+        ),
     ),
     Judgement(
         "",
@@ -248,14 +267,19 @@ TABLE: tuple[Judgement, ...] = (
         action="Fail",
         hint="the pod has fewer devices than processes, or the image lacks the backend",
         next="correct nprocPerNode, resources or image and create the job again",
+        local=(
+            "this machine has fewer devices than processes, or its PyTorch lacks the backend",
+            "correct nprocPerNode or the installation of PyTorch, and run the job again",
+        ),
     ),
     Judgement(
         "",
         "the trainer reports a checkpoint or data that do not match this run (exit code 78)",
         _reports(exit_codes.MISMATCH),
         action="Fail",
-        hint="the checkpoints were written with other settings or other data",
+        hint=_MISMATCH,
         next="use another checkpoint.subPath, or the settings of the run that wrote the checkpoints",
+        local=(_MISMATCH, "--fresh removes the checkpoints, another --name keeps them"),
     ),
     Judgement(
         "",
@@ -273,6 +297,7 @@ TABLE: tuple[Judgement, ...] = (
         planned=True,
         hint="something sent SIGTERM to the trainer, for example a node that shuts down",
         next="nothing; training continues from the checkpoint",
+        local=("something on this machine sent SIGTERM to the trainer", "run the job again to resume it"),
     ),
     Judgement(
         "",
@@ -311,6 +336,7 @@ TABLE: tuple[Judgement, ...] = (
         _reports(exit_codes.DATA),
         hint="the data volume is not mounted, or a download failed",
         next="look at spec.data and at --data-dir",
+        local=("the directory of the data is another, or a download failed", "look at --volume and at --data-dir"),
     ),
     Judgement(
         "",
@@ -318,6 +344,7 @@ TABLE: tuple[Judgement, ...] = (
         _reports(exit_codes.RENDEZVOUS),
         hint="a pod started late, or the network does not connect the pods",
         next="look at NetworkPolicies and DNS, or increase rendezvous.timeoutSeconds",
+        local=("a node started late, or ended without a report", "{logs}; or increase rendezvous.timeoutSeconds"),
     ),
     Judgement(
         "",
@@ -325,6 +352,10 @@ TABLE: tuple[Judgement, ...] = (
         _reports(exit_codes.VOLUME),
         hint="the volume is full, read-only, or belongs to another user",
         next="increase the claim's size, or set podSecurity.fsGroup to the group that owns the volume",
+        local=(
+            "the disk is full, or the directory is read-only or belongs to another user",
+            "make room, or use another directory with --volume",
+        ),
     ),
     Judgement(
         "",
@@ -333,6 +364,7 @@ TABLE: tuple[Judgement, ...] = (
         provisional=True,
         hint="a pod or its network failed without a report; its Kubernetes node may be down",
         next="{logs}",
+        local=("a process of another node ended without a report", "{logs}"),
     ),
     Judgement(
         "",
@@ -340,8 +372,9 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.signal is not None,
         provisional=True,
         node_suspected=True,
-        hint="SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code",
+        hint=_SIGNALS,
         next="{logs}; SIGBUS: increase sharedMemory.sizeLimit",
+        local=(_SIGNALS, "{logs}; SIGKILL: use fewer processes or a smaller batch; SIGBUS: make room in /dev/shm"),
     ),
     Judgement(
         "",
@@ -361,7 +394,12 @@ TABLE: tuple[Judgement, ...] = (
 
 
 def judge(
-    evidence: Evidence, earlier: Sequence[Failure], logs: str, repeated: Collection[str] = frozenset()
+    evidence: Evidence,
+    earlier: Sequence[Failure],
+    logs: str,
+    repeated: Collection[str] = frozenset(),
+    *,
+    is_local: bool = False,
 ) -> Judgement:
     """Return what follows from these facts.
 
@@ -369,8 +407,12 @@ def judge(
         earlier: ``status.failures``, newest last.
         logs: the command that shows the log of the node.
         repeated: reasons of earlier failures, with which RestartOnce is Fail.
+        is_local: whether the advice is for local mode.
     """
     row = next(row for row in TABLE if row.matches(evidence, earlier))
+    hint, todo = (row.local if is_local else None) or (row.hint, row.next)
+    # The trainer names --checkpoint-dir, which is not the user's in local mode.
+    reported = _NO_REPORT if is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
     reason, message = _reason_and_message(evidence, row)
     again = row.action == "RestartOnce" and reason in repeated
     return replace(
@@ -378,8 +420,8 @@ def judge(
         reason=reason,
         message=message,
         action="Fail" if again else row.action,
-        hint=evidence.report.hint or row.hint,
-        next=evidence.report.next or _command(row.next, logs, evidence),
+        hint=reported.hint or hint,
+        next=reported.next or _command(todo, logs, evidence),
         evidence=evidence,
     )
 

@@ -30,7 +30,7 @@ EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
 """The uid in what ``--dry-run`` prints; a cluster would choose a random one."""
 LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
 SETTINGS = EngineSettings(
-    delete_finished=False, logs_command=LOGS_COMMAND, launcher_image="", gang_scheduler=None, kueue=None
+    delete_finished=False, logs_command=LOGS_COMMAND, launcher_image="", gang_scheduler=None, kueue=None, is_local=True
 )
 """Of all plans of local mode, where the jobs find ``ddprun`` on this machine."""
 

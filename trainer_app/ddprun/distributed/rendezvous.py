@@ -174,7 +174,7 @@ class Rendezvous:
             if time.monotonic() > self.deadline:
                 missing = RendezvousError(
                     f"missing {self._names(waiting)} of {ranks.world_size} ranks",
-                    hint="their pods have not started, cannot reach rank 0, or failed before the rendezvous",
+                    hint="their nodes have not started, cannot reach rank 0, or failed before the rendezvous",
                     next_step="look at the log of the first missing node",
                 )
                 missing.cause = "peer"  # a missing rank knows why it did not arrive

@@ -155,7 +155,8 @@ def _judged(case: Case) -> Explanation | None:
 
 
 def _record(case: Case, pod: PodView, earlier: Any) -> Failure:
-    judgement: Judgement = judge(evidence_of(pod), earlier, case.logs_command(pod.node_rank, pod.attempt))
+    logs, is_local = case.logs_command(pod.node_rank, pod.attempt), case.facts.settings.is_local
+    judgement: Judgement = judge(evidence_of(pod), earlier, logs, is_local=is_local)
     now = timestamp(case.facts.now)
     return failure_record(pod.attempt, judgement, time=now, action=judgement.action, counted=True, with_log=True)
 

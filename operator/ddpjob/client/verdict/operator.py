@@ -15,6 +15,12 @@ _CONCLUDED = frozenset(
     {"Crash", "Hang", "Disruption", "Image", "Volume", "Placement", "Quota", "Configuration", "Refused", "Suspended"}
 )
 """Stages that the pods show by themselves; a start of the operator does not change them."""
+_OF_AN_OPERATOR = "pods that run train on; the operator continues from the recorded status when it runs again"
+_OF_A_RUN = (
+    "Ctrl-Z or SIGSTOP has stopped it, or the machine is too busy; the ranks train on",
+    "fg in its shell, or kill -CONT with its process id",
+)
+"""Hint and next about a job of this machine."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,11 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
     if found.stage == "OperatorDown" and operator.state != "Down":
         return found.model_copy(update=known)
     reason = "NotReady" if operator.state == "Down" else "NotReconciled"
-    what = "the operator is down" if state == "Down" else "the operator has not acted on the job for some time"
+    is_local = case.facts.is_run is not None
+    who = f"the process that runs {case.name}" if is_local else "the operator"
+    what = f"{who} is down" if state == "Down" else f"{who} has not acted on the job for some time"
     text = f"{what}, so nothing is started, stopped or restarted"
-    todo = _next(operator)
+    hint, todo = _OF_A_RUN if is_local else (_OF_AN_OPERATOR, _next(operator))
     if found.stage in _CONCLUDED and found.reason != NO_HEARTBEAT:  # else the operator only has not asked
         quotes = [*found.evidence, *quoted]
         return found.model_copy(update=known | {"sentence": f"{found.sentence}; {text}", "evidence": quotes})
@@ -81,7 +89,7 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
         "evidence": [*quoted, *found.evidence],
         "confidence": "High" if operator.state == "Down" else "Low" if unread else "Medium",
         "unread": [*found.unread, *unread],
-        "hint": "pods that run train on; the operator continues from the recorded status when it runs again",
+        "hint": hint,
         "next": todo,
     }
     return found.model_copy(update=known)
