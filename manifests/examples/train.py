@@ -1,7 +1,7 @@
 """Train a classifier of handwritten digits data-parallel: copy this file and put your model and data into it.
 
     python train.py                                # one process
-    torchrun --nproc-per-node 2 train.py           # or: ddprun --nproc-per-node 2 train.py
+    ddprun --nproc-per-node 2 train.py             # or: torchrun --nproc-per-node 2 train.py
     ddpjob run train.py --nodes 2 --nproc 2        # two nodes on this machine
 
 In a DDPJob: `command: [ddprun, train.py]`. The three calls of ddprun report loss and progress, stop on request, and

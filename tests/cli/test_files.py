@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from ddpjob.client.validation import Validation
+from ddpjob.engine.injection import PROGRAM
 from tests.cli.program import ROOT, Program, shell_job, with_volume
 from tests.json_schema import faults
 
@@ -93,9 +94,23 @@ def test_init_writes_a_job_that_is_valid_and_renders(ddpjob: Program) -> None:
     pods = [item for item in yaml.safe_load_all(ddpjob("render", "job.yaml").out) if item["kind"] == "Pod"]
     trainer = pods[0]["spec"]["containers"][0]
     assert len(pods) == 3
-    assert (trainer["image"], trainer["command"]) == ("me/train:2", ["torchrun", "src/My_Train.py"])
+    command = ["python3", PROGRAM, "--python-of", "torchrun", "src/My_Train.py"]
+    assert (trainer["image"], trainer["command"]) == ("me/train:2", command)
     assert {"name": "NPROC_PER_NODE", "value": "2"} in trainer["env"]
     assert pods[0]["metadata"]["labels"]["ddpjob.dev/job-name"] == "my-train"
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "injected"),
+    [((), ["ddprun", "train.py"], "Injected"), (("--launcher", "torchrun"), ["torchrun", "train.py"], None)],
+)
+def test_init_writes_the_launcher_of_the_script(
+    ddpjob: Program, options: tuple[str, ...], command: list[str], injected: str | None
+) -> None:
+    text = ddpjob("init", *options).out
+    spec = yaml.safe_load(text)["spec"]
+    assert (spec["command"], spec.get("launcher")) == (command, injected)
+    assert f"# {command[0]} reads the number of nodes" in text
 
 
 def test_init_never_overwrites_a_file(ddpjob: Program) -> None:

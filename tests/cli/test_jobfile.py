@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from ddpjob.api import limits
+from ddpjob.api.names import ScriptLauncher
 from ddpjob.api.spec import parse_spec
 from ddpjob.client import jobfile
 from ddpjob.errors import InvalidJobError
@@ -104,13 +105,25 @@ def test_dates_are_read_as_text(tmp_path: Path) -> None:
     assert jobfile.read(str(path)).job["metadata"]["labels"] == {"day": "2026-01-02"}
 
 
-def test_a_script_becomes_a_job_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "launcher", "injected"), [(None, "ddprun", "Injected"), ("torchrun", "torchrun", None)]
+)
+def test_a_script_becomes_a_job_under_ddprun_or_torchrun(
+    tmp_path: Path, given: ScriptLauncher | None, launcher: str, injected: str | None
+) -> None:
     script = tmp_path / "Train_MNIST.py"
     script.write_text("")
-    read = jobfile.read(str(script), ["--lr", "0.1"])
+    read = jobfile.read(str(script), ["--lr", "0.1"], given)
     assert read.job["metadata"]["name"] == "train-mnist"
-    assert read.job["spec"]["command"] == ["torchrun", str(script), "--lr", "0.1"]
-    parse_spec(read.job)
+    spec = parse_spec(read.job)
+    assert (spec.command, spec.launcher) == ([launcher, str(script), "--lr", "0.1"], injected)
+
+
+def test_the_launcher_of_a_job_file_is_in_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    with pytest.raises(InvalidJobError, match=r"job\.yaml: a launcher can be chosen for a script only"):
+        jobfile.read(str(path), [], "torchrun")
 
 
 @pytest.mark.parametrize("stem", ["3d", "_", "a" * 80, "Ünïcode", "a.b.c", "-x-", "9" * 80, "x" * 44 + "--y"])

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,31 @@ def test_arguments_after_two_dashes_follow_those_of_the_job(ddpjob: Program) -> 
     assert "n0 | train --lr 0.1" in done.out, "--set replaces what is in the file"
 
 
+def test_machine_without_ddprun_refuses_a_script_and_says_what_to_do(tmp_path: Path) -> None:
+    """An environment with ``ddpjob`` and what it needs, but neither ddprun nor torchrun."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # Of a directory that is named here, Python reads no .pth file: nothing else of this checkout can be imported.
+    (packages / "ddpjob.pth").write_text(f"{ROOT / 'operator'}\n{sysconfig.get_path('purelib')}\n")
+    (tmp_path / "train.py").write_text("")
+    program = "import sys; from ddpjob.cli.main import main; sys.exit(main())"
+    command = [str(tmp_path / "venv" / "bin" / "python"), "-c", program, "run", "train.py", "--state-dir", "state"]
+    for launcher, todo in (("ddprun", "pip install ./trainer_app"), ("torchrun", "pip install torch")):
+        done = subprocess.run(
+            [*command, "--launcher", launcher],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        error, _, following = done.stderr.splitlines()
+        assert f"the job runs {launcher}, which is not installed here" in error
+        assert todo in following and ("--launcher torchrun" in following) == (launcher == "ddprun")
+        assert not (tmp_path / "state").exists()
+
+
 MISTAKES: dict[str, tuple[list[str], str, str]] = {
     "an unknown option": (["--ndoes", "2"], "No such option", "--nodes"),
     "an option without its value": (["--nodes"], "--nodes", ""),
@@ -142,6 +169,8 @@ MISTAKES: dict[str, tuple[list[str], str, str]] = {
     "a directory that is not there": (["--volume", "shared=/nowhere"], "no such directory", ""),
     "a volume without a directory": (["--volume", "shared"], "=DIR is missing", "CLAIM=DIR"),
     "an unknown form": (["-o", "xml"], "xml", ""),
+    "an unknown launcher": (["--launcher", "Injected"], "Injected", ""),
+    "a launcher of a file": (["--launcher", "ddprun"], "for a script only", "the command of a job file"),
 }
 
 

@@ -82,7 +82,7 @@ def test_the_finished_job_is_printed_as_an_object(ddpjob: Program) -> None:
 
 
 def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_cluster(ddpjob: Program, work: Path) -> None:
-    command = ("submit", "work/train.py", "--image", "torch:1", "--workdir", "work", "--set", "launcher=null")
+    command = ("submit", "work/train.py", "--image", "torch:1", "--workdir", "work", "--launcher", "torchrun")
     done = ddpjob(*command, "--dry-run", "client", "--output", "yaml", env=without_cluster(ddpjob))
     assert (done.code, done.err) == (0, "")
     config_map, job = yaml.safe_load_all(done.out)
@@ -134,7 +134,7 @@ def test_a_script_is_submitted_to_the_cluster_with_its_directory(
         assert (done.code, done.err) == (0, ""), done
         assert f"namespace {namespace}" in done.out
         (made,) = client.list()
-        assert (made.spec.command, made.spec.num_nodes) == (["torchrun", "train.py", "--lr", "1"], 2)
+        assert (made.spec.command, made.spec.num_nodes) == (["ddprun", "train.py", "--lr", "1"], 2)
         assert (made.spec.launcher, made.spec.working_dir) == ("Injected", "/workdir")
         assert "there is a job train already" in ddpjob(*command, env=env).is_refused()[0]
         assert "has no image" in ddpjob("submit", "work/train.py", "--name", "b", env=env).is_refused()[0]

@@ -1,5 +1,6 @@
 """With PyTorch: users' own scripts, and the commands that --help shows."""
 
+import json
 import re
 import shlex
 import signal
@@ -13,6 +14,7 @@ from typer.main import get_command
 from ddpjob.cli.main import application
 from ddpjob.local.state import StateFolder
 from tests.cli.program import ROOT, Done, Program, shell_job
+from tests.local.builders import OF_A_CLUSTER_ALONE
 from tests.processes import eventually
 
 SCRIPT = """
@@ -33,13 +35,53 @@ dist.destroy_process_group()
 
 
 @pytest.mark.soak
-def test_script_runs_under_torchrun_on_several_nodes(ddpjob: Program, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["ddprun", "torchrun"])
+def test_script_runs_on_several_nodes(ddpjob: Program, tmp_path: Path, launcher: str) -> None:
     script = tmp_path / "sum_up.py"
     script.write_text(SCRIPT)
-    done = ddpjob("run", "sum_up.py", "--nodes", "2", "--nproc", "1", "--", "--power", "2", cwd=tmp_path)
+    options = ("--nodes", "2", "--nproc", "1", "--launcher", launcher)
+    done = ddpjob("run", "sum_up.py", *options, "--", "--power", "2", cwd=tmp_path)
     assert done.code == 0, done
     assert "n0 | sum 5 over 2 ranks" in done.out
     assert ddpjob.job("sum-up")["spec"]["numNodes"] == 2
+
+
+FAILING = """
+import os
+import ddprun
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(1, 9):
+    dist.all_reduce(torch.ones(1))
+    ddprun.report(step=step)
+    if step == 5 and dist.get_rank() == 1:
+        {failure}
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "restarts", "named"),
+    [
+        ('raise ValueError("sample 17")', 3, ("DeterministicError", "ValueError", "failing.py:12", 2)),
+        ("os._exit(0)", 0, ("ExitedEarly", "ExitedEarly", None, 1)),
+    ],
+)
+def test_failure_of_a_script_is_named_with_rank_and_step(
+    ddpjob: Program, tmp_path: Path, failure: str, restarts: int, named: tuple[object, ...]
+) -> None:
+    """In an environment that is not active, ddprun is found beside ddpjob. The same error twice ends the job."""
+    (tmp_path / "failing.py").write_text(FAILING.format(failure=failure))
+    options = ("--nproc", "2", "--set", f"restartPolicy.maxRestarts={restarts}", "-o", "json")
+    done = ddpjob("run", "failing.py", *options, env={"PATH": "/usr/bin:/bin"})
+    assert done.code == 1, done
+    last = done.result["failures"][-1]
+    assert (last["rank"], last["step"]) == (1, 5), last
+    assert (last["reason"], last["exception"], last.get("where"), last["attempt"]) == named
+    why = json.loads(ddpjob("why", "failing", "-o", "json").out)
+    assert (why["rank"], why["step"], why["hint"], why["next"]) == (1, 5, last["hint"], last["next"])
+    assert not OF_A_CLUSTER_ALONE.search(f"{last['hint']} {last['next']}")
 
 
 EXAMPLE = ROOT / "manifests" / "examples" / "ddprun-script.yaml"

@@ -58,12 +58,16 @@ def test_keyword_arguments_yaml_and_models_make_the_same_job() -> None:
     assert (made.spec.num_nodes, made.state, made.finished) == (2, "Pending", False)
 
 
-def test_a_script_runs_under_torchrun_with_its_arguments(tmp_path: Path) -> None:
+def test_a_script_runs_under_ddprun_with_its_arguments(tmp_path: Path) -> None:
     script = tmp_path / "Train_MNIST.py"
     script.write_text("")
     made = DDPJob.from_script(script, "--lr", "0.1", nproc_per_node=2)
-    assert (made.name, made.spec.command) == ("train-mnist", ["torchrun", str(script), "--lr", "0.1"])
-    assert (made.spec.nproc_per_node, made.directory) == (2, Path.cwd())
+    assert (made.name, made.spec.command) == ("train-mnist", ["ddprun", str(script), "--lr", "0.1"])
+    assert (made.spec.nproc_per_node, made.spec.launcher, made.directory) == (2, "Injected", Path.cwd())
+    other = DDPJob.from_script(script, launcher="torchrun")
+    assert (other.spec.command, other.spec.launcher) == (["torchrun", str(script)], None)
+    with pytest.raises(InvalidJobError, match=r"no launcher 'Injected'.*\n.*ddprun or torchrun"):
+        DDPJob.from_script(script, launcher="Injected")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

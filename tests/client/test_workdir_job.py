@@ -125,7 +125,7 @@ def test_the_files_are_in_the_working_directory_that_the_job_sets(work: Path) ->
 def test_a_script_is_named_below_its_directory_and_sent_alone_without_one(work: Path, tmp_path: Path) -> None:
     script = DDPJob.from_script(work / "train.py", "--out", str(work), image="torch:1")
     made = with_files(script, work.parent)
-    assert made.spec.command == ["torchrun", "work/train.py", "--out", str(work)]
+    assert made.spec.command == ["ddprun", "work/train.py", "--out", str(work)]
     assert made.spec.launcher == "Injected"
     alone = with_files(script, None)
     assert (alone.spec.command or [])[1] == "train.py"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 GROUP: Final = "ddpjob.dev"
 VERSION: Final = "v1alpha1"
@@ -117,6 +117,8 @@ LAUNCHER: Final = "ddpjob-launcher"
 """Init container and volume of ``launcher: Injected``."""
 LAUNCHER_PATH: Final = "/opt/ddpjob-launcher"
 """Where the trainer has that volume."""
+ScriptLauncher = Literal["ddprun", "torchrun"]
+"""What starts the processes of a script that is given in place of a job file."""
 WORKDIR: Final = "ddpjob-workdir"
 """Init container and volume of a job that was submitted with its files."""
 WORKDIR_PATH: Final = "/workdir"

@@ -389,9 +389,9 @@ class DDPJobSpec(ApiModel):
     )
 
     image: Image | None = None
-    """Image of the trainer. Any image that contains torchrun works."""
+    """Image of the trainer. Any image that contains PyTorch works."""
     command: Annotated[list[LongText], Field(max_length=256)] | None = None
-    """Command of the trainer, for example `[torchrun, train.py]`; default: the image's entrypoint."""
+    """Command of the trainer, for example `[ddprun, train.py]`; default: the image's entrypoint."""
     args: Annotated[list[LongText], Field(max_length=256)] | None = None
     """Arguments of the command, for example `[train, --epochs, "3"]`."""
     env: Annotated[list[EnvVar], Field(max_length=512)] | None = None

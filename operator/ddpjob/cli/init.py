@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from ddpjob.cli.options import Launcher
 from ddpjob.cli.text import one_line
 from ddpjob.errors import InvalidJobError
 
@@ -18,6 +19,7 @@ def init(
     script: Annotated[
         str, Option("--script", metavar="SCRIPT.py", help="Script, as a path in the image or below its directory.")
     ] = "train.py",
+    launcher: Launcher = None,
     nodes: Annotated[int, Option("--nodes", min=1, metavar="N", help="Number of nodes.")] = 1,
     nproc: Annotated[
         int | None, Option("--nproc", min=1, metavar="N", help="Processes per node.", show_default="one per GPU")
@@ -39,7 +41,14 @@ def init(
     from ddpjob.client.jobfile import job_name
     from ddpjob.client.starter import starter
 
-    text = starter(name=name or job_name(Path(script).stem), image=image, script=script, nodes=nodes, nproc=nproc)
+    text = starter(
+        name=name or job_name(Path(script).stem),
+        image=image,
+        script=script,
+        launcher=launcher or "ddprun",
+        nodes=nodes,
+        nproc=nproc,
+    )
     if file is None:
         typer.echo(text, nl=False)
         return 0

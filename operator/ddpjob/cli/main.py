@@ -19,7 +19,7 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
-from ddpjob.cli.options import Request, StateDir
+from ddpjob.cli.options import Launcher, Request, StateDir
 from ddpjob.cli.text import show_error
 from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
@@ -49,6 +49,7 @@ def run(
         int | None,
         Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode)."),
     ] = None,
+    launcher: Launcher = None,
     assignments: Annotated[
         list[str] | None,
         Option(
@@ -83,7 +84,7 @@ def run(
         ),
     ] = None,
 ) -> int:
-    """Run a DDPJob, or a script under torchrun, on this machine.
+    """Run a DDPJob, or a script under ddprun, on this machine.
 
     The job gets the same pods, restarts and status as in a cluster. Run the same command again to resume it. Each line
     of the JSON has the schema docs/schemas/run.json; with --dry-run it is one List, with the schema of ddpjob render.
@@ -106,6 +107,7 @@ def run(
     request = Request(
         source,
         script_args,
+        launcher=launcher,
         assignments=[*given, *(assignments or ())],
         volumes=volumes,
         fresh=fresh,

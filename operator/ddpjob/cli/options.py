@@ -6,6 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from ddpjob.api.names import ScriptLauncher
+
 StateDir = Annotated[
     str | None,
     Option(
@@ -27,6 +29,10 @@ MetricsDir = Annotated[
     ),
 ]
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.")]
+Launcher = Annotated[
+    ScriptLauncher | None,
+    Option("--launcher", help="What starts the processes of a script.", show_default="ddprun"),
+]
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Request:
 
     source: str
     script_args: Sequence[str] | None = None
+    launcher: ScriptLauncher | None = None
     assignments: Sequence[str] = ()
     volumes: Sequence[str] | None = None
     fresh: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from ddpjob.api.names import ScriptLauncher
 from ddpjob.api.objects import Json
 from ddpjob.cli.options import Request
 from ddpjob.client import jobfile
@@ -43,7 +44,7 @@ class Prepared:
 
 def prepare(request: Request) -> Prepared:
     """Return the admitted job with every change that the options make. Raises ``LocalError``."""
-    file = read_changed(request.source, request.script_args or (), request.assignments)
+    file = read_changed(request.source, request.script_args or (), request.assignments, request.launcher)
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
@@ -55,16 +56,13 @@ def prepare(request: Request) -> Prepared:
 
 
 def read_changed(
-    source: str, script_args: Sequence[str], assignments: Sequence[str], *, of_script: Mapping[str, str] | None = None
+    source: str, script_args: Sequence[str], assignments: Sequence[str], launcher: ScriptLauncher | None
 ) -> JobFile:
     """Return the job of a file or for a script, with the fields that ``--set`` assigns.
 
     script_args: of the script, or appended to ``spec.args``, also if ``--set`` replaces these.
-    of_script: fields of the spec for a script.
     """
-    file = jobfile.read(source, script_args)
-    if file.script is not None:
-        file.job["spec"] |= of_script or {}
+    file = jobfile.read(source, script_args, launcher)
     for assignment in assignments:
         assign(file.job, assignment)
     if file.script is None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from ddpjob.api.names import DDPJOBS, GROUP
+from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
 from ddpjob.cli.logs import print_lines
-from ddpjob.cli.options import StateDir
+from ddpjob.cli.options import Launcher, StateDir
 from ddpjob.cli.place import Context, for_new_job
 from ddpjob.cli.text import one_line, show_error
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
@@ -41,6 +41,7 @@ def submit(
     nproc: Annotated[
         int | None, Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).")
     ] = None,
+    launcher: Launcher = None,
     workdir: Annotated[
         Path | None,
         Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
@@ -94,7 +95,7 @@ def submit(
         )
     shorthands = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "metadata.name": name}
     given = [f"{field}={value}" for field, value in shorthands.items() if value is not None]
-    job = _read(source, script_args or [], [*given, *(assignments or ())], namespace)
+    job = _read(source, script_args or [], [*given, *(assignments or ())], launcher, namespace)
     if dry_run == "client":
         _check(job, workdir, output, local=local or state_dir is not None)
         return 0
@@ -106,13 +107,14 @@ def submit(
     return 0
 
 
-def _read(source: str, script_args: list[str], assignments: list[str], namespace: str | None) -> "DDPJob":
+def _read(
+    source: str, script_args: list[str], assignments: list[str], launcher: ScriptLauncher | None, namespace: str | None
+) -> "DDPJob":
     """Return the job of a file or for a script, with the fields of the options."""
     from ddpjob.cli.prepare import read_changed
-    from ddpjob.client import jobfile
     from ddpjob.client.job import DDPJob
 
-    file = read_changed(source, script_args, assignments, of_script=jobfile.SCRIPT_LAUNCHER)
+    file = read_changed(source, script_args, assignments, launcher)
     if namespace is not None:
         file.job["metadata"]["namespace"] = namespace
     if file.ignored:

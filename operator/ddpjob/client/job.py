@@ -67,20 +67,29 @@ class DDPJob:
 
     @classmethod
     def from_script(
-        cls, script: str | Path, *args: str, name: str = "", namespace: str | None = None, **spec: Any
+        cls,
+        script: str | Path,
+        *args: str,
+        name: str = "",
+        namespace: str | None = None,
+        launcher: names.ScriptLauncher = "ddprun",
+        **spec: Any,
     ) -> Self:
         """Return a job that runs a Python script of this machine, named as the file without ``name``.
 
-        ``ddprun`` starts its processes, in place of torchrun, unless ``launcher`` is None. ``submit`` sends the script
-        to the pods of a cluster, and with ``workdir`` the directory that holds it.
+        ``submit`` sends the script to the pods of a cluster, and with ``workdir`` the directory that holds it.
+
+        Args:
+            launcher: what starts its processes: ``ddprun``, which the pods get from the operator, or the image's
+                ``torchrun``.
 
         Raises:
             InvalidJobError: there is no such file, or a field is unknown or wrong.
         """
         from ddpjob.client import jobfile
 
-        file = jobfile.read(str(script), args)
-        given = file.job["spec"] | jobfile.SCRIPT_LAUNCHER | spec
+        file = jobfile.read(str(script), args, launcher)
+        given = file.job["spec"] | spec
         made = cls(name or file.job["metadata"]["name"], namespace=namespace, **given)
         made.directory, made.script = file.directory, file.script
         return made

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -22,8 +22,6 @@ from ddpjob.errors import DDPJobError, InvalidJobError, did_you_mean
 
 _REFERENCED = ("Secret", "ConfigMap")  # kinds that the job's pods may refer to
 SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; local mode does not use it
-SCRIPT_LAUNCHER: Mapping[str, str] = {"launcher": "Injected"}
-"""Of a script that is submitted: the image needs Python and torch alone, and a failure is reported with its rank."""
 
 _STRING = {"type": "string"}
 _TEXTS = {"type": "object", "additionalProperties": _STRING}
@@ -63,18 +61,26 @@ class JobFile:
     script: Path | None = None
 
 
-def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
+def read(source: str, script_args: Sequence[str] = (), launcher: names.ScriptLauncher | None = None) -> JobFile:
     """Return the job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.
 
     script_args: of the script; none for a file (``append_args``).
+    launcher: of the script, by default ``ddprun``; the command of a file says what starts its processes.
 
     Raises:
-        InvalidJobError: there is no such file, it is not YAML, or it does not hold exactly one DDPJob.
+        InvalidJobError: there is no such file, it is not YAML, it does not hold exactly one DDPJob, or a launcher is
+            given for a file.
     """
     label = "standard input" if source == "-" else source
     try:
         if source.endswith(".py"):
-            return _for_script(_existing(source), script_args)
+            return _for_script(_existing(source), script_args, launcher or "ddprun")
+        if launcher is not None:
+            raise InvalidJobError(
+                "a launcher can be chosen for a script only",
+                "the command of a job file says what starts its processes",
+                "set command and launcher in the file, or with --set launcher=Injected",
+            )
         return from_text(read_text(source), Path.cwd() if source == "-" else _existing(source).parent)
     except DDPJobError as error:
         raise InvalidJobError(f"{label}: {error.error}", error.hint, error.next_step) from error
@@ -238,12 +244,24 @@ def without_server_fields(job: Json) -> Json:
     return {key: value for key, value in job.items() if key != "status"} | {"metadata": metadata}
 
 
-def _for_script(path: Path, script_args: Sequence[str]) -> JobFile:
+def script_spec(launcher: names.ScriptLauncher, script: str, script_args: Sequence[str] = ()) -> Json:
+    """Return the fields of the spec that start a script.
+
+    With ddprun the image needs Python and torch alone: the pods get ddprun from the operator.
+    """
+    if launcher not in get_args(names.ScriptLauncher):
+        known = " or ".join(get_args(names.ScriptLauncher))
+        raise InvalidJobError(f"there is no launcher {launcher!r} of a script", f"it is {known}", f"choose {known}")
+    injected = {"launcher": "Injected"} if launcher == "ddprun" else {}
+    return {"command": [launcher, script, *script_args], **injected}
+
+
+def _for_script(path: Path, script_args: Sequence[str], launcher: names.ScriptLauncher) -> JobFile:
     job = {
         "apiVersion": names.API_VERSION,
         "kind": names.DDPJOBS.kind,
         "metadata": {"name": job_name(path.stem)},
-        "spec": {"image": SCRIPT_IMAGE, "command": ["torchrun", str(path), *script_args]},
+        "spec": {"image": SCRIPT_IMAGE, **script_spec(launcher, str(path), script_args)},
     }
     return JobFile(job, Path.cwd(), script=path)
 

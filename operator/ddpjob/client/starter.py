@@ -7,6 +7,7 @@ import yaml
 from ddpjob.api import limits, names
 from ddpjob.api.crd import Dumper
 from ddpjob.client.job import DDPJob
+from ddpjob.client.jobfile import script_spec
 
 _STARTER = """\
 # A training on one or more nodes, with one pod on each.
@@ -25,13 +26,13 @@ metadata:
 spec:
   # It must contain Python, PyTorch and the script.
   image: {image}
-  # torchrun reads the number of nodes, their addresses and ranks from the environment: it needs no options for them.
+  # {launcher} reads the number of nodes, their addresses and ranks from the environment: it needs no options for them.
   command: {command}
 #  args: [--epochs, "3"]
 #  workingDir: /workspace
   # Runs ddprun in place of torchrun in any image with Python 3.10: it names the rank that fails, with exception and
   # line, and the rank that hangs, and restarts failed ranks in the running pods. docs/scripts.md describes it.
-#  launcher: Injected
+{injected}launcher: Injected
 #  env:
 #    - name: LOG_LEVEL
 #      value: info
@@ -87,19 +88,24 @@ spec:
 """
 
 
-def starter(*, name: str, image: str, script: str, nodes: int, nproc: int | None) -> str:
-    """Return the YAML of a job that runs a script under torchrun.
+def starter(
+    *, name: str, image: str, script: str, launcher: names.ScriptLauncher, nodes: int, nproc: int | None
+) -> str:
+    """Return the YAML of a job that runs a script.
 
     Raises:
         InvalidJobError: a value breaks a rule of its field.
     """
+    spec = script_spec(launcher, script)
     text = _STARTER.format(
         version=names.API_VERSION,
         kind=names.DDPJOBS.kind,
         max_name=limits.MAX_JOB_NAME,
         name=_line(name),
         image=_line(image),
-        command=_line(["torchrun", script]),
+        launcher=launcher,
+        command=_line(spec["command"]),
+        injected="  " if "launcher" in spec else "#  ",
         nodes=nodes,
         nproc=_line("auto" if nproc is None else nproc),
     )

@@ -39,7 +39,7 @@ def launch_warning(job: Job) -> str | None:
     command = shorten(" ".join(words[:3]), _MAX_COMMAND)
     return (
         f"nprocPerNode is {job.nproc_per_node}, but the command {command} is not a known launcher, so it may start one "
-        "process per node, which trains alone: use torchrun (command: [torchrun, train.py]), "
+        "process per node, which trains alone: use ddprun or torchrun (command: [ddprun, train.py]), "
         "python -m torch.distributed.run, accelerate launch, deepspeed or ddptrain, or set nprocPerNode: 1; "
         "a program that starts its processes itself, as Lightning does, needs none"
     )
@@ -53,7 +53,7 @@ def injection_warning(job: Job) -> str | None:
     what = f"the command {shorten(' '.join(words[:3]), _MAX_COMMAND)}" if words else "the entrypoint of the image"
     return (
         f"launcher is Injected, but {what} runs unchanged: only torchrun, ddprun and python -m torch.distributed.run "
-        f"are replaced (command: [torchrun, train.py]); a script of your own can call python3 {PROGRAM} train.py"
+        f"are replaced (command: [ddprun, train.py]); a script of your own can call python3 {PROGRAM} train.py"
     )
 
 

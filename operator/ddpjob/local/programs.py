@@ -11,7 +11,10 @@ from ddpjob.local.environment import inherited
 
 _INSTALLED_BY = {
     "torchrun": ("PyTorch", "pip install torch"),
-    "ddprun": ("this project", "in the repository's folder: pip install -e '.[trainer]'"),
+    "ddprun": (
+        "this project",
+        "in the repository's folder: pip install ./trainer_app; or run the script with --launcher torchrun",
+    ),
 }
 
 

@@ -79,10 +79,9 @@ def torch(found: Torch, gpus: int) -> Check:
 def launcher(programs: Mapping[str, str | None]) -> Check:
     """Judge the programs that start the ranks of a node. programs: name to path; None if it is not on PATH."""
     found = {name: path for name, path in programs.items() if path}
-    if not found:
-        names = " nor ".join(programs)
-        hint = "the virtual environment that has them is not active"
-        return machine("launcher", "warning", f"neither {names} is on PATH", hint, f"activate it, or {_INSTALL}")
+    if "ddprun" not in found:
+        hint = "scripts run under it, and the virtual environment that has it is not active"
+        return machine("launcher", "warning", "ddprun is not on PATH", hint, f"activate it, or {_INSTALL}")
     return machine("launcher", "ok", ", ".join(f"{name}: {path}" for name, path in found.items()))
 
 
