@@ -153,6 +153,16 @@ def test_lines_are_written_only_for_changes() -> None:
     assert printed(a_snapshot()) == printed(a_snapshot(), a_snapshot())
 
 
+def test_output_names_the_rank_that_printed_it_once() -> None:
+    lines = ["[n0r1] loss 0.5", "root cause: rank 1\x1b[2J"]
+    plain, live = io.StringIO(), io.StringIO()
+    for display in (PlainDisplay(plain), LiveDisplay(Console(file=live, width=80))):
+        for line in lines:
+            display.output(line)
+    assert plain.getvalue() == "n0r1 | loss 0.5\nn0 | root cause: rank 1\n"
+    assert live.getvalue() == "n0r1 loss 0.5\nn0 root cause: rank 1\n"
+
+
 def test_progress_alone_is_written_every_few_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
     display = PlainDisplay(stream, clock=clock)

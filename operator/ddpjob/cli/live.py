@@ -11,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddpjob.cli.output import Display
+from ddpjob.cli.output import Display, of_process
 from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
-from ddpjob.cli.text import age, duration, one_line, sanitize_line
+from ddpjob.cli.text import age, duration, one_line
 
 _STYLES = {
     "Running": "bold cyan",
@@ -58,7 +58,8 @@ class LiveDisplay(Display):
         self._console.print(Text(f"{'!' if loud else '·'} {one_line(line)}", "bold yellow" if loud else "dim"))
 
     def output(self, line: str) -> None:
-        self._console.print(Text.assemble(("n0 ", "cyan"), sanitize_line(line)), soft_wrap=True)
+        who, text = of_process(line)
+        self._console.print(Text.assemble((f"{who} ", "cyan"), text), soft_wrap=True)
 
     def end(self, result: RunResult) -> None:
         """Stop redrawing and print the summary below the table."""

@@ -16,6 +16,7 @@ from ddpjob.api.objects import Json
 from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import duration, one_line, sanitize_line
+from ddpjob.client.base import RANK_PREFIX
 from ddpjob.errors import DDPJobError
 
 INTERVAL = 2.0
@@ -49,6 +50,12 @@ class Display(ABC):
         """Show how the run ended; the last call."""
 
 
+def of_process(line: str) -> tuple[str, str]:
+    """Return who printed a line, node 0 or a rank of it, and the line without ddprun's prefix, safe for a terminal."""
+    prefix = RANK_PREFIX.match(line)
+    return (prefix[0][1:-2], sanitize_line(line[prefix.end() :])) if prefix else ("n0", sanitize_line(line))
+
+
 class PlainDisplay(Display):
     """Writes a line for every change."""
 
@@ -78,7 +85,7 @@ class PlainDisplay(Display):
         self._print(f"{'!!!' if loud else '·'} {one_line(line)}")
 
     def output(self, line: str) -> None:
-        print(f"n0 | {sanitize_line(line)}", file=self._stream, flush=True)
+        print(" | ".join(of_process(line)), file=self._stream, flush=True)
 
     def end(self, result: RunResult) -> None:
         """Write the last state, then the summary."""
