@@ -35,14 +35,14 @@ dist.destroy_process_group()
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("launcher", ["ddprun", "torchrun"])
-def test_script_runs_on_several_nodes(ddpjob: Program, tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize(("launcher", "printed_by"), [("ddprun", "n0r0"), ("torchrun", "n0")])
+def test_script_runs_on_several_nodes(ddpjob: Program, tmp_path: Path, launcher: str, printed_by: str) -> None:
     script = tmp_path / "sum_up.py"
     script.write_text(SCRIPT)
     options = ("--nodes", "2", "--nproc", "1", "--launcher", launcher)
     done = ddpjob("run", "sum_up.py", *options, "--", "--power", "2", cwd=tmp_path)
     assert done.code == 0, done
-    assert "n0 | sum 5 over 2 ranks" in done.out
+    assert f"{printed_by} | sum 5 over 2 ranks" in done.out
     assert ddpjob.job("sum-up")["spec"]["numNodes"] == 2
 
 
