@@ -81,6 +81,7 @@ def test_plain_script_runs_with_the_variables_of_torchrun(ddptrain: ForkServer, 
         ("raise", 1, "ValueError", "sample 17 has 3 channels, expected 1", "raise ValueError"),
         ("exit", 3, "SystemExit", "rank 1 called sys.exit(3)", "sys.exit(3)"),
         ("leave", 1, "ExitedEarly", "rank 1 exited with code 0 and no report, and its peers lost it", ""),
+        ("return", 1, "ExitedEarly", "rank 1 ended its script with exit code 0, and its peers lost it", ""),
         ("kill", 137, "Killed", "rank 1 was killed by SIGKILL", ""),
     ],
 )

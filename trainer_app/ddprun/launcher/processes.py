@@ -288,14 +288,18 @@ def _after_stop(report: Report, stop_signal: int | None, *, all_ended: bool = Fa
 
 
 def _left_early(workers: Sequence[WorkerProcess]) -> Report | None:
-    """Return the report of a script's rank that ended with exit code 0 while another lost a peer; None for none."""
-    early = [w for w in workers if not w.sends_an_ending and w.status == 0 and not sent_report(w)]
+    """Return the report of a script's rank that ended with exit code 0 while another lost a peer; None for none.
+
+    The launcher may have killed it since, while its process ended.
+    """
+    early = [w for w in workers if not w.sends_an_ending and not w.failed and (w.has_returned or w.status == 0)]
     if not early:
         return None
-    first = min(early, key=lambda worker: worker.ended)
+    first = min(early, key=lambda w: w.diagnostics.last_heartbeat().time if w.has_returned else w.ended)
     last = first.diagnostics.last_heartbeat()
     place = {"step": last.step, "phase": last.collective or last.phase}
-    error = exited_early(f"rank {first.rank} exited with code 0 and no report, and its peers lost it")
+    how = "ended its script with exit code 0" if first.has_returned else "exited with code 0 and no report"
+    error = exited_early(f"rank {first.rank} {how}, and its peers lost it")
     return termination.failure(error, rank=first.rank, progress=place)
 
 
