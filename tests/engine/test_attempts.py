@@ -342,6 +342,20 @@ def test_exit_0_after_the_deletion_of_the_pod_is_no_success_unless_a_launcher_sa
     assert world.status["attempt"] == attempts
 
 
+def test_node_that_succeeds_while_another_one_needs_it_is_to_blame_for_the_lost_peer() -> None:
+    """Under ddprun and under torchrun: in each attempt "a peer was lost", and its node was suspected to be down."""
+    world = a_running_world(a_job(numNodes=3))
+    world.set_pod(2, ended(0, at=NOW + timedelta(seconds=1)))
+    world.settle()
+    for rank in (0, 1):
+        world.set_pod(rank, failed(77, cause="peer", at=NOW + timedelta(seconds=2), kind="PeerLost", message="closed"))
+        world.settle()
+    failure = world.status["failures"][0]
+    assert (failure["reason"], failure["nodeRank"], failure["exitCode"]) == ("ExitedEarly", 2, 0)
+    assert "its script ended with exit code 0, and node_rank 0" in failure["message"]
+    assert failure["action"] == "Restart" and failure["counted"]
+
+
 def test_attempt_after_a_deleted_status_uses_new_pod_names() -> None:
     world = a_running_world(a_job())
     world.set_pod(0, failed(1))

@@ -32,6 +32,7 @@ from ddpjob.engine.evidence import (
     Evidence,
     evidence_named_by,
     evidence_of,
+    evidence_of_early_end,
     evidence_of_missing,
     evidence_of_waiting,
     failed_pods,
@@ -240,7 +241,8 @@ def _failure(s: JobState) -> Decision | None:
     is_follower = cause is not None and obeyed_sigterm(cause)
     is_own = cause is not None and whose_failure(cause) == "own" and not is_follower
     if cause is not None and (is_own or not lost):
-        found = evidence_named_by(cause, s.current) or evidence_of(cause)
+        early = evidence_of_early_end(cause, s.succeeded_nodes, s.current)
+        found = evidence_named_by(cause, s.current) or early or evidence_of(cause)
     else:  # a lost pod precedes one that only perhaps failed by itself
         found = evidence_of_missing(lost[0])
     judgement = _judged(s, found)

@@ -19,6 +19,7 @@ from ddpjob.api.times import parse_time, seconds_between
 OOM_KILLED = "OOMKilled"
 """Reason that the kubelet gives for a container that exceeded its memory limit."""
 GPU_OUT_OF_MEMORY = "GPUOutOfMemory"
+EXITED_EARLY = "ExitedEarly"
 # The line of a traceback with the exception, perhaps behind the rank. Programs that go on with less memory log others.
 _GPU_OUT_OF_MEMORY_LINE = re.compile(
     r"^(?:\[\w+\]: ?)*(?:(?:torch\.(?:cuda\.)?)?OutOfMemoryError|RuntimeError: CUDA out of memory)\b", re.MULTILINE
@@ -224,6 +225,19 @@ def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | 
     if named is None or named.ended:
         return None
     return _evidence(named, replace(root, cause="own"), root.code)
+
+
+def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> Evidence | None:
+    """Return the facts of the node that ended first with exit code 0, if a node lost a peer and no pod failed by itself.
+
+    peer: the root cause. pods: those of the attempt by node_rank; a pod that no longer exists ended first.
+    """
+    if whose_failure(peer) != "peer" or not (nodes := sorted(succeeded)):
+        return None
+    first = min(nodes, key=lambda node: (pods[node].finished_at or "" if node in pods else "", node))
+    message = f"its script ended with exit code 0, and {peer.where} then lost a peer"
+    report = EndReport(kind=EXITED_EARLY, exception=EXITED_EARLY, message=message)
+    return Evidence(first, "own", pod=pods.get(first), report=report, exit_code=0)
 
 
 def _evidence(pod: PodView, report: EndReport, exit_code: int | None) -> Evidence:

@@ -16,6 +16,7 @@ from ddpjob.api.status import Failure
 from ddpjob.api.text import shorten
 from ddpjob.engine.evidence import (
     CONFIG_ERROR,
+    EXITED_EARLY,
     GPU_OUT_OF_MEMORY,
     INVALID_IMAGE,
     OOM_KILLED,
@@ -316,10 +317,11 @@ TABLE: tuple[Judgement, ...] = (
         next="{logs}; correct the code, and create the job again",
     ),
     Judgement(
-        "ExitedEarly",
-        "the trainer reports a rank that ended with exit code 0 before the training was finished",
-        lambda e, _: e.report.kind == "ExitedEarly",
-        hint="the program or a library called exit",
+        EXITED_EARLY,
+        "the trainer reports a rank that ended with exit code 0 before the training was finished, or a node lost its peer "
+        "after another one had succeeded",
+        lambda e, _: e.report.kind == EXITED_EARLY,
+        hint="its script makes fewer steps than the others, or the program or a library called exit",
         next="{logs}",
     ),
     Judgement(
