@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -67,7 +68,7 @@ time.sleep(1000)
 
 def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(ddpjob: Program) -> None:
     (ddpjob.folder / "train.py").write_text(HUNG)
-    job = shell_job("tiny", "", numNodes=2, progressDeadlineSeconds=40, restartPolicy={"maxRestarts": 0})
+    job = shell_job("tiny", "", numNodes=2, progressDeadlineSeconds=60, restartPolicy={"maxRestarts": 0})
     job["spec"]["command"] = ["ddprun", "--preload", "", "train.py"]
     with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
 
@@ -80,7 +81,7 @@ def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(d
 
         seen = until("the pause is shown", "NoHeartbeat")
         assert (seen["stage"], seen["isAbnormal"], seen["step"]) == ("Running", True, 20)
-        assert "has made no step for 1" in seen["sentence"] and "times the median step" in seen["sentence"]
+        assert re.search(r"tiny has made no step for \d\d s, \d+ times the median step", seen["sentence"])
         for command in (("get", "tiny"), ("ls",), ("top", "tiny")):
             assert "no step for " in ddpjob(*command).out, command
         assert ddpjob.job("tiny")["status"]["time"]["current"] == "stalled"
@@ -91,7 +92,7 @@ def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(d
     failure = status["failures"][0]
     assert (failure["reason"], failure["rank"]) == ("ProgressDeadlineExceeded", 1), failure
     assert (failure["step"], failure["where"]) == (19, "train.py:7")
-    assert status["time"]["stalled"] >= 35 and status["time"]["training"] < 20
+    assert status["time"]["stalled"] >= 50 and status["time"]["training"] < 20
     found = explained(ddpjob, "tiny")
     assert (found["stage"], found["rank"], found["where"]) == ("Hang", 1, "train.py:7")
 

@@ -199,7 +199,7 @@ class _Pause:
         """Take the newest heartbeat.
 
         Args:
-            looked: when the rank was looked at before, by its clock.
+            looked: when the ranks were looked at before, by time.monotonic.
         """
         before, self.last = self.last, record
         # A step number that goes on from a checkpoint is of one step, and there are no more steps than heartbeats.
