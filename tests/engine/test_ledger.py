@@ -217,13 +217,14 @@ def test_a_pause_beyond_a_few_steps_is_stalled_until_a_step_is_seen() -> None:
     assert is_idle(world.reconcile())
     ledger = recorded_status(world.status).time
     assert ledger is not None and ledger.at(world.now).goodput == pytest.approx(106 / (50 + 106 + 3618))
-    report(world, step=52)
+    report(world, step=54)
     world.settle()
-    assert (spent(world)["training"], spent(world)["stalled"], current(world)) == (106, 3618, "training")
+    trained = (spent(world)["training"], spent(world)["stalled"], current(world))
+    assert trained == (112, 3612, "training"), "three steps of 2 s since then"
     world.forward(10)
-    report(world, step=57)
+    report(world, step=59)
     world.settle()
-    assert (spent(world)["training"], spent(world)["stalled"]) == (116, 3618)
+    assert (spent(world)["training"], spent(world)["stalled"]) == (122, 3612)
 
 
 def test_a_pause_that_began_before_the_last_write_is_stalled_from_its_begin() -> None:
@@ -258,8 +259,8 @@ def test_a_pause_while_steps_are_repeated_is_not_lost_time() -> None:
     world.forward(100)
     report(world, step=33, resumedFrom={"run": 1, "step": 31})
     world.settle()
-    assert (spent(world)["stalled"], current(world)) == (124, "lost")
-    assert spent(world).get("lost", 0) + spent(world).get("training", 0) == 6
+    assert (spent(world)["stalled"], current(world)) == (122, "lost")
+    assert spent(world).get("lost", 0) + spent(world).get("training", 0) == 8
 
 
 def test_saves_are_taken_out_of_the_training_once() -> None:

@@ -32,7 +32,7 @@ class SimulatedJob:
     did: the seconds that the job spent in each category.
     unseen: the seconds between what happened and when the operator looked next: so much of a category may be in its
         neighbours. exact: the same for what the launchers measure of restarts in place. missed: the seconds
-        of steps that were trained again while no operator looked.
+        of pauses, and of steps that were trained again, while no operator looked.
     """
 
     def __init__(self, seed: int) -> None:
@@ -55,7 +55,7 @@ class SimulatedJob:
             self.world.forward(1)
             self.clock += 1
             self.did[category] += 1
-            self.missed += category == "lost" and self.clock < self.away_until
+            self.missed += category in ("lost", "stalled") and self.clock < self.away_until
             if self.clock >= self.away_until and self.clock % self.every == 0:
                 self.look()
 

@@ -228,7 +228,7 @@ def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | 
 
 
 def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> Evidence | None:
-    """Return the facts of the node that ended first with exit code 0, if a node lost a peer and no pod failed by itself.
+    """Return the facts of the node that first ended with exit code 0, if a node lost a peer and none failed by itself.
 
     peer: the root cause. pods: those of the attempt by node_rank; a pod that no longer exists ended first.
     """

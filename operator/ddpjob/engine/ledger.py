@@ -45,8 +45,11 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
     if s.before.pause is None and after.pause is not None and current in _TRAINS:
         _take_out(spans, totals, "stalled", _seconds_of(after.pause, end))
         current = "stalled"
-    elif after.pause is None and current == "stalled":
-        current = "training"
+    elif s.before.pause is not None and after.pause is None:
+        worked = min(_seconds_since(s.before.pause, s), spans["stalled"])
+        spans["stalled"] -= worked
+        spans["training"] += worked
+        current = "training" if current == "stalled" else current
     _take_out(spans, totals, "saving", _newly_saved(s))
     _take_out(spans, totals, "recovering", _newly_recovered(s))
     _count_lost(spans, _share_lost(s, before.furthest_step))
@@ -303,6 +306,13 @@ def _reported_step(s: JobState) -> int | None:
 def _seconds_of(pause: PauseStatus, end: int) -> int:
     """Return the seconds of a pause beyond the time of a few steps."""
     return max(int(end - _second(pause.since) - _USUAL_STEPS * (pause.median or 0)), 0)
+
+
+def _seconds_since(pause: PauseStatus, s: JobState) -> int:
+    """Return how long the program has worked since a pause ended, by the steps that it reports."""
+    known = s.before.progress.step if s.before.progress else None
+    steps = max(((s.report.step if s.report else None) or 0) - (known or 0), 0)
+    return int(steps * (pause.median or 0)) + _newly_saved(s) + _newly_recovered(s)
 
 
 def _newly_saved(s: JobState) -> int:
