@@ -276,14 +276,17 @@ def _run_file(path: Path) -> None:
         runpy.run_path(str(path), run_name="__main__")
         return
     main = _new_main()
-    main.__file__ = str(path)
+    main.__dict__.update(__file__=str(path), __cached__=None)
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(path))
     exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - what the user asks
 
 
 def _new_main() -> ModuleType:
     """Return an empty module ``__main__``, which stays: threads and exit handlers of the script still pickle by it."""
     main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    if "__mp_main__" in sys.modules:  # what processes call it that multiprocessing starts, and that send its objects
+        sys.modules["__mp_main__"] = main
     return main
 
 

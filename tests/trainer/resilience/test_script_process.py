@@ -69,6 +69,23 @@ def test_classes_of_the_script_can_be_pickled_until_its_end(ddptrain: ForkServer
     assert "thread Saved\nhandler Saved\n" in spawned.output()
 
 
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_objects_of_the_scripts_classes_come_back_from_processes_with_interpreters_of_their_own(
+    ddptrain: ForkServer, tmp_path: Path, how: str
+) -> None:
+    text = (
+        "import dataclasses, multiprocessing, sys\n"
+        "@dataclasses.dataclass\nclass Batch:\n    x: int\n"
+        "def work(end): end.send(Batch(3))\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context(sys.argv[1])\n"
+        "    read, write = context.Pipe(duplex=False)\n"
+        "    process = context.Process(target=work, args=(write,))\n"
+        "    process.start()\n    print(read.recv())\n    process.join()\n"
+    )
+    assert run(ddptrain, written(tmp_path, text), how).output() == "Batch(x=3)\n"
+
+
 def test_script_with_a_syntax_error_is_reported_at_its_line(ddptrain: ForkServer, tmp_path: Path) -> None:
     failed = run(ddptrain, written(tmp_path, "x = 1\ndef f(:\n"), code=1)
     assert failed.message()["where"] == "train.py:2"
