@@ -123,7 +123,7 @@ class _Run:
 
     def __init__(self, script: Script, rank: RankProcess) -> None:
         self._script, self._ranks = script, rank.ranks
-        self._reports, self._pipe = rank.reports, os.fstat(rank.reports).st_ino
+        self._reports, self._pipe, self._process = rank.reports, os.fstat(rank.reports).st_ino, os.getpid()
         # A script has no phases but its steps, and all that ddprun sees of a step is its end.
         self._fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ, phase="train")
         self._heartbeat, self._progress = connect(
@@ -139,19 +139,24 @@ class _Run:
         the threads have ended, and before the exit handlers: a library that crashes there has trained before.
         """
         ending = self._failure_of_call()
-        if ending:
+        is_rank = os.getpid() == self._process  # else a fork of the script's own, which does not speak for the rank
+        if ending and is_rank:
             self._send(ending)
         _end_of_interpreter(threading._shutdown)  # type: ignore[attr-defined]
-        if not ending and not script_interface.stop_was_asked():
+        if is_rank and not ending and not script_interface.stop_was_asked():
             ending = self._success()
             self._send(ending)
         _end_of_interpreter(atexit._run_exitfuncs)  # a checkpoint that a handler saves after a stop counts
+        if not is_rank:
+            return 0 if ending is None else ending.code if ending.report["kind"] == "SystemExit" else 1
         return ending.code if ending else self._send(self._success())
 
     def _failure_of_call(self) -> Ending | None:
         try:
             with contextlib.suppress(_Success):
                 self._call()
+            if os.getpid() != self._process:
+                return None
             script_interface.report_counted()
             self._heartbeat.mark(RETURNED, limit=math.inf)
             if not script_interface.stop_was_asked():

@@ -126,6 +126,36 @@ def test_rank_that_reads_from_a_terminal_fails_and_is_not_stopped(
     assert (failed.message()["kind"], failed.message()["where"]) == ("EOFError", "train.py:3")
 
 
+FORKS = """
+import atexit, os, sys
+atexit.register(lambda: print("handler of", "rank" if os.getpid() == rank else "child", flush=True))
+rank = os.getpid()
+if os.environ["RANK"] == "1":
+    child = os.fork()
+    if child == 0:
+        exec(sys.argv[1])
+    else:
+        print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("child", "code"), [("pass", 0), ("sys.exit(3)", 3), ("sys.exit('text')", 1), ("raise ValueError('unwanted')", 1)]
+)
+def test_process_that_the_script_forks_ends_as_under_python_and_says_nothing_of_the_rank(
+    ddptrain: ForkServer, tmp_path: Path, child: str, code: int
+) -> None:
+    argv = ("--nproc-per-node", 2, written(tmp_path, FORKS), child)
+    done = run(ddptrain, *argv, "pass")
+    assert f"[n0r1] child ended with {code}\n" in done.output()
+    assert done.output().count("handler of child") == 1 and done.output().count("handler of rank") == 2
+    assert done.output().count("ValueError: unwanted\n") == ("ValueError" in child)
+    assert done.message()["outcome"] == "succeeded"
+    failed = run(ddptrain, *argv, "raise KeyError('the real failure')", code=1).message()
+    assert (failed["rank"], failed["kind"], failed["where"]) == (1, "KeyError", "train.py:11")
+
+
 def test_only_a_single_rank_reads_what_is_redirected(ddptrain: ForkServer, tmp_path: Path) -> None:
     redirected = "import os\nread, write = os.pipe()\nos.write(write, b'lr: 3')\nos.close(write)\nos.dup2(read, 0)\n"
     script = written(tmp_path, "import sys\nprint('read', sys.stdin.read())\n")
