@@ -54,8 +54,8 @@ class Diagnostics:
     def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
         names = ("heartbeat", "progress", "stacks", "flight", "trace")
-        files = {name: os.memfd_create(f"ddprun-{name}-{rank}", 0) for name in names}
-        diagnostics = cls(**files, requests=os.eventfd(0, 0))
+        files = {name: os.memfd_create(f"ddprun-{name}-{rank}") for name in names}
+        diagnostics = cls(**files, requests=os.eventfd(0))
         os.ftruncate(diagnostics.heartbeat, SIZE)
         os.ftruncate(diagnostics.progress, shared_text.SIZE)
         return diagnostics

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,18 @@ Json = dict[str, Any]
 # Errors of chmod on file systems without modes (CIFS, some FUSE and NFS), and of fsync on a directory or a pipe.
 _NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def open_descriptors() -> set[int]:
+    """Return the descriptors of this process."""
+    return set(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    """Close the descriptors of this process, a fork, that are its parent's, except 0 to 2 and ``kept``."""
+    for descriptor in open_descriptors() - {0, 1, 2, *kept}:
+        with contextlib.suppress(OSError):  # of the directory itself
+            os.close(descriptor)
 
 
 def unique(name: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddprun import exit_codes
 from ddprun.distributed.topology import Ranks, bind_free_port
 from ddprun.errors import Stopped, UsageError
-from ddprun.files import make_directory
+from ddprun.files import make_directory, open_descriptors
 from ddprun.launcher.agreement import granted
 from ddprun.launcher.node_reports import NodeReports
 from ddprun.launcher.processes import LogPrinter
@@ -44,10 +44,11 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         )
     if options.log_dir:
         make_directory("--log-dir", options.log_dir)
-    signals = SignalQueue()
+    signals, before = SignalQueue(), open_descriptors()
     if options.how == "prefork" and (reason := options.program.preload()):
         LogPrinter(settings.log_format).launcher_line(f"each rank starts in an interpreter of its own: {reason}")
         options = replace(options, how="spawn")
+    options = replace(options, opened=open_descriptors() - before)
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
     reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)

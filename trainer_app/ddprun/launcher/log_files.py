@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ddprun.files import close_all_but
 from ddprun.reporting.console import Output, json_line
 from ddprun.signals import STOP_SIGNALS, die_with_parent
 
@@ -157,11 +158,7 @@ def _run_writer(files: Mapping[int, Path], answer: int, parent: int) -> NoReturn
         for number in STOP_SIGNALS:  # Ctrl-C reaches all processes of the launcher's group
             signal.signal(number, signal.SIG_IGN)
         die_with_parent(parent)
-        used = {0, 1, 2, answer, *files}
-        for name in list(Path("/proc/self/fd").iterdir()):  # such as the port of rank 0, and the pipes' other ends
-            if int(name.name) not in used:
-                with contextlib.suppress(OSError):
-                    os.close(int(name.name))
+        close_all_but({answer, *files})  # such as the port of rank 0, and the pipes' other ends
         refused, opened = [], {}
         for pipe, path in files.items():
             try:

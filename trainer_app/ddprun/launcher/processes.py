@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NoReturn
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import Stopped, TrainerError, cuda_error, exited_early, nccl_error
-from ddprun.files import Json, dumps_json
+from ddprun.files import Json, close_all_but, dumps_json, open_descriptors
 from ddprun.heartbeat import RETURNED
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
@@ -104,11 +104,14 @@ def line_prefix(ranks: Ranks) -> bytes:
     return b"" if ranks.world_size == 1 else b"[n%dr%d] " % (ranks.node_rank, ranks.rank)
 
 
-def start(program: Program, ranks: Ranks, *, how: str, log: BinaryIO | None = None) -> WorkerProcess:
+def start(
+    program: Program, ranks: Ranks, *, how: str, opened: Collection[int] = (), log: BinaryIO | None = None
+) -> WorkerProcess:
     """Start one rank, whose output and report come back through pipes.
 
     Args:
         how: prefork or spawn.
+        opened: see ``LaunchOptions``.
         log: gets the rank's output, too; see ``LogFiles``.
     """
     pipes = [*os.pipe()]
@@ -127,15 +130,15 @@ def start(program: Program, ranks: Ranks, *, how: str, log: BinaryIO | None = No
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process = None
+        listener = (ranks.listener,) if ranks.is_zero and ranks.listener is not None else ()
+        descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
         if how == "spawn":
             script = "from ddprun.launcher.processes import run_spawned; run_spawned()"
-            listener = (ranks.listener,) if ranks.is_zero and ranks.listener is not None else ()
-            descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
             command = [sys.executable, "-c", script, pickle.dumps(spec).hex()]
             process = subprocess.Popen(command, stdout=output_write, stderr=output_write, pass_fds=descriptors)
         pid = process.pid if process else os.fork()
         if pid == 0:
-            _run_worker(spec)
+            _run_worker(spec, (*descriptors, *opened))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.close(output_write)
@@ -150,14 +153,15 @@ def start(program: Program, ranks: Ranks, *, how: str, log: BinaryIO | None = No
 def run_spawned() -> NoReturn:
     """Run the rank that the interpreter's first argument describes."""
     never_fail_or_wait()
-    _run_worker(pickle.loads(bytes.fromhex(sys.argv[1])), spawned=True)  # noqa: S301 - from the launcher
+    spec: WorkerSpec = pickle.loads(bytes.fromhex(sys.argv[1]))  # noqa: S301 - from the launcher
+    _run_worker(spec, open_descriptors())
 
 
-def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
+def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
     """In the child: undo what the launcher set up, run the rank, and exit without the parent's exit handlers.
 
     Args:
-        spawned: this is a new interpreter, which has only the descriptors that are its own.
+        descriptors: those that the rank keeps; the others are the launcher's, and other ranks'.
     """
     code, ranks = 1, spec.ranks
     try:
@@ -166,14 +170,15 @@ def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
         # A process group of its own: Ctrl-C at a terminal reaches only the launcher, which passes it on once.
         os.setpgid(0, 0)
         die_with_parent(spec.parent)
-        terminal = terminal_or_none()
         release_output()  # the launcher always reads what its ranks write
-        if ranks.listener is not None and not ranks.is_zero and not spawned:
-            os.close(ranks.listener)
-        if ranks.nproc_per_node > 1 or os.isatty(0):  # to read from a terminal in the background stops a process
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        close_all_but(descriptors)
+        terminal = terminal_or_none()
+        if ranks.nproc_per_node > 1 or os.isatty(0):  # whose prompt would not be seen: it is not a whole line
+            _replace(0, os.open(os.devnull, os.O_RDONLY))
         os.dup2(spec.output, 1)
-        os.dup2(spec.output, 2)
+        _replace(2, spec.output)
+        for descriptor in (spec.reports, *astuple(spec.diagnostics)):
+            os.set_inheritable(descriptor, False)  # by programs that the rank starts
         os.environ |= ranks.environment()
         console = Console(ranks.rank, terminal)
         code = spec.program.run(RankProcess(ranks, console, spec.diagnostics, spec.reports))
@@ -189,6 +194,11 @@ def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
                     stream.flush()
         finally:
             os._exit(code)  # in any case: a fork must not go on as a second launcher
+
+
+def _replace(descriptor: int, by: int) -> None:
+    os.dup2(by, descriptor)
+    os.close(by)
 
 
 def split_lines(unfinished: bytes, data: bytes) -> tuple[list[bytes], bytes]:

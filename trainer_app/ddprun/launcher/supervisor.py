@@ -6,6 +6,7 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class LaunchOptions:
         max_restarts: how often the ranks are started again; only on a node that trains alone.
         fixed_port: the user chose the port; otherwise a node that trains alone takes a free one at each start, which
             keeps two jobs on one machine apart.
+        opened: descriptors that were opened by the imports before the fork; the ranks keep them.
     """
 
     program: Program
@@ -61,6 +63,7 @@ class LaunchOptions:
     log_dir: str = ""
     max_restarts: int = 0
     fixed_port: bool = False
+    opened: Collection[int] = ()
 
 
 class SignalQueue:
@@ -162,7 +165,7 @@ class Supervisor:
             if options.log_dir and self._logs is None:
                 self._logs = self._open_logs(options.log_dir)
             log = self._logs.streams[ranks.rank - self.ranks.local_ranks[0]] if self._logs else None
-            return processes.start(options.program, ranks, how=options.how, log=log)
+            return processes.start(options.program, ranks, how=options.how, opened=options.opened, log=log)
         except OSError as error:
             self._kill()
             for worker in self._workers:
