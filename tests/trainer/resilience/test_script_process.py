@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import zipapp
 from pathlib import Path
@@ -124,6 +125,61 @@ def test_rank_that_reads_from_a_terminal_fails_and_is_not_stopped(
     script = written(tmp_path, "import sys\nassert not sys.stdin.isatty()\ninput('continue? ')\n")
     failed = run(ddptrain, "--nproc-per-node", ranks, script, first=at_a_terminal("yes\n"), code=1)
     assert (failed.message()["kind"], failed.message()["where"]) == ("EOFError", "train.py:3")
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_rank_that_asks_on_the_terminal_fails_and_is_not_stopped(
+    ddptrain: ForkServer, tmp_path: Path, how: str
+) -> None:
+    text = (
+        "import getpass, os\ntry:\n    os.close(os.open('/dev/tty', os.O_RDWR))\n"
+        "except OSError as error:\n    print(error.strerror)\n    getpass.getpass('key: ')\n"
+    )
+    argv = ("--start", how, "--nproc-per-node", 2, written(tmp_path, text))
+    failed = run(ddptrain, *argv, first=at_a_terminal("yes\n"), code=1)
+    assert (failed.message()["kind"], failed.message()["where"]) == ("EOFError", "train.py:6")
+    assert "] No such device or address\n" in failed.output()
+
+
+def test_interrupt_at_a_terminal_reaches_each_rank_once(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: exit(0))\nprint('ready', flush=True)\ntime.sleep(600)\n"
+    )
+    go = tmp_path / "go"
+    person = (  # a process of its own: the launcher has no thread
+        "import time\n"
+        "if os.fork() == 0:\n    os.setpgid(0, 0)\n"
+        f"    while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        "    os.write(person, b'\\x03')\n    time.sleep(600)\n"
+    )
+    argv = ("--nproc-per-node", 2, written(tmp_path, text))
+    started = ddptrain.start(*argv, module="ddprun", first=at_a_terminal() + person)
+    wait_until(lambda: started.output().count("ready") == 2, "both ranks")
+    go.touch()
+    wait_until(lambda: started.output().count("interrupted") == 2, "the interrupt")
+    started.stop()
+    assert started.wait() == 75, started.output()
+    assert started.output().count("interrupted") == 2
+
+
+def test_rank_that_is_stopped_is_named_at_once_and_goes_on(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import os, sys, time\nprint('rank', os.environ['RANK'], 'is', os.getpid(), flush=True)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+    )
+    argv = ("--nproc-per-node", 2, written(tmp_path, text), tmp_path / "go")
+    started = ddptrain.start(*argv, module="ddprun")
+    wait_until(lambda: started.output().count("rank ") == 2, "both ranks")
+    [pid] = re.findall(r"rank 1 is (\d+)", started.output())
+    os.kill(int(pid), signal.SIGSTOP)
+    wait_until(lambda: "rank 1 is stopped by SIGSTOP" in started.output(), "the line")
+    os.kill(int(pid), signal.SIGCONT)
+    wait_until(lambda: "rank 1 continues" in started.output(), "the line")
+    (tmp_path / "go").touch()
+    assert started.wait() == 0, started.output()
+    assert started.output().count("stopped") == started.output().count("continues") == 1
 
 
 FORKS = """

@@ -167,8 +167,9 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # A process group of its own: Ctrl-C at a terminal reaches only the launcher, which passes it on once.
-        os.setpgid(0, 0)
+        # As under torchrun: Ctrl-C at a terminal reaches only the launcher, which passes it on once, and a rank cannot
+        # open /dev/tty. In the session of the terminal, a rank that asked for a password was stopped without a word.
+        os.setsid()
         die_with_parent(spec.parent)
         release_output()  # the launcher always reads what its ranks write
         close_all_but(descriptors)
