@@ -18,6 +18,7 @@ from ddprun.launcher.agreement import granted
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.node_reports import explain
 from ddprun.launcher.supervisor import LaunchOptions
+from ddprun.preload import is_path_safe
 from ddprun.reporting import termination
 from ddprun.reporting.console import escape_unencodable, finish_output, log_as_json, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
@@ -58,6 +59,8 @@ _REFUSED = {
 
 def run() -> NoReturn:
     """Run ``ddprun`` as a program of its own, and end the process at once."""
+    if not is_path_safe():  # the folder of this program, or with ``python -m`` the working directory: not of the ranks
+        del sys.path[0]
     code = main()
     try:
         sys.stdout.flush()

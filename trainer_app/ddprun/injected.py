@@ -36,9 +36,8 @@ def main(argv: List[str]) -> NoReturn:
     if problem:
         _refuse(*problem)
     library = str(program.parents[1] / "lib")
-    if sys.path and sys.path[0] == str(program.parent):
-        del sys.path[0]
-    sys.path.insert(0, library)
+    is_path_safe = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+    sys.path.insert(0 if is_path_safe else 1, library)  # behind the folder of this program, which ``run`` removes
     # For what the ranks start, and for ranks that are not forked. What the image or the job sets stays behind it.
     for name, first in (("PYTHONPATH", library), ("PATH", str(program.parent))):
         os.environ[name] = os.pathsep.join(part for part in (first, os.environ.get(name)) if part)

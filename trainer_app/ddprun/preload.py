@@ -30,18 +30,23 @@ _FIT_FOR_FORKS = {"jemalloc_bg_thd"}
 _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
 
-def import_before_fork(modules: Sequence[str], folder: Path) -> str:
+def is_path_safe() -> bool:
+    """Return whether Python was told by -P, -I or PYTHONSAFEPATH to put no folder before its own on ``sys.path``."""
+    return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))  # since Python 3.11
+
+
+def import_before_fork(modules: Sequence[str], folders: Sequence[str]) -> str:
     """Import the modules. Returns why the ranks must not be forked from this process; empty if they may.
 
     A torch that cannot be imported is no error: the script may not need it, or says so itself.
 
     Args:
-        folder: where Python looks first, as it does for the script.
+        folders: where Python looks first, as it does for the script.
     Raises:
         UsageError: another module cannot be imported.
     """
     before = _opened()
-    with uncollected_imports(), _cuda_not_initialized(), _searched_first(folder), _read_variables() as variables:
+    with uncollected_imports(), _cuda_not_initialized(), _searched_first(folders), _read_variables() as variables:
         for name in modules:
             _import(name)
     names = ", ".join(modules)
@@ -132,13 +137,14 @@ def _read_variables() -> Iterator[set[str]]:
 
 
 @contextlib.contextmanager
-def _searched_first(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
+def _searched_first(folders: Sequence[str]) -> Iterator[None]:
+    sys.path[:0] = folders
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # a module has changed the list
-            sys.path.remove(str(folder))
+        for folder in folders:
+            with contextlib.suppress(ValueError):  # a module has changed the list
+                sys.path.remove(folder)
 
 
 def _canary() -> str:

@@ -35,7 +35,7 @@ from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import RETURNED
-from ddprun.preload import import_before_fork
+from ddprun.preload import import_before_fork, is_path_safe
 from ddprun.program import RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Ending
@@ -84,12 +84,17 @@ class Script:
             return ""
         if not self.must_fork and (name := self._set_before_import()):
             return f"{self.target} sets variables that torch reads when it is imported ({name})"
-        folder = Path.cwd() if self.kind == "module" else Path(self.target).resolve().parent
-        reason = import_before_fork(self.preloaded, folder)
+        reason = import_before_fork(self.preloaded, self.first_folders())
         if reason and self.must_fork:
             raise UsageError(f"--start fork: {reason}", next_step="leave it out, or use --start spawn")
         gc.freeze()  # a collection in a rank would copy the pages of all modules
         return reason
+
+    def first_folders(self) -> list[str]:
+        """Return where Python looks first for modules; nothing with -P, -I and PYTHONSAFEPATH."""
+        if is_path_safe():
+            return []
+        return [str(Path.cwd() if self.kind == "module" else Path(self.target).resolve().parent)]
 
     def _set_before_import(self) -> str:
         """Return a variable that the program sets and torch reads when it is imported; empty if there is none."""
@@ -184,12 +189,11 @@ class _Run:
     def _call(self) -> None:
         script = self._script
         sys.argv = [script.target, *script.arguments]
+        sys.path[:0] = script.first_folders()
         try:
             if script.kind == "module":
-                sys.path.insert(0, str(Path.cwd()))
                 _run_module(script.target)
             else:
-                sys.path.insert(0, str(Path(script.target).resolve().parent))
                 _run_file(Path(script.target).absolute())
         except SystemExit as leaving:
             if leaving.code in (None, 0):

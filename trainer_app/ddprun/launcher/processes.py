@@ -134,7 +134,8 @@ def start(
         descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
         if how == "spawn":
             script = "from ddprun.launcher.processes import run_spawned; run_spawned()"
-            command = [sys.executable, "-c", script, pickle.dumps(spec).hex()]
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+            command = [sys.executable, *flags, "-c", script, pickle.dumps(spec).hex()]
             process = subprocess.Popen(command, stdout=output_write, stderr=output_write, pass_fds=descriptors)
         pid = process.pid if process else os.fork()
         if pid == 0:
@@ -152,6 +153,8 @@ def start(
 
 def run_spawned() -> NoReturn:
     """Run the rank that the interpreter's first argument describes."""
+    if sys.path[:1] == [""]:  # of ``python -c``, unless the user has excluded it: a script has its own folder there
+        del sys.path[0]
     never_fail_or_wait()
     spec: WorkerSpec = pickle.loads(bytes.fromhex(sys.argv[1]))  # noqa: S301 - from the launcher
     _run_worker(spec, open_descriptors())
