@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import importlib.machinery
 import inspect
-import io
 import math
 import os
 import pkgutil
@@ -38,6 +37,7 @@ from ddprun.heartbeat import RETURNED
 from ddprun.preload import import_before_fork, is_path_safe
 from ddprun.program import RankProcess
 from ddprun.reporting import termination
+from ddprun.reporting.console import write_by_line
 from ddprun.reporting.termination import Ending
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, stop_signals
@@ -108,6 +108,7 @@ class Script:
     def run(self, rank: RankProcess) -> int:
         """Run the program on one rank and return its exit code."""
         _restore_process()
+        write_by_line(rank.diagnostics.begun_lines())
         os.environ |= torchrun_environment(rank, os.environ)
         if self.settings.show_env:
             print(
@@ -255,9 +256,6 @@ def _restore_process() -> None:
         torch.default_generator.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # the last line before a hang must arrive
 
 
 def _file_of_module(name: str) -> Path | None:

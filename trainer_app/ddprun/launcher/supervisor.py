@@ -339,8 +339,9 @@ class Supervisor:
             self._note_failure(worker)
             return bool(data)
         lines, worker.unfinished = processes.split_lines(worker.unfinished, data)
-        if not data and worker.unfinished:
-            lines, worker.unfinished = [*lines, worker.unfinished], b""
+        if not data:
+            begun, of_stderr = worker.diagnostics.take_begun_lines()
+            lines, worker.unfinished = [line for line in (worker.unfinished + begun, of_stderr) if line], b""
         for line in lines:
             worker.tail.append(line)
             self.printer.rank_line(worker, line)
