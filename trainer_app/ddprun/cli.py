@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import secrets
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -33,12 +34,14 @@ _SETTINGS = (
 )  # fmt: skip
 # A script may work for long without a step of its optimizer: only the user knows for how long.
 _DEFAULTS = {"hang_timeout": 0.0}
-_FROM_ENVIRONMENT = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir")
+_FROM_ENVIRONMENT = (
+    "nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir", "rdzv_id",
+)  # fmt: skip
 _OF_FORKS = ("start", "preload")  # which are variables, too, but no settings of the ranks
 _STARTS = ("auto", "fork", "spawn")
 _SWITCHES = ("standalone", "module", "no_python")
 # Flags of torchrun that change nothing here, and with a reason those that ddprun cannot do.
-_NO_EFFECT = ("run_path", "monitor_interval", "start_method", "role", "rdzv_conf", "rdzv_id")
+_NO_EFFECT = ("run_path", "monitor_interval", "start_method", "role", "rdzv_conf")
 _REFUSED = {
     "rdzv_backend": "the nodes meet at --master-addr, and each has its --node-rank",
     "rdzv_endpoint": "the nodes meet at --master-addr and --master-port, and each has its --node-rank",
@@ -163,6 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         *_names("master_port"), metavar="PORT", help="port of rank 0 (default: 29500; a free one with a single node)"
     )
+    group.add_argument(
+        *_names("rdzv_id"), metavar="ID", help="TORCHELASTIC_RUN_ID of the ranks (default: a random one)"
+    )
     group.add_argument("--standalone", action="store_true", help="a single node; its port is free")
     group.add_argument(*_names("max_restarts"), metavar="N", help="restart failed ranks; only with a single node")
     group.add_argument(*_names("log_dir"), metavar="DIR", help="also write each rank's output to a file there")
@@ -218,10 +224,19 @@ def _launch(arguments: argparse.Namespace) -> int:
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
     how = "spawn" if start == "spawn" else "prefork"
     options = LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
+    os.environ["TORCHELASTIC_RUN_ID"] = run_id(arguments, os.environ, ranks.nnodes)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
     ending = launch(settings, ranks, stop, options)
     finish_output(stopped=ending.report.get("outcome") == "stopped")
     return ending.code
+
+
+def run_id(arguments: argparse.Namespace, env: Mapping[str, str], nnodes: int) -> str:
+    """Return the id of this run: the user's, the operator's, or else as of torchrun a random one, if it is one node's.
+
+    Several nodes need the same id, and know no other.
+    """
+    return arguments.rdzv_id or env.get("DDPJOB_UID") or ("none" if nnodes > 1 else secrets.token_hex(16))
 
 
 def starts(arguments: argparse.Namespace, ranks: int) -> tuple[str, tuple[str, ...]]:

@@ -234,11 +234,14 @@ class _Success(Exception):  # noqa: N818 - no error
 def torchrun_environment(rank: RankProcess, env: Any) -> dict[str, str]:
     """Return the variables of torchrun's workers; libraries recognise a launcher by them."""
     ranks = rank.ranks
-    run_id = env.get("PET_RDZV_ID") or f"{env.get('DDPJOB_UID') or 'none'}"
     return ranks.environment() | {
         "ROLE_RANK": str(ranks.rank), "ROLE_WORLD_SIZE": str(ranks.world_size), "ROLE_NAME": "default",
-        "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_MAX_RESTARTS": env.get("TORCHELASTIC_MAX_RESTARTS") or "0",
+        "TORCHELASTIC_RUN_ID": env.get("TORCHELASTIC_RUN_ID") or "none",
+        "TORCHELASTIC_MAX_RESTARTS": env.get("TORCHELASTIC_MAX_RESTARTS") or "0",
         "TORCHELASTIC_RESTART_COUNT": env.get("TORCHELASTIC_RESTART_COUNT") or "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens MASTER_PORT
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") or "1",
     }  # fmt: skip
 
 

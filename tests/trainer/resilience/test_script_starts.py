@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from ddprun.cli import node_of, parse, resolve, starts
+from ddprun.cli import node_of, parse, resolve, run_id, starts
 from ddprun.errors import UsageError
 from ddprun.script import _SET_BEFORE_IMPORT, Script
 from ddprun.settings import Settings
@@ -167,7 +168,8 @@ def test_ranks_have_the_variables_of_torchruns_workers_and_no_others(
     own = {
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
         "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     }  # fmt: skip
     for how in ("auto", "fork", "spawn"):
         first = "import os; del os.environ['OMP_NUM_THREADS']"
@@ -177,6 +179,24 @@ def test_ranks_have_the_variables_of_torchruns_workers_and_no_others(
             given = {"PATH", "TMPDIR", "DDPJOB_TERMINATION_LOG", "DDPJOB_PROGRESS_PORT"}
             given |= {"KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}  # for Hugging Face's Trainer
             assert found - given - {"LC_CTYPE"} == own | ({"OMP_NUM_THREADS"} if ranks > 1 else set()), how
+
+
+def test_each_run_of_a_node_has_an_id_of_its_own_which_its_ranks_and_lives_share(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    script = written(tmp_path, "import os\nprint('id', os.environ['TORCHELASTIC_RUN_ID'], flush=True)\nos._exit(3)\n")
+
+    def ids(*flags: object, **env: object) -> set[str]:
+        done = run(ddptrain, "--nproc-per-node", 2, "--max-restarts", 1, *flags, script, code=3, **env)
+        found = re.findall(r"id (.*)", done.output())
+        assert len(found) >= 3, "of two ranks in two lives"
+        return set(found)
+
+    first, second = ids(), ids()
+    assert (len(first), len(second), len(first | second)) == (1, 1, 2)
+    assert ids(PET_RDZV_ID="theirs") == {"theirs"}
+    assert ids("--rdzv-id", "mine", PET_RDZV_ID="theirs") == {"mine"}
+    assert run_id(parse(["train.py"], {}), {}, 2) == "none", "several nodes know no other"
 
 
 @pytest.mark.parametrize(
