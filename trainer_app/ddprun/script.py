@@ -40,7 +40,7 @@ from ddprun.reporting import termination
 from ddprun.reporting.console import write_by_line
 from ddprun.reporting.termination import Ending
 from ddprun.settings import Settings
-from ddprun.signals import STOP_SIGNALS, stop_signals
+from ddprun.signals import STOP_SIGNALS, name_process, stop_signals
 from ddprun.started_processes import after_import, connect
 
 # Libraries read these when they are imported, so a script that sets them must import torch itself.
@@ -190,6 +190,7 @@ class _Run:
     def _call(self) -> None:
         script = self._script
         sys.argv = [script.target, *script.arguments]
+        sys.orig_argv = [sys.executable, "-u", *(["-m"] if script.kind == "module" else ()), *sys.argv]
         sys.path[:0] = script.first_folders()
         try:
             if script.kind == "module":
@@ -247,12 +248,14 @@ def torchrun_environment(rank: RankProcess, env: Any) -> dict[str, str]:
 
 def _restore_process() -> None:
     """Give the process what a new interpreter has, and a fork of the launcher has not."""
+    name_process(Path(sys.executable).name)
     for number in stop_signals():  # not SIGHUP under nohup
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if processes := sys.modules.get("multiprocessing.process"):
         processes._children.clear()  # of the launcher: this process cannot join them at its end
+        processes.current_process().authkey = os.urandom(32)
     # Each rank draws its own random numbers, as if it had seeded the generators when it imported them.
     random.seed()
     if torch := sys.modules.get("torch"):

@@ -18,7 +18,7 @@ from ddprun import exit_codes
 from ddprun.errors import Stopped
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 _libc = ctypes.CDLL(None)
 
 
@@ -100,6 +100,11 @@ def die_with_parent(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(exit_codes.SIGNAL_BASE + signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Set the name of this process that ps and the kernel's log show."""
+    _libc.prctl(_PR_SET_NAME, name.encode())
 
 
 def adopt_orphans() -> None:
