@@ -10,7 +10,7 @@ import pytest
 import ddprun
 from ddprun.code_frames import innermost_frame
 from ddprun.diagnostics import training_frame
-from ddprun.errors import where
+from ddprun.raised import where
 
 LAUNCHER = str(Path(ddprun.__file__).parent / "launcher" / "processes.py")
 HEARTBEAT = str(Path(ddprun.__file__).parent / "heartbeat.py")

@@ -11,16 +11,11 @@ import contextlib
 import difflib
 import errno
 import re
-import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ddprun import exit_codes
-from ddprun.code_frames import innermost_frame
-
-_TRACEBACK = "Traceback (most recent call last):\n"
-_FRAMES = re.compile(r"(?:[ \t][^\n]*\n|\n)+")
-_FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.M)
+from ddprun.raised import text_of
 
 
 class TrainerError(Exception):
@@ -160,7 +155,6 @@ _NO_SUCH_GPU = re.compile(r"No CUDA GPUs are available|invalid device ordinal", 
 _GPU_FULL = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-LONGEST_TEXT = 50_000  # characters of an error that are kept: some print all their data
 _BAD_PATH = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ELOOP}
 
 
@@ -293,39 +287,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint with the known name that is most like ``name``; empty if no name is like it."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else ""
-
-
-def message_of(error: BaseException) -> str:
-    """Return what the error says, without the traceback that an error of a worker process has in its text."""
-    found = of_worker(error)
-    return found[1] if found else text_of(error)
-
-
-def text_of(error: BaseException) -> str:
-    """Return ``str(error)``, without the middle if it is huge; the text of an interpreter if that fails."""
-    try:
-        text = str(error)
-    except Exception:
-        return "<exception str() failed>"
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT // 2] + " ... " + text[-LONGEST_TEXT // 2 :]
-
-
-def of_worker(error: BaseException) -> tuple[str, str] | None:
-    """Return frames and message of an error that a process of a DataLoader or of ``mp.spawn`` passed on in its text."""
-    _, traced, text = text_of(error).rpartition(_TRACEBACK)
-    frames = _FRAMES.match(text) if traced else None
-    message = text[frames.end() :].strip() if frames else ""
-    return (frames[0], message) if frames and message else None
-
-
-def where(error: BaseException) -> str | None:
-    """Return ``file.py:line`` of the innermost frame of the program that raised, else of the innermost frame.
-
-    Of a syntax error it is the place of the error, and of an error in a worker process the place there.
-    """
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}:{error.lineno}"
-    if found := of_worker(error):
-        frames = [(file, int(line)) for file, line in _FRAME.findall(found[0])]
-        return innermost_frame([frame for frame in frames if "-packages/" not in frame[0]] or frames)  # torch calls it
-    return innermost_frame((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))

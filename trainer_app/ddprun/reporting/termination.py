@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import exit_codes
-from ddprun.errors import LONGEST_TEXT, Stopped, TrainerError, classify, message_of
-from ddprun.errors import where as innermost_frame
+from ddprun.errors import Stopped, TrainerError, classify
 from ddprun.files import Json, dumps_json
+from ddprun.raised import LONGEST_TEXT, message_of, where
 
 # 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
 # accept all three.
@@ -83,7 +83,7 @@ def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, An
     typed = classify(error)
     name = type(typed).__name__
     report = failed(exit_codes.USER_ERROR, name[:100], message_of(typed) or name, rank=rank, progress=progress)
-    report |= {"exception": name, "where": innermost_frame(error)}
+    report |= {"exception": name, "where": where(error)}
     if not isinstance(typed, TrainerError):
         return report | {"traceback": "".join(traceback.format_exception(error))[-LONGEST_TEXT:]}
     report |= {"code": typed.code, "kind": typed.kind, "cause": typed.cause}
