@@ -35,14 +35,27 @@ def of_worker(error: BaseException) -> tuple[str, str] | None:
     return (frames[0], message) if frames and message else None
 
 
-def where(error: BaseException) -> str | None:
+def handled_by(leaving: SystemExit) -> Exception | None:
+    """Return the exception whose handler called ``sys.exit``; None for a call outside of a handler."""
+    error: BaseException | None = leaving
+    while isinstance(error, SystemExit):
+        error = error.__cause__ if error.__suppress_context__ else error.__context__
+    return error if isinstance(error, Exception) else None
+
+
+def where(error: BaseException, *, within: BaseException | None = None) -> str | None:
     """Return ``file.py:line`` of the innermost frame of the program that raised, else of the innermost frame.
 
     Of a syntax error it is the place of the error, and of an error in a worker process the place there.
+
+    Args:
+        within: what was raised when ``error`` had been caught: it has the frames that lead to the handler.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     if found := of_worker(error):
         frames = [(file, int(line)) for file, line in _FRAME.findall(found[0])]
         return innermost_frame([frame for frame in frames if "-packages/" not in frame[0]] or frames)  # torch calls it
-    return innermost_frame((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    raised, callers = (list(traceback.walk_tb(each.__traceback__ if each else None)) for each in (error, within))
+    handler = next((n for n, (frame, _) in enumerate(callers) if raised and frame is raised[0][0]), len(callers))
+    return innermost_frame((frame.f_code.co_filename, line) for frame, line in callers[:handler] + raised)

@@ -36,6 +36,7 @@ from ddprun.files import dumps_json
 from ddprun.heartbeat import RETURNED
 from ddprun.preload import import_before_fork, is_path_safe
 from ddprun.program import RankProcess
+from ddprun.raised import handled_by
 from ddprun.reporting import termination
 from ddprun.reporting.console import write_by_line
 from ddprun.reporting.termination import Ending
@@ -213,14 +214,24 @@ class _Run:
         return Ending(termination.failure(error, rank=self._ranks.rank, progress=self._place()))
 
     def _exit_report(self, leaving: SystemExit) -> termination.Report:
-        """Return the report of ``sys.exit`` with a number that is not 0, or with a text."""
+        """Return the report of ``sys.exit`` with a number that is not 0, or with a text.
+
+        If the script called it in the handler of an exception, that exception is the cause.
+        """
         number = leaving.code if isinstance(leaving.code, int) else 1
         if not isinstance(leaving.code, int):
             print(leaving.code, file=sys.stderr, flush=True)
         leaving.__traceback__ = _of_program(leaving.__traceback__)
-        report = termination.failure(leaving, rank=self._ranks.rank, progress=self._place())
-        report.pop("traceback", None)
         message = f"rank {self._ranks.rank} called sys.exit({leaving.code!r})"
+        error = handled_by(leaving)
+        report = termination.failure(
+            error or leaving, rank=self._ranks.rank, progress=self._place(), within=error and leaving
+        )
+        if error:
+            message = f"{report['message']}; {message}"
+            report["next"] = report["next"] or "see what the script printed when it handled this exception"
+        else:
+            del report["traceback"]
         return report | {"code": number & 0xFF or 1, "message": message}
 
     def _place(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import exit_codes
-from ddprun.errors import Stopped, TrainerError, classify
+from ddprun.errors import PeerLost, Stopped, TrainerError, classify
 from ddprun.files import Json, dumps_json
 from ddprun.raised import LONGEST_TEXT, message_of, where
 
@@ -78,12 +78,14 @@ def failed(
     }  # fmt: skip
 
 
-def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, Any]) -> Report:
-    """Return the report of a rank that ends with ``error``."""
+def failure(
+    error: BaseException, *, rank: int | None, progress: Mapping[str, Any], within: BaseException | None = None
+) -> Report:
+    """Return the report of a rank that ends with ``error``. within: see ``raised.where``."""
     typed = classify(error)
     name = type(typed).__name__
     report = failed(exit_codes.USER_ERROR, name[:100], message_of(typed) or name, rank=rank, progress=progress)
-    report |= {"exception": name, "where": where(error)}
+    report |= {"exception": name, "where": where(error, within=within)}
     if not isinstance(typed, TrainerError):
         return report | {"traceback": "".join(traceback.format_exception(error))[-LONGEST_TEXT:]}
     report |= {"code": typed.code, "kind": typed.kind, "cause": typed.cause}
@@ -119,7 +121,7 @@ def root_cause_lines(report: Mapping[str, Any]) -> list[str]:
         report = {**root, "message": f"{root.get('message')} (on node {root.get('node')}; this node lost that peer)"}
     name = f", {report['exception']}" if report.get("traceback") else ""
     rank = "" if report.get("rank") is None else f"rank {report['rank']}, "
-    lost = report.get("cause") == "peer" and report.get("code") == exit_codes.PEER_LOST
+    lost = report.get("cause") == "peer" and report.get("kind") == PeerLost.kind
     title = "stopped" if report.get("outcome") == "stopped" else "lost a peer" if lost else "root cause"
     lines = [f"{title}: {rank}exit code {report.get('code')}{name}: {report.get('message')}"]
     place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
