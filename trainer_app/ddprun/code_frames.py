@@ -11,7 +11,13 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def innermost_frame(frames: Iterable[tuple[str, int]]) -> str | None:
-    """Return ``file.py:line`` of the innermost frame of the program; without one, of the innermost frame that we know.
+    """Return ``file.py:line`` of ``innermost``."""
+    found = innermost(frames)
+    return f"{found[0].name}:{found[1]}" if found else None
+
+
+def innermost(frames: Iterable[tuple[str, int]]) -> tuple[Path, int] | None:
+    """Return the innermost frame of the program; without one, the innermost frame that we know.
 
     The outermost file of the rank that is neither ours nor of Python's library is the program. Its package, or the
     directory of a script, is the program's own code. A virtual environment in that directory is not.
@@ -27,7 +33,7 @@ def innermost_frame(frames: Iterable[tuple[str, int]]) -> str | None:
     root = _root(others[0][0]) if others else None
     own = [(file, line) for file, line in others if root in file.parents and not _is_installed(file, root)]
     found = own or ours or known
-    return f"{found[-1][0].name}:{found[-1][1]}" if found else None
+    return found[-1] if found else None
 
 
 def is_of_program(file: str) -> bool:

@@ -1,21 +1,42 @@
 """What a raised exception says, and where in the program it was raised."""
 
+import builtins
+import linecache
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-from ddprun.code_frames import innermost_frame
+from ddprun.code_frames import innermost
 
 LONGEST_TEXT = 50_000  # characters of an error that are kept: some print all their data
+_LONGEST_CAUSE = 300
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAMES = re.compile(r"(?:[ \t][^\n]*\n|\n)+")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.M)
+_CHAINED = re.compile(r"\n\n(?:The above exception was|During handling of the above exception)[^\n]*:\n\n")
+# How torch begins the text of an error of another process: torch._utils, torch.multiprocessing.spawn.
+_BY_TORCH = re.compile(r"Caught \w+ [^\n]*\.\nOriginal |\s*-- Process \d+ terminated with the following error:\n")
+# The cause of an error that a pool of processes passes on: multiprocessing, concurrent.futures, and copies of them.
+_BY_POOL = ("RemoteTraceback", "_RemoteTraceback")
 
 
 def message_of(error: BaseException) -> str:
-    """Return what the error says, without the traceback that an error of a worker process has in its text."""
-    found = of_worker(error)
-    return found[1] if found else text_of(error)
+    """Return what the error says; of an error of a worker process without the traceback and the type in its text.
+
+    An error without a text is described by the line that raised it.
+    """
+    found = _of_worker(error)
+    text = found[1] if found else text_of(error)
+    kind, _, rest = text.partition(": ")
+    if found and kind.rpartition(".")[2] == type(error).__name__:
+        text = rest
+    if not text:
+        frame = _place(error)
+        line = linecache.getline(str(frame[0]), frame[1]).strip() if frame else ""
+        text = f"no message, raised by `{line}`" if line else "no message"
+    notes = getattr(error, "__notes__", None)  # Python 3.11
+    return "\n".join([text, *map(str, notes)]) if isinstance(notes, list) else text
 
 
 def text_of(error: BaseException) -> str:
@@ -27,12 +48,54 @@ def text_of(error: BaseException) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT // 2] + " ... " + text[-LONGEST_TEXT // 2 :]
 
 
-def of_worker(error: BaseException) -> tuple[str, str] | None:
-    """Return frames and message of an error that a process of a DataLoader or of ``mp.spawn`` passed on in its text."""
-    _, traced, text = text_of(error).rpartition(_TRACEBACK)
-    frames = _FRAMES.match(text) if traced else None
-    message = text[frames.end() :].strip() if frames else ""
-    return (frames[0], message) if frames and message else None
+def _of_worker(error: BaseException) -> tuple[list[tuple[str, int]], str] | None:
+    """Return frames and text of an error that a worker process passed on, as that process saw it; None for others.
+
+    Only what torch and pools of processes write counts: the text of another error may quote any traceback.
+    """
+    text = passed = text_of(error)
+    if by_torch := _BY_TORCH.match(text):
+        passed = text[by_torch.end() :]
+    elif type(error.__cause__).__name__ in _BY_POOL:
+        passed = str(error.__cause__)
+    else:
+        return None
+    last = _CHAINED.split(passed)[-1].partition(_TRACEBACK)[2]
+    lines = _FRAMES.match(last)
+    frames = [(file, int(line)) for file, line in _FRAME.findall(lines[0])] if lines else []
+    if not lines or not frames:  # of an exception group
+        return None
+    frames = [frame for frame in frames if "-packages/" not in frame[0]] or frames  # torch calls the program
+    return frames, last[lines.end() :].strip() if by_torch else text
+
+
+def first_of(error: BaseException) -> tuple[BaseException, str]:
+    """Return the first exception of a group, and text about the others; the error itself if it is no group."""
+    first, *others = _leaves(error)
+    text = f"; and {len(others)} more in the {type(error).__name__} {getattr(error, 'message', '')[:100]!r}"
+    return first, text if others else ""
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, getattr(builtins, "BaseExceptionGroup", ())):  # Python 3.11
+        for each in error.exceptions:  # type: ignore[attr-defined]
+            yield from _leaves(each)
+    else:
+        yield error
+
+
+def caused_by(error: BaseException) -> str:
+    """Return the first error of those that ``raise … from`` names, as text; empty for none, and if it is quoted."""
+    cause = error
+    for _ in range(100):  # a chain may be a circle
+        if cause.__cause__ is None or type(cause.__cause__).__name__ in _BY_POOL:
+            break
+        cause = cause.__cause__
+    if cause is error or text_of(cause) in text_of(error):
+        return ""
+    place = where(cause, within=error)
+    at = f" ({place})" if place and place != where(error) else ""
+    return f"; caused by {type(cause).__name__}: {message_of(cause).partition(chr(10))[0][:_LONGEST_CAUSE].strip()}{at}"
 
 
 def handled_by(leaving: SystemExit) -> Exception | None:
@@ -51,11 +114,15 @@ def where(error: BaseException, *, within: BaseException | None = None) -> str |
     Args:
         within: what was raised when ``error`` had been caught: it has the frames that lead to the handler.
     """
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}:{error.lineno}"
-    if found := of_worker(error):
-        frames = [(file, int(line)) for file, line in _FRAME.findall(found[0])]
-        return innermost_frame([frame for frame in frames if "-packages/" not in frame[0]] or frames)  # torch calls it
+    frame = _place(error, within)
+    return f"{frame[0].name}:{frame[1]}" if frame else None
+
+
+def _place(error: BaseException, within: BaseException | None = None) -> tuple[Path, int] | None:
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
+        return Path(error.filename), error.lineno or 0
+    if found := _of_worker(error):
+        return innermost(found[0])
     raised, callers = (list(traceback.walk_tb(each.__traceback__ if each else None)) for each in (error, within))
     handler = next((n for n, (frame, _) in enumerate(callers) if raised and frame is raised[0][0]), len(callers))
-    return innermost_frame((frame.f_code.co_filename, line) for frame, line in callers[:handler] + raised)
+    return innermost((frame.f_code.co_filename, line) for frame, line in callers[:handler] + raised)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,106 @@ def test_rank_whose_handler_of_a_lost_peer_calls_sys_exit_is_not_the_cause(
     )
     failed = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, text), code=1)
     assert (failed.message()["rank"], failed.message()["kind"]) == (1, "ExitedEarly"), failed.output()
+
+
+QUOTED = r"own line\n\nTraceback (most recent call last):\n  File \"x.py\", line 3, in f\nOther: not the cause"
+OWN = 'own line\n\nTraceback (most recent call last):\n  File "x.py", line 3, in f\nOther: not the cause'
+
+
+@pytest.mark.parametrize(
+    ("line", "exception", "said"),
+    [
+        ("raise MemoryError", "MemoryError", "no message, raised by `raise MemoryError`"),
+        ("next(iter([]))", "StopIteration", "no message, raised by `next(iter([]))`"),
+        ("assert 3 == 4", "AssertionError", "no message, raised by `assert 3 == 4`"),
+        ("exec('raise MemoryError')", "MemoryError", "no message, raised by `exec('raise MemoryError')`"),
+        ("{}['x']", "KeyError", "'x'"),
+        (f'raise ValueError("{QUOTED}")', "ValueError", OWN),
+        ("import ast; ast.literal_eval('a b')", "SyntaxError", "invalid syntax (<unknown>, line 1)"),
+        ("error = ValueError('bad'); error.__notes__ = ['sample 17']; raise error", "ValueError", "bad\nsample 17"),
+    ],
+)
+def test_message_is_the_exceptions_own_and_the_place_the_scripts(
+    ddptrain: ForkServer, tmp_path: Path, line: str, exception: str, said: str
+) -> None:
+    assert summary(report(ddptrain, tmp_path, f"\n{line}\n")) == (exception, said, "train.py:2")
+
+
+IN_WORKER = """
+import concurrent.futures, multiprocessing, torch
+class Samples:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        %s
+def work(index):
+    Samples()[index]
+if __name__ == "__main__":
+    %s
+"""
+LOADER = "next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1)))"
+POOL = "with multiprocessing.Pool(1) as pool: pool.map(work, [0])"
+EXECUTOR = "with concurrent.futures.ProcessPoolExecutor(1) as pool: pool.submit(work, 0).result()"
+SPAWN = "torch.multiprocessing.spawn(work, nprocs=1)"
+
+
+@pytest.mark.parametrize(
+    ("start", "line", "exception", "said"),
+    [
+        (LOADER, "raise ValueError('sample 17')", "ValueError", "sample 17"),
+        (LOADER, "{}['x']", "KeyError", "'x'"),
+        (LOADER, "raise MemoryError", "MemoryError", "no message, raised by `raise MemoryError`"),
+        (LOADER, f'raise ValueError("{QUOTED}")', "ValueError", OWN),
+        (LOADER, "b'\\xff'.decode()", "RuntimeError", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in "
+         "position 0: invalid start byte"),
+        (POOL, "raise ValueError('sample 17')", "ValueError", "sample 17"),
+        (EXECUTOR, "raise ValueError('sample 17')", "ValueError", "sample 17"),
+        (SPAWN, "raise ValueError('sample 17')", "ProcessRaisedException", "ValueError: sample 17"),
+    ],
+)  # fmt: skip
+def test_error_in_a_worker_process_is_reported_as_the_worker_saw_it(
+    ddptrain: ForkServer, tmp_path: Path, *, start: str, line: str, exception: str, said: str
+) -> None:
+    message = report(ddptrain, tmp_path, IN_WORKER % (line, start))
+    assert summary(message) == (exception, said, "train.py:7")
+
+
+def test_exception_of_a_worker_that_follows_another_is_the_last(ddptrain: ForkServer, tmp_path: Path) -> None:
+    lines = "try: {}['x']\n        except KeyError: raise ValueError('sample 17')"
+    assert summary(report(ddptrain, tmp_path, IN_WORKER % (lines, LOADER))) == ("ValueError", "sample 17", "train.py:8")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups")
+def test_group_is_reported_by_its_first_exception_and_the_number_of_others(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    text = (
+        "import asyncio\n"
+        "async def load(number):\n    raise ValueError(f'sample {number}')\n"
+        "async def main():\n    async with asyncio.TaskGroup() as group:\n"
+        "        for number in (17, 18, 19): group.create_task(load(number))\n"
+        "asyncio.run(main())\n"
+    )
+    said = "sample 17; and 2 more in the ExceptionGroup 'unhandled errors in a TaskGroup'"
+    assert summary(report(ddptrain, tmp_path, text)) == ("ValueError", said, "train.py:3")
+    nested = "raise BaseExceptionGroup('outer', [ExceptionGroup('inner', [KeyError('x')]), SystemExit(3)])\n"
+    said = "'x'; and 1 more in the BaseExceptionGroup 'outer'"
+    assert summary(report(ddptrain, tmp_path, nested)) == ("KeyError", said, "train.py:1")
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            "RuntimeError('step failed') from error",
+            "step failed; caused by ValueError: sample 17 has 3 channels (train.py:3)",
+        ),
+        ("RuntimeError(f'step failed: {error}') from error", "step failed: sample 17 has 3 channels"),
+        ("RuntimeError('step failed')", "step failed"),
+    ],
+)
+def test_exception_raised_from_another_names_that_and_its_place(
+    ddptrain: ForkServer, tmp_path: Path, raised: str, said: str
+) -> None:
+    text = f"{FAIL}try:\n    fail()\nexcept ValueError as error:\n    raise {raised}\n"
+    assert summary(report(ddptrain, tmp_path, text)) == ("RuntimeError", said, "train.py:7")

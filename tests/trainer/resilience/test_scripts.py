@@ -242,34 +242,6 @@ def test_steps_between_reports_are_signs_of_life(monkeypatch: pytest.MonkeyPatch
     assert heartbeat.last.step == 50
 
 
-IN_WORKER = """
-import torch
-class Samples:
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        raise ValueError(f"sample {index} has 3 channels")
-def work(index):
-    Samples()[index]
-if __name__ == "__main__":
-    %s
-"""
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1)))",
-        "torch.multiprocessing.spawn(work, nprocs=1)",
-    ],
-)
-def test_error_in_a_worker_process_is_reported_as_the_worker_saw_it(
-    ddptrain: ForkServer, tmp_path: Path, line: str
-) -> None:
-    message = run(ddptrain, written(tmp_path, IN_WORKER % line), code=1).message()
-    assert (message["message"], message["where"]) == ("ValueError: sample 0 has 3 channels", "train.py:7")
-
-
 def test_rank_whose_threads_go_on_reports_its_exception_at_once(ddptrain: ForkServer, tmp_path: Path) -> None:
     text = (
         "import os, threading, time\n"

@@ -19,7 +19,7 @@ from typing import Any
 from ddprun import exit_codes
 from ddprun.errors import PeerLost, Stopped, TrainerError, classify
 from ddprun.files import Json, dumps_json
-from ddprun.raised import LONGEST_TEXT, message_of, where
+from ddprun.raised import LONGEST_TEXT, caused_by, first_of, message_of, where
 
 # 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
 # accept all three.
@@ -82,10 +82,12 @@ def failure(
     error: BaseException, *, rank: int | None, progress: Mapping[str, Any], within: BaseException | None = None
 ) -> Report:
     """Return the report of a rank that ends with ``error``. within: see ``raised.where``."""
-    typed = classify(error)
+    first, others = first_of(error)
+    typed = classify(first)
     name = type(typed).__name__
-    report = failed(exit_codes.USER_ERROR, name[:100], message_of(typed) or name, rank=rank, progress=progress)
-    report |= {"exception": name, "where": where(error, within=within)}
+    message = message_of(typed) + ("" if isinstance(typed, TrainerError) else caused_by(typed)) + others
+    report = failed(exit_codes.USER_ERROR, name[:100], message, rank=rank, progress=progress)
+    report |= {"exception": name, "where": where(first, within=within if first is error else error)}
     if not isinstance(typed, TrainerError):
         return report | {"traceback": "".join(traceback.format_exception(error))[-LONGEST_TEXT:]}
     report |= {"code": typed.code, "kind": typed.kind, "cause": typed.cause}
