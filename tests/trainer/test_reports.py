@@ -318,6 +318,12 @@ def test_a_rank_aborted_by_the_nccl_watchdog_lost_a_peer(line: bytes) -> None:
     assert root_cause([aborted, killed])["rank"] == 1
 
 
+def test_rank_whose_dump_crashed_while_the_nccl_watchdog_aborted_it_lost_a_peer() -> None:
+    crashed = ended(0, 0, 1.0, signal_number=11, reported=False)
+    crashed.tail.extend((NCCL[0], b"Fatal Python error: Aborted", b"", b"Thread 0x00007f (most recent call first):"))
+    assert root_cause([crashed])["cause"] == "peer"
+
+
 @pytest.mark.parametrize(
     "reason",
     [

@@ -269,6 +269,16 @@ def running_frame(stacks: str) -> str | None:
     return None
 
 
+def crashed_frame(stacks: str) -> str | None:
+    """Return ``file.py:line`` of the program's innermost frame in the thread of a fatal signal, by faulthandler's dump.
+
+    A thread that Python does not know has no frames: then it is that of the training thread.
+    """
+    current = next((thread for thread in stacks.split("\n\n") if thread.startswith("Current thread")), "")
+    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(current)]
+    return innermost_frame(reversed(frames)) or training_frame(stacks)
+
+
 def _training_threads(stacks: str) -> Iterator[list[re.Match[str]]]:
     """Yield the frames, the innermost first, of the thread in which the launcher's code has started the rank.
 

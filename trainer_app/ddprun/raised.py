@@ -95,7 +95,8 @@ def caused_by(error: BaseException) -> str:
         return ""
     place = where(cause, within=error)
     at = f" ({place})" if place and place != where(error) else ""
-    return f"; caused by {type(cause).__name__}: {message_of(cause).partition(chr(10))[0][:_LONGEST_CAUSE].strip()}{at}"
+    said = message_of(cause).split("\n")[0][:_LONGEST_CAUSE].strip()
+    return f"; caused by {type(cause).__name__}: {said}{at}"
 
 
 def handled_by(leaving: SystemExit) -> Exception | None:

@@ -197,3 +197,46 @@ def test_exception_raised_from_another_names_that_and_its_place(
 ) -> None:
     text = f"{FAIL}try:\n    fail()\nexcept ValueError as error:\n    raise {raised}\n"
     assert summary(report(ddptrain, tmp_path, text)) == ("RuntimeError", said, "train.py:7")
+
+
+CRASH = "import ctypes\nctypes.string_at(0)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (CRASH, "train.py:2"),
+        (f"import faulthandler\nfaulthandler.enable()\n{CRASH}", "train.py:4"),
+        ("import ctypes, threading\ndef work():\n    ctypes.string_at(0)\n"
+         "thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n", "train.py:3"),
+        ("import ctypes\ndef down(depth):\n    if depth == 0:\n        ctypes.string_at(0)\n"
+         "    down(depth - 1)\ndown(80)\n", "train.py:4"),
+        (f"import os\nif os.fork() == 0:\n    os.abort()\nos.wait()\n{CRASH}", "train.py:6"),
+    ],
+    ids=["alone", "own-faulthandler", "thread", "deep", "after-a-child"],
+)  # fmt: skip
+def test_segmentation_fault_is_reported_at_its_line(
+    ddptrain: ForkServer, tmp_path: Path, text: str, where: str
+) -> None:
+    failed = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, text), code=139)
+    message = failed.message()
+    assert (message["kind"], message["signal"], message["where"]) == ("Killed", 11, where), failed.output()
+    assert message["next"] == f"the stack of rank {message['rank']} is in the output above"
+    assert "Fatal Python error: Segmentation fault\n" in failed.output()
+
+
+def test_abort_is_reported_with_its_line_and_what_the_library_printed(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = "import os\nos.write(2, b'free(): invalid pointer\\n')\nos.abort()\n"
+    message = report(ddptrain, tmp_path, text, 134)
+    assert message["message"] == "rank 0 was killed by SIGABRT; its last line: free(): invalid pointer"
+    assert (message["signal"], message["where"]) == (6, "train.py:3")
+
+
+def test_killed_rank_has_no_place_of_an_earlier_crash(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = "import os\nif os.fork() == 0:\n    os.abort()\nos.wait()\nos.kill(os.getpid(), 9)\n"
+    assert report(ddptrain, tmp_path, text, 137)["where"] is None
+
+
+def test_executable_that_crashes_has_no_place_and_the_advice_for_the_next_run(ddptrain: ForkServer) -> None:
+    message = run(ddptrain, "--no-python", "sh", "-c", "kill -SEGV $$", code=139).message()
+    assert (message["where"], message["next"]) == (None, "set PYTHONFAULTHANDLER=1 to print the stack of the next one")

@@ -7,6 +7,7 @@ runtimes, but not the threads that would release them.
 
 import collections
 import contextlib
+import faulthandler
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from ddprun.diagnostics import Diagnostics
+from ddprun.diagnostics import Diagnostics, crashed_frame
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import Stopped, TrainerError, cuda_error, exited_early, nccl_error
 from ddprun.files import Json, close_all_but, dumps_json, open_descriptors
@@ -41,6 +42,9 @@ from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _CANCEL_INTERVAL = 0.1  # seconds
 LONGEST_LINE = 65536  # bytes
+_LAST_LINES = 50  # that may say why a signal ended a rank
+_CRASH = "Fatal Python error: "  # by faulthandler, which then prints the stacks
+_CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 _PF_EXITING = 4  # linux/sched.h
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
@@ -77,7 +81,7 @@ class WorkerProcess:
     prefix: bytes = b""  # of each line that is printed
     log: BinaryIO | None = None
     process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
-    tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=50))
+    tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=4 * _LAST_LINES))
     unfinished: bytes = b""
     ending: bytes = b""  # as JSON
     status: int | None = None
@@ -181,6 +185,8 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
             _replace(0, os.open(os.devnull, os.O_RDONLY))
         os.dup2(spec.output, 1)
         _replace(2, spec.output)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(2)  # the report of a crash reads the line from the output
         for descriptor in (spec.reports, *astuple(spec.diagnostics)):
             os.set_inheritable(descriptor, False)  # by programs that the rank starts
         os.environ |= ranks.environment()
@@ -356,21 +362,7 @@ def report_of(worker: WorkerProcess) -> Report:
     if code < 0 and worker.returned:
         return termination.done(f"rank {worker.rank} ended its script, and its process by a signal", rank=worker.rank)
     if code < 0:
-        report = termination.killed(-code, rank=worker.rank, progress=place)
-        tail = b"\n".join(worker.tail).decode(errors="replace")
-        if own := _OWN_CUDA.search(tail):
-            line = tail[tail.rfind("\n", 0, own.start()) + 1 :].partition("\n")[0].strip()
-            error = cuda_error(line)
-            report |= _explained(report, error)
-            if -code == signal.SIGABRT:  # raised by Python or by NCCL's watchdog, whichever was faster
-                report |= {"kind": error.kind}
-        elif -code == signal.SIGABRT and _NCCL_LOST.search(tail):
-            failed = nccl_error(tail)
-            if failed is None or failed.cause == "peer":
-                report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
-            else:
-                report |= _explained(report, failed)
-        return report
+        return _report_of_signal(worker, -code, place)
     message = f"rank {worker.rank} exited with code {code} and no report"
     if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):
         message += f"; its last line: {last_line.decode(errors='replace').strip()[:300]}"
@@ -379,6 +371,36 @@ def report_of(worker: WorkerProcess) -> Report:
     if code == 0:
         return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     return termination.failed(code, "Error", message, rank=worker.rank, progress=place)
+
+
+def _report_of_signal(worker: WorkerProcess, number: int, place: dict[str, Any]) -> Report:
+    """Return the report of a rank that a signal has ended, with what its last lines say about the cause."""
+    report = termination.killed(number, rank=worker.rank, progress=place)
+    tail, stacks = b"\n".join(worker.tail).decode(errors="replace"), ""
+    if number in _CRASHES and _CRASH in tail:
+        tail, _, stacks = tail.rpartition(_CRASH)
+    if where := crashed_frame(stacks):
+        report |= {"where": where}
+        if number != signal.SIGBUS:
+            report |= {"next": f"the stack of rank {worker.rank} is in the output above"}
+    last_lines = tail.strip().split("\n")[-_LAST_LINES:]
+    tail = "\n".join(last_lines)
+    aborted = number == signal.SIGABRT or stacks.startswith("Aborted")  # a dump of changing threads may end by SIGSEGV
+    if own := _OWN_CUDA.search(tail):
+        line = tail[tail.rfind("\n", 0, own.start()) + 1 :].partition("\n")[0].strip()
+        error = cuda_error(line)
+        report |= _explained(report, error)
+        if aborted:  # raised by Python or by NCCL's watchdog, whichever was faster
+            report |= {"kind": error.kind}
+    elif aborted and _NCCL_LOST.search(tail):
+        failed = nccl_error(tail)
+        if failed is None or failed.cause == "peer":
+            report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
+        else:
+            report |= _explained(report, failed)
+    elif aborted and tail:  # a library says why before it aborts the process
+        report |= {"message": f"{report['message']}; its last line: {last_lines[-1].strip()[:300]}"}
+    return report
 
 
 def _explained(report: Report, error: TrainerError) -> Report:
