@@ -3,6 +3,8 @@
 import builtins
 import linecache
 import re
+import signal
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from ddprun.code_frames import innermost
 
 LONGEST_TEXT = 50_000  # characters of an error that are kept: some print all their data
 _LONGEST_CAUSE = 300
+_DYING = 1.0  # seconds that a process takes to end after its connections have closed
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAMES = re.compile(r"(?:[ \t][^\n]*\n|\n)+")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.M)
@@ -97,6 +100,25 @@ def caused_by(error: BaseException) -> str:
     at = f" ({place})" if place and place != where(error) else ""
     said = message_of(cause).split("\n")[0][:_LONGEST_CAUSE].strip()
     return f"; caused by {type(cause).__name__}: {said}{at}"
+
+
+def killed_worker(error: BaseException) -> tuple[int, int] | None:
+    """Return pid and signal of a worker of the DataLoader that the error was raised in; None if no signal ended one.
+
+    torch names the signal if its handler of SIGCHLD runs in time; else the error is, for example, of the connection.
+    """
+    frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    loaders = (each for each in frames if type(each).__name__ == "_MultiProcessingDataLoaderIter")
+    workers = [worker for loader in loaders for worker in getattr(loader, "_workers", ())]
+    is_broken = isinstance(error, (OSError, EOFError)) and not _of_worker(error)
+    end = time.monotonic() + (_DYING if workers and is_broken else 0)
+    while True:
+        for worker in workers:
+            if (code := worker.exitcode or 0) < 0 and code != -signal.SIGTERM:  # by which torch ends the others
+                return worker.pid, -code
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.01)
 
 
 def handled_by(leaving: SystemExit) -> Exception | None:

@@ -204,6 +204,7 @@ class _Run:
             raise
 
     def _failure(self, error: BaseException) -> Ending:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a DataLoader's handler raises, also in what follows
         if isinstance(error, SystemExit):
             return Ending(self._exit_report(error))
         if isinstance(error, KeyboardInterrupt):

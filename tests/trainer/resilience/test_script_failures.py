@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,42 @@ def test_killed_rank_has_no_place_of_an_earlier_crash(ddptrain: ForkServer, tmp_
 def test_executable_that_crashes_has_no_place_and_the_advice_for_the_next_run(ddptrain: ForkServer) -> None:
     message = run(ddptrain, "--no-python", "sh", "-c", "kill -SEGV $$", code=139).message()
     assert (message["where"], message["next"]) == (None, "set PYTHONFAULTHANDLER=1 to print the stack of the next one")
+
+
+KILLED_WORKER = """
+import os, signal, torch
+from torch.utils.data import DataLoader, dataloader
+class Samples:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(3)
+batches = iter(DataLoader(Samples(), batch_size=2, num_workers=1))
+%s
+list(batches)
+"""
+OWN_HANDLER = "signal.signal(signal.SIGCHLD, lambda *_: None)"
+# The connection to a worker breaks before the worker has ended, which torch sees only on a busy machine.
+BROKEN = """
+def broken(self, *_):
+    raise ConnectionResetError(104, "Connection reset by peer")
+os.kill(batches._workers[0].pid, signal.SIGKILL)
+type(batches)._try_get_data = broken
+"""
+
+
+@pytest.mark.parametrize("text", ["", OWN_HANDLER, BROKEN, OWN_HANDLER + BROKEN])
+def test_killed_worker_of_a_data_loader_is_named_with_its_signal(
+    ddptrain: ForkServer, tmp_path: Path, text: str
+) -> None:
+    message = report(ddptrain, tmp_path, KILLED_WORKER % text)
+    assert re.search(r"worker .*\(pid \d+\) (was killed by SIGKILL|is killed by signal: Killed)", message["message"])
+    assert message["where"].startswith("train.py:")
+    assert "out-of-memory killer" in message["hint"]
+
+
+def test_error_of_the_program_beside_workers_that_live_stays_as_it_is(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = KILLED_WORKER.replace("if index == 4", "if False") % "next(batches)\nraise ValueError('sample 17')"
+    assert summary(report(ddptrain, tmp_path, text)) == ("ValueError", "sample 17", "train.py:13")

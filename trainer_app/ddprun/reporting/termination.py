@@ -19,7 +19,7 @@ from typing import Any
 from ddprun import exit_codes
 from ddprun.errors import PeerLost, Stopped, TrainerError, classify
 from ddprun.files import Json, dumps_json
-from ddprun.raised import LONGEST_TEXT, caused_by, first_of, message_of, where
+from ddprun.raised import LONGEST_TEXT, caused_by, first_of, killed_worker, message_of, where
 
 # 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
 # accept all three.
@@ -85,10 +85,12 @@ def failure(
     first, others = first_of(error)
     typed = classify(first)
     name = type(typed).__name__
-    message = message_of(typed) + ("" if isinstance(typed, TrainerError) else caused_by(typed)) + others
-    report = failed(exit_codes.USER_ERROR, name[:100], message, rank=rank, progress=progress)
+    report = failed(exit_codes.USER_ERROR, name[:100], message_of(typed) + others, rank=rank, progress=progress)
     report |= {"exception": name, "where": where(first, within=within if first is error else error)}
     if not isinstance(typed, TrainerError):
+        report["message"] += caused_by(typed)
+        if found := killed_worker(typed):
+            report |= _of_killed_worker(*found, message_of(typed).strip())
         return report | {"traceback": "".join(traceback.format_exception(error))[-LONGEST_TEXT:]}
     report |= {"code": typed.code, "kind": typed.kind, "cause": typed.cause}
     report |= {"hint": typed.hint or None, "next": typed.next_step or None}
@@ -97,21 +99,34 @@ def failure(
 
 def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None = None) -> Report:
     """Return the report of a rank that a signal killed before it could write one."""
-    try:
-        name = signal.Signals(signal_number).name
-    except ValueError:
-        name = f"signal {signal_number}"  # most real-time signals have no name
     hint, next_step = _SIGNAL_ADVICE.get(signal_number, (None, None))
     return failed(
         exit_codes.SIGNAL_BASE + signal_number,
         "Killed",
-        f"rank {rank} was killed by {name}",
+        f"rank {rank} was killed by {_name(signal_number)}",
         rank=rank,
         progress=progress,
         signal=signal_number,
         hint=hint,
         next=next_step,
     )
+
+
+def _of_killed_worker(pid: int, signal_number: int, message: str) -> Report:
+    """Return the changed fields of the report of an error that the death of a DataLoader's worker has caused."""
+    if "by signal" not in message:  # torch has seen it in time
+        message += f"; a worker (pid {pid}) was killed by {_name(signal_number)}"
+    hint, next_step = _SIGNAL_ADVICE.get(signal_number, (None, None))
+    if signal_number == signal.SIGSEGV:
+        next_step = "run with num_workers=0: then the report has the line"  # a worker handles this signal itself
+    return {"message": message, "hint": hint, "next": next_step}
+
+
+def _name(signal_number: int) -> str:
+    try:
+        return signal.Signals(signal_number).name
+    except ValueError:
+        return f"signal {signal_number}"  # most real-time signals have no name
 
 
 def root_cause_lines(report: Mapping[str, Any]) -> list[str]:
