@@ -32,6 +32,7 @@ from ddprun import fault_injection, script_interface
 from ddprun.code_frames import is_of_program
 from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
+from ddprun.executable import become
 from ddprun.files import dumps_json
 from ddprun.heartbeat import RETURNED
 from ddprun.preload import import_before_fork, is_path_safe
@@ -115,12 +116,8 @@ class Script:
             print(
                 "environment:", *(f"{name}={os.environ[name]}" for name in torchrun_environment(rank, {})), flush=True
             )
-        command = [self.target, *self.arguments]
         if self.kind == "executable":
-            try:
-                os.execvp(command[0], command)  # noqa: S606 - what the user asks for
-            except OSError as error:
-                raise UsageError(f"cannot start {self.target}: {error.strerror}", next_step="check its path") from error
+            become([self.target, *self.arguments])
         faulthandler.register(SCRIPT_DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
         return _Run(self, rank).run()
 

@@ -280,3 +280,31 @@ def test_killed_worker_of_a_data_loader_is_named_with_its_signal(
 def test_error_of_the_program_beside_workers_that_live_stays_as_it_is(ddptrain: ForkServer, tmp_path: Path) -> None:
     text = KILLED_WORKER.replace("if index == 4", "if False") % "next(batches)\nraise ValueError('sample 17')"
     assert summary(report(ddptrain, tmp_path, text)) == ("ValueError", "sample 17", "train.py:13")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said", "hint", "advice"),
+    [
+        (b"echo hello\n", 0o755, "Exec format error", "its first line names no interpreter", "begin it with #!/bin/sh"),
+        (b"\x7fELF\x02\x01\x01".ljust(18, b"\0") + b"\xff\xff".ljust(46, b"\0"), 0o755, "Exec format error",
+         "it is built for another processor", "use a build for"),
+        (b"#!/opt/absent/python3\r\nprint()\n", 0o755, "No such file or directory",
+         r"its first line names an interpreter that does not exist: '/opt/absent/python3\r'", "correct the first line"),
+        (b"#!/bin/sh\n", 0o644, "Permission denied", "it is not executable", "chmod +x"),
+        (None, 0, "No such file or directory", None, "name a file or a program on PATH"),
+    ],
+    ids=["no-interpreter", "processor", "interpreter-absent", "mode", "absent"],
+)  # fmt: skip
+def test_executable_that_cannot_start_is_explained(
+    ddptrain: ForkServer, tmp_path: Path, *, content: bytes | None, mode: int, said: str, hint: str | None, advice: str
+) -> None:
+    program = tmp_path / "train"
+    if content is not None:
+        program.write_bytes(content)
+        program.chmod(mode)
+    failed = run(ddptrain, "--nproc-per-node", 2, "--no-python", program, code=2)
+    message = failed.message()
+    assert (message["kind"], message["message"]) == ("UsageError", f"cannot start {program}: {said}")
+    assert str(message["hint"]).startswith(str(hint)) and message["next"].startswith(advice), message
+    assert message["where"] is None
+    assert "Traceback" not in failed.output()

@@ -193,7 +193,11 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
         console = Console(ranks.rank, terminal)
         code = spec.program.run(RankProcess(ranks, console, spec.diagnostics, spec.reports))
     except BaseException as error:  # before the worker could report, such as a torch that cannot be imported
-        traceback.print_exc()
+        if isinstance(error, TrainerError):  # of what the user asked for: no code of the program has run
+            print(error.lines(), file=sys.stderr, flush=True)
+            error.__traceback__ = None
+        else:
+            traceback.print_exc()
         report = termination.failure(error, rank=ranks.rank, progress={"phase": "start"})
         with contextlib.suppress(OSError):
             os.write(spec.reports, dumps_json(asdict(Ending(report))).encode())
