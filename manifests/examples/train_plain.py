@@ -9,8 +9,8 @@ without the calls of ddprun: the script saves by itself, and shows no loss.
 """
 
 import argparse
-import gc
 import os
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -95,9 +95,9 @@ def main() -> None:
     while done < total:
         epoch, skip = divmod(done, len(loader))
         sampler.set_epoch(epoch)  # another order in each epoch, the same after a restart
-        for number, (images, labels) in enumerate(loader):
-            if number < skip:  # done before the restart
-                continue
+        torch.manual_seed(1 + epoch * len(loader) * world + rank)  # for random augmentation in workers of the loader
+        for images, labels in islice(loader, skip, None):  # without those that were done before a restart
+            torch.manual_seed(1 + done * world + rank)  # each rank and step drops other units, the same after a restart
             loss = nn.functional.cross_entropy(ddp(images.to(device)), labels.to(device))
             optimizer.zero_grad()
             loss.backward()  # averages the gradients of all ranks
@@ -108,8 +108,6 @@ def main() -> None:
     if rank == 0:
         print(f"finished after {total} steps: accuracy {accuracy(model, test, device):.4f}", flush=True)
     if dist.is_initialized():
-        ddp = loss = None  # DDP holds the process group; a process that frees DDP last may never end
-        gc.collect()
         dist.destroy_process_group()
 
 

@@ -87,6 +87,45 @@ def test_plain_example_resumes(ddptrain: ForkServer, tmp_path: Path) -> None:
     assert "rank 0 resumes after step 24\n" in done(ddptrain, "--epochs", 2, module=PLAIN, folder=tmp_path)
 
 
+# In place of a dropout layer of the user: prints which of 64 units it keeps in each step.
+DROPOUT = """
+class Dropout(nn.Dropout):
+    def forward(self, x):
+        kept = super().forward(torch.ones(64))
+        if self.training:
+            print("kept", "".join("1" if value else "0" for value in kept.tolist()), flush=True)
+        return x
+
+
+def main"""
+
+
+@pytest.mark.parametrize("example", [EXAMPLE, PLAIN], ids=lambda path: path.stem)
+def test_ranks_drop_units_of_their_own_and_a_resumed_run_drops_what_an_undisturbed_one_does(
+    ddptrain: ForkServer, tmp_path: Path, example: Path
+) -> None:
+    script, epochs = tmp_path / "train.py", ("--epochs", 2)
+    text = example.read_text().replace("nn.ReLU(),", "nn.ReLU(), Dropout(0.5),").replace("def main", DROPOUT, 1)
+    script.write_text(text)
+
+    def masks(output: str) -> list[list[str]]:
+        return [re.findall(rf"^\[n0r{rank}\] kept ([01]{{64}})$", output, re.MULTILINE) for rank in (0, 1)]
+
+    def started(folder: str, *flags: object) -> Run:
+        argv = ("--nproc-per-node", 2, *flags, script, *epochs)
+        return start(ddptrain, *argv, module="ddprun", folder=tmp_path / folder)
+
+    undisturbed, broken = started("undisturbed"), started("broken", "--chaos", "crash:1:30")
+    assert (undisturbed.wait(), broken.wait()) == (0, 1), undisturbed.output() + broken.output()
+    resumed = started("broken")
+    assert resumed.wait() == 0, resumed.output()
+    assert "rank 0 resumes after step 20" in resumed.output(), "within an epoch"
+    whole = masks(undisturbed.output())
+    assert [len(of_rank) for of_rank in whole] == [STEPS, STEPS]
+    assert len({*whole[0], *whole[1]}) == 2 * STEPS, "no rank and no step repeats a mask"
+    assert masks(resumed.output()) == [of_rank[20:] for of_rank in whole]
+
+
 def test_example_for_torchrun_trains_and_resumes(ddptrain: ForkServer, tmp_path: Path) -> None:
     config_map, _ = yaml.safe_load_all((EXAMPLES / "torchrun-script.yaml").read_text(encoding="utf-8"))
     text, script = config_map["data"]["train.py"], tmp_path / "train.py"
