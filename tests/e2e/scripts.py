@@ -115,7 +115,7 @@ FAULTS = {
     ),
     "segfault": Fault(
         "ctypes.string_at(0)",
-        ddprun=_said("SIGSEGV", step=STEP, reason="Killed", signal=11),
+        ddprun=_said(f"train.py:{LINE}: Killed: rank 2 was killed by SIGSEGV", step=STEP, reason="Killed", signal=11),
         torchrun=_said(reason="SIGSEGV", signal=11),
     ),
 }

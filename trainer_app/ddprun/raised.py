@@ -121,12 +121,19 @@ def killed_worker(error: BaseException) -> tuple[int, int] | None:
         time.sleep(0.01)
 
 
+def earlier(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that the error was raised from, or in whose handlers, as Python shows them; the last first."""
+    for _ in range(100):  # a chain may be a circle
+        before = error.__cause__ if error.__suppress_context__ else error.__context__
+        if before is None:
+            return
+        yield (error := before)
+
+
 def handled_by(leaving: SystemExit) -> Exception | None:
     """Return the exception whose handler called ``sys.exit``; None for a call outside of a handler."""
-    error: BaseException | None = leaving
-    while isinstance(error, SystemExit):
-        error = error.__cause__ if error.__suppress_context__ else error.__context__
-    return error if isinstance(error, Exception) else None
+    handled = next((error for error in earlier(leaving) if not isinstance(error, SystemExit)), None)
+    return handled if isinstance(handled, Exception) else None
 
 
 def where(error: BaseException, *, within: BaseException | None = None) -> str | None:

@@ -84,14 +84,15 @@ def test_exception_that_a_library_turns_into_sys_exit_is_reported_at_the_line_of
     assert summary(report(ddptrain, tmp_path, text, 2)) == ("ArgumentError", said, "train.py:4")
 
 
-def test_rank_whose_handler_of_a_lost_peer_calls_sys_exit_is_not_the_cause(
-    ddptrain: ForkServer, tmp_path: Path
+@pytest.mark.parametrize("line", ["sys.exit(3)", "raise ValueError('step failed') from error", "{}['clean up']"])
+def test_rank_whose_handler_of_a_lost_peer_fails_is_not_the_cause(
+    ddptrain: ForkServer, tmp_path: Path, line: str
 ) -> None:
     text = (
         "import os, sys\nimport torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "if dist.get_rank() == 1:\n    os._exit(0)\n"
-        "try:\n    dist.barrier()\nexcept RuntimeError as error:\n    print('lost:', error)\n    sys.exit(3)\n"
+        f"try:\n    dist.barrier()\nexcept RuntimeError as error:\n    print('lost:', error)\n    {line}\n"
     )
     failed = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, text), code=1)
     assert (failed.message()["rank"], failed.message()["kind"]) == (1, "ExitedEarly"), failed.output()

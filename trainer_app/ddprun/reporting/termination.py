@@ -19,7 +19,7 @@ from typing import Any
 from ddprun import exit_codes
 from ddprun.errors import PeerLost, Stopped, TrainerError, classify
 from ddprun.files import Json, dumps_json
-from ddprun.raised import LONGEST_TEXT, caused_by, first_of, killed_worker, message_of, where
+from ddprun.raised import LONGEST_TEXT, caused_by, earlier, first_of, killed_worker, message_of, where
 
 # 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
 # accept all three.
@@ -89,6 +89,8 @@ def failure(
     report |= {"exception": name, "where": where(first, within=within if first is error else error)}
     if not isinstance(typed, TrainerError):
         report["message"] += caused_by(typed)
+        if any(isinstance(classify(each), PeerLost) for each in earlier(typed)):
+            report["cause"] = "peer"  # the program has handled the loss, and failed then
         if found := killed_worker(typed):
             report |= _of_killed_worker(*found, message_of(typed).strip())
         return report | {"traceback": "".join(traceback.format_exception(error))[-LONGEST_TEXT:]}
