@@ -68,7 +68,6 @@ def _of_worker(error: BaseException) -> tuple[list[tuple[str, int]], str] | None
     frames = [(file, int(line)) for file, line in _FRAME.findall(lines[0])] if lines else []
     if not lines or not frames:  # of an exception group
         return None
-    frames = [frame for frame in frames if "-packages/" not in frame[0]] or frames  # torch calls the program
     return frames, last[lines.end() :].strip() if by_torch else text
 
 
@@ -151,8 +150,8 @@ def where(error: BaseException, *, within: BaseException | None = None) -> str |
 def _place(error: BaseException, within: BaseException | None = None) -> tuple[Path, int] | None:
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
         return Path(error.filename), error.lineno or 0
-    if found := _of_worker(error):
-        return innermost(found[0])
     raised, callers = (list(traceback.walk_tb(each.__traceback__ if each else None)) for each in (error, within))
     handler = next((n for n, (frame, _) in enumerate(callers) if raised and frame is raised[0][0]), len(callers))
-    return innermost((frame.f_code.co_filename, line) for frame, line in callers[:handler] + raised)
+    frames = [(frame.f_code.co_filename, line) for frame, line in callers[:handler] + raised]
+    found = _of_worker(error)
+    return innermost(frames + (found[0] if found else []))

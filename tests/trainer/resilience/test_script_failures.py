@@ -165,6 +165,18 @@ def test_exception_of_a_worker_that_follows_another_is_the_last(ddptrain: ForkSe
     assert summary(report(ddptrain, tmp_path, IN_WORKER % (lines, LOADER))) == ("ValueError", "sample 17", "train.py:8")
 
 
+def test_error_of_torch_in_a_worker_is_reported_at_the_line_that_took_the_batch(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    text = (
+        "import torch\nfrom torch.utils.data import DataLoader\n"
+        "next(iter(DataLoader([torch.ones(2), torch.ones(3)], batch_size=2, num_workers=1)))\n"
+    )
+    message = report(ddptrain, tmp_path, text)
+    assert message["message"].startswith("stack expects each tensor to be equal size")
+    assert message["where"] == "train.py:3"
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups")
 def test_group_is_reported_by_its_first_exception_and_the_number_of_others(
     ddptrain: ForkServer, tmp_path: Path
