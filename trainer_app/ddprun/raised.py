@@ -13,7 +13,7 @@ from ddprun.code_frames import innermost
 
 LONGEST_TEXT = 50_000  # characters of an error that are kept: some print all their data
 _LONGEST_CAUSE = 300
-_DYING = 1.0  # seconds that a process takes to end after its connections have closed
+_DYING = 3.0  # seconds that a process may take to end after its connections have closed
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAMES = re.compile(r"(?:[ \t][^\n]*\n|\n)+")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.M)
