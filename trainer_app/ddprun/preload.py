@@ -31,7 +31,7 @@ _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LO
 
 
 def is_path_safe() -> bool:
-    """Return whether Python was told by -P, -I or PYTHONSAFEPATH to put no folder before its own on ``sys.path``."""
+    """Return whether the user has excluded the folder of the program from ``sys.path``: -P, -I or PYTHONSAFEPATH."""
     return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))  # since Python 3.11
 
 

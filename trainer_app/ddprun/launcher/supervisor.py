@@ -435,7 +435,7 @@ class Supervisor:
                         self._end_within(_PEER_GRACE)  # else each rank ends by itself, within the grace
 
     def _name_stopped(self, by_pid: Mapping[int, WorkerProcess]) -> None:
-        """Say which ranks were stopped or continue, such as by a debugger: meanwhile their peers wait for them."""
+        """Say which ranks were stopped, and which continue: meanwhile their peers wait for them."""
         with contextlib.suppress(ChildProcessError):
             while changed := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
                 if worker := by_pid.get(changed.si_pid):
