@@ -16,6 +16,7 @@ from ddpjob.local.state import StateFolder
 from tests.cli.program import ROOT, Done, Program, shell_job
 from tests.local.builders import OF_A_CLUSTER_ALONE
 from tests.processes import eventually
+from tests.soak import ALL
 
 SCRIPT = """
 import argparse
@@ -44,6 +45,15 @@ def test_script_runs_on_several_nodes(ddpjob: Program, tmp_path: Path, launcher:
     assert done.code == 0, done
     assert f"{printed_by} | sum 5 over 2 ranks" in done.out
     assert ddpjob.job("sum-up")["spec"]["numNodes"] == 2
+
+
+@pytest.mark.parametrize("number", range(100 if ALL else 2))
+def test_ordinary_script_ends_in_its_first_life(ddpjob: Program, number: int) -> None:
+    """Where its ranks may restart in place, every second one hung when DistributedDataParallel was freed."""
+    done = ddpjob("run", "tests/e2e/ends.py", "--nodes", "2", "--nproc", "2", cwd=ROOT)
+    assert done.code == 0, done
+    status = ddpjob.job("ends")["status"]
+    assert (status["attempt"], status.get("restarts", 0)) == (1, 0), status
 
 
 FAILING = """

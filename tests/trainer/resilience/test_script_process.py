@@ -217,7 +217,10 @@ def test_process_that_the_script_forks_ends_as_under_python_and_says_nothing_of_
     [
         ("for _ in range(5): sys.stdout.write('.')\nos._exit(3)", "[n0r1] .....\n"),
         ("sys.stdout.buffer.write(b'raw')\nos.kill(os.getpid(), 9)", "[n0r1] raw\n"),
-        ("print('flushed', end=' ', flush=True)\nprint('begun', end='')\nos.kill(os.getpid(), 9)", "[n0r1] flushed begun\n"),
+        (
+            "print('flushed', end=' ', flush=True)\nprint('begun', end='')\nos.kill(os.getpid(), 9)",
+            "[n0r1] flushed begun\n",
+        ),
         ("print('out', end='')\nprint('err', end='', file=sys.stderr)\nos._exit(3)", "[n0r1] out\n[n0r1] err\n"),
         ("sys.stdout = None\nsys.stdout = sys.__stdout__\nprint('restored')\nos._exit(3)", "[n0r1] restored\n"),
     ],
