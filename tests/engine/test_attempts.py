@@ -342,6 +342,23 @@ def test_exit_0_after_the_deletion_of_the_pod_is_no_success_unless_a_launcher_sa
     assert world.status["attempt"] == attempts
 
 
+def test_job_whose_training_ended_before_its_suspension_has_succeeded() -> None:
+    """Ctrl-C at a `ddpjob run` whose script had returned, with a thread that did not end: it would train again."""
+    for outcome, state in (("stopped", "Suspended"), ("succeeded", "Succeeded")):
+        world = a_running_world(a_job())
+        world.job["spec"]["suspend"] = True
+        world.reconcile(crash_after=1)
+        assert world.status["state"] == "Suspended"
+        for rank in (0, 1):
+            pod = world.set_pod(rank, ended(0, message=f'{{"outcome": "{outcome}"}}'))
+            pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+        world.settle()
+        assert world.status["state"] == state
+        world.job["spec"]["suspend"] = False
+        world.settle()
+        assert world.status["attempt"] == (1 if state == "Succeeded" else 2)
+
+
 def test_node_that_succeeds_while_another_one_needs_it_is_to_blame_for_the_lost_peer() -> None:
     """Under ddprun and under torchrun: in each attempt "a peer was lost", and its node was suspected to be down."""
     world = a_running_world(a_job(numNodes=3))

@@ -123,6 +123,11 @@ class PodView:
         return self.state in ("succeeded", "failed")
 
     @property
+    def reports_success(self) -> bool:
+        """Whether its launcher says that the training has ended, and not only that it obeyed a signal."""
+        return self.report is not None and self.report.outcome == "succeeded"
+
+    @property
     def holds_resources(self) -> bool:
         """Whether a container runs that nothing stops."""
         return not (self.stopped or self.deleting or self.is_told)

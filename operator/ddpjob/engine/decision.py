@@ -119,7 +119,7 @@ def decide(s: JobState) -> Decision:
 
 
 def _success(s: JobState) -> Decision | None:
-    if s.attempt.is_closed or not s.all_succeeded:
+    if not s.all_succeeded:
         return None
     if s.job.spec.success_policy == "NodeZero":
         return Decision("succeed", "NodeZeroSucceeded", f"node 0 of attempt {s.attempt.number} succeeded")

@@ -71,10 +71,12 @@ class JobState:
     @cached_property
     def succeeded_nodes(self) -> frozenset[int]:
         """node_ranks of this attempt that exited with 0, including those whose pods no longer exist."""
-        recorded = frozenset(self.before.succeeded_nodes or ())
-        if self.attempt.is_closed:
-            return recorded  # exit code 0 after the end of the attempt answers the operator's own SIGTERM
-        return recorded | {node_rank for node_rank, pod in self.current.items() if pod.state == "succeeded"}
+        ended = {node_rank: pod for node_rank, pod in self.current.items() if pod.state == "succeeded"}
+        if (
+            self.attempt.is_closed
+        ):  # exit code 0 then answers the operator's own SIGTERM, unless a launcher knows better
+            ended = {node_rank: pod for node_rank, pod in ended.items() if pod.reports_success}
+        return frozenset(self.before.succeeded_nodes or ()) | ended.keys()
 
     @cached_property
     def newest_attempt(self) -> int:

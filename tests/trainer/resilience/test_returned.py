@@ -14,7 +14,8 @@ pytestmark = pytest.mark.together
 
 # A thread that is no daemon keeps the process of rank 1.
 LINGERS = (
-    "import os, threading, time\n"
+    "import ddprun, os, threading\n"
+    "ddprun.report(step=1)\n"
     "def upload(): threading.Event().wait()\n"
     "if os.environ['RANK'] == '1': threading.Thread(target=upload).start()\n"
     "print('returned', flush=True)\n"
@@ -36,9 +37,9 @@ def test_rank_that_lingers_after_its_script_is_named_with_its_thread(ddptrain: F
     said = "warning: rank 1 (node 0) has ended its script, and its process has not ended after"
     wait_until(lambda: said in started.output(), "the launcher to name rank 1")
     now = started.progress()
-    assert now is not None
+    assert now is not None and now["phase"] == "close"
     assert {name: now["stall"][name] for name in ("rank", "phase", "where")} == {
-        "rank": 1, "phase": "close", "where": "train.py:2"
+        "rank": 1, "phase": "close", "where": "train.py:3"
     }  # fmt: skip
     started.stop()
     assert started.wait() == 0

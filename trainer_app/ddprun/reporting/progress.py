@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.files import BackgroundWrite, Json, dumps_json, finite, write_atomically
-from ddprun.heartbeat import HeartbeatRecord
+from ddprun.heartbeat import RETURNED, HeartbeatRecord
 from ddprun.reporting.progress_port import ProgressPort
 from ddprun.shared_text import SharedText
 
@@ -162,7 +162,7 @@ def shared_snapshot(text: str, heartbeat: HeartbeatRecord) -> Json | None:
     """Return the report in a rank's shared text, with its age now; None if the rank has written none.
 
     Args:
-        heartbeat: of the rank, which has quick steps that the report has not.
+        heartbeat: of the rank, which has quick steps and the end of the script, which the report has not.
     """
     if not text:
         return None
@@ -170,6 +170,8 @@ def shared_snapshot(text: str, heartbeat: HeartbeatRecord) -> Json | None:
     seq, changed = values.pop("seq"), values.pop("changed")
     if values.pop("isCounted", False) and heartbeat.step > values["step"]:
         values["step"], changed = heartbeat.step, heartbeat.time
+    if heartbeat.phase == RETURNED:
+        values["phase"] = RETURNED
     return _report(seq, changed, values)
 
 
