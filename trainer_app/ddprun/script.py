@@ -147,7 +147,7 @@ class _Run:
         if ending and is_rank:
             self._send(ending)
         _end_of_interpreter(threading._shutdown)  # type: ignore[attr-defined]
-        if is_rank and not ending and not script_interface.stop_was_asked():
+        if is_rank and not ending and not script_interface.stop_was_asked() and not _awaited_processes():
             ending = self._success()
             self._send(ending)
         _end_of_interpreter(atexit._run_exitfuncs)  # a checkpoint that a handler saves after a stop counts
@@ -162,7 +162,8 @@ class _Run:
             if os.getpid() != self._process:
                 return None
             script_interface.report_counted()
-            self._heartbeat.mark(RETURNED, limit=math.inf)
+            if not _awaited_processes():
+                self._heartbeat.mark(RETURNED, limit=math.inf)
             if not script_interface.stop_was_asked():
                 fault_injection.check_occurred(self._fault)
         except BaseException as error:
@@ -330,6 +331,12 @@ def _show(error: BaseException) -> None:
         print(typed.lines(), file=sys.stderr, flush=True)
     elif not hooked:
         traceback.print_exception(error)
+
+
+def _awaited_processes() -> bool:
+    """Return whether processes of multiprocessing run that an exit handler waits for: they may be the training."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and any(not child.daemon for child in processes.active_children())
 
 
 def _end_of_interpreter(step: Callable[[], None]) -> None:

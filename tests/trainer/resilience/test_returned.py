@@ -22,20 +22,42 @@ LINGERS = (
 )
 
 
+NAMED = "warning: rank 1 (node 0) has ended its script, and its process has not ended after"
+SOON = (
+    "import ddprun.launcher.hang_detector as detector, ddprun.launcher.supervisor as supervisor\n"
+    "detector._LINGERING, supervisor._IDLE = 1.0, 0.5\n"
+)
+
+
 def test_stop_after_the_script_has_returned_is_a_success(ddptrain: ForkServer, tmp_path: Path) -> None:
-    started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, LINGERS), module="ddprun")
-    wait_until(lambda: started.output().count("returned") == 2 and len(started.ranks()) == 1, "only rank 1 to be left")
+    started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, LINGERS), module="ddprun", first=SOON)
+    wait_until(lambda: NAMED in started.output(), "the launcher to name rank 1")
     started.stop()
     assert started.wait() == 0
     assert started.message()["outcome"] == "succeeded"
 
 
+@pytest.mark.parametrize("trains_in", ["threading.Thread", "multiprocessing.get_context('fork').Process"])
+def test_stop_is_no_success_while_a_thread_or_process_of_the_script_works(
+    ddptrain: ForkServer, tmp_path: Path, trains_in: str
+) -> None:
+    """Python waits for both at its end; they may be the training, before its first step."""
+    text = (
+        "import multiprocessing, threading, time\n"
+        "def work():\n"
+        "    print('works', flush=True)\n"
+        "    while True: sum(range(10000))\n"
+        f"{trains_in}(target=work).start()\n"
+    )
+    started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, text), module="ddprun", first=SOON)
+    wait_until(lambda: started.output().count("works") == 2, "both ranks to work")
+    started.stop()
+    assert started.wait() == 75, started.output()
+
+
 def test_rank_that_lingers_after_its_script_is_named_with_its_thread(ddptrain: ForkServer, tmp_path: Path) -> None:
-    soon = "import ddprun.launcher.hang_detector as detector; detector._LINGERING = 1.0"
-    script = written(tmp_path, LINGERS)
-    started = ddptrain.start("--nproc-per-node", 2, script, module="ddprun", first=soon)
-    said = "warning: rank 1 (node 0) has ended its script, and its process has not ended after"
-    wait_until(lambda: said in started.output(), "the launcher to name rank 1")
+    started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, LINGERS), module="ddprun", first=SOON)
+    wait_until(lambda: NAMED in started.output(), "the launcher to name rank 1")
     now = started.progress()
     assert now is not None and now["phase"] == "close"
     assert {name: now["stall"][name] for name in ("rank", "phase", "where")} == {

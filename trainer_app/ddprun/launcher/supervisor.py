@@ -42,6 +42,7 @@ _OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that has not 
 _ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
 _INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
+_IDLE = 10.0  # seconds in which a process does nothing after its script has returned
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
 
@@ -379,10 +380,15 @@ class Supervisor:
                     os.kill(worker.pid, number)
 
     def _have_returned(self) -> bool:
-        """Whether the scripts of all ranks have returned without a failure: nothing is left to train."""
+        """Whether the scripts of all ranks have returned without a failure: nothing is left to train.
+
+        A thread that goes on may be the training. It is not if the process has done nothing for some seconds.
+        """
         left = [worker for worker in self._workers if worker.status is None]
         ended = all(processes.report_of(worker)["code"] == 0 for worker in self._workers if worker.status is not None)
-        return bool(left) and ended and all(worker.has_returned and not worker.failed for worker in left)
+        lasting = [worker for worker in left if not processes.sent_report(worker)]
+        idle = not lasting or self._detector.idle_after_return(lasting) >= _IDLE
+        return bool(left) and ended and idle and all(worker.has_returned and not worker.failed for worker in left)
 
     def _end_returned(self, number: int) -> None:
         """End the processes whose scripts have returned: it is no stop of the training, and no failure."""
