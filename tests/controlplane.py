@@ -210,7 +210,10 @@ class ControlPlane:
     def writes(self) -> list[Json]:
         """Return the audit events of all writes so far, in the order of the answers."""
         log = self.folder / "audit.log"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        whole = (
+            log.read_text().rpartition("\n")[0] if log.exists() else ""
+        )  # the last line may be in the middle of a write
+        return [json.loads(line) for line in whole.splitlines()]
 
     def history(self, path: str, since: str) -> list[Json]:
         """Return all watch events of a collection after the resourceVersion ``since``."""

@@ -51,6 +51,8 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     number, nodes = next_number(s, decision), _count_nodes(s, decision)
     attempt = _next_attempt(s, decision, nodes) if number else None
     finishes = decision.kind in ("succeed", "fail")
+    # The nodes of an attempt of another size than the spec's say nothing about the job.
+    forgets = decision.begins_attempt or (decision.ends_attempt and elastic.is_resized(s))
     ends = decision.begins_attempt or finishes or decision.kind == "suspend" or decision.reason == EVICTED
     failures = before.failures
     if decision.failure is not None:
@@ -76,7 +78,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         start_time=before.start_time or (timestamp(s.now) if decision.kind == "start" else None),
         completion_time=timestamp(s.now) if finishes else None,
         active_seconds=int(s.active_seconds) if s.attempt.number and ends else before.active_seconds,
-        succeeded_nodes=[] if decision.begins_attempt else sorted(s.succeeded_nodes),
+        succeeded_nodes=[] if forgets else sorted(s.succeeded_nodes),
         conditions=built,
         world=_world(s, decision, number) if number else before.world,
         nodes=nodes,
