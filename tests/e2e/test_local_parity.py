@@ -172,10 +172,8 @@ def test_command_that_does_not_exist_fails_both_at_once_for_the_same_reason(
     namespace: JobNamespace, operator: Installation, tmp_path: Path
 ) -> None:
     (here, _), (there, _) = run_in_both(BAD_COMMAND, namespace, tmp_path)
-    for job in (here, there):
+    for job, place in ((here, "on this machine"), (there, "in the image")):
         (failure,) = job["status"]["failures"]
         assert (job["status"]["state"], job["status"]["restarts"], failure["reason"]) == ("Failed", 0, "StartError")
         assert condition(job["status"], "Finished")["reason"] == "StartError"
-    assert [failure.get("hint") for failure in here["status"]["failures"]] == [
-        failure.get("hint") for failure in there["status"]["failures"]
-    ]
+        assert place in failure["hint"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.kubectl import condition_of
 from tests.e2e.scripts import Finding, Launcher, acts, objects
 from tests.e2e.trials import Trial, Trials
 from tests.soak import ALL
@@ -29,7 +30,8 @@ def ended(trial: Trial) -> dict[str, Any]:
     script["data"] = {"train.py": ENDS.read_text()}
     del job["spec"]["restartPolicy"]
     trial.kubectl.apply(script, job)
-    return trial.until_finished().status
+    job = trial.until("the end", lambda job: job if condition_of(job, "Finished").get("status") == "True" else None)
+    return dict(job["status"])
 
 
 FAILING = acts(CASES)
