@@ -21,14 +21,14 @@ _NO_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def open_descriptors() -> set[int]:
-    """Return the descriptors of this process."""
-    return set(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only
+    """Return the descriptors of this process, without that of the directory which lists them: it is free again."""
+    return {int(entry.name) for entry in list(Path("/proc/self/fd").iterdir()) if entry.is_symlink()}
 
 
 def close_all_but(kept: Collection[int]) -> None:
     """Close the descriptors of this process, a fork, that are its parent's, except 0 to 2 and ``kept``."""
     for descriptor in open_descriptors() - {0, 1, 2, *kept}:
-        with contextlib.suppress(OSError):  # of the directory itself
+        with contextlib.suppress(OSError):  # of a file on a volume that fails
             os.close(descriptor)
 
 

@@ -124,6 +124,13 @@ def test_preloaded_module_is_imported_once_and_from_the_folder_of_the_script(
     assert sorted(done.output().splitlines()) == [f"[n0r{rank}] {2**19}" for rank in (0, 1)] + ["imported"]
 
 
+def test_file_that_a_preloaded_module_has_opened_is_open_in_the_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\nopened = os.open(__file__, os.O_RDONLY)\n")
+    script = written(tmp_path, "import os\nimport mine\nprint(os.pread(mine.opened, 9, 0))\n")
+    done = run(ddptrain, "--start", "fork", "--preload", "mine", "--nproc-per-node", 2, script)
+    assert sorted(done.output().splitlines()) == ["[n0r0] b'import os'", "[n0r1] b'import os'"]
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
