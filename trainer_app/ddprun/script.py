@@ -162,9 +162,10 @@ class _Run:
             if os.getpid() != self._process:
                 return None
             script_interface.report_counted()
+            was_stopped = script_interface.stop_was_asked()
             if not _awaited_processes():
-                self._heartbeat.mark(RETURNED, limit=math.inf)
-            if not script_interface.stop_was_asked():
+                self._heartbeat.mark("stop" if was_stopped else RETURNED, limit=math.inf)
+            if not was_stopped:
                 fault_injection.check_occurred(self._fault)
         except BaseException as error:
             return self._failure(error)

@@ -307,8 +307,12 @@ class HangDetector:
 
     def idle_after_return(self, workers: Sequence[WorkerProcess]) -> float:
         """Return for how many seconds none of the ranks, whose scripts have all returned, has done anything."""
-        running = [self._pauses.get(worker.rank) for worker in workers if worker.status is None]
-        return min((min(pause.idle.seconds, pause.beats.seconds) if pause else 0.0 for pause in running), default=0.0)
+        pauses = [self._pauses.get(worker.rank) for worker in workers if worker.status is None]
+        return min((min(p.idle.seconds, p.beats.seconds) if p else 0.0 for p in pauses), default=math.inf)
+
+    def linger(self, workers: Sequence[WorkerProcess]) -> bool:
+        """Return whether the ranks, whose scripts have all returned, do nothing any more: no checkpoint is written."""
+        return self.idle_after_return(workers) >= _LINGERING
 
     def snapshots(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
         """Ask every running rank for its dumps, wait for them, and return the ranks' states.

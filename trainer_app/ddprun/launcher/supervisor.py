@@ -42,7 +42,6 @@ _OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that has not 
 _ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
 _INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
-_IDLE = 10.0  # seconds in which a process does nothing after its script has returned
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
 
@@ -368,7 +367,8 @@ class Supervisor:
             number = self.signals.pending.pop(0)
             if number == signal.SIGCHLD:
                 continue
-            if self.stop_signal is None and self._have_returned():
+            unsent = [worker for worker in self._workers if not worker.ending]  # their threads have not ended
+            if self.stop_signal is None and self._have_returned() and self._detector.linger(unsent):
                 self._end_returned(number)
                 continue
             if self.stop_signal is None:
@@ -380,15 +380,10 @@ class Supervisor:
                     os.kill(worker.pid, number)
 
     def _have_returned(self) -> bool:
-        """Whether the scripts of all ranks have returned without a failure: nothing is left to train.
-
-        A thread that goes on may be the training. It is not if the process has done nothing for some seconds.
-        """
+        """Whether the scripts of all ranks have returned without a failure: nothing is left to train."""
         left = [worker for worker in self._workers if worker.status is None]
         ended = all(processes.report_of(worker)["code"] == 0 for worker in self._workers if worker.status is not None)
-        lasting = [worker for worker in left if not processes.sent_report(worker)]
-        idle = not lasting or self._detector.idle_after_return(lasting) >= _IDLE
-        return bool(left) and ended and idle and all(worker.has_returned and not worker.failed for worker in left)
+        return bool(left) and ended and all(worker.has_returned and not worker.failed for worker in left)
 
     def _end_returned(self, number: int) -> None:
         """End the processes whose scripts have returned: it is no stop of the training, and no failure."""
