@@ -249,6 +249,19 @@ def test_a_pause_until_the_failure_is_stalled_and_then_all_is_recovery() -> None
     assert (spent(world)["stalled"], spent(world)["recovering"], current(world)) == (118, 13, "training")
 
 
+@pytest.mark.parametrize("seconds", [1e-300, 1e308, 1e300, float("nan")])
+def test_a_pause_with_a_step_of_no_possible_time_is_counted(seconds: float) -> None:
+    world = a_training_world()
+    report(world, step=51, ageSeconds=24.0, pause={"stepSeconds": seconds})
+    world.settle()
+    shown = recorded_status(world.status).pause
+    assert shown is not None and len(shown.text(world.now)) < 100
+    world.forward(100)
+    report(world, step=2**53)
+    world.settle()
+    assert recorded_status(world.status).pause is None and current(world) == "training"
+
+
 def test_a_pause_while_steps_are_repeated_is_not_lost_time() -> None:
     world = a_training_world()
     report(world, step=51)

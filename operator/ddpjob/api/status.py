@@ -6,7 +6,6 @@
 Metrics of the training (loss, accuracy) are strings, because JSON has no NaN and floats change in a round trip.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -189,12 +188,12 @@ class PauseStatus(StatusPart):
 
     @property
     def median(self) -> float | None:
-        """``step_seconds`` as a number; None if any program has reported something else."""
+        """``step_seconds`` as a number; None if it is no possible time: any program may report it."""
         try:
             seconds = float(self.step_seconds or 0)
         except ValueError:
             return None
-        return seconds if 0 < seconds < math.inf else None
+        return seconds if 1e-6 <= seconds <= 1e9 else None
 
     def text(self, now: datetime) -> str:
         """Return how long the pause has lasted."""
