@@ -53,6 +53,22 @@ def test_stop_is_no_success_while_a_thread_or_process_of_the_script_works(
     assert started.wait() == 75, started.output()
 
 
+def test_rank_that_ends_because_of_a_stop_has_not_returned(ddptrain: ForkServer, tmp_path: Path) -> None:
+    """The signal came to this rank alone, or to another node; its exit handlers may save a checkpoint."""
+    text = (
+        "import atexit, ddprun, os, signal, time\n"
+        "ddprun.should_stop()\n"
+        "atexit.register(lambda: (print('saves', flush=True), [time.sleep(0.1) for _ in iter(int, 1)]))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "while not ddprun.should_stop(): pass\n"
+    )
+    started = ddptrain.start("--stop-grace", 1, written(tmp_path, text), module="ddprun")
+    wait_until(lambda: "saves" in started.output(), "the exit handler")
+    started.stop()
+    assert started.wait() == exit_codes.STOPPED
+    assert started.message()["phase"] == "stop"
+
+
 def test_rank_that_lingers_after_its_script_is_named_with_its_thread(ddptrain: ForkServer, tmp_path: Path) -> None:
     started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, LINGERS), module="ddprun", first=SOON)
     wait_until(lambda: NAMED in started.output(), "the launcher to name rank 1")

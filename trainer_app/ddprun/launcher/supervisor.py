@@ -367,7 +367,7 @@ class Supervisor:
             number = self.signals.pending.pop(0)
             if number == signal.SIGCHLD:
                 continue
-            unsent = [worker for worker in self._workers if not worker.ending]  # their threads have not ended
+            unsent = [w for w in self._workers if not (w.ending or w.returned)]  # their threads have not ended
             if self.stop_signal is None and self._have_returned() and self._detector.linger(unsent):
                 self._end_returned(number)
                 continue
