@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ddpjob.client.verdict.facts import Facts
 from ddpjob.client.verdict.waiting import queue_of
 from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Elder
+from ddpjob.local import admission as local
 from tests.builders import NOW, SETTINGS, UID, World, a_job, a_running_world, ended, failed, running
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
@@ -34,6 +36,13 @@ def why(world: World, **more: Any) -> Explanation:
     """Return the verdict, whose JSON fits the committed schema."""
     found = explain(facts(world, **more))
     assert not list(faults(json.loads(json.dumps(found.wire())), SCHEMA))
+    return found
+
+
+def why_here(world: World, *, is_run: bool = True) -> Explanation:
+    """Return the verdict in local mode, which names nothing of a cluster."""
+    found = explain(replace(facts(world, is_run=is_run), settings=local.SETTINGS))
+    assert not OF_A_CLUSTER_ALONE.search(f"{found.sentence} {found.hint} {found.next}"), found
     return found
 
 
@@ -613,6 +622,21 @@ def test_a_change_that_the_operator_has_not_seen_for_long() -> None:
     assert why(world).stage == "FirstStep"
 
 
+def test_verdicts_on_a_job_of_this_machine() -> None:
+    new, world = World(a_job()), a_running_world(a_job())
+    new.job["metadata"]["creationTimestamp"] = timestamp(NOW)
+    stages = [why_here(new).stage]
+    new.forward(100)
+    stages.append(why_here(new).stage)
+    for quiet in (45, 150):
+        training(world, 2000, pause={"stepSeconds": 0.05}, ageSeconds=0.0)
+        world.forward(quiet)
+        stages.append(why_here(world).stage)
+    world.job["spec"]["suspend"] = True
+    stages.append(why_here(world, is_run=False).stage)
+    assert stages == ["Starting", "OperatorDown", "Running", "Hang", "Suspended"]
+
+
 def test_a_delay_that_has_passed_is_overdue_unless_the_job_waits_for_its_user() -> None:
     world = a_running_world(a_job(restartPolicy={"backoff": {"initialSeconds": 30}}))
     world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad"))
@@ -625,9 +649,8 @@ def test_a_delay_that_has_passed_is_overdue_unless_the_job_waits_for_its_user() 
     world.forward(30 + 100)
     found = why(world)
     assert (found.stage, found.evidence[0].field) == ("OperatorDown", "status.currentAttempt.ending.until")
-    here = why(world, is_run=True)
-    assert here.sentence.startswith("the process that runs mnist has not acted on the job for some time, so nothing")
-    assert here.hint and here.next and not OF_A_CLUSTER_ALONE.search(f"{here.hint} {here.next}")
+    here = "the process that runs mnist has not acted on the job for some time, so nothing"
+    assert why_here(world).sentence.startswith(here)
     world.job["spec"]["template"] = {"spec": {"nodeSelector": {"disk": "ssd"}}}
     world.job["metadata"]["generation"] = 2
     world.settle()

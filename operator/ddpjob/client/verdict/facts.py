@@ -27,6 +27,11 @@ OVERDUE_SECONDS = 75.0
 """For how long an operator that works may leave a change unseen: its listing finds what its watches lost after 60 s."""
 NO_HEARTBEAT = "NoHeartbeat"
 """Reason of a hang, or of a long pause, that is only inferred from the age of the last report in the status."""
+OF_A_RUN = (
+    "Ctrl-Z or SIGSTOP has stopped it, or the machine is too busy; the ranks train on",
+    "fg in its shell, or kill -CONT with its process id",
+)
+"""Hint and next about a job of this machine that nothing acts on."""
 _LOWER: Mapping[Confidence, Confidence] = {"High": "Medium", "Medium": "Low", "Low": "Low"}
 
 
@@ -108,6 +113,11 @@ class Case:
         """Number of nodes of the recorded attempt."""
         size = self.attempt.size
         return size.nodes if size is not None else int(self.spec.get("numNodes") or 1)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a process of this machine is the operator of the job."""
+        return self.facts.is_run is not None
 
     @property
     def last_failure(self) -> Failure | None:

@@ -104,7 +104,9 @@ def ending(case: Case) -> Explanation | None:
         return None
     until = attempt.ending.until if attempt.ending and waits(attempt, case.facts.now) else None
     when = (
-        f"attempt {attempt.number + 1} starts at {until}" if until else "the next attempt starts when all pods stopped"
+        f"attempt {attempt.number + 1} starts at {until}"
+        if until
+        else "the next attempt starts when all nodes have stopped"
     )
     if failure is None or failure.attempt != attempt.number:
         return case.verdict(
@@ -155,8 +157,8 @@ def _judged(case: Case) -> Explanation | None:
 
 
 def _record(case: Case, pod: PodView, earlier: Any) -> Failure:
-    logs, is_local = case.logs_command(pod.node_rank, pod.attempt), case.facts.settings.is_local
-    judgement: Judgement = judge(evidence_of(pod), earlier, logs, is_local=is_local)
+    logs = case.logs_command(pod.node_rank, pod.attempt)
+    judgement: Judgement = judge(evidence_of(pod), earlier, logs, is_local=case.is_local)
     now = timestamp(case.facts.now)
     return failure_record(pod.attempt, judgement, time=now, action=judgement.action, counted=True, with_log=True)
 

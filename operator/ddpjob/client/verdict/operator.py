@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client.verdict.explanation import Evidence, Explanation
-from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
+from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.attempt import SUSPENDED
 
 _NAMESPACES = "DDPJOB_OPERATOR_NAMESPACES"
@@ -16,11 +16,6 @@ _CONCLUDED = frozenset(
 )
 """Stages that the pods show by themselves; a start of the operator does not change them."""
 _OF_AN_OPERATOR = "pods that run train on; the operator continues from the recorded status when it runs again"
-_OF_A_RUN = (
-    "Ctrl-Z or SIGSTOP has stopped it, or the machine is too busy; the ranks train on",
-    "fg in its shell, or kill -CONT with its process id",
-)
-"""Hint and next about a job of this machine."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +68,10 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
     if found.stage == "OperatorDown" and operator.state != "Down":
         return found.model_copy(update=known)
     reason = "NotReady" if operator.state == "Down" else "NotReconciled"
-    is_local = case.facts.is_run is not None
-    who = f"the process that runs {case.name}" if is_local else "the operator"
+    who = f"the process that runs {case.name}" if case.is_local else "the operator"
     what = f"{who} is down" if state == "Down" else f"{who} has not acted on the job for some time"
     text = f"{what}, so nothing is started, stopped or restarted"
-    hint, todo = _OF_A_RUN if is_local else (_OF_AN_OPERATOR, _next(operator))
+    hint, todo = OF_A_RUN if case.is_local else (_OF_AN_OPERATOR, _next(operator))
     if found.stage in _CONCLUDED and found.reason != NO_HEARTBEAT:  # else the operator only has not asked
         quotes = [*found.evidence, *quoted]
         return found.model_copy(update=known | {"sentence": f"{found.sentence}; {text}", "evidence": quotes})

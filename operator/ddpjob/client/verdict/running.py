@@ -6,7 +6,7 @@ from ddpjob.api import names
 from ddpjob.api.status import RETURNED, Progress
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
-from ddpjob.client.verdict.facts import NO_HEARTBEAT, OVERDUE_SECONDS, Case
+from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.elastic import RUNNING_SMALLER
 from ddpjob.engine.obstacles import NO_PROGRESS, PROGRESS_UNKNOWN, TRAINING_STALLED
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
@@ -18,6 +18,11 @@ _SLOWER = 2.0
 """By which factor the steps are slower than in the attempt so far."""
 _LONG_ENOUGH = 120.0  # seconds of steps before they can be compared
 _SOON = 30.0  # seconds in which a process usually ends after that
+_NOT_SERVED = (
+    "the operator is not installed, is down, or serves other namespaces",
+    "kubectl get deployments -A -l app.kubernetes.io/name=ddpjob; docs/install.md installs the operator",
+)
+_QUIET = "a rank, the data loader or the network stopped without an error"
 _LOCKS = "a lock, a file system or a peer does not answer, or the ranks call different collectives"
 _THREADS = "a thread that is no daemon, or an exit handler, keeps a process"
 
@@ -38,18 +43,20 @@ def unseen(case: Case) -> Explanation | None:
     created = case.meta.get("creationTimestamp")
     age = int(case.seconds_since(created))
     quoted = [case.of_job("status.observedGeneration", "absent"), case.of_job("metadata.creationTimestamp", created)]
+    who = "process of this machine" if case.is_local else "operator"
     if age < OVERDUE_SECONDS:
-        sentence = f"{case.name} was created {age} s ago, and no operator has looked at it yet"
+        sentence = f"{case.name} was created {age} s ago, and no {who} has looked at it yet"
         return case.verdict("Starting", "NotSeenYet", sentence, quoted)
+    hint, todo = OF_A_RUN if case.is_local else _NOT_SERVED
     return case.verdict(
         "OperatorDown",
         "NeverSeen",
-        f"no operator has looked at {case.name} since it was created {age} s ago",
+        f"no {who} has looked at {case.name} since it was created {age} s ago",
         quoted,
         confidence="Medium",
         needs=["operator"],
-        hint="the operator is not installed, is down, or serves other namespaces",
-        next="kubectl get deployments -A -l app.kubernetes.io/name=ddpjob; docs/install.md installs the operator",
+        hint=hint,
+        next=todo,
     )
 
 
@@ -61,7 +68,7 @@ def suspended(case: Case) -> Explanation | None:
     if not wanted:
         return None
     quoted = [case.of_job("spec.suspend", "true"), case.of_condition(found) if found is not None else None]
-    what = "is suspended" if is_suspended else "is being suspended: its pods save a checkpoint and end"
+    what = "is suspended" if is_suspended else "is being suspended: its ranks save a checkpoint and end"
     reason = "Suspended" if is_suspended else "Suspending"
     resume = f"ddpjob resume {case.name}"
     return case.verdict("Suspended", reason, f"{case.name} {what}", quoted, attempt=case.status.attempt, next=resume)
@@ -197,7 +204,7 @@ def _quiet(case: Case, progress: Progress) -> Explanation | None:
         is_abnormal=True,
         confidence="Medium",
         needs=["operator"],
-        hint="a rank, the data loader or the network stopped without an error, or the operator is down"
+        hint=_QUIET + ("" if case.is_local else ", or the operator is down")
         if is_long
         else "an evaluation or a save takes longer than all before, or a rank, the data loader or the network stopped",
         next=case.logs_command(),

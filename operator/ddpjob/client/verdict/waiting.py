@@ -448,7 +448,7 @@ def _starting(case: Case, message: str) -> Explanation:
             next=f"ddpjob why {case.name}, again in a minute",
         )  # fmt: skip
     reason = running.reason if running is not None and running.status != "True" else "Starting"
-    text = message or (running.message if running is not None else "") or "its pods are starting"
+    text = message or (running.message if running is not None else "") or "its nodes are starting"
     return case.verdict(
         "Starting", reason, f"{case.name} starts: {text}", [quoted], attempt=case.attempt.number or None
     )
