@@ -207,9 +207,9 @@ def nccl_error(text: str) -> TrainerError | None:
     if own := _NCCL_OWN.search(text):
         return DeviceError(
             f"NCCL failed on this node ({own[0]}): {last}",
-            hint="/dev/shm or a limit of the container is too small, or no network interface can be used",
-            next_step="make /dev/shm larger (sharedMemory.sizeLimit), look at `ulimit -a` and NCCL_SOCKET_IFNAME; "
-            "NCCL_DEBUG=INFO shows more",
+            hint="/dev/shm or a limit of files or memory is too small, or no network interface can be used",
+            next_step="make /dev/shm larger (of a job: sharedMemory.sizeLimit), look at `ulimit -a` and "
+            "NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO shows more",
         )
     if re.search("unhandled cuda error", text, re.IGNORECASE):
         return cuda_error(last)
@@ -245,7 +245,7 @@ def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:
             message[:300],
             hint="this rank sees no GPU, or no GPU with this number: there are fewer GPUs than ranks on this node, "
             "CUDA_VISIBLE_DEVICES hides them, or a GPU has failed",
-            next_step="compare `nvidia-smi -L` with the number of ranks per node and the GPUs in `resources`; use the "
+            next_step="compare `nvidia-smi -L` with the number of ranks per node (of a job also `resources`); use the "
             "GPU with the number LOCAL_RANK",
         )
     if _DRIVER.search(message):
@@ -253,8 +253,8 @@ def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:
             message[:300],
             hint="the driver of this node is absent, too old for this build of PyTorch, or another process has the GPU "
             "for itself (exclusive mode)",
-            next_step="compare `nvidia-smi` on the node with `torch.version.cuda`; update the driver, or use an image "
-            "with an older CUDA",
+            next_step="compare `nvidia-smi` on the node with `torch.version.cuda`; update the driver, or use a "
+            "PyTorch for an older CUDA",
         )
     return DeviceError(
         message[:300],
@@ -265,7 +265,7 @@ def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:
 
 def volume_error(error: OSError, path: Path | str) -> VolumeError:
     """Return the VolumeError for an OSError that writing below ``path`` raised."""
-    hint, next_step = "", "check free space, access mode and fsGroup of the volume"
+    hint, next_step = "", "check its free space, and who may write there (of a job: fsGroup)"
     if error.errno in _BAD_PATH:
         hint = "part of the path is missing, is a broken link, or is a file where a directory is needed"
         next_step = "check every part of that path, or choose another"

@@ -176,7 +176,7 @@ class Supervisor:
                 raise OSError(error.errno, f"rank {ranks.rank} cannot be started: {error.strerror}") from error
             raise RanksError(
                 f"rank {ranks.rank} cannot be started: {error.strerror}",
-                hint="the limit of open files of this container (`ulimit -n`) is too low",
+                hint="the limit of open files (`ulimit -n`) is too low",
                 next_step=f"raise it; {self.ranks.nproc_per_node} rank(s) need about 100 open files each",
             ) from error
 
@@ -559,7 +559,7 @@ class Supervisor:
             return report
         return report | {
             "kind": "OOMKilled",
-            "message": f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached",
+            "message": f"rank {report['rank']} was killed by SIGKILL: the memory limit was reached",
             "hint": None,
             "next": "raise the memory limit, or lower the batch size or the ranks per node",
         }
