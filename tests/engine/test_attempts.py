@@ -329,6 +329,16 @@ def test_root_cause_is_the_pod_with_a_failure_of_its_own() -> None:
     assert "step 7" in failure["message"]
 
 
+def test_rank_whose_script_had_ended_is_not_to_blame_if_another_node_failed_by_itself() -> None:
+    """A rank of node 0 may do less than the others; its peers there lost a rank of node 1."""
+    world = a_running_world(a_job())
+    world.set_pod(0, failed(1, cause="own", kind="ExitedEarly", exception="ExitedEarly", rank=0, message="m"))
+    world.set_pod(1, failed(137, cause="own", kind="Killed", signal=9, rank=2, message="killed by SIGKILL"))
+    world.settle()
+    failure = world.status["failures"][0]
+    assert (failure["nodeRank"], failure["rank"]) == (1, 2), failure
+
+
 @pytest.mark.parametrize(
     ("message", "attempts"), [("", 2), ('{"outcome": "stopped"}', 2), ('{"outcome": "succeeded"}', 1)]
 )

@@ -139,9 +139,10 @@ def test_node_that_is_not_healthy_ends_the_attempt() -> None:
     assert "not healthy" in ended(group_of_two(), FAILURE, healthy=False)
 
 
-def test_own_failure_is_blamed_before_a_lost_peer_that_arrived_first() -> None:
-    s, _ = after(group_of_two(), 101.0, Received(Failed(LIFE, Failure(77, "peer")), 0))
-    s, _ = after(s, 101.0, Received(Ready(LIFE, True, Failure(77, "peer")), 0))
+@pytest.mark.parametrize("first", [Failure(77, "peer"), Failure(1, "own", "ExitedEarly")])
+def test_own_failure_is_blamed_before_a_lost_peer_and_an_early_end_that_arrived_first(first: Failure) -> None:
+    s, _ = after(group_of_two(), 101.0, Received(Failed(LIFE, first), 0))
+    s, _ = after(s, 101.0, Received(Ready(LIFE, True, first), 0))
     s, _ = after(s, 101.0, Received(Ready(LIFE, True, dataclasses.replace(FAILURE, code=79)), 1))
     assert s.ended is not None
     assert s.ended.blamed is not None and s.ended.blamed.node == 1

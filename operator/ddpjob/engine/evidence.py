@@ -173,7 +173,8 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
     """Return the pod that failed first.
 
     A failure of a pod's own precedes one without evidence, and that precedes a lost peer, because peers fail within
-    milliseconds of the root cause and ``finishedAt`` has whole seconds. A pod that failed precedes one that is only
+    milliseconds of the root cause and ``finishedAt`` has whole seconds. A rank whose script had ended may have had
+    nothing more to do, so another failure of a pod's own precedes it. A pod that failed precedes one that is only
     being deleted, and one that obeyed SIGTERM follows both: a stop reaches all ranks. A rank that torchrun saw end with
     another exit code than 1 precedes the others: a lost peer raises an exception, which ends Python with 1. Then the
     earliest end decides, then the lowest node_rank.
@@ -183,6 +184,7 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
         failed,
         key=lambda p: (
             order.index(whose_failure(p)),
+            p.report is not None and p.report.kind == EXITED_EARLY,
             obeyed_sigterm(p),
             not p.ended,
             p.logged is None or p.logged.exit_code in (None, 1),

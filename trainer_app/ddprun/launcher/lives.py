@@ -434,9 +434,12 @@ def _decide(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
 
 
 def blame(failures: Mapping[int, Failure]) -> Blamed | None:
-    """Return the failure that ended the life: a node's own before a lost peer, then the first that arrived."""
+    """Return the failure that ended the life: a node's own before a lost peer, then the first that arrived.
+
+    A rank whose script had ended may have had nothing more to do, so another node's own failure comes before it.
+    """
     own = [node for node, failure in failures.items() if failure.cause == "own"]
-    node = next(iter(own or failures), None)
+    node = min(own or failures, key=lambda node: failures[node].kind == "ExitedEarly", default=None)
     return None if node is None else Blamed(node, failures[node])
 
 
