@@ -163,6 +163,18 @@ def test_rank_is_idle_after_its_script_while_no_process_of_it_uses_a_cpu(monkeyp
     assert rank.is_stalled
 
 
+def test_processes_of_a_rank_that_has_returned_are_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher calls ``stalled`` after each output of the other ranks, and a rank may have many processes."""
+    looks: list[int] = []
+    monkeypatch.setattr("ddprun.launcher.hang_detector.process_tree", lambda pid: looks.append(pid) or [])
+    rank = Rank(monkeypatch)
+    rank.worker.sends_an_ending = False
+    rank.heartbeat.mark("close", limit=math.inf)
+    for _ in range(500):
+        rank.passes(0.01)
+    assert 4 <= len(looks) <= 6
+
+
 def test_deadlines_are_read_from_the_environment_of_the_pod() -> None:
     given = {"DDPJOB_STARTUP_DEADLINE": "600", "DDPJOB_PROGRESS_DEADLINE": "60", "DDPJOB_COMPLETION_GRACE": "300"}
     assert Deadlines.of(given, 1, 2) == Deadlines(600, 60, 300)

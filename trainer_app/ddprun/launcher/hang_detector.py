@@ -181,7 +181,7 @@ class _Pause:
 
     Attributes:
         beats: without a heartbeat. idle: without work of the main thread. place: in the same step and phase.
-        work: of the main thread when it last did something.
+        work: of the main thread when it last did something; after the script of all processes, measured then.
         last: the newest heartbeat. longest: of the earlier pauses after the first step.
         paces: seconds of a step, between the last looks. made: steps since the first look.
     """
@@ -190,6 +190,7 @@ class _Pause:
     idle: StallTimer
     place: StallTimer
     work: float = -1.0
+    measured: float = -math.inf
     last: HeartbeatRecord = field(default_factory=HeartbeatRecord)
     longest: float = 0.0
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=31))
@@ -295,9 +296,12 @@ class HangDetector:
         """
         if record.step > 0 and math.isfinite(record.limit):
             return pause.beats.seconds >= max(self._report_after, record.limit, _PAUSES * pause.longest)
-        work, little = float(main_thread_work(worker.pid)), float(_INTERRUPTIONS)
-        if worker.has_returned:  # and other threads may go on
+        work, little = pause.work, 0.0
+        if not worker.has_returned:
+            work, little = main_thread_work(worker.pid), _INTERRUPTIONS
+        elif self._looked >= pause.measured + self.interval:  # other threads may go on
             work, little = sum(map(_cpu_seconds, process_tree(worker.pid))), _LITTLE
+            pause.measured = self._looked
         if abs(work - pause.work) > little:
             pause.work = work
         idle = min(pause.idle.observe(pause.work), pause.beats.seconds)
