@@ -393,6 +393,12 @@ def test_the_rank_that_differs_from_its_peers_is_the_cause(difference: dict[str,
     assert found.rank == 2
 
 
+@pytest.mark.parametrize("change", [{}, {"stopped": True}, {"phase": "close"}])
+def test_place_with_a_percent_sign_is_shown_as_it_is(change: dict[str, Any]) -> None:
+    state = rank_state(0, collective="", where="lora-50%.py:7", **change)
+    assert "lora-50%.py:7" in hang_report([state], timeout=60, all_ranks=True)["message"]
+
+
 def test_if_all_ranks_of_a_node_wait_the_cause_is_on_another_node() -> None:
     ranks = [rank_state(0), rank_state(1, collectives=8)]
     assert find_hung_rank(ranks, all_ranks=False) is None

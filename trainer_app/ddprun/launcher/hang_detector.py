@@ -108,18 +108,16 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
     others = [state for state in states if state is not hung][:4]
     waiting = "; ".join(f"rank {s.rank} {'waits' if s.collective else 'is'} {s.place}" for s in others)
     shown = hung or min(states, key=_progress)
-    message = f"rank {shown.rank} (node {shown.node}) %s {shown.place}, {timeout:g} s without progress"
+    verb = "is stopped" if hung and hung.stopped else "is"
+    message = f"rank {shown.rank} (node {shown.node}) {verb} {shown.place}, {timeout:g} s without progress"
     if hung and hung.phase == RETURNED and all(s.phase == RETURNED for s in states):
         at = f" at {hung.where}" if hung.where else ""
-        message = (
-            f"rank {hung.rank} (node {hung.node}) has ended its script, and its process has not ended after %s s{at}"
-        )
-        message %= f"{timeout:g}"
+        ended = f"has ended its script, and its process has not ended after {timeout:g} s"
+        message = f"rank {hung.rank} (node {hung.node}) {ended}{at}"
         waiting, hint = "", "a thread that is no daemon, or an exit handler, still runs or waits"
     elif hung and hung.stopped:
-        message, hint = message % "is stopped", "a signal or a debugger has stopped the process"
+        hint = "a signal or a debugger has stopped the process"
     elif hung:
-        message %= "is"
         hint = "a file system or a lock that does not answer, collectives in another order, or work that takes longer"
     elif all_ranks:
         message = f"{timeout:g} s without progress, and no rank is the cause"
