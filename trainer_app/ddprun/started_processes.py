@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from threading import get_ident
 from time import monotonic
@@ -168,9 +168,11 @@ def _keep_groups(module: ModuleType) -> None:
     DistributedDataParallel imports torch.distributed.nn.functional, whose functions have the default group as the
     default of an argument, and so keep it. A module that was imported before the fork has no group there. The last
     reference of Python itself destroys a group without the GIL.
+
+    A group keeps its store, and with it the addresses of its ranks: each later default group has keys of its own.
     """
-    register = getattr(module, "_register_process_group", None)
-    if register is None:
+    register, rendezvous = (getattr(module, name, None) for name in ("_register_process_group", "rendezvous"))
+    if register is None or rendezvous is None:
         return
     kept: list[Any] = []
 
@@ -181,7 +183,12 @@ def _keep_groups(module: ModuleType) -> None:
             kept.remove(destroyed[0])
         kept.append(group)
 
-    module._register_process_group = registered  # type: ignore[attr-defined]
+    def met(*args: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        for store, rank, size in rendezvous(*args, **options):
+            count = store.add(f"ddprun/{rank}", 1)  # of the groups that this rank has made with this store
+            yield module.PrefixStore(f"ddprun/{count}", store) if count > 1 else store, rank, size
+
+    module._register_process_group, module.rendezvous = registered, met  # type: ignore[attr-defined]
 
 
 def after_import(name: str, work: Callable[[ModuleType], None]) -> None:

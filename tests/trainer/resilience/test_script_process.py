@@ -332,3 +332,24 @@ def test_destroyed_process_groups_are_kept_up_to_a_limit(ddptrain: ForkServer, t
     left = [int(line.rpartition(" ")[2]) for line in done.output().splitlines() if "groups" in line]
     assert len(left) == 2
     assert all(3 <= count <= 20 for count in left)
+
+
+@pytest.mark.parametrize("kind", ["env", "file"])
+def test_default_group_can_be_destroyed_and_made_again(ddptrain: ForkServer, tmp_path: Path, kind: str) -> None:
+    """The store of a kept group has its keys still: the next group found the addresses of the one before."""
+    place = "" if kind == "env" else f", init_method='file://{tmp_path}/met', rank=int(environ['RANK']), world_size=2"
+    text = (
+        "from datetime import timedelta\n"
+        "from os import environ\n"
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "for _ in range(5):\n"
+        f"    dist.init_process_group('gloo', timeout=timedelta(seconds=60){place})\n"
+        "    number = torch.ones(1)\n"
+        "    dist.all_reduce(number)\n"
+        "    assert number == 2\n"
+        "    dist.destroy_process_group()\n"
+        "print('made all', flush=True)\n"
+    )
+    done = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, text))
+    assert done.output().count("made all") == 2
