@@ -340,7 +340,8 @@ def test_rank_whose_script_had_ended_is_not_to_blame_if_another_node_failed_by_i
 
 
 @pytest.mark.parametrize(
-    ("message", "attempts"), [("", 2), ('{"outcome": "stopped"}', 2), ('{"outcome": "succeeded"}', 1)]
+    ("message", "attempts"),
+    [("", 2), ('{"outcome": "succeeded"}', 2), ('{"outcome": "succeeded", "beforeStop": true}', 1)],
 )
 def test_exit_0_after_the_deletion_of_the_pod_is_no_success_unless_a_launcher_says_so(
     message: str, attempts: int
@@ -354,13 +355,13 @@ def test_exit_0_after_the_deletion_of_the_pod_is_no_success_unless_a_launcher_sa
 
 def test_job_whose_training_ended_before_its_suspension_has_succeeded() -> None:
     """Ctrl-C at a `ddpjob run` whose script had returned, with a thread that did not end: it would train again."""
-    for outcome, state in (("stopped", "Suspended"), ("succeeded", "Succeeded")):
+    for before_stop, state in (("false", "Suspended"), ("true", "Succeeded")):
         world = a_running_world(a_job())
         world.job["spec"]["suspend"] = True
         world.reconcile(crash_after=1)
         assert world.status["state"] == "Suspended"
         for rank in (0, 1):
-            pod = world.set_pod(rank, ended(0, message=f'{{"outcome": "{outcome}"}}'))
+            pod = world.set_pod(rank, ended(0, message=f'{{"beforeStop": {before_stop}}}'))
             pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
         world.settle()
         assert world.status["state"] == state

@@ -144,7 +144,8 @@ def test_deadlines_of_the_start_and_of_the_end_count_only_then(monkeypatch: pyte
 
 
 def test_rank_is_idle_after_its_script_while_no_process_of_it_uses_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = 5.0
+    used, runs = 5.0, False
+    monkeypatch.setattr("ddprun.launcher.hang_detector.is_running", lambda pid: runs)
     monkeypatch.setattr("ddprun.launcher.hang_detector._cpu_seconds", lambda pid: used)
     rank = Rank(monkeypatch)
     rank.trains(5, 0.1)
@@ -156,6 +157,11 @@ def test_rank_is_idle_after_its_script_while_no_process_of_it_uses_a_cpu(monkeyp
         used += 0.3
         rank.passes(10)
     assert rank.detector.idle_after_return([rank.worker]) < 11
+    rank.passes(50)
+    runs = True  # or waits for a volume
+    rank.passes(2)
+    assert rank.detector.idle_after_return([rank.worker]) < 3
+    runs = False
     rank.passes(100)
     assert not rank.is_stalled, "other nodes may still train"
     rank.detector.is_last = True

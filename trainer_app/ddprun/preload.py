@@ -183,13 +183,13 @@ def _ends(pid: int, ended: int) -> bool:
     for _ in range(int(_LONGEST / _INTERVAL)):
         if select.select([ended], [], [], _INTERVAL)[0]:
             return True
-        idle = 0.0 if _is_running(pid) else idle + _INTERVAL
+        idle = 0.0 if is_running(pid) else idle + _INTERVAL
         if idle >= _IDLE:
             return False
     return False
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether a thread of the process runs, or waits for a core or a disk."""
     with contextlib.suppress(OSError):
         stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]

@@ -124,8 +124,8 @@ class PodView:
 
     @property
     def reports_success(self) -> bool:
-        """Whether its launcher says that the training has ended, and not only that it obeyed a signal."""
-        return self.report is not None and self.report.outcome == "succeeded"
+        """Whether its launcher says that the training had ended before the pod was to be deleted."""
+        return self.state == "succeeded" and self.report is not None and self.report.before_stop
 
     @property
     def holds_resources(self) -> bool:
@@ -150,8 +150,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     message = "\n".join(part for part in (clean(status.get("message") or ""), failure_of_init) if part)
     evicted = status.get("phase") == "Failed" and bool(status.get("reason") or disruption)
     deleting = "deletionTimestamp" in meta
-    # A launcher that says so knows that the training ended before it got SIGTERM.
-    succeeded = ended.get("exitCode") == 0 and report is not None and report.outcome == "succeeded"
+    succeeded = ended.get("exitCode") == 0 and report is not None and report.before_stop
     was_drained = bool(ended) and not succeeded and _was_drained(meta, ended)
     state = _state(status, container, ended, interrupted=was_drained or (evicted and not succeeded))
     waiting, waiting_init = _waiting(status, container)

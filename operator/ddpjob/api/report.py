@@ -169,6 +169,7 @@ class EndReport:
     """How a trainer ended: its termination message.
 
     cause: "own" failure or that of a "peer". outcome: "stopped" after SIGTERM. code: the exit code.
+    before_stop: the training had ended before the pod was to be deleted, which ended a process that lingered.
     rank, step, where: the process that failed first, and the place.
     progress: the last report of the training.
     root: what the launcher of ``node`` reported, if that node failed first.
@@ -177,6 +178,7 @@ class EndReport:
 
     cause: _Name = None
     outcome: _Name = None
+    before_stop: Annotated[bool, PlainValidator(lambda value: value is True)] = False
     code: Annotated[int | None, _integer(-_MAX_INT, _MAX_INT)] = None
     kind: _Name = None
     exception: _Name = None

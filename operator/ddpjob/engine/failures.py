@@ -321,6 +321,7 @@ TABLE: tuple[Judgement, ...] = (
         "the trainer reports a rank that ended with exit code 0 before the training was finished, or a node lost a "
         "peer after another one had succeeded",
         lambda e, _: e.report.kind == EXITED_EARLY,
+        provisional=True,
         hint="its script makes fewer steps than the others, or the program or a library called exit",
         next="{logs}",
     ),

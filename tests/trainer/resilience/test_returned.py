@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddprun import exit_codes
 from tests.trainer.resilience.scripts import run, written
 from tests.trainer.resilience.test_in_place import TwoNodes
 from tests.trainer.runs import ForkServer, wait_until
@@ -23,7 +24,7 @@ LINGERS = (
 
 
 NAMED = "warning: rank 1 (node 0) has ended its script, and its process has not ended after"
-SOON = "import ddprun.launcher.hang_detector as detector; detector._LINGERING = 1.0"
+SOON = "import ddprun.launcher.hang_detector as detector; detector._LINGERING = 2.0"
 
 
 def test_stop_in_an_exit_handler_is_a_success(ddptrain: ForkServer, tmp_path: Path) -> None:
@@ -32,7 +33,9 @@ def test_stop_in_an_exit_handler_is_a_success(ddptrain: ForkServer, tmp_path: Pa
     wait_until(lambda: started.output().count("returned") == 2, "both ranks to call their exit handlers")
     started.stop()
     assert started.wait() == 0
-    assert started.message()["outcome"] == "succeeded"
+    message = started.message()
+    assert message["outcome"] == "succeeded"
+    assert "beforeStop" not in message, "the script may have noticed the deletion of its pod"
 
 
 @pytest.mark.parametrize("trains_in", ["threading.Thread", "multiprocessing.get_context('fork').Process"])
@@ -70,7 +73,8 @@ def test_rank_that_ends_because_of_a_stop_has_not_returned(ddptrain: ForkServer,
 
 
 def test_rank_that_lingers_after_its_script_is_named_with_its_thread(ddptrain: ForkServer, tmp_path: Path) -> None:
-    started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, LINGERS), module="ddprun", first=SOON)
+    flags = ("--nproc-per-node", 2, "--stop-grace", 0.2)
+    started = ddptrain.start(*flags, written(tmp_path, LINGERS), module="ddprun", first=SOON)
     wait_until(lambda: NAMED in started.output(), "the launcher to name rank 1")
     now = started.progress()
     assert now is not None and now["phase"] == "close"
@@ -79,6 +83,7 @@ def test_rank_that_lingers_after_its_script_is_named_with_its_thread(ddptrain: F
     }  # fmt: skip
     started.stop()
     assert started.wait() == 0
+    assert started.message()["beforeStop"] is True
 
 
 def test_node_whose_ranks_linger_succeeds_before_the_operator_takes_it_for_hung(

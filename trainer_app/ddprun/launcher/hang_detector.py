@@ -26,6 +26,7 @@ from ddprun.distributed.topology import number_of
 from ddprun.errors import Hang
 from ddprun.heartbeat import RETURNED, HeartbeatRecord, StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
+from ddprun.preload import is_running
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
 from ddprun.signals import catches
@@ -265,7 +266,8 @@ class HangDetector:
             pause = self._pauses[worker.rank]
             pause.observe(record, looked)
             hangs |= self.timeout > 0 and pause.beats.seconds >= max(self.timeout, record.limit)
-            if self._report_after and (self._is_stalled(worker, record, pause) or self._is_half_over(pause)):
+            is_stalled = self._is_stalled(worker, record, pause) or self._is_half_over(pause)
+            if self._report_after and is_stalled:
                 self.stalled_ranks.add(worker.rank)
             if (median := pause.median_step) is not None:
                 self.pauses[worker.rank] = median
@@ -298,7 +300,10 @@ class HangDetector:
         if not worker.has_returned:
             work, little = main_thread_work(worker.pid), _INTERRUPTIONS
         elif self._looked >= pause.measured + self.interval:  # other threads may go on
-            work, little = sum(map(_cpu_seconds, process_tree(worker.pid))), _LITTLE
+            tree = [*process_tree(worker.pid)]
+            work, little = sum(map(_cpu_seconds, tree)), _LITTLE
+            if any(map(is_running, tree)):  # or waits for a volume that does not answer
+                work = pause.work + 2 * _LITTLE
             pause.measured = self._looked
         if abs(work - pause.work) > little:
             pause.work = work

@@ -117,6 +117,7 @@ class Supervisor:
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
         self.stop_signal: int | None = None
+        self._ended_before_stop = False
         self.has_reported = False
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
@@ -369,6 +370,7 @@ class Supervisor:
                 continue
             unsent = [w for w in self._workers if not (w.ending or w.returned)]  # their threads have not ended
             if self.stop_signal is None and self._have_returned() and self._detector.linger(unsent):
+                self._note_end_before_stop()
                 self._end_returned(number)
                 continue
             if self.stop_signal is None:
@@ -392,6 +394,15 @@ class Supervisor:
             if worker.status is None:
                 worker.returned = True
                 os.kill(worker.pid, number)
+
+    def _note_end_before_stop(self) -> None:
+        """Find out whether the scripts had returned before this pod began to be deleted, and not because of it.
+
+        A hook of the pod, or the script itself, may have noticed the deletion before SIGTERM came. That comes within
+        the grace of the pod, of which ``stop_grace`` is at least half.
+        """
+        ends = (worker.diagnostics.last_heartbeat().time for worker in self._workers)
+        self._ended_before_stop = time.monotonic() - max(ends) > 2 * self.settings.stop_grace + 1
 
     def _check_returned(self) -> None:
         """End ranks that do nothing after their scripts, before the operator takes their node for one that hangs."""
@@ -524,6 +535,8 @@ class Supervisor:
         if self._agreed.exit:
             return self._report_of_exit(self._agreed.exit)
         report = self._with_checkpoint(self._own_report())
+        if self._ended_before_stop and not report["code"]:
+            report["beforeStop"] = True
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         unannounced = processes.failed_silently(report, self._workers) or self._hang
         if several_nodes and cause == "own" and unannounced and self.options.program.sends_an_ending:
