@@ -43,7 +43,7 @@ from ddprun.reporting.console import write_by_line
 from ddprun.reporting.termination import Ending
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, name_process, stop_signals
-from ddprun.started_processes import after_import, connect
+from ddprun.started_processes import after_import, connect, kept_groups
 
 # Libraries read these when they are imported, so a script that sets them must import torch itself.
 _SET_BEFORE_IMPORT = re.compile(
@@ -151,6 +151,7 @@ class _Run:
             ending = self._success()
             self._send(ending)
         _end_of_interpreter(atexit._run_exitfuncs)  # a checkpoint that a handler saves after a stop counts
+        _end_of_interpreter(kept_groups.clear)
         if not is_rank:
             return 0 if ending is None else ending.code if ending.report["kind"] == "SystemExit" else 1
         return ending.code if ending else self._send(self._success())

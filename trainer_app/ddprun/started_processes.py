@@ -33,6 +33,7 @@ _GRAPHS = "torch.cuda.graphs"
 _REPLAY_INTERVAL = 1.0  # seconds between replays that are signs of life
 _GROUPS = "torch.distributed.distributed_c10d"
 _DESTROYED_GROUPS = 16  # that are kept: each has some threads and connections
+kept_groups: list[Any] = []  # until the process ends: with the last one the file of a ``file://`` store is deleted
 _STARTS = "multiprocessing.spawn"  # makes the data for a new interpreter, also for one of a fork server
 # The new interpreter must run in any case, also one that does not find this package.
 _ATTACH = """
@@ -174,14 +175,13 @@ def _keep_groups(module: ModuleType) -> None:
     register, rendezvous = (getattr(module, name, None) for name in ("_register_process_group", "rendezvous"))
     if register is None or rendezvous is None:
         return
-    kept: list[Any] = []
 
     def registered(name: str, group: Any) -> None:
         register(name, group)
-        destroyed = [old for old in kept if old not in module._world.pg_map]
+        destroyed = [old for old in kept_groups if old not in module._world.pg_map]
         if len(destroyed) > _DESTROYED_GROUPS:  # a script that makes and destroys many
-            kept.remove(destroyed[0])
-        kept.append(group)
+            kept_groups.remove(destroyed[0])
+        kept_groups.append(group)
 
     def met(*args: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
         for store, rank, size in rendezvous(*args, **options):

@@ -353,3 +353,4 @@ def test_default_group_can_be_destroyed_and_made_again(ddptrain: ForkServer, tmp
     )
     done = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, text))
     assert done.output().count("made all") == 2
+    assert not (tmp_path / "met").exists()  # else the next run would meet in it
