@@ -186,7 +186,7 @@ def classify(error: BaseException) -> BaseException:
         return Hang(
             f"a collective did not complete in time: {first_line}",
             hint="another rank is stopped, has too little CPU, or is in another collective",
-            next_step="raise --collective-timeout if a step really takes that long",
+            next_step="if steps take longer, raise the timeout of the group (--collective-timeout of ddptrain)",
         )
     return error
 
@@ -226,7 +226,7 @@ def exited_early(message: str) -> ExitedEarly:
     """Return the error of a rank that ended with exit code 0 before its work was done."""
     return ExitedEarly(
         message,
-        hint="the program or a library called exit; without a report, exit code 0 does not mean success",
+        hint="its script makes fewer steps than the others, or the program or a library called exit",
         next_step="look at the rank's last lines of output, and at calls of sys.exit and os._exit",
     )
 

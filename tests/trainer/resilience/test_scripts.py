@@ -92,6 +92,7 @@ def test_rank_that_fails_is_named_and_not_its_peers(
     assert (message["rank"], message["step"], message["cause"]) == (1, 5, "own")
     assert (message["kind"], message["message"]) == (kind, said)
     assert message["where"] == (f"train.py:{line_of(where)}" if where else None)
+    assert kind != "ExitedEarly" or "makes fewer steps than the others" in message["hint"]  # what "return" does
 
 
 def test_traceback_begins_in_the_script(ddptrain: ForkServer, tmp_path: Path) -> None:
