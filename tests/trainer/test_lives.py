@@ -255,8 +255,21 @@ def test_node_that_has_not_joined_ends_by_itself_and_says_why() -> None:
     s, actions = follow(alone, RanksFailed(1, FAILURE), 1.0)
     assert s.phase == "Released"
     assert "node 0 was not reached" in reason_of(actions)
-    assert not reason_of(follow(alone, RanksDone(1), 1.0)[1])
     assert not reason_of(follow(follow(alone, ToldToStop(), 1.0)[0], RanksFailed(1, FAILURE), 1.0)[1])
+
+
+def test_node_that_succeeds_before_the_leader_answers_is_not_missed() -> None:
+    """Its ranks ended some milliseconds after it had connected: the leader ended the ranks of all other nodes."""
+    s, said = follow(Follower("boot", LIFE), Connected(), 1.0)
+    s, actions = follow(s, RanksDone(1), 1.0)
+    *done, last = actions
+    assert s.phase == "Released" and last == LeaveAlone()
+    messages = [action.message for action in (*said, *done) if isinstance(action, Send)]
+    leader = Leader(2, Limits(granted=5), LIFE, ticked=1.0)
+    leader, _ = after(leader, 1.0, Received(Hello(LIFE, "zero"), 0), *(Received(message, 1) for message in messages))
+    leader, _ = after(leader, 1.0, Lost(1))
+    leader, _ = after(leader, 5.0, Tick())
+    assert leader.phase == "Released"
 
 
 def test_failure_before_all_launchers_take_part_ends_the_attempt_and_names_the_absent() -> None:

@@ -565,9 +565,11 @@ def _of_ranks(
         case RanksEnded() if s.phase == "Ending":
             s = dataclasses.replace(s, phase="Ready", healthy=event.healthy, failure=event.failure or s.failure)
             return s, _said_again(s)
-        case RanksFailed() | RanksDone() if s.phase == "Running" and not s.joined:
-            has_failed = isinstance(event, RanksFailed) and not s.stopping
-            return _leave_alone(s, _NOT_JOINED if has_failed else "")
+        case RanksDone() if s.phase == "Running" and not s.joined:
+            s, actions = _leave_alone(s)  # the leader may have the hello, and would miss this node
+            return s, (Send(Done(s.life)), *actions)
+        case RanksFailed() if s.phase == "Running" and not s.joined:
+            return _leave_alone(s, "" if s.stopping else _NOT_JOINED)
         case RanksFailed() if s.phase == "Running":
             s = dataclasses.replace(s, phase="Failed", failure=event.failure)
             return s, _said_again(s)
