@@ -306,7 +306,7 @@ def test_rank_that_never_ends_is_located_before_the_completion_grace_of_its_node
     script.write_text(
         "import os, time, ddprun\n"
         "ddprun.report(step=1)\n"
-        f"while os.environ['RANK'] == '0' and not os.path.exists({str(tmp_path / 'go')!r}):\n"
+        f"while not os.path.exists({str(tmp_path)!r} + '/go-' + os.environ['RANK']):\n"
         "    time.sleep(0.02)\n"
     )
     common: dict[str, object] = {
@@ -318,10 +318,12 @@ def test_rank_that_never_ends_is_located_before_the_completion_grace_of_its_node
         for node in (0, 1)
     ]
     runs[0].progress_port = port
+    wait_until(lambda: "all 2 launchers take part" in runs[0].output(), "the launchers to be connected")
+    (tmp_path / "go-1").touch()
     assert runs[1].wait() == 0, runs[1].output()
     stall = stall_of(runs[0], 0)
     assert (stall["step"], stall["where"][:9]) == (1, "train.py:")
-    (tmp_path / "go").touch()
+    (tmp_path / "go-0").touch()
     assert runs[0].wait() == 0, runs[0].output()
 
 
