@@ -9,6 +9,7 @@ without the calls of ddprun: the script saves by itself, and shows no loss.
 """
 
 import argparse
+import gc
 import os
 from itertools import islice
 from pathlib import Path
@@ -108,6 +109,8 @@ def main() -> None:
     if rank == 0:
         print(f"finished after {total} steps: accuracy {accuracy(model, test, device):.4f}", flush=True)
     if dist.is_initialized():
+        ddp = loss = None  # torchrun and Python alone, not ddprun, may abort if DDP is freed after its process group
+        gc.collect()
         dist.destroy_process_group()
 
 
