@@ -98,7 +98,7 @@ def main() -> None:
         sampler.set_epoch(epoch)  # another order in each epoch, the same after a restart
         torch.manual_seed(1 + epoch * len(loader) * world + rank)  # for random augmentation in workers of the loader
         for images, labels in islice(loader, skip, None):  # without those that were done before a restart
-            torch.manual_seed(1 + done * world + rank)  # each rank and step drops other units, the same after a restart
+            (torch.cuda if device.type == "cuda" else torch.default_generator).manual_seed(1 + done * world + rank)
             loss = nn.functional.cross_entropy(ddp(images.to(device)), labels.to(device))
             optimizer.zero_grad()
             loss.backward()  # averages the gradients of all ranks
