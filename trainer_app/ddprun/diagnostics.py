@@ -263,8 +263,7 @@ def running_frame(stacks: str) -> str | None:
     For a rank whose script has returned: its main thread waits for other threads, or calls exit handlers.
     """
     for thread in stacks.split("\n\n"):
-        frames = [(m["file"], int(m["line"])) for m in reversed(list(_FRAME.finditer(thread)))]
-        if own := [(file, line) for file, line in frames if is_of_program(file) and "-packages/" not in file]:
+        if own := [frame for frame in _frames(thread) if is_of_program(frame[0]) and "-packages/" not in frame[0]]:
             return innermost_frame(own)
     return None
 
@@ -275,8 +274,12 @@ def crashed_frame(stacks: str) -> str | None:
     A thread that Python does not know has no frames: then it is that of the training thread.
     """
     current = next((thread for thread in stacks.split("\n\n") if thread.startswith("Current thread")), "")
-    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(current)]
-    return innermost_frame(reversed(frames)) or training_frame(stacks)
+    return innermost_frame(_frames(current)) or training_frame(stacks)
+
+
+def _frames(thread: str) -> list[tuple[str, int]]:
+    """Return file and line of the frames, the outermost first; faulthandler writes the innermost first."""
+    return [(m["file"], int(m["line"])) for m in _FRAME.finditer(thread)][::-1]
 
 
 def _training_threads(stacks: str) -> Iterator[list[re.Match[str]]]:

@@ -72,9 +72,8 @@ class JobState:
     def succeeded_nodes(self) -> frozenset[int]:
         """node_ranks of this attempt that exited with 0, including those whose pods no longer exist."""
         ended = {node_rank: pod for node_rank, pod in self.current.items() if pod.state == "succeeded"}
-        if (
-            self.attempt.is_closed
-        ):  # exit code 0 then answers the operator's own SIGTERM, unless a launcher knows better
+        # Exit code 0 after that answers the operator's own SIGTERM, unless a launcher knows better.
+        if self.attempt.is_closed:
             ended = {node_rank: pod for node_rank, pod in ended.items() if pod.reports_success}
         return frozenset(self.before.succeeded_nodes or ()) | ended.keys()
 
