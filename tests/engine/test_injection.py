@@ -23,6 +23,13 @@ REPLACED = [
     (["env", "A=/b", "torchrun", "a.py"], ["env", "A=/b", *COPIED, "torchrun", "a.py"]),
     (["/usr/bin/tini", "--", "torchrun", "a.py"], ["/usr/bin/tini", "--", *COPIED, "torchrun", "a.py"]),
     (["nsys", "profile", "-o", "/out/t", "torchrun"], ["nsys", "profile", "-o", "/out/t", *COPIED, "torchrun"]),
+    (["nsys", "profile", "-o", "torchrun", "torchrun", "t.py"],
+     ["nsys", "profile", "-o", "torchrun", *COPIED, "torchrun", "t.py"]),
+    (["nsys", "profile", "-o", "python", "-f", "true", "python", "-m", "ddprun", "t.py"],
+     ["nsys", "profile", "-o", "python", "-f", "true", "python", PROGRAM, "t.py"]),
+    (["env", "-i", "torchrun", "--no-python", "python", "t.py"],
+     ["env", "-i", *COPIED, "torchrun", "--no-python", "python", "t.py"]),
+    (["stdbuf", "-oL", "torchrun", "t.py", "python"], ["stdbuf", "-oL", *COPIED, "torchrun", "t.py", "python"]),
     (["conda", "run", "-n", "dl", "python", "-m", "torch.distributed.run", "a.py"],
      ["conda", "run", "-n", "dl", "python", PROGRAM, "a.py"]),
 ]  # fmt: skip

@@ -66,7 +66,7 @@ def launched(words: Sequence[str], program: str | None) -> list[str] | None:
     """
     place = 0
     if words and PurePosixPath(words[0]).name in WRAPPERS:
-        place = next((n for n, word in enumerate(words) if _is_program(word)), 0)
+        place = _place_of_program(words)
     if not words or not _is_program(words[place]) or _runs_a_script(words[:place]):
         return None
     before, first, rest = list(words[:place]), words[place], list(words[place + 1 :])
@@ -83,6 +83,17 @@ def launched(words: Sequence[str], program: str | None) -> list[str] | None:
         case _:
             return None
     return [*before, first, *rest[:options], *([program] if program else ["-m", "ddprun"]), *arguments]
+
+
+def _place_of_program(words: Sequence[str]) -> int:
+    """Return the index of the program below the wrapper; 0 if there is none.
+
+    A name behind an option without ``=`` is its value if the program follows: ``nsys profile -o torchrun torchrun``.
+    """
+    script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
+    found = [n for n, word in enumerate(words) if _is_program(word)]
+    surely = (n for n in found if n < script and (words[n - 1] == "--" or not words[n - 1].startswith("-")))
+    return next(surely, found[0] if found else 0)
 
 
 def _is_program(word: str) -> bool:
