@@ -12,12 +12,16 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 
 
+MAX_RETRY_AFTER = 60.0
+"""A proxy or a webhook may ask for a day: a job would wait as long, and a watch would see no pod end."""
+
+
 class ClusterError(Exception):
     """A call failed. ``str()`` is the server's message if it sent one.
 
     code: HTTP status, or None without a response.
     details: ``details`` of the server's Status object, or {}.
-    retry_after: seconds that the server wants clients to wait.
+    retry_after: seconds that the server wants clients to wait, at most ``MAX_RETRY_AFTER``.
     """
 
     def __init__(
@@ -26,7 +30,7 @@ class ClusterError(Exception):
         super().__init__(message)
         self.code = code
         self.details = details or {}
-        self.retry_after = retry_after
+        self.retry_after = min(retry_after, MAX_RETRY_AFTER)
 
 
 class NotFound(ClusterError):  # noqa: N818 - errors are named like the API server's own reasons
