@@ -3,7 +3,7 @@
 import asyncio
 
 from ddpjob.api import names
-from ddpjob.cluster.base import TooManyRequests
+from ddpjob.cluster.base import Conflict, TooManyRequests
 from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
 
@@ -20,5 +20,41 @@ def test_a_proxy_that_asks_for_a_day_delays_a_job_by_a_minute() -> None:
         bench.submit()
         await asyncio.sleep(70)
         assert len(bench.pods(1)) == 2
+
+    on_bench(test)
+
+
+def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision() -> None:
+    """Each edit between a read and a write of a job makes the write a conflict."""
+
+    async def test(bench: Bench) -> None:
+        conflicts = 0
+
+        def edited(call: Call) -> Fault | None:
+            nonlocal conflicts
+            if call.verb != "patch_status" or conflicts >= 15:
+                return None
+            conflicts += 1
+            return Fault(before=Conflict("the object has been modified", code=409))
+
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        bench.rule = edited
+        bench.server.delete(names.PODS, "default", bench.pods(1)[0]["metadata"]["name"], grace_seconds=0)
+        await asyncio.sleep(2)
+        assert conflicts == 15 and bench.status()["attempt"] == 2
+
+    on_bench(test)
+
+
+def test_a_status_that_always_conflicts_is_written_ever_less_often() -> None:
+    async def test(bench: Bench) -> None:
+        bench.rule = lambda call: (
+            Fault(before=Conflict("a webhook answers 409", code=409)) if call.verb == "patch_status" else None
+        )
+        bench.submit()
+        await asyncio.sleep(600)
+        assert bench.sent("patch_status", names.DDPJOBS) < 80
 
     on_bench(test)
