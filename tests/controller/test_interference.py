@@ -2,7 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from ddpjob.api import names
+from ddpjob.api.objects import Json, condition
 from ddpjob.cluster.base import Conflict, TooManyRequests
 from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
@@ -56,5 +59,53 @@ def test_a_status_that_always_conflicts_is_written_ever_less_often() -> None:
         bench.submit()
         await asyncio.sleep(600)
         assert bench.sent("patch_status", names.DDPJOBS) < 80
+
+    on_bench(test)
+
+
+STRIPPED = {
+    "job-uid": ("label ddpjob.dev/job-uid", lambda meta: meta["labels"].pop(names.LABEL_JOB_UID)),
+    "attempt": ("label ddpjob.dev/attempt", lambda meta: meta["labels"].update({names.LABEL_ATTEMPT: "x"})),
+    "labels": ("label ddpjob.dev/", lambda meta: meta.update(labels={"app": "x"})),
+    "owner": ("ownerReferences", lambda meta: meta.pop("ownerReferences")),
+    "controller": ("ownerReferences", lambda meta: meta["ownerReferences"][0].pop("controller")),
+    "name": ("name", lambda meta: meta.update(name=meta["name"] + "x")),
+}
+
+
+@pytest.mark.parametrize("what", STRIPPED)
+def test_a_pod_that_a_webhook_made_unrecognizable_is_deleted_and_reported(what: str) -> None:
+    field, strip = STRIPPED[what]
+
+    def mutate(resource: names.Resource, obj: Json) -> None:
+        if resource is names.PODS:
+            strip(obj["metadata"])
+
+    async def test(bench: Bench) -> None:
+        bench.server.mutate = mutate
+        bench.submit(numNodes=4)
+        await asyncio.sleep(600)
+        made = [c.obj for c in bench.history() if c.resource is names.PODS and c.type == "ADDED"]
+        assert not [pod for pod in bench.cluster.store.all(names.PODS) if "deletionTimestamp" not in pod["metadata"]]
+        assert 4 <= len(made) <= 16, "the delay between two tries grows"
+        running = condition(bench.status(), "Running")
+        assert running["reason"] == "CreateRefused" and field in running["message"], running
+        assert "webhook" in running["message"] and bench.status()["restarts"] == 0
+        bench.server.mutate = lambda resource, obj: None
+        await asyncio.sleep(600)
+        assert len(bench.pods(bench.status()["attempt"])) == 4
+
+    on_bench(test)
+
+
+def test_a_webhook_may_add_labels_and_owners() -> None:
+    def mutate(resource: names.Resource, obj: Json) -> None:
+        obj["metadata"].setdefault("labels", {})["team"] = "a"
+
+    async def test(bench: Bench) -> None:
+        bench.server.mutate = mutate
+        bench.submit()
+        await asyncio.sleep(1)
+        assert len(bench.pods(1)) == 2 and bench.status()["attempt"] == 1
 
     on_bench(test)

@@ -272,8 +272,23 @@ class Executor:
         except AlreadyExists:
             await self._adopt(job, create, creation)
             return
-        self._cache.put(create.resource, created)
-        creation.created.add(create.name)
+        await self._take(job, create, created, creation)
+
+    async def _take(self, job: Json, create: Create, found: Json, creation: _Creation) -> None:
+        """Count an object as created. A pod that an admission webhook made unrecognizable is deleted and reported.
+
+        Without the owner the pod is never deleted, and without the labels no plan sees it: each attempt added pods that
+        used the volume and the GPUs.
+        """
+        if create.resource is not names.PODS or (field := _changed_field(create.body, found)) is None:
+            self._cache.put(create.resource, found)
+            creation.created.add(create.name)
+            return
+        meta, problems = found["metadata"], list[Problem]()
+        await self._delete(meta["namespace"], Delete(names.PODS, meta["name"], meta["uid"]), problems)
+        left = f"; {problems[0].message}" if problems else "; the pod was deleted"
+        text = f"an admission webhook changed {field} of Pod {create.name}, which the operator needs as it is{left}"
+        creation.add("CreateRefused", create, f"{text}: exclude the pods of DDPJobs from that webhook")
 
     async def _adopt(self, job: Json, create: Create, creation: _Creation) -> None:
         """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
@@ -296,12 +311,22 @@ class Executor:
         if create.shared:
             message = claim_conflict(found, create.body, meta["name"])
         if ours or message is None:
-            self._cache.put(create.resource, found)
-            creation.created.add(create.name)
+            await self._take(job, create, found, creation)
             if create.shared and not ours and (note := adoption(found, job)):
                 self._announce(job, note)
             return
         creation.add("NameConflict", create, message)
+
+
+def _changed_field(sent: Json, found: Json) -> str | None:
+    """Return the field by which the operator recognizes a pod and that is not as it was sent; None if all are."""
+    wanted, meta = sent["metadata"], found["metadata"]
+    if meta["name"] != wanted["name"]:
+        return "metadata.name"
+    if owner_uid(found) != owner_uid(sent):
+        return "metadata.ownerReferences"
+    given, labels = meta.get("labels") or {}, (key for key in wanted["labels"] if key.startswith(f"{names.GROUP}/"))
+    return next((f"the label {key}" for key in labels if given.get(key) != wanted["labels"][key]), None)
 
 
 def _of_another_ddpjob(found: Json, uid: str) -> bool:
