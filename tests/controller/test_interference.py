@@ -6,7 +6,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import Conflict, TooManyRequests
+from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, Invalid, TooManyRequests
 from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
 
@@ -107,5 +107,28 @@ def test_a_webhook_may_add_labels_and_owners() -> None:
         bench.submit()
         await asyncio.sleep(1)
         assert len(bench.pods(1)) == 2 and bench.status()["attempt"] == 1
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize(
+    "error", [Forbidden("policy denies ddpjobs/status", code=403), Invalid("denied", code=422)], ids=["403", "422"]
+)
+def test_no_pod_runs_without_a_record_while_the_status_is_refused(error: ClusterError) -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit("first")
+        await asyncio.sleep(2)
+        bench.rule = lambda call: Fault(before=error) if call.verb == "patch_status" else None
+        bench.submit()
+        bench.submit("another")
+        await asyncio.sleep(120)
+        pods = [pod for pod in bench.cluster.store.all(names.PODS) if "deletionTimestamp" not in pod["metadata"]]
+        assert {pod["metadata"]["labels"][names.LABEL_JOB_NAME] for pod in pods} == {"first"}
+        events = [e for e in bench.cluster.store.all(names.EVENTS) if e["reason"] == "StatusRefused"]
+        assert {e["involvedObject"]["name"] for e in events} == {"mnist", "another"}
+        assert error.args[0] in events[0]["message"] and len(events) == 2, "one event for each job"
+        bench.rule = lambda call: None
+        await asyncio.sleep(60)
+        assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 6, "two of each job"
 
     on_bench(test)

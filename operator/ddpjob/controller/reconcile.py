@@ -15,7 +15,8 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import PodView
-from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
+from ddpjob.api.text import shorten
+from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
 from ddpjob.cluster.job_json import labels_in_use
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
@@ -26,11 +27,11 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.controller.pod_logs import PodLogs
 from ddpjob.controller.progress import ProgressPoller
-from ddpjob.controller.schema import SchemaMonitor, refused_fields
+from ddpjob.controller.schema import STATUS_REFUSED, SchemaMonitor, refused_fields
 from ddpjob.controller.sweep import read_into
 from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, EngineSettings, Plan, Problem, patch_between
+from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Delete, EngineSettings, Note, Plan, Problem, patch_between
 from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
@@ -48,6 +49,8 @@ MAX_CONFLICTS = 20
 """How many conflicts in a row a new plan follows at once: each has the same chance, however often others edit the job.
 With growing delays, 34 edits of the metadata a second delayed a restart by 10 s, and 25 by four writers by a minute."""
 _REPAIRED = frozenset({names.SERVICES, names.NETWORK_POLICIES})
+MAX_REFUSAL = 512
+"""Characters of the API server's message in an event: it may quote the object."""
 RECORD_SECONDS = 0.05
 """The status of a first attempt waits no longer for the answer to its first create."""
 
@@ -65,6 +68,7 @@ class Memory:
     patched_at: monotonic time of the last status patch. conflicts: how many met a conflict since.
     unannounced: status before and after a patch whose response was lost, and its events.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
+    refused_status: the last event about a status that was refused, so that it is sent once.
     stale: a write got no response, so the job must be read again before the next plan.
     absent: monotonic times of the first and the last of the GETs in a row that showed that the job has no Workload.
     """
@@ -83,6 +87,7 @@ class Memory:
     conflicts: int = 0
     unannounced: tuple[Json, Json, Plan] | None = None
     unrecorded: bool = False
+    refused_status: str = ""
     stale: bool = False
     absent: tuple[float, float] | None = None
     last_error: str = ""
@@ -231,11 +236,22 @@ class Reconciler:
         except asyncio.CancelledError:
             acting.cancel()
             raise
+        except (Forbidden, Invalid):  # perhaps for days
+            await _end_of(acting)
+            await self._remove_unrecorded(job, memory)
+            raise
         finally:
             await _end_of(acting)
         if recorded is not None:
             self._announce(recorded, plan)
         self._settle(key, acting.result(), memory)
+
+    async def _remove_unrecorded(self, job: Json, memory: Memory) -> None:
+        """Delete the pods of a first attempt whose status was refused: no status would show them, and no attempt would follow."""
+        memory.begun, memory.complete, memory.created = 0, 0, frozenset()
+        pods = self.cache.pods(job["metadata"]["namespace"], job["metadata"]["uid"])
+        deletes = tuple(Delete(names.PODS, pod.name, pod.uid) for pod in owned_pods(job, pods))
+        await self.executor.act(job, Plan(deletes=deletes))
 
     async def _job(self, key: Key, memory: Memory) -> Json | None:
         """Return the cached job, or read it again if the cache may be stale after a lost response."""
@@ -347,8 +363,8 @@ class Reconciler:
             self.cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])
             self._forget(key)
             return None
-        except Invalid as error:
-            raise self._refused(key, job, error) from error
+        except (Forbidden, Invalid) as error:
+            raise self._refused(key, job, memory, error) from error
         self.schema.clear(key)
         memory.unannounced, memory.unrecorded, memory.conflicts = None, False, 0
         memory.patched_at = self.clock()
@@ -366,15 +382,22 @@ class Reconciler:
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
 
-    def _refused(self, key: Key, job: Json, error: Invalid) -> Invalid:
-        """Report a status that the CRD's schema refuses, and return an error without the object in its text."""
-        fields = refused_fields(error)
-        if not fields:
-            return error
+    def _refused(self, key: Key, job: Json, memory: Memory, error: ClusterError) -> ClusterError:
+        """Report a status that the CRD's schema or an admission plugin refuses, in an event: the status cannot show it.
+
+        Returns the error, without the object in its text if it is the schema's.
+        """
         self._has_recorded = False  # from here on no pod is created beside its record, see ``_begin``
-        if note := self.schema.note(key, fields):
+        if fields := refused_fields(error):
+            note = self.schema.note(key, fields)
+            error = Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
+        else:
+            text = f"the status cannot be written, so nothing is done for this job: {shorten(str(error), MAX_REFUSAL)}"
+            note = Note("Warning", STATUS_REFUSED, text) if memory.refused_status != text else None
+            memory.refused_status = text
+        if note is not None:
             self.events.send(job, note)
-        return Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
+        return error
 
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
-from ddpjob.cluster.base import Invalid
+from ddpjob.cluster.base import ClusterError
 from ddpjob.controller.health import Verdict
 from ddpjob.engine.actions import Note
 from ddpjob.version import __version__
 
 CRD = f"{names.DDPJOBS.plural}.{names.GROUP}"
-REASON = "StatusRefused"
+STATUS_REFUSED = "StatusRefused"
 MAX_FIELDS = 3  # in a message; one is enough to find the cause
 
 _REMEDY = f"apply manifests/crd.yaml of release {__version__} (Helm does so unless crds.install is false)"
@@ -35,7 +35,7 @@ class SchemaMonitor:
             return None
         self._refused[key] = refused
         message = f"the CustomResourceDefinition {CRD} refuses {refused}, so nothing is done for this job: {_REMEDY}"
-        return Note("Warning", REASON, message)
+        return Note("Warning", STATUS_REFUSED, message)
 
     def clear(self, key: Key) -> None:
         """Forget a job: its status was written, or it is gone."""
@@ -51,7 +51,7 @@ class SchemaMonitor:
         return False, f"the CustomResourceDefinition {CRD} refuses {fields} of {where}: {_REMEDY}"
 
 
-def refused_fields(error: Invalid) -> list[str]:
+def refused_fields(error: ClusterError) -> list[str]:
     """Return the fields that the schema refused; none if the request failed for another reason, such as its size."""
     # With fieldValidation=Strict. Before it, the message has the whole object, which contains text of the user.
     unknown = _UNKNOWN.findall(str(error).rpartition("strict decoding error:")[2])
