@@ -533,6 +533,14 @@ def test_steps_before_the_resumption_do_not_make_an_attempt_look_slow() -> None:
     assert why(world).stage == "Running"
 
 
+def test_a_deleted_job_that_a_finalizer_keeps() -> None:
+    world = a_running_world(a_job())
+    world.job["metadata"] |= {"deletionTimestamp": timestamp(world.now), "finalizers": ["example.com/backup"]}
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.reason) == ("Suspended", "Deleting") and "example.com/backup" in found.sentence
+
+
 def test_a_suspended_job_and_one_that_is_resumed() -> None:
     world = a_running_world(a_job())
     world.job["spec"]["suspend"] = True

@@ -132,3 +132,29 @@ def test_no_pod_runs_without_a_record_while_the_status_is_refused(error: Cluster
         assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 6, "two of each job"
 
     on_bench(test)
+
+
+@pytest.mark.parametrize("finalizer", ["example.com/backup", "orphan"])
+def test_pods_of_a_deleted_job_end_while_a_finalizer_keeps_it(finalizer: str) -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"finalizers": [finalizer]}})
+        bench.server.delete(names.DDPJOBS, "default", "mnist")
+        await asyncio.sleep(10)
+        if finalizer == "orphan":  # kubectl delete --cascade=orphan
+            assert len(bench.pods(1)) == 2
+            return
+        assert not bench.pods(1) and bench.status()["state"] == "Suspended"
+        shown = condition(bench.status(), "Suspended")
+        assert (shown["status"], shown["reason"]) == ("True", "Deleting") and finalizer in shown["message"]
+        assert bench.status()["restarts"] == 0 and bench.status()["attempt"] == 1
+        reconciles = bench.reconciles()
+        await asyncio.sleep(600)
+        assert not bench.pods(1) and bench.reconciles() - reconciles < 5
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"finalizers": None}})
+        await asyncio.sleep(1)
+        assert not bench.status()
+
+    on_bench(test)

@@ -97,3 +97,14 @@ def test_parsed_jobs_are_bounded_by_their_values(monkeypatch: pytest.MonkeyPatch
     assert parsed.parse(jobs[0]) is not first
     parsed.forget("u1")
     assert parsed.parse(jobs[1]) is not second
+
+
+def test_of_the_finalizers_of_a_deleted_job_a_few_are_kept_and_the_garbage_collectors_first() -> None:
+    many = [f"example.com/{number}" for number in range(1000)]
+    cache = Cache()
+    cache.put(names.DDPJOBS, at(3, a_job(), finalizers=[*many, "orphan"]))
+    job = cache.job(KEY)
+    assert job is not None and "finalizers" not in job["metadata"]
+    cache.put(names.DDPJOBS, at(4, a_job(), finalizers=[*many, "orphan"], deletionTimestamp="2026-03-01T12:00:00Z"))
+    job = cache.job(KEY)
+    assert job is not None and job["metadata"]["finalizers"] == ["orphan", *many[:2]]

@@ -72,6 +72,9 @@ LABEL_QUEUED_UID: Final = "kueue.x-k8s.io/job-uid"
 QUEUE_GATE: Final = "kueue.x-k8s.io/admission"
 """Scheduling gate of pods that Kueue manages by itself."""
 
+GARBAGE_COLLECTION: Final = frozenset({"orphan", "foregroundDeletion"})
+"""Finalizers of a deleted object whose dependents the garbage collector keeps or deletes now."""
+
 # Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddpjob-operator"

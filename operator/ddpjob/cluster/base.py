@@ -11,7 +11,6 @@ from typing import Protocol
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 
-
 MAX_RETRY_AFTER = 60.0
 """A proxy or a webhook may ask for a day: a job would wait as long, and a watch would see no pod end."""
 

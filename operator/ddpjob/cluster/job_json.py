@@ -20,6 +20,8 @@ from ddpjob.api.spec import MAX_BYTES
 LARGE_BYTES: Final = 64 * 1024
 """A smaller response or event is decoded as it is."""
 
+MAX_FINALIZERS: Final = 3
+
 
 class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
@@ -30,15 +32,22 @@ class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
     creation_timestamp: str = ""
     deletion_timestamp: str = ""
     labels: dict[str, str] = {}
+    finalizers: list[str] = []
 
 
 METADATA: Final = tuple(field.encode_name for field in msgspec.structs.fields(_Metadata))
-"""The metadata of a job that the operator uses; of the labels only ``labels_in_use``."""
+"""The metadata of a job that the operator uses; of the labels only ``labels_in_use``, and so of the finalizers."""
 
 
 def labels_in_use(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the labels of a job that plans read: a user may set many and long ones."""
     return {key: labels[key] for key in names.LABELS_OF_QUEUES if key in labels}
+
+
+def finalizers_in_use(meta: Json) -> list[str]:
+    """Return the finalizers of a deleted job, at most ``MAX_FINALIZERS``, those of the garbage collector first."""
+    given = map(str, meta.get("finalizers") or ()) if meta.get("deletionTimestamp") else ()
+    return sorted(given, key=lambda name: name not in names.GARBAGE_COLLECTION)[:MAX_FINALIZERS]
 
 
 class _Job(msgspec.Struct, rename="camel"):

@@ -247,7 +247,7 @@ class Reconciler:
         self._settle(key, acting.result(), memory)
 
     async def _remove_unrecorded(self, job: Json, memory: Memory) -> None:
-        """Delete the pods of a first attempt whose status was refused: no status would show them, and no attempt would follow."""
+        """Delete the pods of a first attempt whose status was refused, because nothing would watch over them."""
         memory.begun, memory.complete, memory.created = 0, 0, frozenset()
         pods = self.cache.pods(job["metadata"]["namespace"], job["metadata"]["uid"])
         deletes = tuple(Delete(names.PODS, pod.name, pod.uid) for pod in owned_pods(job, pods))
@@ -265,7 +265,7 @@ class Reconciler:
             if job.get("status") == status:  # the write whose response was lost took place
                 self.metrics.observe_status(before, status)
                 self._announce(job, unannounced)
-        return None if job is None or job["metadata"].get("deletionTimestamp") else job
+        return job
 
     async def _refresh(self, key: Key) -> None:
         await read_into(self.cache, self.cluster, names.DDPJOBS, key, self.cache.job_uid(key) or "")

@@ -8,7 +8,7 @@ import zlib
 from typing import NamedTuple
 
 from ddpjob.api.objects import Json
-from ddpjob.cluster.job_json import METADATA, labels_in_use
+from ddpjob.cluster.job_json import METADATA, finalizers_in_use, labels_in_use
 from ddpjob.cluster.kubernetes import decode, encode
 
 _LONG_BYTES = 4096
@@ -40,6 +40,8 @@ def stored(job: Json) -> StoredJob:
     }
     if labels := head["metadata"].pop("labels", None):
         head["metadata"] |= {"labels": used} if (used := labels_in_use(labels)) else {}
+    if head["metadata"].pop("finalizers", None) and (kept := finalizers_in_use(job["metadata"])):
+        head["metadata"]["finalizers"] = kept
     state = str((job.get("status") or {}).get("state") or "New")
     spec = given if isinstance(given, int) else given.encode() if isinstance(given, str) else encode(given)
     if not isinstance(spec, int) and len(spec) > _LONG_BYTES:

@@ -16,6 +16,8 @@ from ddpjob.api.times import parse_time, seconds_between, seconds_since, timesta
 
 SUSPENDED = "Suspended"
 """Verdict of an attempt that a suspension ended."""
+DELETING = "Deleting"
+"""Reason of the condition Suspended of a deleted job that a finalizer keeps."""
 EVICTED = "EvictedFromQueue"
 """Verdict of an attempt that lost its place in a queue."""
 

@@ -9,7 +9,7 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine import elastic
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
-from ddpjob.engine.attempt import EVICTED
+from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.obstacles import admission_obstacle, fruitless, obstacles, scheduling_obstacle, silence, stall
@@ -32,12 +32,12 @@ def conditions(
         case "succeed" | "fail":
             aspects = _finished(decision)
         case "suspend":
-            aspects = _suspended(decision.message)
+            aspects = _suspended(*s.suspension)
         case "continue" if s.suspended and s.job.spec.suspend:
-            aspects = _suspended("spec.suspend is true")
+            aspects = _suspended(*s.suspension)
         case "hold" if s.suspended:
             stalled: Aspect = (True, decision.reason, decision.message)
-            aspects = _suspended("suspended; it cannot be resumed yet") | {"Stalled": stalled}
+            aspects = _suspended(SUSPENDED, "suspended; it cannot be resumed yet") | {"Stalled": stalled}
         case _:
             aspects = _active(s, decision, nodes, failures[-1] if failures else None, reached)
     return build(s.before.conditions or (), aspects, s.now)
@@ -91,8 +91,8 @@ def _finished(decision: Decision) -> dict[str, Aspect]:
     }
 
 
-def _suspended(message: str) -> dict[str, Aspect]:
-    why = ("Suspended", message)
+def _suspended(reason: str, message: str) -> dict[str, Aspect]:
+    why = (reason, message)
     return {"Suspended": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
 
 

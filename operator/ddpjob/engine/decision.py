@@ -132,7 +132,7 @@ def _suspension(s: JobState) -> Decision | None:
         return None
     if s.suspended:
         return CONTINUE
-    return Decision("suspend", SUSPENDED, "spec.suspend is true", drain_until=_drain_until(s))
+    return Decision("suspend", SUSPENDED, s.suspension[1], drain_until=_drain_until(s))
 
 
 def _resize(s: JobState) -> Decision | None:

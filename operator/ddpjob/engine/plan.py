@@ -63,8 +63,10 @@ def plan(
         settings: of the operator.
         parse: returns what ``Job.of`` returns, perhaps without parsing the same spec again.
     """
-    if body["metadata"].get("deletionTimestamp"):
-        return Plan()  # the API server deletes the objects that the job owns
+    meta = body["metadata"]
+    finalizers = meta.get("finalizers") or () if meta.get("deletionTimestamp") else ()
+    if meta.get("deletionTimestamp") and (not finalizers or names.GARBAGE_COLLECTION.intersection(finalizers)):
+        return Plan()  # the garbage collector deletes the objects that the job owns, or keeps them
     # The CRD accepts any status, so that releases can be mixed. A part that a user or a program spoiled is dropped.
     before = recorded_status(body.get("status") or {})
     try:
@@ -73,10 +75,12 @@ def plan(
         return _refuse(body, before, explain(error), now)
     if job.spec.managed_by not in (None, names.CONTROLLER):
         return Plan()
+    if finalizers:
+        job = replace(job, spec=job.spec.model_copy(update={"suspend": True}))
     job = job.of_size(elastic.nodes_of(job.spec, before, recorded_attempt(before, now)))
-    state = JobState(job, before, observed, now, settings, body["metadata"].get("labels") or {})
+    state = JobState(job, before, observed, now, settings, meta.get("labels") or {}, finalizers)
     if state.finished:
-        return _from_live_pods(_plan_finished(state), observed)
+        return Plan() if finalizers else _from_live_pods(_plan_finished(state), observed)
     if job.spec.template is not None and (faults := template_faults(job.wire["template"])):
         return replace(_refuse(body, before, faults, now), changes=scheduling.leave(state))
     if lookups := scheduling.lookups(state):

@@ -12,7 +12,7 @@ from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import EVICTED, SUSPENDED, recorded_attempt, seconds_to_stop
+from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
 from ddpjob.engine.evidence import is_on_lost_node, is_refused, needs_log
 from ddpjob.engine.inplace import fold, spent
@@ -33,6 +33,8 @@ class JobState:
     """All inputs of a plan. ``before`` is the recorded status; its conditions are never read, they are only output.
 
     labels: of the job, as far as plans read them (``names.LABELS_OF_QUEUES``).
+    finalizers: what keeps a deleted job in the API server; empty if it is not deleted. Until the job is gone, the
+        garbage collector deletes none of its pods: it is planned as suspended.
     """
 
     job: Job
@@ -41,6 +43,7 @@ class JobState:
     now: datetime
     settings: EngineSettings
     labels: Mapping[str, str] = field(default_factory=dict)
+    finalizers: Sequence[str] = ()
 
     @cached_property
     def pods(self) -> Sequence[PodView]:
@@ -256,6 +259,13 @@ class JobState:
         if self.attempt.number == 0:
             return self.job.spec.suspend
         return self.attempt.verdict == SUSPENDED
+
+    @property
+    def suspension(self) -> tuple[str, str]:
+        """Reason and message of a suspension."""
+        if not self.finalizers:
+            return SUSPENDED, "spec.suspend is true"
+        return DELETING, f"the job was deleted, and is kept by the finalizer {', '.join(self.finalizers)}"
 
     @property
     def spec_edited(self) -> bool:

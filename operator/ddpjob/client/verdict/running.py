@@ -7,6 +7,7 @@ from ddpjob.api.status import RETURNED, Progress
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
+from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.elastic import RUNNING_SMALLER
 from ddpjob.engine.obstacles import NO_PROGRESS, PROGRESS_UNKNOWN, TRAINING_STALLED
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
@@ -64,6 +65,10 @@ def suspended(case: Case) -> Explanation | None:
     """Explain a job that is suspended, or is about to be."""
     found = case.condition("Suspended")
     is_suspended = found is not None and found.status == "True"
+    if is_suspended and found is not None and found.reason == DELETING:
+        todo = f"kubectl get ddp {case.name} -n {case.namespace} -o jsonpath='{{.metadata.finalizers}}'"
+        sentence = f"{case.name} runs no pods: {found.message}"
+        return case.verdict("Suspended", DELETING, sentence, [case.of_condition(found)], next=todo)
     wanted = bool(case.spec.get("suspend"))
     if not wanted:
         return None
