@@ -59,11 +59,42 @@ def test_time_before_the_first_response_is_the_local_one() -> None:
     assert clock.now().tzinfo is UTC
 
 
-def test_first_response_sets_the_time_to_a_second() -> None:
+@pytest.mark.parametrize("local", [-5.0, 4.9])
+def test_first_response_that_the_local_clock_confirms_sets_the_time_to_a_second(local: float) -> None:
     times = Times()
+    times.wall = times.server + local
     clock = times.clock()
     times.request(clock)
     assert abs(error(times, clock)) < 0.6
+
+
+@pytest.mark.parametrize("ahead", [2 * HOUR, -2 * HOUR])
+def test_one_response_of_a_server_with_a_wrong_clock_sets_nothing(ahead: float) -> None:
+    """One of several API servers behind an address: its time is taken only if the next response has it, too."""
+    times = Times()
+    clock = times.clock()
+    for _ in range(3):
+        times.server += ahead
+        times.request(clock)
+        times.server -= ahead
+        assert abs(error(times, clock)) < 6.0, "the local time, before there is another"
+        for _ in range(5):
+            times.pass_by(1.0)
+            times.request(clock)
+            assert abs(error(times, clock)) < 1.1
+        times.pass_by(600.0)
+        assert abs(error(times, clock)) < 1.1
+
+
+def test_two_responses_that_agree_set_the_time_against_a_wrong_local_clock() -> None:
+    times = Times()
+    times.wall += 2 * HOUR
+    clock = times.clock()
+    times.request(clock)
+    assert abs(error(times, clock)) > HOUR
+    times.pass_by(0.5)
+    times.request(clock)
+    assert abs(error(times, clock)) < 1.1
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 2.0])
@@ -96,6 +127,7 @@ def test_step_of_the_server_clock_is_approached_slowly(step: float) -> None:
     times.request(clock)
     began, real = clock.now().timestamp(), times.monotonic
     times.server += step
+    times.request(clock)
     for _ in range(30):
         times.pass_by(60.0)
         times.request(clock)
@@ -169,7 +201,8 @@ async def test_operator_has_the_time_of_its_api_server(
     path.write_text(json.dumps(config))
     connection = await Connection.open(str(path))
     operator = Operator(Settings(), connection)
-    await list_all(operator.cluster, names.PODS)
+    for _ in range(2):  # the first response contradicts the local clock
+        await list_all(operator.cluster, names.PODS)
     assert abs((operator.controller.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
     await operator.controller.poller.close()
     await operator.cluster.close()
