@@ -1,16 +1,21 @@
 """Of two replicas one works; the other takes over when the first is killed, stops, or no longer renews the Lease."""
 
+import asyncio
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
 from ddpjob.api import names
+from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob.controller.leadership import LEASE_SECONDS, MAX_LEASE_SECONDS, Leadership
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
 from tests.faults import Fault, FaultProxy
-from tests.processes import eventually
+from tests.processes import eventually, eventually_async
 
 pytestmark = pytest.mark.apiserver
 KILL_SECONDS = 15.0
@@ -113,3 +118,34 @@ def test_lease_is_renewed_while_requests_for_jobs_use_all_connections(
             lambda: any("/leases/" in s.path and s.method == "PATCH" for s in proxy.seen[before:]),
             timeout=9.0,
         )
+
+
+async def test_lease_of_another_program_keeps_no_replica_from_its_work(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    """It has another holder, an hour of duration, and nobody renews it."""
+    body = {"apiVersion": names.LEASES.api_version, "kind": names.LEASES.kind, "metadata": {"name": "operator"}}
+    spec = {"holderIdentity": "stranger", "leaseDurationSeconds": 3600}
+    control_plane.request("POST", f"/{names.LEASES.path(namespace)}", body | {"spec": spec})
+    connection = await Connection.open(str(control_plane.kubeconfig()))
+    cluster, passed = KubernetesCluster(connection), 0.0
+    standby = Leadership(
+        cluster=cluster,
+        namespace=namespace,
+        name="operator",
+        identity="1",
+        now=lambda: datetime.now(UTC),
+        clock=lambda: passed,
+    )
+    acquiring = asyncio.create_task(standby.acquire())
+    await eventually_async("it stands by", lambda: standby.holder == "stranger")
+    assert standby.standby() == (True, "standby: stranger holds the Lease")
+    passed = LEASE_SECONDS * 2 + 1
+    ready, why = standby.standby()
+    assert not ready and "has not renewed" in why
+    passed = MAX_LEASE_SECONDS + 1
+    async with asyncio.timeout(60):
+        await acquiring
+    assert standby.is_leader
+    await cluster.close()
+    await connection.close()

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 9
 """A Lease that has not changed for this time is free. With polls and first LISTs, a standby works after 12 s."""
+MAX_LEASE_SECONDS = 60
+"""The longest duration that a Lease may claim: one of another program with an hour kept all replicas on standby."""
 RENEW_SECONDS = 2.0
 POLL_SECONDS = 1.0
 TRY_SECONDS = 3.0
@@ -52,6 +54,13 @@ class Leadership:
     @property
     def is_leader(self) -> bool:
         return self.holder == self.identity
+
+    def standby(self) -> tuple[bool, str]:
+        """Return whether another replica works, as far as this one on standby knows, and the reason."""
+        silent = self.clock() - self._unchanged_since
+        if not self.holder or silent <= 2 * LEASE_SECONDS:
+            return bool(self.holder), f"standby: {self.holder or 'no replica'} holds the Lease"
+        return False, f"standby: {self.holder} holds the Lease, and has not renewed it for {silent:.0f} s"
 
     async def acquire(self) -> None:
         """Wait until this replica holds the Lease. A Lease with its own identity is that of an earlier process."""
@@ -96,7 +105,7 @@ class Leadership:
         if lease is None:
             return await self._create()
         spec = lease.get("spec") or {}
-        limit = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        limit = min(float(spec.get("leaseDurationSeconds") or LEASE_SECONDS), MAX_LEASE_SECONDS)
         is_expired = self.clock() - self._unchanged_since > limit
         if self.holder not in ("", self.identity) and not is_expired:
             return False

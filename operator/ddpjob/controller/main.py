@@ -203,7 +203,7 @@ class Operator:
     def _ready(self) -> Verdict:
         """Return whether the scopes are served, and every status can be written. A standby is ready to take over."""
         if self._leadership is not None and not self._is_leader:
-            return bool(self._leadership.holder), f"standby: {self._leadership.holder or 'no replica'} holds the Lease"
+            return self._leadership.standby()
         served, detail = watch_status.readiness(self._reports())
         written, why = self.controller.schema.verdict()
         return (served, detail) if written or not served else (written, why)
