@@ -356,6 +356,54 @@ def test_avoided_node_is_used_again_if_no_other_fits() -> None:
     assert not node_terms(world) and counts(world) == restarts
 
 
+def without_a_node(world: World, *ranks: int) -> None:
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient gpu"}
+    for rank in ranks:
+        world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+
+
+def test_avoided_node_stays_avoided_while_the_jobs_own_old_pods_hold_the_gpus() -> None:
+    """Ranks that hang in NCCL do not obey SIGTERM: the pods of the last attempt end after their grace period."""
+    world = World(a_job(restartPolicy={"maxRestarts": 9}))
+    world.settle()
+    suspect(world)
+    world.lingering = True
+    suspect(world)
+    attempt = world.status["attempt"]
+    old = [pod for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]]
+    assert old and node_terms(world)
+    old[0]["metadata"]["deletionTimestamp"] = timestamp(world.now + timedelta(seconds=120))  # raised by a webhook
+    without_a_node(world, 0, 1)
+    for _ in range(4):
+        world.settle()
+        world.forward(29)
+    world.settle()
+    assert world.status["attempt"] == attempt and world.status["avoidNodes"], "the GPUs are not free yet"
+    del world.pods[old[0]["metadata"]["name"]]
+    world.settle()
+    world.forward(29)
+    world.settle()
+    assert world.status["attempt"] == attempt, "the scheduler may place them now"
+    world.forward(2)
+    world.settle()
+    assert world.status["attempt"] == attempt + 1 and world.status["avoidNodes"] == []
+
+
+def test_old_pod_that_hangs_beyond_its_deadline_does_not_keep_an_avoided_node_out() -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9}))
+    world.settle()
+    suspect(world)
+    world.lingering = True
+    suspect(world)
+    attempt = world.status["attempt"]
+    without_a_node(world, 0, 1)
+    for _ in range(3):
+        world.settle()
+        world.forward(36)
+    world.settle()
+    assert world.status["attempt"] == attempt + 1 and world.status["avoidNodes"] == []
+
+
 def test_node_avoided_by_waiting_pods_is_used_again_even_if_its_time_passed_meanwhile() -> None:
     world = World(a_job(restartPolicy={"maxRestarts": 9}))
     world.settle()
@@ -366,6 +414,7 @@ def test_node_avoided_by_waiting_pods_is_used_again_even_if_its_time_passed_mean
     no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     for rank in (0, 1):
         world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.settle()
     world.forward(31)
     world.settle()
     assert world.status["attempt"] == attempt + 1 and not node_terms(world)

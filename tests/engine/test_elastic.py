@@ -95,6 +95,30 @@ def test_job_without_all_nodes_starts_with_those_that_were_placed() -> None:
     assert (found["NNODES"], found["PET_NNODES"], found["WORLD_SIZE"]) == ("2", "2", "2")
 
 
+def test_job_keeps_its_size_while_its_own_old_pods_save() -> None:
+    """Without a checkpoint volume no attempt waits for the old pods."""
+    world = elastic(template={"spec": {"terminationGracePeriodSeconds": 600}})
+    world.settle()
+    place(world, 0, 1, 2)
+    world.lingering = True
+    world.set_pod(2, failed(1), node="worker-2")
+    go(world, 15)
+    number = attempt(world)["number"]
+    old = [pod for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]]
+    assert number == 2 and old
+    for pod in old:
+        pod["metadata"]["deletionTimestamp"] = timestamp(world.now + timedelta(seconds=600))
+    place(world, 0, 1)
+    go(world, LIMIT * 1.9)
+    assert attempt(world)["number"] == number and "partialSince" not in attempt(world)
+    for pod in old:
+        del world.pods[pod["metadata"]["name"]]
+    go(world, LIMIT - 1)
+    assert attempt(world)["number"] == number, "the scheduler may place the others now"
+    go(world, 2)
+    assert attempt(world)["ending"]["verdict"] == "NodesUnavailable" and attempt(world)["nextSize"]["nodes"] == 2
+
+
 def test_running_smaller_is_shown_with_since_when_and_what_follows() -> None:
     world = smaller()
     found = world.condition("Running")

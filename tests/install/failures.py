@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
-from ddpjob.engine.suspects import AVOID_SECONDS
+from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
 
 HEAD = f"""\
 # Failures and what follows from them
@@ -29,7 +29,8 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 50 s later. If no
   restart is left, the job waits for that time before it fails.
 - **Suspects the node**: after two such failures on one Kubernetes node within {AVOID_SECONDS // 60} minutes, new
-  attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no other node fits.
+  attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no other node fits for
+  {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one.
 
 A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet.
 

@@ -440,6 +440,9 @@ class CurrentAttempt(StatusPart):
     """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
     creating_since: Time | None = None
     """When the first of the attempts in `refusals` or `yields` started. `startupDeadlineSeconds` counts from then."""
+    room_since: Time | None = None
+    """With `avoidNodes` or `minNodes`, while a pod has no Kubernetes node: since when no pod of an earlier attempt uses
+    resources. The waits for Kubernetes nodes count from then."""
     partial_since: Time | None = None
     """Since when some of its pods have a Kubernetes node and others do not; absent otherwise (docs/scheduling.md)."""
     pod_priority: int | None = None

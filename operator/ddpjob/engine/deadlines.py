@@ -132,7 +132,8 @@ def _avoided_nodes(s: JobState) -> Deadline | None:
         return None
     names = ", ".join(node.node_name for node in avoided)
     text = f"no Kubernetes node is left without {names}: these nodes are used again"
-    left = UNSCHEDULABLE_SECONDS - seconds_between(s.attempt.start_time, s.now)
+    # While the job's own old pods save, their GPUs may be all that is missing.
+    left = UNSCHEDULABLE_SECONDS - (seconds_between(s.room_since, s.now) if s.room_since else 0.0)
     return Deadline(left, "abandons", "AvoidedNodesNeeded", text)
 
 

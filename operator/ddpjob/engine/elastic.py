@@ -2,8 +2,9 @@
 
 The size changes only between attempts, and none of these changes costs a restart:
 
-- *Smaller*: not all pods of an attempt have a Kubernetes node after ``partialGangSeconds``. The next attempt has as
-  many as were placed, or with a gang scheduler, which places none of them, minNodes.
+- *Smaller*: not all pods of an attempt have a Kubernetes node after ``partialGangSeconds``, in which no pod of an
+  earlier attempt used any. The next attempt has as many as were placed, or with a gang scheduler, which places none of
+  them, minNodes.
 - *Larger*: all nodes of a smaller attempt run, and ten minutes have passed since the last change. Probes, which are
   pods that need the same room and end at once, ask the scheduler for the missing nodes. If some are placed within a
   minute, the attempt saves a checkpoint and ends, and the next one has as many nodes more.
@@ -107,7 +108,8 @@ def shrunk_after(s: JobState) -> Size | None:
     Otherwise a job whose pods give up early would always start again with the same size.
     """
     left = _seconds_left(s, s.attempt.creating_since or s.attempt.start_time)
-    return _smaller(s, _placeable(s, gave_up=True)) if left is not None and left <= 0 else None
+    may_shrink = left is not None and left <= 0 and s.room_since is not None
+    return _smaller(s, _placeable(s, gave_up=True)) if may_shrink else None
 
 
 def _smaller(s: JobState, nodes: int | None) -> Size | None:
@@ -226,7 +228,7 @@ def _seconds_to_shrink(s: JobState) -> float | None:
     """Return after how many seconds the attempt ends because it cannot have all its nodes; None if it can, or runs."""
     if s.attempt.phase != RUNNING or _placeable(s) is None:
         return None
-    return _seconds_left(s, s.partial_since or s.attempt.start_time)
+    return _seconds_left(s, s.partial_since or s.room_since or timestamp(s.now))
 
 
 def _seconds_left(s: JobState, since: str) -> float | None:

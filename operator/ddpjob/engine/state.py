@@ -147,12 +147,26 @@ class JobState:
         return RefusedStart(node_rank=first[0], reason=first[1], since=timestamp(self.now)) if first else None
 
     @cached_property
+    def room_since(self) -> str | None:
+        """Since when no pod of an earlier attempt uses resources for which this one may wait; None while one does.
+
+        A pod that hangs counts up to its deletion deadline, and one on a lost Kubernetes node not at all.
+        """
+        start, number = self.attempt.start_time, self.attempt.number
+        earlier = [pod for pod in self.pods if pod.attempt < number and not is_on_lost_node(pod)]
+        if any(seconds_to_stop(pod, start, self.now) > 0 for pod in earlier):
+            return None
+        known = self.attempt.room_since or (start if number <= 1 else None)
+        return known if known is not None and seconds_since(known, self.now) >= 0 else timestamp(self.now)
+
+    @cached_property
     def partial_since(self) -> str | None:
         """When the operator first saw that some pods of this attempt have a Kubernetes node, and others do not.
 
-        None if that is not so now, or after all pods ran. By the operator's clock; after it was set back, from now on.
+        None if that is not so now, after all pods ran, or while pods of an earlier attempt use resources. By the
+        operator's clock; after it was set back, from now on.
         """
-        if self.attempt.is_closed or self.attempt.all_running_time is not None:
+        if self.attempt.is_closed or self.attempt.all_running_time is not None or self.room_since is None:
             return None
         placed = {pod.node_name is not None for pod in self.current.values() if not pod.ended}
         if placed != {True, False}:

@@ -200,6 +200,8 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
         attempt = attempt.changed(first_step_time=now)
     if attempt.first_success_time is None and s.succeeded_nodes:
         attempt = attempt.changed(first_success_time=now)
+    if attempt.number > 1 and attempt.room_since != s.room_since and _waits_for_nodes(s):
+        attempt = attempt.changed(room_since=s.room_since)
     if attempt.partial_since != s.partial_since:
         attempt = attempt.changed(partial_since=s.partial_since, pod_priority=s.pod_priority or None)
     if attempt.size is not None and decision.kind == "continue" and elastic.asks(s):
@@ -207,6 +209,16 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
     if attempt.refused_start != s.refused_start:
         attempt = attempt.changed(refused_start=s.refused_start)
     return attempt
+
+
+def _waits_for_nodes(s: JobState) -> bool:
+    """Whether pods have no Kubernetes node, in a job in which something follows from that."""
+    if s.attempt.all_running_time is not None:
+        return False
+    pods = s.current.values()
+    if s.job.spec.min_nodes is not None:  # a gang scheduler does not say that it places none
+        return any(pod.node_name is None for pod in pods)
+    return bool(s.before.avoid_nodes) and any(pod.unschedulable is not None for pod in pods)
 
 
 def _timings(s: JobState, attempt: CurrentAttempt, decision: Decision) -> Timings | None:
