@@ -9,7 +9,7 @@ from ddpjob.api import limits, names
 from ddpjob.api.status import recorded_status
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Problem
-from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle
+from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle, running
 
 
 def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
@@ -244,3 +244,42 @@ def test_trainer_without_a_json_report_succeeds(message: str) -> None:
     world.set_pod(0, ended(0, message=message))
     world.settle()
     assert world.status["state"] == "Succeeded"
+
+
+def not_ready(world: World, *ranks: int) -> str:
+    """Let the Kubernetes nodes of these pods send no heartbeats from now on, and return that time."""
+    since = timestamp(world.now)
+    marked = [{"type": "Ready", "status": "False", "lastTransitionTime": since}]
+    for rank in ranks:
+        world.set_pod(rank, running(conditions=[*marked, {"type": "ContainersReady", "status": "True"}]), node="gpu-7")
+    return since
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_node_that_does_not_respond_is_named_and_nothing_follows(nodes: int) -> None:
+    """The control plane does not delete its pods: they tolerate it, or the whole zone is silent."""
+    world = a_running_world(a_job(numNodes=nodes))
+    world.forward(600)
+    since = not_ready(world, nodes - 1)
+    world.settle()
+    world.forward(7 * 86_400)
+    assert world.settle() == 0
+    found = world.condition("Running")
+    assert (found["status"], found["reason"]) == ("True", "NodeNotResponding")
+    for part in ("Kubernetes node gpu-7", f"node_rank {nodes - 1}", f"since {since}", "kubectl delete node gpu-7"):
+        assert part in found["message"]
+    assert (world.status["state"], world.status["attempt"]) == ("Running", 1)
+    assert [note.reason for made in world.plans for note in made.events].count("NodeNotResponding") == 1
+    world.run_all()
+    world.settle()
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+
+
+def test_of_several_silent_nodes_the_first_is_named_and_the_others_are_counted() -> None:
+    world = a_running_world(a_job(numNodes=4))
+    not_ready(world, 2)
+    world.forward(60)
+    not_ready(world, 0, 1)
+    world.settle()
+    message = world.condition("Running")["message"]
+    assert "node_rank 2" in message and "nor do those of 2 other pods" in message

@@ -60,7 +60,8 @@ class PodView:
     evicted: the kubelet ended the pod, for example under memory pressure or at a node shutdown.
     disruption: who ended the pod, for example EvictionByEvictionAPI: the reason of its condition DisruptionTarget if
         that is the cause (``_disruption``), or "".
-    node_unready: the control plane set the pod to not ready although its containers are: its node does not respond.
+    unready_since: since when the control plane shows the pod as not ready although its containers are: its node does
+        not respond. None if it does.
     start_time: when the kubelet accepted the pod.
     started_at, finished_at: when the trainer's container started and ended, by the clock of its Kubernetes node.
     prepared: the kubelet has set up the volumes and network of a pod whose phase is Pending; None if it does not say.
@@ -81,7 +82,7 @@ class PodView:
     deleted: bool = False
     evicted: bool = False
     disruption: str = ""
-    node_unready: bool = False
+    unready_since: str | None = None
     start_time: str | None = None
     prepared: bool | None = None
     node_name: str | None = None
@@ -171,7 +172,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         deleted=deleting and drained,
         evicted=evicted,
         disruption=disruption,
-        node_unready=_node_is_unready(status),
+        unready_since=_node_unready_since(status),
         start_time=status.get("startTime"),
         prepared=_prepared(status),
         node_name=_shared(spec.get("nodeName")),
@@ -267,15 +268,15 @@ def _prepared(status: Mapping[str, Any]) -> bool | None:
     return {"True": True, "False": False}.get(condition(status, "PodReadyToStartContainers").get("status", ""))
 
 
-def _node_is_unready(status: Mapping[str, Any]) -> bool:
-    """Return whether the node lifecycle controller marked the pod, because its node stopped sending heartbeats.
+def _node_unready_since(status: Mapping[str, Any]) -> str | None:
+    """Return when the node lifecycle controller marked the pod, because its node stopped sending heartbeats; or None.
 
     It only sets Ready to False; the kubelet never does so while ContainersReady is True, except for a readiness gate.
     https://github.com/kubernetes/kubernetes/blob/v1.34.0/pkg/controller/util/node/controller_utils.go
     """
     ready = condition(status, "Ready")
     marked = ready.get("status") == "False" and ready.get("reason") != "ReadinessGatesNotReady"
-    return marked and is_true(status, "ContainersReady")
+    return str(ready.get("lastTransitionTime") or "") if marked and is_true(status, "ContainersReady") else None
 
 
 def _init_failure(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,15 @@ from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
-from ddpjob.engine.obstacles import admission_obstacle, fruitless, obstacles, scheduling_obstacle, silence, stall
+from ddpjob.engine.obstacles import (
+    admission_obstacle,
+    fruitless,
+    obstacles,
+    scheduling_obstacle,
+    silence,
+    stall,
+    unresponsive,
+)
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
@@ -132,6 +140,7 @@ def _active(
 
 def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
     found = (
+        unresponsive(s),
         silence(s),
         stall(s),
         scheduling.without_quota(s),

@@ -10,14 +10,23 @@ from ddpjob.engine.decision import RESIZED, Decision
 from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
 from ddpjob.engine.launcher import injection_warning, launch_warning
-from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, fruitless, obstacles
+from ddpjob.engine.obstacles import (
+    CONTAINER_CREATING,
+    NODE_NOT_RESPONDING,
+    PROGRESS_UNKNOWN,
+    TRAINING_STALLED,
+    fruitless,
+    obstacles,
+)
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, WAITING
 from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
 RESTARTED_IN_PLACE = "RestartedInPlace"
 _SIZES = frozenset({RESIZED, NODES_AVAILABLE, NODES_UNAVAILABLE})
-_PROBLEMS = frozenset({PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE})  # of a job all of whose nodes run
+_PROBLEMS = frozenset(
+    {NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE}
+)  # of a job all of whose nodes run
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
 _NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
 

@@ -299,7 +299,7 @@ def may_have_waited(evidence: Evidence) -> bool:
 
 def is_on_lost_node(pod: PodView) -> bool:
     """Return whether the pod's Kubernetes node proved lost: it no longer responds, or no longer exists."""
-    return pod.disruption in _LOST_NODE or pod.reason == "NodeLost" or pod.node_unready
+    return pod.disruption in _LOST_NODE or pod.reason == "NodeLost" or pod.unready_since is not None
 
 
 def signal_name(number: int) -> str:

@@ -20,6 +20,8 @@ PROGRESS_UNKNOWN = "ProgressUnknown"
 """All nodes run, and rank 0 cannot be asked for its progress."""
 TRAINING_STALLED = "TrainingStalled"
 """All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
+NODE_NOT_RESPONDING = "NodeNotResponding"
+"""All nodes run as far as is known, and the Kubernetes node of some of them sends no heartbeats; nothing follows."""
 NO_PROGRESS = "RestartsWithoutProgress"
 """All nodes run, and the last restarts got the job no further; nothing follows from it."""
 RESTARTS_WITHOUT_PROGRESS = 3
@@ -92,6 +94,25 @@ def silence(s: JobState) -> Obstacle | None:
     port = f"port {s.job.spec.rendezvous.progress_port} of {s.current[0].name}"
     todo = f"allow connections from the operator in NetworkPolicies, and look at the log: {s.logs_command()}"
     return PROGRESS_UNKNOWN, f"{effect}, because {port} {what}: {todo}"
+
+
+def unresponsive(s: JobState) -> Obstacle | None:
+    """Return which Kubernetes node of the attempt sends no heartbeats, and since when; None if all do.
+
+    The control plane deletes its pods after some minutes, which restarts the job: but not pods that tolerate it, and
+    none while most nodes of a zone are silent. Such a job may train, or hang for ever.
+    """
+    silent = sorted((pod.unready_since, pod.node_rank) for pod in s.current.values() if pod.unready_since is not None)
+    if not silent:
+        return None
+    since, pod = silent[0][0] or "an unknown time", s.current[silent[0][1]]
+    more = f", nor do those of {len(silent) - 1} other pods" if len(silent) > 1 else ""
+    node = f"Kubernetes node {pod.node_name} of {pod.where}"
+    todo = f"kubectl describe node {pod.node_name}; if the machine is off, kubectl delete node {pod.node_name}"
+    return (
+        NODE_NOT_RESPONDING,
+        f"{node} does not respond since {since or 'an unknown time'}{more}: {todo}, and the job restarts without it",
+    )
 
 
 def stall(s: JobState) -> Obstacle | None:

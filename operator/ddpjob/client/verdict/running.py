@@ -9,7 +9,7 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.elastic import RUNNING_SMALLER
-from ddpjob.engine.obstacles import NO_PROGRESS, PROGRESS_UNKNOWN, TRAINING_STALLED
+from ddpjob.engine.obstacles import NO_PROGRESS, NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_STALLED
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
 
 _QUIET_SECONDS = 120.0
@@ -94,6 +94,8 @@ def running(case: Case) -> Explanation:
     quoted = case.of_condition(found) if found is not None else None
     if reason == TRAINING_STALLED:
         return _stalled(case, message, quoted)
+    if reason == NODE_NOT_RESPONDING:
+        return _with_problem(case, reason, message, quoted, "what the message says")
     progress, has_stepped = _progress_of_attempt(case), case.attempt.first_step_time is not None
     if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
         return _with_problem(case, reason, message, quoted, case.logs_command())
