@@ -7,7 +7,8 @@ encoded form (``stored_jobs``), of other objects the fields that plans read.
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
 Service or NetworkPolicy, because a tenant may edit them many times a second, but not an admission or an eviction by
-Kueue. A change that view or encoded form do not show calls nothing.
+Kueue. A change that view or encoded form do not show calls nothing. A pod that ends or is deleted calls ``on_freed``
+with the key of its job and its attempt.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -74,6 +75,7 @@ class Cache:
         on_update: Callable[[Key], None] | None = None,
     ) -> None:
         self._on_change = on_change
+        self.on_freed: Callable[[Key, int], None] = lambda key, attempt: None
         self._on_update = on_update or on_change
         self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
@@ -199,10 +201,17 @@ class Cache:
         self._pods_of[place[0], pod.job_uid][place] = pod
         if entry.job is not None:
             self._pods_named[entry.job][place] = pod
+        if known is not None and pod.stopped and not known.value.stopped:
+            self._free(entry)
         if known is None or _end(pod) != _end(known.value):
             self._wake(entry)
         elif pod != known.value and entry.job is not None:
             self._on_update(entry.job)
+
+    def _free(self, entry: Entry) -> None:
+        """Say that a pod uses no quota any more."""
+        if entry.job is not None:
+            self.on_freed(entry.job, entry.value.attempt)
 
     def _leave_job(self, place: Place, entry: Entry) -> None:
         """Remove a pod from those of its job."""
@@ -310,6 +319,8 @@ class Cache:
             self._partial_jobs.observe(Key(*place), None)
         if resource is names.PODS:
             self._leave_job(place, entry)
+            if not entry.value.stopped:
+                self._free(entry)
         if resource in names.SCHEDULING_KINDS:
             self._leave_owner(resource, entry)
         self._add_tombstone(entry.uid, version)

@@ -86,6 +86,7 @@ class Controller:
             clock=clock,
             now=self.now,
         )
+        self.cache.on_freed = self._reconciler.refused_jobs.freed
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reconcile until ``stop`` is set, then let running reconciles end and send the events that wait.

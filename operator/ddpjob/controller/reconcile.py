@@ -27,6 +27,7 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.controller.pod_logs import PodLogs
 from ddpjob.controller.progress import ProgressPoller
+from ddpjob.controller.refused_jobs import RefusedJobs
 from ddpjob.controller.schema import STATUS_REFUSED, SchemaMonitor, refused_fields
 from ddpjob.controller.sweep import read_into
 from ddpjob.controller.unbound_claims import UnboundClaims
@@ -61,6 +62,7 @@ class Memory:
 
     problems: the creates and deletes that failed last time.
     refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
+    may_try: the creates that were refused are sent again without a delay (``refused_jobs``).
     edition: generation and labels of the job when requests were last sent.
     begun, complete: number of the last attempt whose creates began, and of the last whose creates all had success.
     created: names of the pods of the attempt ``begun`` that were created, or were seen after a create without response.
@@ -77,6 +79,7 @@ class Memory:
     problems: tuple[Problem, ...] = ()
     refusals: int = 0
     hold_until: float = 0.0
+    may_try: bool = False
     edition: tuple[int, Json] | None = None
     begun: int = 0
     complete: int = 0
@@ -119,8 +122,10 @@ class Reconciler:
     _parsed: ParsedJobs = field(default_factory=ParsedJobs, init=False)
     _has_recorded: bool = field(default=False, init=False)
     _lookups: Lookups = field(init=False)
+    refused_jobs: RefusedJobs = field(init=False)
 
     def __post_init__(self) -> None:
+        self.refused_jobs = RefusedJobs(self._let_try)
         self._lookups = Lookups(self.cluster, self.clock)
 
     async def process(self, key: Key) -> None:
@@ -151,6 +156,7 @@ class Reconciler:
             return
         plan = await self._made_plan(key, job, memory)
         plan = self._without_early_repair(key, plan, memory)
+        self.refused_jobs.observe(key, plan.status or job.get("status") or {})
         self.poller.follow(key, plan.poll)
         self.claims.follow(key, plan.claims)
         self.pod_logs.follow(key, int((job.get("status") or {}).get("attempt") or 0), plan.logs)
@@ -297,6 +303,7 @@ class Reconciler:
             found=self._lookups.found(),
             served=self.served(),
             elder=self.cache.elder(key),
+            may_try=memory.may_try,
             live=live is not None,
             has_workload=has_workload,
         )
@@ -414,8 +421,9 @@ class Reconciler:
         if (wait := memory.hold_until - self.clock()) > 0:
             self.queue.add_after(key, wait)
             return None
-        number = plan.creates_attempt
+        number, was_let_try = plan.creates_attempt, memory.may_try
         if number is not None:
+            memory.may_try = False
             memory.created = memory.created if memory.begun == number else frozenset()
             memory.begun, memory.problems = number, ()
         try:
@@ -431,6 +439,8 @@ class Reconciler:
         refused = any(problem.reason not in REFUSALS_TO_SHOW for problem in outcome.problems)
         if number is not None and not refused and not outcome.namespace_gone:
             memory.complete, memory.created = number, frozenset()
+            if was_let_try:
+                self.refused_jobs.let_try(key.namespace)
         return outcome
 
     def _announce(self, job: Json, plan: Plan) -> None:
@@ -457,6 +467,10 @@ class Reconciler:
             memory.problems = outcome.problems
             self.queue.add(key)
 
+    def _let_try(self, key: Key) -> None:
+        self._memory(key).may_try = True
+        self.queue.add(key)
+
     def _memory(self, key: Key) -> Memory:
         uid = self.cache.job_uid(key) or ""
         memory = self._memories.get(key)
@@ -474,6 +488,7 @@ class Reconciler:
         if memory := self._memories.pop(key, None):
             self._parsed.forget(memory.uid)
         self.schema.clear(key)
+        self.refused_jobs.forget(key)
         self.poller.forget(key)
         self.claims.forget(key)
         self.pod_logs.forget(key)

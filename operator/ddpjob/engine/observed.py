@@ -72,6 +72,7 @@ class Observed:
     served: the API versions of these kinds that the API server serves; None before it was asked.
     elder: the eldest partial job (``scheduling.guard``) if it is elder than this one; None if this job neither is
         partial nor has yielded.
+    may_try: a pod of the namespace has gone, so creates that a quota refused may have success now.
     live: the pods come from a LIST of this reconcile, not from the cache.
     has_workload: whether the job's Workload exists, by a GET of this reconcile; False only if each GET of a minute said
         so. None if it is not known.
@@ -92,6 +93,7 @@ class Observed:
     found: Mapping[tuple[Resource, str], Json | Unread] = field(default_factory=dict)
     served: Collection[str] | None = None
     elder: Elder | None = None
+    may_try: bool = False
     live: bool = False
     has_workload: bool | None = None
 

@@ -110,8 +110,12 @@ def backoff(s: JobState) -> float:
 
 
 def is_next(s: JobState) -> bool:
-    """Return whether the attempt yielded, and no elder job is partial any more."""
-    return s.attempt.verdict == YIELDED and s.observed.elder is None
+    """Return whether the wait for the next attempt is over before its time.
+
+    The attempt yielded, and no elder job is partial any more, or its creates were refused, and there may be room now.
+    """
+    refused = s.attempt.verdict == "CreateRefused" and s.observed.may_try
+    return refused or (s.attempt.verdict == YIELDED and s.observed.elder is None)
 
 
 def unplaced_peers(s: JobState, within: float) -> list[PodView]:
