@@ -9,7 +9,7 @@ from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import Failure
 from ddpjob.api.times import timestamp as iso
 from ddpjob.engine.evidence import evidence_of, evidence_of_missing, evidence_of_waiting
-from ddpjob.engine.failures import TABLE, judge
+from ddpjob.engine.failures import TABLE, Context, judge
 from tests.builders import NOW, World, a_job, a_running_world, ended, failed
 
 Json = dict[str, Any]
@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "refused by the kubelet": ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, {},
                                "UnexpectedAdmissionError", FREE),
     "deleted": (alive(), DELETING, "PodDeleted", FREE),
+    "container unknown": (ended(137, reason="ContainerStatusUnknown"), {}, "ContainerStatusUnknown", FREE),
     "out of memory": (ended(137, reason="OOMKilled"), {}, "OOMKilled", RESTART),
     "a rank out of memory": (failed(137, kind="OOMKilled", message="rank 1"), {}, "OOMKilled", RESTART),
     "GPU out of memory": (failed(1, kind="GPUOutOfMemory", exception="OutOfMemoryError", message="rank 1"), {},
@@ -74,7 +75,7 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "usage": (failed(2, kind="UsageError", message="m"), {}, "UsageError", FAIL),
     "impossible ranks": (failed(71, kind="RanksImpossible", message="m"), {}, "RanksImpossible", FAIL),
     "mismatch": (failed(78, kind="ConfigMismatch", message="m"), {}, "ConfigMismatch", FAIL),
-    "not finite": (failed(79, kind="NotFinite", message="m"), {}, "NotFinite", FAIL),
+    "not finite": (failed(79, kind="NotFinite", message="m"), {}, "NotFinite", RESTART),
     "stopped": (failed(75, kind="Stopped", outcome="stopped", message="m"), {}, "Stopped", FREE),
     "superseded": (failed(80, kind="Superseded", message="m"), {}, "Superseded", FREE),
     "exited early": (failed(1, kind="ExitedEarly", exception="ExitedEarly", message="m"), {}, "ExitedEarly", RESTART),
@@ -127,16 +128,16 @@ REPEATED = Failure(
 
 def test_every_row_of_the_table_is_reached_by_a_case() -> None:
     seen = set()
-    earlier: list[Failure] = []
+    context = Context()
     repeated = failed(1, exception="ValueError", step=7, message="m")
     refused = [(waiting(reason), {}, reason, FAIL) for reason in ("InvalidImageName", "CreateContainerConfigError")]
     for status, metadata, *_ in [*CASES.values(), *refused, (repeated, {}, "", FAIL)]:
         pod = {"metadata": {"name": "p", "uid": "u", "labels": {}} | metadata, "status": status}
         view = pod_view(pod)
         facts = evidence_of_waiting(view) if view.waiting else evidence_of(view)
-        seen.add(next(i for i, row in enumerate(TABLE) if row.matches(facts, earlier)))
-        earlier = [REPEATED]
-    seen.add(next(i for i, row in enumerate(TABLE) if row.matches(evidence_of_missing(0), [])))
+        seen.add(next(i for i, row in enumerate(TABLE) if row.matches(facts, context)))
+        context = Context(earlier=[REPEATED])
+    seen.add(next(i for i, row in enumerate(TABLE) if row.matches(evidence_of_missing(0), Context())))
     assert [row.when for i, row in enumerate(TABLE) if i not in seen] == []
 
 
@@ -414,7 +415,7 @@ def test_commands_name_the_job_the_pod_and_the_node() -> None:
         text = row.next.format(logs="l", pod="p", node="n")
         assert "{" not in text and "}" not in text, row.when
     view = pod_view(pod | {"status": {"phase": "Failed"}})
-    assert judge(evidence_of(view), (), "").next == "kubectl describe pod p-1"
+    assert judge(evidence_of(view), Context(), "").next == "kubectl describe pod p-1"
 
 
 def test_log_tail_can_be_omitted() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
+from ddpjob.engine.state import TRAINED_SECONDS
 from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
 
 HEAD = f"""\
@@ -22,6 +23,10 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Restart once**: the job fails if one of the last five failures had the same reason. With
   `restartPolicy.resetAfterSeconds` only those since the last reset matter.
 - **Fail**: the job fails, because a restart would end in the same way.
+- **Fail at start**: the job fails if it has never trained. A job has trained when an attempt made a step or saved a
+  checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS} s. Afterwards a
+  restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes node show the
+  same. So it is if the same container started on another Kubernetes node.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
   delays the next attempt by that time; `torchrun` and `ddptrain` do not.
@@ -88,7 +93,8 @@ These are no failures. The condition `Running` shows them:
   `startupDeadlineSeconds` limits this wait.
 - a container that the kubelet refuses to start (`CreateContainerConfigError`, `InvalidImageName`). The job fails when
   the operator has seen it for 60 s or 10 s in the trainer's container, or in an init container that precedes it. Other
-  containers of the pod never fail the job, and neither does the message `failed to sync …` of the kubelet.
+  containers of the pod never fail the job, and neither does the message `failed to sync …` of the kubelet. Of a job
+  that has trained, the attempt ends after 60 s if another of its pods starts, and after 30 min if none does.
 - a create that fails: a timeout, an error of the API server or of an admission webhook, too many requests
   (`CreateFailed`). The other pods are created, and the missing pods are created again after 1 s, then 2 s, up to 10
   minutes, after 1 s again as soon as creates succeed. A pod that ends meanwhile because it waited for them costs no
@@ -116,8 +122,8 @@ def _next(row: Judgement) -> str:
 
 
 def _reaction(row: Judgement) -> str:
-    if row.action == "Fail":
-        return "Fail"
+    if row.action in ("Fail", "FailAtStart"):
+        return "Fail at start" if row.action == "FailAtStart" else "Fail"
     parts = ["Restart once" if row.action == "RestartOnce" else "Restart"]
     parts.append("counts" if row.counted else "does not count")
     marks = {"saves first": row.planned, "provisional": row.provisional, "suspects the node": row.node_suspected}

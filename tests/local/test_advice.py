@@ -6,7 +6,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import Failure
 from ddpjob.engine.evidence import evidence_of
-from ddpjob.engine.failures import TABLE, Judgement, judge
+from ddpjob.engine.failures import TABLE, Context, Judgement, judge
 from tests.builders import failed
 from tests.engine.test_failures import CASES, REPEATED
 from tests.local.builders import OF_A_CLUSTER_ALONE, a_local_job
@@ -23,8 +23,9 @@ def is_of_a_process(status: Json, metadata: Json) -> bool:
 def judged(status: Json, *earlier: Failure) -> tuple[Judgement, Judgement]:
     """Return what follows in local mode from the end of a process, and its row."""
     evidence = evidence_of(pod_view({"metadata": {"name": "p", "uid": "u", "labels": {}}, "status": status}))
-    row = next(row for row in TABLE if row.matches(evidence, earlier))
-    return judge(evidence, earlier, "ddpjob logs mnist --node 0 --attempt 1", is_local=True), row
+    context = Context(earlier, is_local=True)
+    row = next(row for row in TABLE if row.matches(evidence, context))
+    return judge(evidence, context, "ddpjob logs mnist --node 0 --attempt 1"), row
 
 
 def test_advice_about_each_end_of_a_process_names_nothing_of_a_cluster() -> None:
@@ -42,7 +43,14 @@ def test_advice_about_each_end_of_a_process_names_nothing_of_a_cluster() -> None
     unreached = {row.reason or row.when for row in TABLE if row not in reached}
     assert unreached == {
         *("NodeLost", "Preempted", "Drained", "NodeShutdown", "Evicted", "LimitExceeded", "PodDeadlineExceeded"),
-        *("PodDeleted", "PodLost", "InvalidImageName", "CreateContainerConfigError", "LauncherNotInjected"),
+        *(
+            "PodDeleted",
+            "PodLost",
+            "ContainerStatusUnknown",
+            "InvalidImageName",
+            "CreateContainerConfigError",
+            "LauncherNotInjected",
+        ),
         "the kubelet refused the pod (UnexpectedAdmissionError, OutOfcpu, NodeAffinity, ...)",
         "the pod failed without an exit code",
     }

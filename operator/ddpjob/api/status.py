@@ -209,6 +209,8 @@ class Furthest(StatusPart):
     """The highest step of a checkpoint that the trainer reported."""
     step: Count | None = None
     """The highest step that the trainer reported itself, if it never reported a checkpoint."""
+    trained: bool | None = None
+    """true: an attempt made a step that the program did not report itself, or ran with all its pods for a minute."""
     restarts_since: Count | None = None
     """Restarts after failures since then, with new pods and in place."""
 

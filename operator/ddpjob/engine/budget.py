@@ -13,7 +13,7 @@ from ddpjob.api.status import DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
-from ddpjob.engine.failures import judge
+from ddpjob.engine.failures import Context, judge
 from ddpjob.engine.state import JobState
 
 
@@ -99,7 +99,7 @@ def _refunded(s: JobState, failure: Failure, lost: PodView) -> Failure:
             pod=lost.name,
             node_name=lost.node_name,
         )
-    verdict = judge(evidence_of(lost), (), s.logs_command(lost.node_rank, lost.attempt))
+    verdict = judge(evidence_of(lost), Context(), s.logs_command(lost.node_rank, lost.attempt))
     return failure.changed(
         reason=verdict.reason,
         message=f"{failure.message}; Kubernetes node {lost.node_name} proved lost, so the restart does not count",

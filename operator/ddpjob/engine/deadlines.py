@@ -14,6 +14,8 @@ from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
 
 REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
 """How long the kubelet may refuse to start a container: a Secret may have been applied together with the job."""
+REFUSED_LATER_SECONDS, REFUSED_EVERYWHERE_SECONDS = 60, 1800
+"""The same for a job that has trained; the second if none of its pods starts: a Secret is away while it is replaced."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,11 @@ def _refused_start(s: JobState) -> Deadline | None:
     """A container that the kubelet does not start."""
     if s.attempt.is_closed or (refused := s.refused_start) is None:
         return None
-    left = REFUSED_SECONDS[refused.reason] - seconds_between(refused.since, s.now)
+    limit = REFUSED_SECONDS[refused.reason]
+    if s.has_trained:
+        one_starts = any(pod.state != "pending" for pod in s.current.values())
+        limit = REFUSED_LATER_SECONDS if one_starts else REFUSED_EVERYWHERE_SECONDS
+    left = limit - seconds_between(refused.since, s.now)
     # Which of several pods was seen first depends on the order of the events.
     pods = (s.current[node_rank] for node_rank in sorted(s.current))
     first = next(pod for pod in pods if is_refused(pod) and pod.waiting and pod.waiting[0] == refused.reason)

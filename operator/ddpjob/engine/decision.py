@@ -39,9 +39,12 @@ from ddpjob.engine.evidence import (
     may_have_waited,
     obeyed_sigterm,
     root_cause,
+    shows_the_same,
+    start_contradicts,
     whose_failure,
 )
 from ddpjob.engine.failures import (
+    Context,
     Judgement,
     failure_record,
     failure_text,
@@ -290,9 +293,15 @@ def _settling_until(s: JobState, found: Evidence) -> str | None:
 
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
     """Return what follows from a failure by the table and the user's rules."""
-    logs = s.logs_command(evidence.node_rank)
-    repeated, is_local = reasons_since_reset(s), s.settings.is_local
-    judgement = judge(evidence, s.earlier_failures, logs, repeated=repeated, is_local=is_local)
+    context = Context(
+        earlier=s.earlier_failures,
+        repeated=reasons_since_reset(s),
+        has_trained=s.has_trained,
+        starts_elsewhere=any(start_contradicts(pod, evidence) for pod in s.current.values()),
+        fails_elsewhere=any(shows_the_same(pod, evidence) for pod in s.current.values()),
+        is_local=s.settings.is_local,
+    )
+    judgement = judge(evidence, context, s.logs_command(evidence.node_rank))
     return overrule(judgement, s.job.spec.restart_policy.restart_rules or ())
 
 

@@ -169,6 +169,29 @@ def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
     return seconds_between(pod.started_at, parse_time(pod.finished_at)) < START_SECONDS
 
 
+def start_contradicts(other: PodView, evidence: Evidence) -> bool:
+    """Return whether another pod of the attempt started, and the Kubernetes node of this one could not start it."""
+    could_not_start = evidence.not_started or (evidence.exit_code is None and evidence.reason in REFUSALS)
+    started = other.state != "pending" and not _could_not_start(other, other.exit_code)
+    return could_not_start and started and _is_elsewhere(other, evidence)
+
+
+def shows_the_same(other: PodView, evidence: Evidence) -> bool:
+    """Return whether a pod on another Kubernetes node shows that the spec, and not the node, is the cause."""
+    if evidence.exit_code is None:
+        is_same = is_refused(other) and other.waiting is not None and other.waiting[0] == evidence.reason
+    elif evidence.report.code is not None:
+        is_same = other.report is not None and other.report.code == evidence.report.code
+    else:
+        is_same = other.state == "failed" and _could_not_start(other, other.exit_code)
+    return is_same and _is_elsewhere(other, evidence)
+
+
+def _is_elsewhere(other: PodView, evidence: Evidence) -> bool:
+    here = evidence.pod.node_name if evidence.pod else None
+    return None not in (here, other.node_name) and other.node_name != here
+
+
 def root_cause(failed: Sequence[PodView]) -> PodView:
     """Return the pod that failed first.
 

@@ -31,8 +31,10 @@ _NO_REPORT = EndReport()
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
-Action = Literal["Restart", "RestartOnce", "Fail"]
-"""RestartOnce: a restart, but the job fails if an earlier failure since the last reset had the same reason."""
+Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
+"""RestartOnce: a restart, but the job fails if an earlier failure since the last reset had the same reason.
+FailAtStart: the job fails if it has never trained. Afterwards it is a restart, because a broken Kubernetes node, a
+volume that is not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
 
 # Errors of the operating system and of communication, and of GPUs: the same one can have another cause the next time.
 _ENVIRONMENT_ERRORS = frozenset(
@@ -47,13 +49,33 @@ _ENVIRONMENT_ERRORS = frozenset(
 
 
 @dataclass(frozen=True)
+class Context:
+    """What the job shows beside the facts of the failed node.
+
+    earlier: ``status.failures``, newest last.
+    repeated: reasons of earlier failures, with which RestartOnce is Fail.
+    has_trained: see ``JobState``.
+    starts_elsewhere: a container that this Kubernetes node could not start, started on another one.
+    fails_elsewhere: a pod of another Kubernetes node shows the same failure.
+    is_local: whether the advice is for local mode.
+    """
+
+    earlier: Sequence[Failure] = ()
+    repeated: Collection[str] = frozenset()
+    has_trained: bool = False
+    starts_elsewhere: bool = False
+    fails_elsewhere: bool = False
+    is_local: bool = False
+
+
+@dataclass(frozen=True)
 class Judgement:
     """What follows from a failure: a row of the table, or that row with the facts of one failure.
 
     reason: for ``status.failures``. Empty in a row: the ``kind`` of the trainer's report, its exception, or the
         kubelet's reason.
     when: what is seen, for docs/failures.md.
-    matches: whether the row applies to these facts, given the failures of earlier attempts, newest last.
+    matches: whether the row applies to these facts.
     counted: whether the restart counts towards restartPolicy.maxRestarts.
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
     provisional: the restart no longer counts if a Kubernetes node of the attempt is found lost within 120 s.
@@ -67,7 +89,7 @@ class Judgement:
 
     reason: str
     when: str = ""
-    matches: Callable[[Evidence, Sequence[Failure]], bool] = lambda evidence, earlier: False
+    matches: Callable[[Evidence, Context], bool] = lambda evidence, context: False
     action: Action = "Restart"
     counted: bool = True
     planned: bool = False
@@ -81,21 +103,21 @@ class Judgement:
     stall: Stall | None = None
 
 
-def _reports(code: int) -> Callable[[Evidence, Sequence[Failure]], bool]:
+def _reports(code: int) -> Callable[[Evidence, Context], bool]:
     """Match an exit code in a report. In a container's status it means nothing: other programs use it otherwise."""
     return lambda e, _: e.report.code == code
 
 
-def _waits_with(reason: str) -> Callable[[Evidence, Sequence[Failure]], bool]:
+def _waits_with(reason: str) -> Callable[[Evidence, Context], bool]:
     return lambda e, _: e.exit_code is None and e.reason == reason
 
 
-def _repeats(e: Evidence, earlier: Sequence[Failure]) -> bool:
+def _repeats(e: Evidence, context: Context) -> bool:
     """Whether the attempt before failed with the same exception of the user's code at the same step."""
     code, exception, step = e.report.code, e.report.exception, e.report.step
-    if code != 1 or None in (exception, step) or exception in _ENVIRONMENT_ERRORS or not earlier:
+    if code != 1 or None in (exception, step) or exception in _ENVIRONMENT_ERRORS or not context.earlier:
         return False
-    return (earlier[-1].exception, earlier[-1].step) == (exception, step)
+    return (context.earlier[-1].exception, context.earlier[-1].step) == (exception, step)
 
 
 _GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"
@@ -103,6 +125,7 @@ _LESS_GPU_MEMORY = (
     "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
     "PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
+_DESCRIBE_NODE = "kubectl describe node {node}"
 _MISMATCH = "the checkpoints were written with other settings or other data"
 _SIGNALS = "SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code"
 
@@ -174,7 +197,7 @@ TABLE: tuple[Judgement, ...] = (
         counted=False,
         node_suspected=True,
         hint="the Kubernetes node cannot run the pod although the scheduler chose it, for example a device is missing",
-        next="kubectl describe node {node}",
+        next=_DESCRIBE_NODE,
     ),
     Judgement(
         "PodDeleted",
@@ -192,6 +215,15 @@ TABLE: tuple[Judgement, ...] = (
         counted=False,
         hint="the pod was deleted with --force, or together with its Kubernetes node",
         next="nothing; training continues from the checkpoint",
+    ),
+    Judgement(
+        "ContainerStatusUnknown",
+        "the kubelet no longer found the container, for example after a restart of the container runtime",
+        lambda e, _: e.reason == "ContainerStatusUnknown",
+        counted=False,
+        node_suspected=True,
+        hint="the container runtime or the kubelet of the Kubernetes node was restarted",
+        next=_DESCRIBE_NODE,
     ),
     Judgement(
         OOM_KILLED,
@@ -218,7 +250,7 @@ TABLE: tuple[Judgement, ...] = (
         INVALID_IMAGE,
         "the name of the trainer's image, or of an init container's, has not been valid for 10 s",
         _waits_with(INVALID_IMAGE),
-        action="Fail",
+        action="FailAtStart",
         hint="the kubelet cannot parse the name of the image",
         next="correct spec.image (or the image in spec.template) and create the job again",
     ),
@@ -227,7 +259,7 @@ TABLE: tuple[Judgement, ...] = (
         "the trainer's container, or an init container, could not be configured for 60 s, for example because a Secret "
         "or ConfigMap does not exist",
         _waits_with(CONFIG_ERROR),
-        action="Fail",
+        action="FailAtStart",
         hint="the Secret, ConfigMap or key that the message names does not exist",
         next="create it, or correct env, envFrom or template, and create the job again",
     ),
@@ -245,7 +277,7 @@ TABLE: tuple[Judgement, ...] = (
         f"the runtime cannot start the command, or exit code 126 or 127 in the first {START_SECONDS} s and without a "
         "report: the command does not exist or cannot be executed",
         lambda e, _: e.report.code is None and e.not_started,
-        action="Fail",
+        action="FailAtStart",
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
         local=(
@@ -257,7 +289,7 @@ TABLE: tuple[Judgement, ...] = (
         "",
         "the trainer reports wrong settings (exit code 2)",
         _reports(exit_codes.USAGE),
-        action="Fail",
+        action="FailAtStart",
         hint="an argument, a DDPTRAIN_* variable or the configuration file is not valid",
         next="correct args or env and create the job again",
     ),
@@ -265,7 +297,7 @@ TABLE: tuple[Judgement, ...] = (
         "",
         "the trainer reports that this machine cannot run the ranks or the backend (exit code 71)",
         _reports(exit_codes.RANKS),
-        action="Fail",
+        action="FailAtStart",
         hint="the pod has fewer devices than processes, or the image lacks the backend",
         next="correct nprocPerNode, resources or image and create the job again",
         local=(
@@ -277,7 +309,7 @@ TABLE: tuple[Judgement, ...] = (
         "",
         "the trainer reports a checkpoint or data that do not match this run (exit code 78)",
         _reports(exit_codes.MISMATCH),
-        action="Fail",
+        action="FailAtStart",
         hint=_MISMATCH,
         next="use another checkpoint.subPath, or the settings of the run that wrote the checkpoints",
         local=(_MISMATCH, "--fresh removes the checkpoints, another --name keeps them"),
@@ -286,8 +318,8 @@ TABLE: tuple[Judgement, ...] = (
         "",
         "the trainer reports a loss that is not finite (exit code 79)",
         _reports(exit_codes.NOT_FINITE),
-        action="Fail",
-        hint="the training diverged: the same steps would diverge again",
+        action="RestartOnce",
+        hint="the training diverged, or a device computed wrong values",
         next="use a lower learning rate, and create the job again",
     ),
     Judgement(
@@ -396,33 +428,27 @@ TABLE: tuple[Judgement, ...] = (
 )
 
 
-def judge(
-    evidence: Evidence,
-    earlier: Sequence[Failure],
-    logs: str,
-    repeated: Collection[str] = frozenset(),
-    *,
-    is_local: bool = False,
-) -> Judgement:
-    """Return what follows from these facts.
-
-    Args:
-        earlier: ``status.failures``, newest last.
-        logs: the command that shows the log of the node.
-        repeated: reasons of earlier failures, with which RestartOnce is Fail.
-        is_local: whether the advice is for local mode.
-    """
-    row = next(row for row in TABLE if row.matches(evidence, earlier))
-    hint, todo = (row.local if is_local else None) or (row.hint, row.next)
+def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
+    """Return what follows from these facts. logs: the command that shows the log of the node."""
+    row = next(row for row in TABLE if row.matches(evidence, context))
+    hint, todo = (row.local if context.is_local else None) or (row.hint, row.next)
     # The trainer names --checkpoint-dir, which is not the user's in local mode.
-    reported = _NO_REPORT if is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
+    reported = _NO_REPORT if context.is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
     reason, message = _reason_and_message(evidence, row)
-    again = row.action == "RestartOnce" and reason in repeated
+    action, is_suspected = row.action, row.node_suspected
+    if action == "RestartOnce" and reason in context.repeated:
+        action = "Fail"
+    elif action == "FailAtStart":
+        action = "Restart" if context.has_trained or context.starts_elsewhere else "Fail"
+        is_suspected = action == "Restart" and not context.fails_elsewhere
+        if is_suspected and not context.is_local:
+            hint, todo, reported = f"{hint}; or a fault of its Kubernetes node", _DESCRIBE_NODE, _NO_REPORT
     return replace(
         row,
         reason=reason,
         message=message,
-        action="Fail" if again else row.action,
+        action=action,
+        node_suspected=is_suspected,
         hint=reported.hint or hint,
         next=reported.next or _command(todo, logs, evidence),
         evidence=evidence,

@@ -78,7 +78,9 @@ def checkpoint_status(
     return CheckpointStatus(path=path, step=place.step, time=time, resumed_from_step=resumed_step)
 
 
-def furthest(report: TrainingReport | None, before: Furthest | None, restarts: int) -> Furthest | None:
+def furthest(
+    report: TrainingReport | None, before: Furthest | None, restarts: int, *, has_trained: bool = False
+) -> Furthest | None:
     """Return ``status.furthest`` for a report and a number of restarts after failures.
 
     A checkpoint that was loaded is no progress. Restarts that are new together with progress, in one report, are taken
@@ -90,7 +92,9 @@ def furthest(report: TrainingReport | None, before: Furthest | None, restarts: i
         return Furthest(checkpoint_step=saved)
     if report and known.checkpoint_step is None and reports_itself(report) and (report.step or 0) > (known.step or 0):
         return Furthest(step=report.step)
-    if before is None or not restarts:
+    if before is None:
+        return Furthest(trained=True) if has_trained else None
+    if before.trained or not restarts:
         return before
     return before.changed(restarts_since=(before.restarts_since or 0) + restarts)
 

@@ -12,7 +12,7 @@ from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_to_stop
+from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_running, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
 from ddpjob.engine.evidence import is_on_lost_node, is_refused, needs_log
 from ddpjob.engine.inplace import fold, spent
@@ -22,7 +22,10 @@ MAX_UNKNOWN_ATTEMPTS = 1000
 """How many attempts may have followed the recorded one, if the status was restored from a backup."""
 MAX_ATTEMPT = 10**MAX_DIGITS // 2
 """The highest number that is an attempt's, if the status was deleted: the names of later ones must not get longer."""
-
+TRAINED_SECONDS = 60
+"""A program that reports no steps has trained when all its pods have run for so long: wrong settings end it earlier."""
+LONG_RUN_SECONDS = 3600
+"""A program that reports neither steps nor checkpoints has made progress in an attempt that ran for so long."""
 
 MAX_LOGS = 16
 """How many logs are read to find the cause of one failure; those of the pods that ended first."""
@@ -223,6 +226,19 @@ class JobState:
             return False
         resumed = self.answer.resumed_from
         return self.answer.step > ((resumed.step if resumed else None) or 0)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether an attempt of the job made a step, saved a checkpoint, or ran with all its pods for long enough.
+
+        Then a failure to start says something about a Kubernetes node or a service, and not about the spec. A program
+        that reports step 0 still prepares its training, for example loads the data.
+        """
+        if self.before.furthest is not None or self.has_stepped:
+            return True
+        known = self.answer or self.before.progress
+        limit = LONG_RUN_SECONDS if known is not None and known.step == 0 else TRAINED_SECONDS
+        return seconds_running(self.attempt, self.now) >= limit
 
     @property
     def stalled_seconds(self) -> float | None:

@@ -303,7 +303,8 @@ def _pause(s: JobState, decision: Decision) -> PauseStatus | None:
 
 def _furthest(s: JobState, decision: Decision) -> Furthest | None:
     new_pods = decision.failure is not None and decision.failure.action == "Restart"
-    return furthest(s.report, s.before.furthest, s.new_lives + new_pods)
+    ends = decision.ends_attempt or decision.begins_attempt
+    return furthest(s.report, s.before.furthest, s.new_lives + new_pods, has_trained=ends and s.has_trained)
 
 
 def _nodes_ready(s: JobState, nodes: Nodes) -> str:

@@ -12,12 +12,13 @@ from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation,
 from ddpjob.client.verdict.facts import Case
 from ddpjob.engine.attempt import SUSPENDED, waits
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, evidence_of, failed_pods, needs_log, root_cause
-from ddpjob.engine.failures import PEER_LOST, Judgement, failure_record, judge
+from ddpjob.engine.failures import PEER_LOST, Context, failure_record, judge
 from ddpjob.engine.state import MAX_LOGS
 
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("NodeLost", "Preempted", "Drained", "NodeShutdown", "Evicted"), "Disruption"),
     **dict.fromkeys(("PodDeleted", "PodLost", "PodDeadlineExceeded", "Stopped", "Superseded"), "Disruption"),
+    "ContainerStatusUnknown": "Disruption",
     **dict.fromkeys((CONFIG_ERROR, "StartError", "LauncherNotInjected", "UsageError"), "Configuration"),
     **dict.fromkeys(("RanksImpossible", "Mismatch", "ConfigMismatch", "DataMismatch"), "Configuration"),
     **dict.fromkeys(("RendezvousFailed", "DistStoreError", "DistNetworkError"), "Rendezvous"),
@@ -158,7 +159,8 @@ def _judged(case: Case) -> Explanation | None:
 
 def _record(case: Case, pod: PodView, earlier: Any) -> Failure:
     logs = case.logs_command(pod.node_rank, pod.attempt)
-    judgement: Judgement = judge(evidence_of(pod), earlier, logs, is_local=case.is_local)
+    context = Context(earlier, has_trained=case.status.furthest is not None, is_local=case.is_local)
+    judgement = judge(evidence_of(pod), context, logs)
     now = timestamp(case.facts.now)
     return failure_record(pod.attempt, judgement, time=now, action=judgement.action, counted=True, with_log=True)
 

@@ -1,0 +1,217 @@
+"""A fact of one Kubernetes node ends no job that has trained: the next attempt starts, and the node is suspected."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddpjob.api.times import timestamp
+from tests.builders import World, a_job, a_running_world, ended, failed, running
+
+Json = dict[str, Any]
+DAY = 86_400
+HOOK = "error running prestart hook #0: nvidia-container-cli: initialization error: nvml error: driver not loaded"
+
+
+def drain(world: World, node_rank: int) -> None:
+    """Drain the Kubernetes node of a pod, and start the next attempt."""
+    deadline = timestamp(world.now + timedelta(seconds=30))
+    pod = world.pod(node_rank)
+    pod["metadata"] |= {"deletionTimestamp": deadline, "deletionGracePeriodSeconds": 30}
+    pod["status"] |= {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}
+    world.settle()
+    world.pods = {name: pod for name, pod in world.pods.items() if "deletionTimestamp" not in pod["metadata"]}
+    world.settle_after_backoff()
+
+
+def run_on_good_nodes(world: World, *except_for: int) -> None:
+    for node_rank in range(world.job["spec"]["numNodes"]):
+        if node_rank not in except_for:
+            world.set_pod(node_rank, running(), node=f"good-{node_rank}")
+    world.settle()
+
+
+def trained_world(seconds: float = 30 * DAY, **spec: Any) -> World:
+    """Return a job of four nodes that ran for so long, and whose second attempt gets a pod on another node."""
+    world = World(a_job(numNodes=4, **spec))
+    world.settle()
+    run_on_good_nodes(world)
+    world.forward(seconds)
+    world.settle()
+    drain(world, 3)
+    assert world.status["attempt"] == 2
+    run_on_good_nodes(world, 3)
+    return world
+
+
+def start_error(world: World) -> Json:
+    return ended(128, reason="StartError", message=HOOK, at=world.now)
+
+
+def no_command(world: World) -> Json:
+    return ended(127, at=world.now, started=world.now - timedelta(seconds=2), message="bash: torchrun: not found")
+
+
+def seven_gpus(world: World) -> Json:
+    return failed(71, at=world.now, kind="RanksImpossible", message="local rank 7 has no GPU: this node has 7")
+
+
+def wrong_usage(world: World) -> Json:
+    return failed(2, at=world.now, kind="UsageError", message="--data: no such directory")
+
+
+def mismatch(world: World) -> Json:
+    return failed(78, at=world.now, kind="ConfigMismatch", message="another PyTorch")
+
+
+BROKEN = [start_error, no_command, seven_gpus, wrong_usage, mismatch]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_one_bad_node_ends_no_job_that_has_trained(broken: Any) -> None:
+    world = trained_world()
+    world.set_pod(3, broken(world), node="bad")
+    world.settle()
+    world.forward(11)
+    world.settle()
+    assert world.status["attempt"] == 3 and world.status["state"] != "Failed"
+    last = world.status["failures"][-1]
+    assert (last["action"], last["counted"], last["nodeSuspected"], last["nodeName"]) == ("Restart", True, True, "bad")
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_failure_to_start_before_any_attempt_trained_is_final(broken: Any) -> None:
+    world = World(a_job(numNodes=4))
+    world.settle()
+    for node_rank in range(4):
+        world.set_pod(node_rank, broken(world), node=f"node-{node_rank}")
+    world.settle()
+    assert world.status["state"] == "Failed" and world.status["failures"][-1]["action"] == "Fail"
+
+
+@pytest.mark.parametrize("broken", [start_error, no_command])
+def test_container_that_starts_on_another_node_contradicts_a_failure_to_start(broken: Any) -> None:
+    world = World(a_job(numNodes=4))
+    world.settle()
+    run_on_good_nodes(world, 3)
+    world.set_pod(3, broken(world), node="bad")
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["failures"][-1]["nodeSuspected"]
+
+
+def test_node_is_not_suspected_of_what_pods_of_another_node_show() -> None:
+    world = trained_world()
+    for node_rank in (2, 3):
+        world.set_pod(node_rank, start_error(world), node=f"node-{node_rank}")
+    world.settle()
+    last = world.status["failures"][-1]
+    assert (last["action"], last["counted"]) == ("Restart", True) and "nodeSuspected" not in last
+
+
+def test_node_that_cannot_start_the_trainer_twice_is_avoided() -> None:
+    world = trained_world()
+    for _ in range(2):
+        run_on_good_nodes(world, 3)
+        world.set_pod(3, start_error(world), node="bad")
+        world.settle_after_backoff()
+    assert [node["nodeName"] for node in world.status["avoidNodes"]] == ["bad"]
+
+
+def test_advice_after_a_failure_to_start_of_a_job_that_has_trained_is_to_look_at_the_node() -> None:
+    world = trained_world()
+    world.set_pod(3, start_error(world), node="bad")
+    world.settle()
+    assert world.status["failures"][-1]["next"] == "kubectl describe node bad"
+
+
+@pytest.mark.parametrize("seconds", [59, 60])
+def test_job_without_reports_has_trained_when_all_its_pods_ran_for_a_minute(seconds: int) -> None:
+    world = trained_world(seconds)
+    for node_rank in range(4):
+        world.set_pod(node_rank, start_error(world), node=f"node-{node_rank}")
+    world.settle()
+    assert (world.status["state"] == "Failed") == (seconds < 60)
+
+
+def test_program_that_reports_step_0_for_a_minute_has_not_trained() -> None:
+    """It loads data: an error at its first step follows from the program, however long that takes."""
+    world = World(a_job(numNodes=1))
+    world.settle()
+    world.run_all()
+    world.progress = ({"step": 0, "phase": "start"}, world.pod(0)["metadata"]["name"])
+    world.settle()
+    world.forward(600)
+    world.settle()
+    drain(world, 0)
+    world.set_pod(0, wrong_usage(world))
+    world.settle()
+    assert world.status["state"] == "Failed"
+
+
+def test_first_step_shows_that_the_job_has_trained() -> None:
+    world = World(a_job(numNodes=1))
+    world.settle()
+    world.run_all()
+    world.progress = ({"step": 1}, world.pod(0)["metadata"]["name"])
+    world.settle()
+    drain(world, 0)
+    world.set_pod(0, wrong_usage(world))
+    world.settle()
+    assert world.status["state"] != "Failed" and world.status["failures"][-1]["action"] == "Restart"
+
+
+def refused(world: World, reason: str = "CreateContainerConfigError") -> Json:
+    waiting = {"reason": reason, "message": 'secret "wandb" not found'}
+    states = [{"name": "trainer", "state": {"waiting": waiting}}]
+    return {"phase": "Pending", "startTime": timestamp(world.now), "containerStatuses": states}
+
+
+@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "InvalidImageName"])
+def test_container_refused_for_a_minute_on_one_node_restarts_a_job_that_has_trained(reason: str) -> None:
+    world = trained_world()
+    world.set_pod(3, refused(world, reason), node="bad")
+    world.settle()
+    world.forward(59)
+    world.settle()
+    assert world.status["attempt"] == 2
+    world.forward(1)
+    world.settle_after_backoff()
+    last = world.status["failures"][-1]
+    assert world.status["attempt"] == 3 and (last["reason"], last["nodeSuspected"]) == (reason, True)
+
+
+@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "InvalidImageName"])
+def test_job_that_has_trained_waits_half_an_hour_for_a_secret_that_all_its_pods_miss(reason: str) -> None:
+    world = trained_world()
+    for node_rank in range(4):
+        world.set_pod(node_rank, refused(world, reason), node=f"node-{node_rank}")
+    world.settle()
+    world.forward(1799)
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.status["failures"]) == 1
+    world.forward(1)
+    world.settle()
+    last = world.status["failures"][-1]
+    assert (last["reason"], last["action"], last["counted"]) == (reason, "Restart", True)
+    assert "nodeSuspected" not in last, "all nodes show it"
+
+
+def test_loss_that_is_not_finite_restarts_the_job_once() -> None:
+    """A GPU that computes wrong values gives the same report as a training that diverges."""
+    world = a_running_world(a_job(numNodes=1))
+    for state in ("Running", "Failed"):
+        world.set_pod(0, failed(79, kind="NotFinite", message="loss is nan", at=world.now))
+        world.settle_after_backoff()
+        if state == "Running":
+            world.run_all()
+            world.settle()
+        assert world.status["state"] == state
+
+
+def test_container_that_the_kubelet_could_not_find_costs_no_restart() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    text = "The container could not be located when the pod was terminated"
+    world.set_pod(1, ended(137, reason="ContainerStatusUnknown", message=text, at=world.now))
+    world.settle()
+    last = world.status["failures"][-1]
+    assert (last["reason"], last["action"], last["counted"]) == ("ContainerStatusUnknown", "Restart", False)
