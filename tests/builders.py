@@ -167,7 +167,7 @@ class World:
     def settle_after_backoff(self) -> None:
         """Settle, and again after the longest delay before a restart."""
         self.settle()
-        self.forward(61)
+        self.forward(361)
         self.settle()
 
     def run_all(self) -> None:

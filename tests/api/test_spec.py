@@ -24,7 +24,7 @@ def test_bad_spec_is_refused_with_the_name_of_the_field(bad: Bad) -> None:
     assert any(bad.says in line for line in lines), lines
 
 
-RESTART_POLICY = {"maxRestarts": 3, "maxTotalRestarts": 100, "backoff": {"initialSeconds": 1, "maxSeconds": 60}}
+RESTART_POLICY = {"maxTotalRestarts": 100}
 
 
 def test_table_of_specs_has_the_promised_size() -> None:
@@ -55,6 +55,13 @@ def test_defaults_match_the_design() -> None:
         "logTail": "Include",
         "suspend": False,
     }
+
+
+def test_default_limit_of_restarts_depends_on_whether_the_job_has_trained() -> None:
+    policy = DDPJobSpec.model_validate(OK).restart_policy
+    assert (policy.limit(has_trained=False), policy.limit(has_trained=True)) == (3, 12)
+    given = DDPJobSpec.model_validate(OK | {"restartPolicy": {"maxRestarts": 5}}).restart_policy
+    assert (given.limit(has_trained=False), given.limit(has_trained=True)) == (5, 5)
 
 
 def test_undeclared_template_fields_are_kept() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api.spec import Backoff
-from ddpjob.api.times import timestamp
+from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.budget import restart_delay
 from tests.builders import World, a_job, a_running_world, ended, failed, is_idle, running
 
@@ -48,10 +48,24 @@ def test_second_failure_in_a_row_waits_and_the_wait_survives_a_crash() -> None:
     assert world.status["attempt"] == 3 and counts(world) == (2, 2)
 
 
-def test_attempt_that_ran_long_ends_the_row() -> None:
+@pytest.mark.parametrize(
+    ("given", "first", "longest"),
+    [
+        ({}, 10, 360),
+        ({"initialSeconds": 20}, 20, 360),
+        ({"initialSeconds": 600}, 600, 600),
+        ({"maxSeconds": 5}, 5, 5),
+        ({"initialSeconds": 1, "maxSeconds": 60}, 1, 60),
+    ],
+)
+def test_delay_that_is_not_given_agrees_with_the_given_one(given: dict[str, int], first: int, longest: int) -> None:
+    assert Backoff.model_validate(given).first_and_longest == (first, longest)
+
+
+def test_progress_ends_the_row() -> None:
     world = a_running_world(a_job())
     for attempt in (2, 3, 4):
-        world.forward(61)
+        world.forward(3600)
         world.set_pod(0, failed(1))
         world.settle()
         assert world.status["attempt"] == attempt, "it restarts at once"
@@ -72,21 +86,166 @@ def test_restarts_that_do_not_count_are_limited_by_max_total_restarts() -> None:
     assert [f["action"] for f in world.status["failures"]] == ["Restart"] * 3 + ["Fail"]
 
 
-def test_four_drained_nodes_do_not_fail_a_job() -> None:
-    world = a_running_world(a_job())
-    for attempt in range(2, 6):
-        pod = world.pod(1)
-        pod["metadata"] |= DELETING
-        pod["status"] = running(
-            conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
-        )
-        world.settle()
-        world.pods.clear()
-        world.settle_after_backoff()
-        assert world.status["attempt"] == attempt
+def drain(world: World) -> None:
+    """Drain the Kubernetes node of node 1, and let the next attempt run."""
+    pod = world.pod(1)
+    pod["metadata"] |= DELETING
+    pod["status"] = running(
+        conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    )
+    world.settle()
+    world.pods.clear()
+    world.settle_after_backoff()
+    if world.status["state"] != "Failed":
         world.run_all()
         world.settle()
-    assert counts(world) == (4, 0) and world.status["state"] == "Running"
+
+
+@pytest.mark.parametrize(("most", "drains", "state"), [(3, 9, "Running"), (1, 9, "Running"), (0, 1, "Failed")])
+def test_planned_losses_count_towards_no_limit_but_zero(most: int, drains: int, state: str) -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": most}))
+    for _ in range(drains):
+        drain(world)
+    assert world.status["state"] == state
+    assert "restartsCountedTowardsTotal" not in world.status
+
+
+def lose(world: World) -> None:
+    """Delete the pod of node 1 at once, which costs a restart without a count, and let the next attempt run."""
+    del world.pods[world.pod(1)["metadata"]["name"]]
+    world.settle_after_backoff()
+    if world.status["state"] != "Failed":
+        world.run_all()
+        world.settle()
+
+
+def test_planned_loss_ends_no_job_that_has_used_all_restarts() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": 1}))
+    lose(world)
+    drain(world)
+    assert world.status["state"] == "Running"
+    lose(world)
+    assert world.status["state"] == "Failed"
+
+
+def test_restarts_near_the_limit_are_shown_until_the_job_makes_progress() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": 10}))
+    for used in range(1, 9):
+        lose(world)
+        reason = world.condition("Running")["reason"]
+        assert (used, reason) == (used, "RestartsNearLimit" if used >= 8 else "AllNodesRunning")
+    assert "8 of 10 restarts without progress are used (maxTotalRestarts)" in world.condition("Running")["message"]
+    assert [note.reason for made in world.plans for note in made.events].count("RestartsNearLimit") == 1
+    world.forward(3600)
+    world.settle()
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+    assert world.status["restarts"] == 8 and "restartsCountedTowardsTotal" not in world.status
+
+
+def save(world: World, step: int) -> None:
+    """Let rank 0 report a checkpoint."""
+    report = {"step": step, "totalSteps": 10**6, "checkpoint": {"path": f"{step}.pt", "step": step}}
+    world.progress = report, world.pod(0)["metadata"]["name"]
+    world.settle()
+
+
+def fail(world: World, after: float = 20, **report: Any) -> None:
+    world.forward(after)
+    world.set_pod(1, failed(1, at=world.now, **report))
+    world.settle()
+
+
+def test_checkpoint_that_is_later_than_all_before_sets_the_budget_back() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 2}))
+    for step in (100, 200, 300):
+        for _ in range(2):
+            save(world, step)
+            fail(world)
+            world.settle_after_backoff()
+            world.run_all()
+            world.settle()
+        assert counts(world)[1] == 2, "one after progress, and one after none"
+    save(world, 300)
+    fail(world)
+    assert world.condition("Failed")["reason"] == "MaxRestartsExceeded"
+
+
+def test_failure_that_is_seen_together_with_progress_follows_it() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 1}))
+    for _ in range(2):
+        world.progress = {"step": 10, "totalSteps": 100}, world.pod(0)["metadata"]["name"]
+        fail(world)
+        world.settle_after_backoff()
+        if world.status["state"] != "Failed":
+            world.run_all()
+            world.settle()
+    assert world.status["state"] == "Failed" and world.status["attempt"] == 2
+
+
+def test_long_attempt_of_a_program_that_reports_is_no_progress_without_a_checkpoint() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 2}))
+    save(world, 100)
+    for _ in range(3):
+        fail(world, after=86_400)
+        world.settle_after_backoff()
+        if world.status["state"] != "Failed":
+            world.run_all()
+            save(world, 100)
+    assert world.status["state"] == "Failed" and counts(world) == (2, 2)
+
+
+def test_first_failure_after_progress_restarts_at_once_and_the_next_ones_after_growing_delays() -> None:
+    world = a_running_world(a_job())
+    save(world, 100)
+    waited = []
+    for _ in range(7):
+        fail(world)
+        ending = world.status["currentAttempt"].get("ending")
+        waited.append((parse_time(ending["until"]) - world.now).total_seconds() if ending else 0.0)
+        world.settle_after_backoff()
+        world.run_all()
+        world.settle()
+    for seconds, longest in zip(waited, (0, 10, 20, 40, 80, 160, 320), strict=True):
+        assert 0.75 * longest <= seconds <= longest + 1
+
+
+def survive(world: World, **report: Any) -> float:
+    """Return for how long the job lives after its first failure, if each attempt fails 20 s after its start."""
+    began = world.now
+    while True:
+        fail(world, **report)
+        while world.status["currentAttempt"].get("ending"):
+            if world.status["state"] == "Failed":
+                return (world.now - began).total_seconds() - 20
+            world.forward(world.reconcile().requeue_after or 1)
+            world.settle()
+        world.run_all()
+        world.settle()
+
+
+def test_job_that_has_trained_survives_an_outage_of_half_an_hour_by_default() -> None:
+    world = a_running_world(a_job())
+    save(world, 100)
+    assert survive(world, exception="EndpointConnectionError", message="no route to host") >= 1800
+    assert world.condition("Failed")["reason"] == "MaxRestartsExceeded"
+    # Whatever part of the delays is drawn.
+    delays = [min(restart_delay(Backoff(), row, f"{n}") for n in range(99)) for row in range(1, 13)]
+    assert sum(delays) + 12 * 20 >= 1800
+
+
+def test_job_that_has_never_trained_fails_within_two_minutes_by_default() -> None:
+    world = a_running_world(a_job())
+    assert survive(world) <= 120 and world.status["attempt"] == 4
+
+
+@pytest.mark.parametrize("limit", [1, 20])
+def test_limit_that_the_user_gives_holds_before_and_after_the_first_step(limit: int) -> None:
+    for trained in (False, True):
+        world = a_running_world(a_job(restartPolicy={"maxRestarts": limit}))
+        if trained:
+            save(world, 100)
+        survive(world)
+        assert counts(world) == (limit, limit)
 
 
 def out_of_memory(world: World, after: float) -> None:
@@ -99,7 +258,8 @@ def out_of_memory(world: World, after: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reset", "between", "state"), [(3600, 20 * 86_400, "Restarting"), (3600, 600, "Failed"), (None, 86_400, "Failed")]
+    ("reset", "between", "state"),
+    [(600, 600, "Restarting"), (7200, 3600, "Failed"), (None, 3600, "Restarting"), (None, 3599, "Failed")],
 )
 def test_out_of_memory_restarts_once_between_two_resets(reset: int | None, between: float, state: str) -> None:
     world = World(a_job(restartPolicy={"maxRestarts": 9, "resetAfterSeconds": reset}))

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 
+from ddpjob.api.spec import Backoff, RestartPolicy
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
-from ddpjob.engine.state import TRAINED_SECONDS
+from ddpjob.engine.state import LONG_RUN_SECONDS, TRAINED_SECONDS
 from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
+
+UNTRAINED, TRAINED = (RestartPolicy().limit(has_trained=has_trained) for has_trained in (False, True))
+BACKOFF = Backoff().first_and_longest
 
 HEAD = f"""\
 # Failures and what follows from them
@@ -18,10 +22,9 @@ that failed first, and compares what it knows about it with this table from top 
 applies. `restartPolicy.rules` precede the table. If the pod of that node has not
 ended by then, the operator uses what another pod's report says of it (`root`, see [the trainer](trainer.md)).
 
-- **Restart**: a new attempt starts, from the last checkpoint. *Counts* means: towards `restartPolicy.maxRestarts`.
-  Every restart counts towards `maxTotalRestarts`.
-- **Restart once**: the job fails if one of the last five failures had the same reason. With
-  `restartPolicy.resetAfterSeconds` only those since the last reset matter.
+- **Restart**: a new attempt starts, from the last checkpoint. *Counts* means: towards `restartPolicy.maxRestarts`
+  ([limits](#limits-and-delays)).
+- **Restart once**: the job fails if a failure since the last progress had the same reason.
 - **Fail**: the job fails, because a restart would end in the same way.
 - **Fail at start**: the job fails if it has never trained. A job has trained when an attempt made a step or saved a
   checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS} s. Afterwards a
@@ -38,6 +41,27 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one.
 
 A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet.
+
+## Limits and delays
+
+Progress is a later step or checkpoint than all before, as the trainer reports them. Of a program that reports neither,
+it is an attempt that ran for {LONG_RUN_SECONDS} s with all pods; `restartPolicy.resetAfterSeconds` is another time, and
+then holds for each program. A script that reports only the steps of its optimizer counts them from 0 in each attempt,
+so it reports neither.
+
+- `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
+  the job has trained. The schema has no default: a number in the spec holds always.
+- `maxTotalRestarts`: all restarts since the last progress, also those in place, but none after a planned loss (*does
+  not count; saves first*). Default: 100. 0 allows no restart of any kind.
+
+A planned loss costs nothing: a job survives the drain of any number of nodes. From 80 % of `maxTotalRestarts` on, the
+condition `Running` has the reason `RestartsNearLimit`.
+
+The first restart after progress starts at once, and the next ones after {BACKOFF[0]}, 20, 40, … {BACKOFF[1]} s
+(`restartPolicy.backoff`), less up to a quarter, so that jobs that fail together do not start again together. With these
+defaults, a job that has trained survives an outage of 30 minutes in which each attempt fails 20 s after its start, for
+example of the storage or of DNS, and each further outage after progress. A job that has never trained
+fails within 2 minutes then.
 
 ## Scripts under torchrun
 

@@ -180,7 +180,7 @@ def test_manifests_are_the_objects_that_a_cluster_would_hold() -> None:
     rendered = admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
     kinds = [obj["kind"] for obj in rendered]
     assert kinds == ["DDPJob", "Service", "PersistentVolumeClaim", "Pod", "Pod"]
-    assert rendered[0]["spec"]["restartPolicy"]["maxRestarts"] == 3
+    assert rendered[0]["spec"]["restartPolicy"]["maxTotalRestarts"] == 100
     assert "uid" not in rendered[0]["metadata"]
     assert rendered == admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
 

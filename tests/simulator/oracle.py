@@ -11,7 +11,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.status import ENDING, TIME_CATEGORIES
-from ddpjob.api.times import parse_time, seconds_since, timestamp
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.controller.pod_logs import RETRY_SECONDS, SECONDS
 from ddpjob.engine import claims
 from tests.memory.store import Change
@@ -244,7 +244,7 @@ def _check_status(changes: History) -> None:
             was, now = before.get(counter) or 0, status.get(counter) or 0
             is_allowed = now in (was, was + 1) or (counter != "restarts" and _is_recorded(change, before, was, now))
             assert is_allowed, f"{counter} changed from {was} to {now}"
-        limit = (change.obj["spec"].get("restartPolicy") or {}).get("maxRestarts", 3)
+        limit = (change.obj["spec"].get("restartPolicy") or {}).get("maxRestarts", 12)
         counted = status.get("restartsCountedTowardsLimit") or 0
         assert counted <= limit, f"{counted} restarts were counted, the limit is {limit}"
         if final is not None:
@@ -327,8 +327,21 @@ def _is_recorded(change: Change, before: Json, was: int, now: int) -> bool:
     status = change.obj["status"]
     counted = sum(failure["counted"] for failure in status.get("failures", ()))
     refunded = sum(failure["counted"] for failure in before.get("failures", ())) - counted
-    is_reset = now == 1 and "resetAfterSeconds" in change.obj["spec"]["restartPolicy"]
+    is_reset = now <= 1 and _has_progressed(change.obj, before)
     return is_reset or now == was - refunded < was
+
+
+def _has_progressed(job: Json, before: Json) -> bool:
+    """Return whether the job got further since its last failure, or ran long enough."""
+    reached, ran = before.get("furthest") or {}, (before.get("currentAttempt") or {}).get("allRunningTime")
+    if reached.keys() & {"step", "checkpointStep"} and not reached.get("restartsSince"):
+        return True
+    if (job["status"].get("furthest") or {}).keys() & {"step", "checkpointStep"} and reached != job["status"][
+        "furthest"
+    ]:
+        return True
+    needed = job["spec"]["restartPolicy"].get("resetAfterSeconds", 3600)
+    return ran is not None and seconds_between(ran, parse_time(job["status"]["time"]["asOf"])) >= needed
 
 
 def _check_pods(changes: History, late_creates: Collection[str], operators: int) -> None:

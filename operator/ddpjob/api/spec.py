@@ -141,21 +141,32 @@ class PodSecurity(ApiModel):
 class Backoff(ApiModel):
     """Delay before a restart: none after a first failure, then initialSeconds, doubled after each further one in a row.
 
-    An attempt that ran longer than maxSeconds ends the row.
+    Progress ends the row.
     """
 
     rules: ClassVar = (
         Rule(
-            "self.initialSeconds <= self.maxSeconds",
+            "!has(self.initialSeconds) || !has(self.maxSeconds) || self.initialSeconds <= self.maxSeconds",
             "initialSeconds must not exceed maxSeconds",
-            lambda backoff: backoff.initial_seconds <= backoff.max_seconds,
+            lambda backoff: (
+                None in (backoff.initial_seconds, backoff.max_seconds) or backoff.initial_seconds <= backoff.max_seconds
+            ),
         ),
     )
 
-    initial_seconds: Annotated[int, Field(ge=0, le=HOUR)] = 1
-    """Seconds before the restart after the second failure in a row."""
-    max_seconds: Annotated[int, Field(ge=0, le=HOUR)] = 60
-    """Maximum delay in seconds."""
+    # No defaults in the schema: the API server would store them, and later releases could not change them.
+    initial_seconds: Annotated[int, Field(ge=0, le=HOUR)] | None = None
+    """Seconds before the restart after the second failure in a row. Default: 10, at most maxSeconds."""
+    max_seconds: Annotated[int, Field(ge=0, le=HOUR)] | None = None
+    """Maximum delay in seconds. Default: 360, at least initialSeconds."""
+
+    @property
+    def first_and_longest(self) -> tuple[int, int]:
+        """``initialSeconds`` and ``maxSeconds`` with their defaults: those of a Job of Kubernetes."""
+        first, longest = self.initial_seconds, self.max_seconds
+        if longest is None:
+            longest = max(360, first or 0)
+        return min(10, longest) if first is None else first, longest
 
 
 class OnExitCodes(ApiModel):
@@ -194,17 +205,26 @@ def _defaulted(model: type[ApiModel]) -> Any:
 class RestartPolicy(ApiModel):
     """Restarts after a failure. A restart starts all pods again; training continues from the last checkpoint."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Maximum number of restarts that count. Planned and external losses, such as a drained node, do not count."""
+    # No default in the schema: it depends on the job, and the API server would store it.
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Maximum number of restarts without progress that count. Planned and external losses, such as a drained node, do
+    not count. Default: 12, but 3 as long as the job has not trained."""
     max_total_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
-    """Maximum number of all restarts."""
+    """Maximum number of all restarts without progress, except after planned losses. 0: no restart of any kind."""
     reset_after_seconds: Seconds | None = None
-    """An attempt that ran this long sets the number of restarts that count back to 0; default: never."""
-    backoff: Backoff = _defaulted(Backoff)
+    """An attempt that ran this long is progress. Default: 3600 for a program that reports neither steps nor
+    checkpoints; of any other only a new step or checkpoint is progress."""
+    backoff: Backoff | None = None
     """Delay before a restart."""
     # "rules" is the class variable with the CEL rules of a model.
     restart_rules: Annotated[list[RestartRule], Field(max_length=20)] | None = Field(default=None, alias="rules")
     """Exceptions from the default reaction to a failure (docs/failures.md). The first rule that matches applies."""
+
+    def limit(self, *, has_trained: bool) -> int:
+        """Return ``maxRestarts`` with its default."""
+        if self.max_restarts is not None:
+            return self.max_restarts
+        return 12 if has_trained else 3
 
 
 # Changing one of these on a live job would mix two programs in one training.

@@ -437,7 +437,7 @@ class CurrentAttempt(StatusPart):
     first_success_time: Time | None = None
     """When the operator first saw one of its nodes succeed."""
     failures_in_row: Count | None = None
-    """Attempts in a row, before this one, that failed before restartPolicy.backoff.maxSeconds had passed."""
+    """Attempts in a row, before this one, that failed without progress. They decide on the delay of a restart."""
     refusals: Count | None = None
     """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
     creating_since: Time | None = None
@@ -505,7 +505,10 @@ class DDPJobStatus(StatusPart):
     restarts_in_place: Count | None = None
     """Number of those restarts that were in place."""
     restarts_counted_towards_limit: Count | None = None
-    """Number of restarts that count towards restartPolicy.maxRestarts."""
+    """Number of restarts since the last progress that count towards restartPolicy.maxRestarts."""
+    restarts_counted_towards_total: Count | None = None
+    """Number of restarts since the last progress that count towards restartPolicy.maxTotalRestarts: all but those after
+    planned losses."""
     start_time: Time | None = None
     """When the first attempt started."""
     completion_time: Time | None = None
@@ -544,6 +547,13 @@ class DDPJobStatus(StatusPart):
     """The last spec.restartedAt that was carried out."""
 
     _unique = model_validator(mode="after")(unique_keys)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it is recorded that an attempt made a step, saved a checkpoint, or ran for long enough."""
+        return self.furthest is not None or (
+            self.current_attempt is not None and self.current_attempt.first_step_time is not None
+        )
 
     def is_true(self, kind: str) -> bool:
         """Return whether the condition of this type is True."""

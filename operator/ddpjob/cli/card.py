@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import RETURNED, Condition, DDPJobStatus, Failure
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.cli.text import duration, number_of, one_line, red, time_text
@@ -162,9 +163,10 @@ def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
     if status.restarts:
         in_place = f", {status.restarts_in_place} in place" if status.restarts_in_place else ""
         counted = status.restarts_counted_towards_limit or 0
-        limit = (job.manifest.get("spec") or {}).get("restartPolicy", {}).get("maxRestarts")
-        most = f" of at most {limit}" if limit is not None else ""
-        yield Fact("", f"{number_of(status.restarts, 'restart')}{in_place}; {counted}{most} count towards the limit")
+        policy = RestartPolicy.model_validate((job.manifest.get("spec") or {}).get("restartPolicy") or {})
+        most = policy.limit(has_trained=status.has_trained)
+        text = f"{number_of(status.restarts, 'restart')}{in_place}; {counted} of at most {most} count towards the limit"
+        yield Fact("", text)
 
 
 def _course(job: DDPJob, now: datetime) -> str:

@@ -105,6 +105,8 @@ class Snapshot(Training):
 def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
     """Return the snapshot of an admitted job and its pods."""
     from ddpjob.api.pod_view import pod_view
+    from ddpjob.api.spec import RestartPolicy
+    from ddpjob.api.status import recorded_status
 
     status, spec = job.get("status") or {}, job["spec"]
     checkpoint, attempt = status.get("checkpoint") or {}, int(status.get("attempt") or 0)
@@ -117,7 +119,9 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
         "message": _message(status) or None,
         "attempt": attempt,
         "restarts": int(status.get("restartsCountedTowardsLimit") or 0),
-        "maxRestarts": spec["restartPolicy"]["maxRestarts"],
+        "maxRestarts": RestartPolicy.model_validate(spec["restartPolicy"]).limit(
+            has_trained=recorded_status(status).has_trained
+        ),
         "restartsInPlace": int(status.get("restartsInPlace") or 0),
         "nodesReady": status.get("nodesReady") or f"0/{spec['numNodes']}",
         "numNodes": spec["numNodes"],

@@ -49,9 +49,9 @@ spec:
 #    limits:
 #      nvidia.com/gpu: 8
 
-  # When a process, pod or node is lost, all pods start again, at most so many times. Planned losses do not count.
-  restartPolicy:
-    maxRestarts: 3
+  # When a process, pod or node is lost, all pods start again, by default up to 12 times without progress.
+#  restartPolicy:
+#    maxRestarts: 3
   # Restarts a training that makes no step for so long; the trainer must report its steps, as ddprun does.
 #  progressDeadlineSeconds: 1800
 

@@ -185,7 +185,7 @@ def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: 
         return {"maxRestarts": 0}
     restarts: Json = {}
     if limit is None:
-        why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob three times by default"
+        why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob 12 times without progress"
         notes.append(Note(field, why, "set restartPolicy.maxRestarts"))
     else:
         restarts["maxRestarts"] = min(limit, _MAX_RESTARTS)

@@ -1,6 +1,7 @@
 """How many restarts a job has left, how long the next one waits, and when a restart stops to count.
 
-The numbers are in the status and are never derived from pods.
+The numbers are in the status and are never derived from pods. Progress sets them back: with the defaults, a job that
+has trained survives an outage of more than half an hour in which each attempt fails after 20 s, for each new outage.
 """
 
 from collections.abc import Sequence
@@ -14,49 +15,77 @@ from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import Context, judge
-from ddpjob.engine.state import JobState
+from ddpjob.engine.progress import furthest
+from ddpjob.engine.state import LONG_RUN_SECONDS, JobState
 
 
-def exceeded_limit(s: JobState, *, counted: bool) -> Literal["counted", "total"] | None:
-    """Return the limit that allows no restart after the current attempt: maxRestarts, maxTotalRestarts, or None."""
-    policy = s.job.spec.restart_policy
-    if counted and counted_restarts(s) >= policy.max_restarts:
+def made_progress(s: JobState) -> bool:
+    """Return whether the job has got further since its last failure, or no one can know and the attempt ran for long.
+
+    A step or checkpoint that an attempt before had reached, is no progress.
+    """
+    if s.attempt.is_closed:  # its end has been counted
+        return False
+    reached, ran_long = furthest(s.report, s.before.furthest, 0), s.job.spec.restart_policy.reset_after_seconds
+    is_known = reached is not None and not reached.trained
+    if reached is not None and is_known and not reached.restarts_since:
+        return True
+    if ran_long is None and not is_known:
+        ran_long = LONG_RUN_SECONDS
+    return ran_long is not None and seconds_running(s.attempt, s.now) >= ran_long
+
+
+def exceeded_limit(s: JobState, *, counted: bool, is_free: bool) -> Literal["counted", "total"] | None:
+    """Return the limit that allows no restart after the current attempt: maxRestarts, maxTotalRestarts, or None.
+
+    is_free: after a planned loss, for example of each of the hundreds of nodes that an administrator drains.
+    """
+    if counted and counted_restarts(s) >= max_restarts(s):
         return "counted"
-    return "total" if s.restarts >= policy.max_total_restarts else None
+    total = s.job.spec.restart_policy.max_total_restarts
+    return "total" if total_restarts(s) >= total and not (is_free and total) else None
+
+
+def max_restarts(s: JobState) -> int:
+    """Return the limit of the restarts that count."""
+    return s.job.spec.restart_policy.limit(has_trained=s.has_trained)
 
 
 def counted_restarts(s: JobState) -> int:
     """Return how many restarts up to the current attempt count towards maxRestarts."""
-    return 0 if _resets(s) else refund(s).restarts_counted_towards_limit or 0
+    return 0 if made_progress(s) else refund(s).restarts_counted_towards_limit or 0
 
 
-def failures_in_row(s: JobState) -> int:
+def total_restarts(s: JobState) -> int:
+    """Return how many restarts up to the current attempt count towards maxTotalRestarts."""
+    return 0 if made_progress(s) else (s.before.restarts_counted_towards_total or 0) + s.new_lives
+
+
+def failures_in_row(s: JobState, *, is_free: bool) -> int:
     """Return how many attempts in a row failed, with the current one."""
-    ran_long = seconds_running(s.attempt, s.now) > s.job.spec.restart_policy.backoff.max_seconds
-    return 1 if ran_long else (s.attempt.failures_in_row or 0) + 1
+    _, longest = backoff(s).first_and_longest
+    ends = made_progress(s) or (is_free and seconds_running(s.attempt, s.now) > longest)
+    return 1 if ends else (s.attempt.failures_in_row or 0) + 1
 
 
-def _resets(s: JobState) -> bool:
-    """Whether the attempt ran for so long that the restarts before it count no longer."""
-    reset_after = s.job.spec.restart_policy.reset_after_seconds
-    return reset_after is not None and seconds_running(s.attempt, s.now) >= reset_after
+def reasons_since_progress(s: JobState) -> frozenset[str]:
+    """Return the reasons of the recorded failures since the last progress."""
+    failures = s.earlier_failures
+    first = _first_in_counter(failures, s.before.restarts_counted_towards_limit or 0)
+    return frozenset(() if made_progress(s) else (failure.reason for failure in failures[first:]))
 
 
-def reasons_since_reset(s: JobState) -> frozenset[str]:
-    """Return the reasons of the recorded failures, without those before the last reset of the counter."""
-    if _resets(s):
-        return frozenset()
-    failures, first = s.earlier_failures, 0
-    if s.job.spec.restart_policy.reset_after_seconds is not None:
-        first = _first_in_counter(failures, s.before.restarts_counted_towards_limit or 0)
-    return frozenset(failure.reason for failure in failures[first:])
+def backoff(s: JobState) -> Backoff:
+    """Return the user's delays, or the default ones."""
+    return s.job.spec.restart_policy.backoff or Backoff()
 
 
 def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:
-    """Return the seconds before the restart after this many failures in a row: 0, then 1, 2, 4, ... with jitter."""
+    """Return the seconds before the restart after this many failures in a row: 0, then 10, 20, 40, ... with jitter."""
     if in_row <= 1:
         return 0.0
-    return jittered(doubling(backoff.initial_seconds, in_row - 1, backoff.max_seconds), key)
+    first, longest = backoff.first_and_longest
+    return jittered(doubling(first, in_row - 1, longest), key)
 
 
 def refund(s: JobState) -> DDPJobStatus:

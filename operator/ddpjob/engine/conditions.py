@@ -10,11 +10,13 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine import elastic
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
+from ddpjob.engine.budget import total_restarts
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.obstacles import (
     admission_obstacle,
     fruitless,
+    near_limit,
     obstacles,
     scheduling_obstacle,
     silence,
@@ -144,6 +146,7 @@ def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
         silence(s),
         stall(s),
         scheduling.without_quota(s),
+        near_limit(s, total_restarts(s)),
         fruitless(reached, s.logs_command()),
         elastic.obstacle(s),
     )

@@ -26,7 +26,15 @@ from ddpjob.engine.attempt import (
     waits,
     whole_second_after,
 )
-from ddpjob.engine.budget import counted_restarts, exceeded_limit, failures_in_row, reasons_since_reset, restart_delay
+from ddpjob.engine.budget import (
+    backoff,
+    counted_restarts,
+    exceeded_limit,
+    failures_in_row,
+    max_restarts,
+    reasons_since_progress,
+    restart_delay,
+)
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
     Evidence,
@@ -71,6 +79,7 @@ class Decision:
     restarted_at: the spec.restartedAt that the decision carries out.
     size: of the next attempt, if it differs (``elastic``).
     forgets_nodes: the nodes in ``status.avoidNodes`` are used again.
+    is_free: after a planned loss: the restart counts towards no limit.
     """
 
     kind: Kind
@@ -84,6 +93,7 @@ class Decision:
     restarted_at: str | None = None
     size: Size | None = None
     forgets_nodes: bool = False
+    is_free: bool = False
 
     @property
     def restarted(self) -> Failure | None:
@@ -295,7 +305,7 @@ def _judged(s: JobState, evidence: Evidence) -> Judgement:
     """Return what follows from a failure by the table and the user's rules."""
     context = Context(
         earlier=s.earlier_failures,
-        repeated=reasons_since_reset(s),
+        repeated=reasons_since_progress(s),
         has_trained=s.has_trained,
         starts_elsewhere=any(start_contradicts(pod, evidence) for pod in s.current.values()),
         fails_elsewhere=any(shows_the_same(pod, evidence) for pod in s.current.values()),
@@ -312,7 +322,7 @@ def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
     """
     if not judgement.provisional or judgement.action == "Fail" or s.all_stopped or s.settings.is_local:
         return None
-    if exceeded_limit(s, counted=judgement.counted) is None:
+    if exceeded_limit(s, counted=judgement.counted, is_free=judgement.is_free) is None:
         return None
     ending = s.attempt.ending
     since = ending.since if ending else timestamp(s.now)
@@ -342,9 +352,8 @@ def _settling_text(s: JobState, seen: PodView | None) -> str:
 
 def _react(s: JobState, judgement: Judgement) -> Decision:
     """Return the reaction to a failure: a restart as far as the judgement and the budget allow it."""
-    policy = s.job.spec.restart_policy
-    number = s.attempt.number
-    exceeded = exceeded_limit(s, counted=judgement.counted)
+    number, is_free = s.attempt.number, judgement.is_free
+    exceeded = exceeded_limit(s, counted=judgement.counted, is_free=is_free)
     fails = judgement.action == "Fail" or exceeded is not None
     record = failure_record(
         number,
@@ -360,24 +369,25 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
         return _exhausted(s, exceeded, record)
     follows = "a restart follows that does not count"
     if judgement.counted:
-        follows = f"restart {counted_restarts(s) + 1} of {policy.max_restarts} follows"
+        follows = f"restart {counted_restarts(s) + 1} of {max_restarts(s)} follows"
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
     drain_until = _drain_until(s) if judgement.planned else None
-    delay = restart_delay(policy.backoff, failures_in_row(s), f"{s.job.uid}/{number}")
+    delay = restart_delay(backoff(s), failures_in_row(s, is_free=is_free), f"{s.job.uid}/{number}")
     if not (s.spec_changed or delay or drain_until) and scheduling.wait(s) is None:
-        return Decision("restart", record.reason, message, record)
+        return Decision("restart", record.reason, message, record, is_free=is_free)
     until = whole_second_after(s.now, delay) if delay else None
-    return Decision("close", record.reason, message, record, until=until, drain_until=drain_until)
+    return Decision("close", record.reason, message, record, until=until, drain_until=drain_until, is_free=is_free)
 
 
 def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure) -> Decision:
-    policy = s.job.spec.restart_policy
     text = f"attempt {s.attempt.number} failed and"
     if limit == "total":
-        message = f"{text} all {policy.max_total_restarts} restarts (maxTotalRestarts) are used: {failure_text(record)}"
+        most = s.job.spec.restart_policy.max_total_restarts
+        message = f"{text} all {most} restarts (maxTotalRestarts) are used: {failure_text(record)}"
         return Decision("fail", "MaxTotalRestartsExceeded", message, record)
-    message = f"{text} all {policy.max_restarts} restarts are used: {failure_text(record)}"
-    return Decision("fail", "MaxRestartsExceeded" if policy.max_restarts else record.reason, message, record)
+    most = max_restarts(s)
+    message = f"{text} all {most} restarts are used: {failure_text(record)}"
+    return Decision("fail", "MaxRestartsExceeded" if most else record.reason, message, record)
 
 
 def _drain_until(s: JobState) -> str | None:

@@ -102,6 +102,11 @@ class Judgement:
     evidence: Evidence | None = None
     stall: Stall | None = None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a restart counts towards no limit."""
+        return self.planned and not self.counted
+
 
 def _reports(code: int) -> Callable[[Evidence, Context], bool]:
     """Match an exit code in a report. In a container's status it means nothing: other programs use it otherwise."""

@@ -16,13 +16,13 @@ Course = Literal["Unused", "Progress", "NoProgress"]
 
 
 def grant(before: InPlace | None, restarts: int, policy: RestartPolicy) -> int:
-    """Return how many restarts in place the next attempt may have: what is left of all restarts.
+    """Return how many restarts in place the next attempt may have: what is left of maxTotalRestarts.
 
     0 if a failure must end the job, by maxRestarts 0 or a rule, because the launchers do not know the user's rules.
     Without progress in the attempt before, a restart in place does not help: then new pods are tried without.
 
     Args:
-        before: of the attempt before. restarts: all until now.
+        before: of the attempt before. restarts: towards maxTotalRestarts until now.
     """
     may_fail = policy.max_restarts == 0 or any(rule.action == "Fail" for rule in policy.restart_rules or ())
     return 0 if may_fail or classify(before) == "NoProgress" else max(policy.max_total_restarts - restarts, 0)

@@ -81,7 +81,7 @@ def checkpoint_status(
 def furthest(
     report: TrainingReport | None, before: Furthest | None, restarts: int, *, has_trained: bool = False
 ) -> Furthest | None:
-    """Return ``status.furthest`` for a report and a number of restarts after failures.
+    """Return ``status.furthest`` for a report and a number of restarts in place.
 
     A checkpoint that was loaded is no progress. Restarts that are new together with progress, in one report, are taken
     for earlier. The steps of a script that reports nothing itself begin at 0 in each life, so they say nothing.

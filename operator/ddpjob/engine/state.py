@@ -234,7 +234,7 @@ class JobState:
         Then a failure to start says something about a Kubernetes node or a service, and not about the spec. A program
         that reports step 0 still prepares its training, for example loads the data.
         """
-        if self.before.furthest is not None or self.has_stepped:
+        if self.before.has_trained or self.has_stepped:
             return True
         known = self.answer or self.before.progress
         limit = LONG_RUN_SECONDS if known is not None and known.step == 0 else TRAINED_SECONDS

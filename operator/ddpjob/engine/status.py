@@ -30,7 +30,7 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine import elastic
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
-from ddpjob.engine.budget import counted_restarts, failures_in_row, refund
+from ddpjob.engine.budget import counted_restarts, failures_in_row, refund, total_restarts
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
@@ -63,9 +63,9 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     is_queued = decision.gives_back or (
         decision.kind == "continue" and (admission_obstacle(s) is not None or s.attempt.verdict in guard.VERDICTS)
     )
-    counted = before.restarts_counted_towards_limit or 0
-    if restarted is not None:
-        counted = counted_restarts(s) + restarted.counted
+    counted, total = before.restarts_counted_towards_limit or 0, _total_restarts(s, decision)
+    if decision.kind in ("restart", "close", "suspend"):
+        counted = counted_restarts(s) + (restarted is not None and restarted.counted)
     after = before.changed(
         observed_generation=s.job.generation,
         spec_hash=_spec_hash(s),
@@ -75,6 +75,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         restarts=s.restarts + (restarted is not None),
         restarts_in_place=((before.restarts_in_place or 0) + s.new_lives) or before.restarts_in_place,
         restarts_counted_towards_limit=counted,
+        restarts_counted_towards_total=total or None,
         start_time=before.start_time or (timestamp(s.now) if decision.kind == "start" else None),
         completion_time=timestamp(s.now) if finishes else None,
         active_seconds=int(s.active_seconds) if s.attempt.number and ends else before.active_seconds,
@@ -130,7 +131,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
     now, attempt = timestamp(s.now), s.attempt
     if s.in_place is not attempt.in_place:
         attempt = attempt.changed(in_place=s.in_place)
-    row = failures_in_row(s) if decision.restarted else attempt.failures_in_row
+    row = failures_in_row(s, is_free=decision.is_free) if decision.restarted else attempt.failures_in_row
     yields = None if s.spec_edited or s.suspended else attempt.yields
     if decision.begins_attempt:
         return CurrentAttempt(
@@ -180,8 +181,11 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
 
 
 def _grant(s: JobState, decision: Decision, ended: CurrentAttempt) -> int:
-    restarts = s.restarts + (decision.restarted is not None)
-    return grant(ended.in_place, restarts, s.job.spec.restart_policy)
+    return grant(ended.in_place, _total_restarts(s, decision), s.job.spec.restart_policy)
+
+
+def _total_restarts(s: JobState, decision: Decision) -> int:
+    return total_restarts(s) + (decision.restarted is not None and not decision.is_free)
 
 
 def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
@@ -302,9 +306,11 @@ def _pause(s: JobState, decision: Decision) -> PauseStatus | None:
 
 
 def _furthest(s: JobState, decision: Decision) -> Furthest | None:
-    new_pods = decision.failure is not None and decision.failure.action == "Restart"
     ends = decision.ends_attempt or decision.begins_attempt
-    return furthest(s.report, s.before.furthest, s.new_lives + new_pods, has_trained=ends and s.has_trained)
+    reached = furthest(s.report, s.before.furthest, s.new_lives, has_trained=ends and s.has_trained)
+    if reached is None or reached.trained or decision.restarted is None:
+        return reached
+    return reached.changed(restarts_since=(reached.restarts_since or 0) + 1)  # it follows all progress of the attempt
 
 
 def _nodes_ready(s: JobState, nodes: Nodes) -> str:

@@ -9,7 +9,13 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.elastic import RUNNING_SMALLER
-from ddpjob.engine.obstacles import NO_PROGRESS, NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_STALLED
+from ddpjob.engine.obstacles import (
+    NEAR_LIMIT,
+    NO_PROGRESS,
+    NODE_NOT_RESPONDING,
+    PROGRESS_UNKNOWN,
+    TRAINING_STALLED,
+)
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
 
 _QUIET_SECONDS = 120.0
@@ -97,7 +103,7 @@ def running(case: Case) -> Explanation:
     if reason == NODE_NOT_RESPONDING:
         return _with_problem(case, reason, message, quoted, "what the message says")
     progress, has_stepped = _progress_of_attempt(case), case.attempt.first_step_time is not None
-    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
+    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS, NEAR_LIMIT):
         return _with_problem(case, reason, message, quoted, case.logs_command())
     if progress is not None and progress.phase == RETURNED:
         return _returned(case, reason, progress, quoted)
