@@ -79,6 +79,7 @@ class World:
         self.job = job
         self.pods: dict[str, dict[str, Any]] = {}
         self.former: list[dict[str, Any]] = []
+        self.sharing: list[str] = []
         self.service: dict[str, Any] | None = None
         self.policy: dict[str, Any] | None = None
         self.claim: dict[str, Any] | None = None
@@ -113,6 +114,7 @@ class World:
         return Observed(
             owned_pods(self.job, map(pod_view, self.pods.values())),
             former=[pod_view(pod) for pod in self.former],
+            sharing=self.sharing,
             service=self.service,
             policy=self.policy,
             claim=self.claim,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -665,6 +666,29 @@ def test_a_delay_that_has_passed_is_overdue_unless_the_job_waits_for_its_user() 
     world.forward(1000)
     found = why(world)
     assert (found.stage, found.reason, found.operator) == ("Refused", "SpecChanged", "Unknown")
+
+
+def test_a_job_that_waits_for_pods_of_its_last_attempt() -> None:
+    world = a_running_world(a_job(checkpoint={"claimName": "c"}))
+    world.lingering = True
+    world.set_pod(1, failed(1, kind="Error", message="bad"))
+    world.settle()
+    for pod in world.pods.values():
+        if "deletionTimestamp" in pod["metadata"]:
+            pod["metadata"]["deletionTimestamp"] = timestamp(world.now + timedelta(seconds=600))
+    world.forward(300)
+    world.settle()
+    found = why(world)
+    assert (found.stage, found.operator) == ("WaitingForRetry", "Unknown"), "an operator that waits is not down"
+    assert f"pod {world.pod(0)['metadata']['name']} of attempt 1 on Kubernetes node worker" in found.sentence
+
+
+def test_a_job_that_shares_its_volume_is_told_what_to_change() -> None:
+    world = a_running_world(a_job(checkpoint={"claimName": "c"}))
+    world.sharing = ["other"]
+    world.settle()
+    found = why(world)
+    assert found.reason == "VolumeShared" and "checkpoint.subPath" in found.sentence
 
 
 def test_an_unfinished_job_of_this_machine_that_nothing_runs() -> None:

@@ -35,6 +35,7 @@ def a_pod(name: str, version: int, *, uid: str = "", job: str = JOB, **more: Any
         names.LABEL_MANAGED_BY: names.MANAGED_BY,
         names.LABEL_JOB_NAME: "mnist",
         names.LABEL_JOB_UID: job,
+        names.LABEL_ATTEMPT: "1",
     }
     meta = {"namespace": "default", "name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": meta | {"labels": labels} | more}
@@ -110,12 +111,14 @@ def test_pods_of_a_deleted_job_of_the_same_name_are_found_until_they_are_gone() 
     cache = Cache()
     owner = [{"kind": "DDPJob", "name": "mnist", "uid": JOB, "controller": True}]
     cache.put(names.PODS, a_pod("a", 1, ownerReferences=owner))
-    cache.put(names.PODS, a_pod("forged", 2, job="another"))
+    cache.put(names.PODS, a_pod("orphan", 2))
+    forged = {names.LABEL_JOB_NAME: "mnist", names.LABEL_JOB_UID: "another"}
+    cache.put(names.PODS, a_pod("forged", 3, labels=forged, ownerReferences=owner))
     mnist = Key("default", "mnist")
-    assert [pod.name for pod in cache.former_pods(mnist, "new")] == ["a"]
+    assert sorted(pod.name for pod in cache.former_pods(mnist, "new")) == ["a", "orphan"]
     assert not cache.former_pods(mnist, JOB) and not cache.former_pods(Key("other", "mnist"), "new")
     cache.remove(names.PODS, "default", "a", "uid-a")
-    assert not cache.former_pods(mnist, "new")
+    assert [pod.name for pod in cache.former_pods(mnist, "new")] == ["orphan"]
 
 
 def test_repeated_object_queues_no_job() -> None:

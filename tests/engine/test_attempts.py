@@ -427,17 +427,23 @@ def test_first_attempt_waits_for_the_pods_of_a_deleted_job_of_its_name() -> None
     assert len(world.pods) == 2 and world.status["attempt"] == 1
 
 
-@pytest.mark.parametrize(("metadata", "seconds"), [(DELETED, 95), ({}, 60)])
-def test_pods_of_a_deleted_job_are_waited_for_up_to_their_deletion_deadline(
-    metadata: dict[str, Any], seconds: float
-) -> None:
-    """Their Kubernetes node may be down. Without a deletionTimestamp the garbage collector has not deleted them yet."""
-    world = a_world_after_deletion(**metadata)
+def test_pods_of_a_deleted_job_are_waited_for_up_to_their_deletion_deadline() -> None:
+    """Their Kubernetes node may be down."""
+    world = a_world_after_deletion(**DELETED)
     world.settle()
-    assert world.reconcile().requeue_after == pytest.approx(seconds)
-    world.forward(seconds)
+    assert world.reconcile().requeue_after == pytest.approx(95)
+    world.forward(95)
     world.settle()
     assert len(world.pods) == 2
+
+
+def test_pods_of_a_deleted_job_that_are_not_deleted_yet_are_waited_for() -> None:
+    """The garbage collector may be down; the pods run on."""
+    world = a_world_after_deletion()
+    world.settle()
+    world.forward(3600)
+    world.settle()
+    assert not world.pods and "nothing has deleted it" in world.condition("Running")["message"]
 
 
 def test_terminating_pods_do_not_complete_a_gang() -> None:

@@ -347,8 +347,11 @@ def test_next_attempt_starts_after_the_grace_period_of_a_pod_that_does_not_stop(
     world = a_running_world(a_job(template={"spec": {"terminationGracePeriodSeconds": 100}}))
     keep_pods(world)
     drain(world)
-    assert world.reconcile().requeue_after == pytest.approx(105)
-    world.forward(105)
+    world.forward(10)
+    world.settle()
+    assert world.condition("Running")["reason"] == "EarlierPodsRun"
+    assert world.reconcile().requeue_after == pytest.approx(25), "the pod's own deadline, and not that of the spec"
+    world.forward(25)
     world.settle()
     assert world.status["attempt"] == 2
 
@@ -505,10 +508,11 @@ def test_resumed_job_starts_after_the_grace_period_of_a_pod_that_does_not_stop()
     edit(world, suspend=True)
     world.settle()
     assert world.reconcile().requeue_after is None
+    world.forward(10)
     edit(world, suspend=False)
     world.settle()
-    assert world.reconcile().requeue_after == pytest.approx(35)
-    world.forward(35)
+    assert world.reconcile().requeue_after == pytest.approx(25)
+    world.forward(25)
     world.settle()
     assert world.status["attempt"] == 2
 

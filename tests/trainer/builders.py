@@ -22,7 +22,7 @@ STEPS = 27  # of RESUMED
 PROGRESS = {
     "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
     "samplesPerSecond", "stepsPerSecond", "worldSize", "data", "checkpoint", "checkpointProblem", "resumedFrom",
-    "savingSeconds",
+    "savingSeconds", "fenced",
 }  # fmt: skip
 
 

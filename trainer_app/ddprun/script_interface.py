@@ -264,6 +264,8 @@ def checkpoints(directory: str | os.PathLike[str], *, keep: int = 3) -> ScriptCh
             metrics, keep=keep, heartbeat=_state.heartbeat, volume_timeout=_state.settings.volume_timeout,
             on_saved=_saved, on_loaded=_continue_from, timed=_timed_save,
         )  # fmt: skip
+        if _state.progress is not None and _takes(_state.reports):
+            _state.progress.update(fenced=True)
     return _state.checkpoints[path]
 
 

@@ -63,7 +63,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         shared = self.diagnostics.progress_text() if self.diagnostics else None
-        self._progress = Progress(self.ranks.world_size, self.config.data, shared)
+        self._progress = Progress(self.ranks.world_size, self.config.data, shared, is_fenced=True)
         memory = self.diagnostics.memory() if self.diagnostics else None
         self._fault = fault_injection.planned(self.config, self.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(memory, self._fault)

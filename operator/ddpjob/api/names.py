@@ -116,6 +116,7 @@ SELECTORS: Final[Mapping[Resource, str]] = {
 }
 
 TRAINER_CONTAINER: Final = "trainer"
+CHECKPOINT_VOLUME: Final = "ddpjob-checkpoint"
 LAUNCHER: Final = "ddpjob-launcher"
 """Init container and volume of ``launcher: Injected``."""
 LAUNCHER_PATH: Final = "/opt/ddpjob-launcher"
@@ -208,6 +209,11 @@ def claim_name(job: str) -> str:
     It has no uid in it, so a job that is created again with the same name uses the same claim.
     """
     return f"{job}-checkpoints"
+
+
+def claim_place(claim: str, sub_path: str | None) -> str:
+    """Return claim and directory of checkpoints as one text, equal for all jobs that save there."""
+    return f"{claim}/{(sub_path or '').strip('/')}"
 
 
 def workdir_name(job: str, digest: str) -> str:

@@ -47,6 +47,7 @@ class PodView:
     waiting_init: name of that container if it is an init container, or "".
     priority: ``spec.priority``, which the API server derives from the PriorityClass.
     is_probe: it asks for room for another node (``names.LABEL_PROBE``), and trains nothing.
+    claim: claim and subPath of the checkpoints that it mounts, as in "claim/path"; empty without checkpoints.
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     gated: Kueue manages the pod by itself, and has not admitted it (``names.QUEUE_GATE``).
     checkpoint_time, progress, progress_time: the annotations of ``engine.annotations``, or "".
@@ -104,6 +105,7 @@ class PodView:
     gated: bool = False
     group: str = ""
     is_probe: bool = False
+    claim: str = ""
     checkpoint_time: str = ""
     progress: str = ""
     progress_time: str = ""
@@ -193,11 +195,20 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         priority=spec.get("priority") or 0,
         gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
         is_probe=names.LABEL_PROBE in labels and names.LABEL_ATTEMPT not in labels,
+        claim=_claim(spec),
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
         checkpoint_time=_annotation(meta, names.ANNOTATION_CHECKPOINT_TIME),
         progress=_annotation(meta, names.ANNOTATION_PROGRESS),
         progress_time=_annotation(meta, names.ANNOTATION_PROGRESS_TIME),
     )
+
+
+def _claim(spec: Mapping[str, Any]) -> str:
+    """Return claim and subPath of the volume of the checkpoints; empty without one."""
+    source = element(spec.get("volumes"), "name", names.CHECKPOINT_VOLUME).get("persistentVolumeClaim") or {}
+    trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
+    mount = element(trainer.get("volumeMounts"), "name", names.CHECKPOINT_VOLUME)
+    return intern(names.claim_place(str(source.get("claimName")), mount.get("subPath"))) if source else ""
 
 
 def _state(

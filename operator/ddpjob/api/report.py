@@ -49,6 +49,7 @@ def _or_none(value: object, read: Callable[[object], Any]) -> Any:
 _OrNone = WrapValidator(_or_none)
 _Count = Annotated[int | None, _integer(0, _MAX_INT)]
 _Percent = Annotated[int | None, _integer(0, 100)]
+_Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
 _Number = Annotated[float | None, PlainValidator(_number)]
 _Phase = Annotated[str | None, PlainValidator(lambda v: clean(v[:_MAX_PHASE]) if isinstance(v, str) else None)]
 _Name = Annotated[str | None, _text(lambda text: text[: limits.MAX_REASON])]
@@ -141,6 +142,7 @@ class TrainingReport:
     saving_seconds: for which saves have blocked the training in this attempt.
     pause: rank 0 has made no step for long. stall: the launcher takes that for a stall.
     life: how often the processes of the attempt were started. lives: the last that have ended.
+    fenced: the program cannot save beside a newer attempt.
     """
 
     phase: _Phase = None
@@ -160,6 +162,7 @@ class TrainingReport:
     resumed_from: Annotated[Place | None, _OrNone] = None
     pause: Annotated[Pause | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None
+    fenced: _Flag = False
     life: Annotated[int | None, _integer(1, _MAX_INT)] = None
     lives: _Lives = None
 
@@ -173,12 +176,12 @@ class EndReport:
     rank, step, where: the process that failed first, and the place.
     progress: the last report of the training.
     root: what the launcher of ``node`` reported, if that node failed first.
-    life, lives: see ``TrainingReport``.
+    fenced, life, lives: see ``TrainingReport``.
     """
 
     cause: _Name = None
     outcome: _Name = None
-    before_stop: Annotated[bool, PlainValidator(lambda value: value is True)] = False
+    before_stop: _Flag = False
     code: Annotated[int | None, _integer(-_MAX_INT, _MAX_INT)] = None
     kind: _Name = None
     exception: _Name = None
@@ -192,6 +195,7 @@ class EndReport:
     node: _Count = None
     progress: Annotated[TrainingReport | None, _OrNone] = None
     root: Annotated["EndReport | None", _OrNone] = None
+    fenced: _Flag = False
     life: Annotated[int | None, _integer(1, _MAX_INT)] = None
     lives: _Lives = None
 

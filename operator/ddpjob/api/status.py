@@ -285,7 +285,8 @@ class Ending(StatusPart):
     until: Time | None = None
     """When the wait for the cause ends at the latest, or after the verdict: when the next attempt starts."""
     drain_until: Time | None = None
-    """After a planned loss: when the next attempt starts at the latest. It starts when all pods have stopped."""
+    """When the next attempt probably starts at the latest. It starts when the pods of earlier attempts have ended; the
+    deletionTimestamp of each limits the wait."""
 
 
 class AvoidedNode(StatusPart):
@@ -453,6 +454,8 @@ class CurrentAttempt(StatusPart):
     """Attempts in a row, with this one, that gave their nodes back before all pods ran. They are no restarts."""
     refused_start: RefusedStart | None = None
     """A container that keeps a trainer from starting; absent otherwise."""
+    fenced: bool | None = None
+    """true: its launcher has reported that an older attempt cannot save beside a newer one (`checkpoint.fenced`)."""
     in_place: InPlace | None = None
     """Restarts of its processes in the same pods."""
     size: Size | None = None

@@ -85,6 +85,9 @@ class Cache:
         self._newest = dict.fromkeys(self._objects, 0)
         self._pods_of: dict[tuple[str, str], dict[Place, PodView]] = defaultdict(dict)
         self._pods_named: dict[Key, dict[Place, PodView]] = defaultdict(dict)
+        self._pods_on: dict[Place, dict[Place, PodView]] = defaultdict(dict)  # by namespace and claim, as the next two
+        self._jobs_on: dict[Place, set[Key]] = defaultdict(set)
+        self._claims: dict[Key, Place] = {}
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
         self._hidden: dict[Place, Entry] = {}
@@ -109,10 +112,35 @@ class Cache:
         """
         return list(self._pods_of.get((namespace, uid), {}).values())
 
-    def former_pods(self, key: Key, uid: str) -> list[PodView]:
-        """Return the pods of deleted jobs of this name: they have its label, and another uid of label and owner."""
-        named = self._pods_named.get(key, {}).values()
-        return [pod for pod in named if pod.job_uid != uid and pod.owner_uid not in (None, uid)]
+    def former_pods(self, key: Key, uid: str, claim: str = "") -> list[PodView]:
+        """Return the pods of other jobs that may still save where the job with this key and uid reads.
+
+        They have the label of its name, or its claim (``claim_in_use``), and are of an attempt. Those of a job that exists
+        run on, unless they are being deleted.
+        """
+        found = self._pods_named.get(key, {}) | (self._pods_on.get((key.namespace, claim), {}) if claim else {})
+        others = {place: pod for place, pod in found.items() if pod.attempt and uid not in (pod.job_uid, pod.owner_uid)}
+        return [pod for place, pod in others.items() if pod.deleting or not self._has_job(place, pod)]
+
+    def _has_job(self, place: Place, pod: PodView) -> bool:
+        job = self._objects[names.PODS][place].job
+        return job is not None and pod.owner_uid is not None and self.job_uid(job) == pod.owner_uid
+
+    def sharing(self, key: Key, claim: str) -> list[str]:
+        """Return the names of other jobs whose pods run with this claim, and wake the job when that changes.
+
+        claim: ``claim_in_use`` of the job with this key.
+        """
+        if not claim:
+            return []
+        place = key.namespace, claim
+        self._claims[key] = place
+        self._jobs_on[place].add(key)
+        return sorted(other.name for other in self._jobs_on[place] if other != key and self._runs(other))
+
+    def _runs(self, key: Key) -> bool:
+        pods = self._pods_of.get((key.namespace, self.job_uid(key) or ""), {})
+        return any(not (pod.ended or pod.deleting) for pod in pods.values())
 
     def groups(self, namespace: str, uid: str) -> dict[Resource, list[Json]]:
         """Return the PodGroups by kind whose owner is the job with this uid."""
@@ -201,6 +229,8 @@ class Cache:
         self._pods_of[place[0], pod.job_uid][place] = pod
         if entry.job is not None:
             self._pods_named[entry.job][place] = pod
+        if pod.claim:
+            self._pods_on[place[0], pod.claim][place] = pod
         if known is not None and pod.stopped and not known.value.stopped:
             self._free(entry)
         if known is None or _end(pod) != _end(known.value):
@@ -218,6 +248,7 @@ class Cache:
         _remove(self._pods_of, (place[0], entry.value.job_uid), place)
         if entry.job is not None:
             _remove(self._pods_named, entry.job, place)
+        _remove(self._pods_on, (place[0], entry.value.claim), place)
 
     def _leave_owner(self, resource: Resource, entry: Entry) -> None:
         """Remove a PodGroup from those of the job that owns it."""
@@ -311,12 +342,20 @@ class Cache:
     def _wake(self, entry: Entry) -> None:
         if entry.job is not None:
             self._on_change(entry.job)
+        claim = entry.value.claim if isinstance(entry.value, PodView) else ""
+        for key in self._jobs_on.get((entry.namespace, claim), ()) if claim else ():
+            if key != entry.job:
+                self._on_change(key)
 
     def _drop(self, resource: Resource, entry: Entry, version: int | None = None) -> None:
         place = (entry.namespace, entry.name)
         self._objects[resource].pop(place, None)
         if resource is names.DDPJOBS:
             self._partial_jobs.observe(Key(*place), None)
+            if (used := self._claims.pop(Key(*place), None)) is not None:
+                self._jobs_on[used].discard(Key(*place))
+                if not self._jobs_on[used]:
+                    del self._jobs_on[used]
         if resource is names.PODS:
             self._leave_job(place, entry)
             if not entry.value.stopped:

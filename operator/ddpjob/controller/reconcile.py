@@ -34,7 +34,7 @@ from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Delete, EngineSettings, Note, Plan, Problem, patch_between
 from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
-from ddpjob.engine.claims import is_claim_of
+from ddpjob.engine.claims import claim_in_use, is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
@@ -286,10 +286,12 @@ class Reconciler:
         if memory.begun == attempt != memory.complete:
             memory.created |= {pod.name for pod in cached if pod.attempt == attempt}
         name = names.service_name(key.name, meta["uid"])
+        used = claim_in_use(job)
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
         observed = Observed(
             owned_pods(job, cached if live is None else live),
-            former=() if attempt else self.cache.former_pods(key, meta["uid"]),
+            former=() if attempt else self.cache.former_pods(key, meta["uid"], used),
+            sharing=self.cache.sharing(key, used),
             service=self.cache.get(names.SERVICES, key.namespace, name),
             policy=self.cache.get(names.NETWORK_POLICIES, key.namespace, name),
             claim=claim if is_claim_of(claim, key.name) else None,

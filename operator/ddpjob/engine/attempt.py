@@ -7,6 +7,7 @@ to stop. As long as an ending has no verdict, the operator waits for the cause o
 attempt whose ending has a verdict is *closed*: its pods are deleted, and it waits for the next attempt.
 """
 
+import math
 from datetime import datetime, timedelta
 
 from ddpjob.api.backoff import doubling
@@ -33,8 +34,6 @@ PROVISIONAL_SECONDS = 120
 """For how long after a failure the loss of a Kubernetes node can explain it: the control plane takes 50 s to notice."""
 DRAIN_MARGIN_SECONDS = 5
 """What a pod takes to stop beyond its grace period."""
-COLLECTION_SECONDS = 60
-"""After this time the pods of a deleted job are being deleted: the garbage collector takes less than a second."""
 MAX_GRACE_SECONDS = 86_400  # of terminationGracePeriodSeconds
 
 
@@ -57,23 +56,21 @@ def waits(attempt: CurrentAttempt, now: datetime) -> bool:
     return attempt.ending is not None and _is_ahead(attempt.ending.until, now, longest)
 
 
-def drains(attempt: CurrentAttempt, now: datetime) -> bool:
-    """Return whether the pods of the ended attempt may still save a checkpoint."""
-    longest = MAX_GRACE_SECONDS + DRAIN_MARGIN_SECONDS
-    return attempt.ending is not None and _is_ahead(attempt.ending.drain_until, now, longest)
+def seconds_to_stop(pod: PodView, since: str | None, now: datetime) -> float:
+    """Return for how long a trainer that must not run may still write: at least 0, infinite if its pod is not deleted.
 
+    The deadline is the pod's own: an admission webhook may have raised its grace period. A kubelet keeps it although it
+    cannot reach the API server, but only if it has seen the deletion.
 
-def seconds_to_stop(pod: PodView, created: str | None, now: datetime) -> float:
-    """Return for how long a pod of a deleted job may still run, at least 0.
-
-    created: when the job of the same name was created that waits for the pod.
+    since: when the wait began. It lasts no longer than any grace period, also after a clock was set back.
     """
     if pod.ended or pod.stopped:
         return 0.0
-    margin = DRAIN_MARGIN_SECONDS if pod.deletion_deadline else COLLECTION_SECONDS
-    deadline = pod.deletion_deadline or created
-    left = margin - seconds_since(deadline, now) if deadline else 0.0
-    return left if 0 < left <= MAX_GRACE_SECONDS + margin else 0.0
+    if pod.deletion_deadline is None:
+        return math.inf
+    left = DRAIN_MARGIN_SECONDS - seconds_since(pod.deletion_deadline, now)
+    longest = MAX_GRACE_SECONDS + DRAIN_MARGIN_SECONDS - abs(seconds_since(since, now)) if since else left
+    return max(min(left, longest), 0.0)
 
 
 def seconds_running(attempt: CurrentAttempt, now: datetime) -> float:

@@ -17,6 +17,16 @@ ADOPTED = "ClaimAdopted"
 _MAX_TEXT = 500
 
 
+def claim_in_use(job: Json) -> str:
+    """Return claim and directory of the checkpoints of a stored job, as ``PodView.claim``; empty without any."""
+    spec = job["spec"]
+    checkpoint = spec.get("checkpoint") if isinstance(spec, dict) else None  # the spec may be too large to be kept
+    if not isinstance(checkpoint, dict):
+        return ""
+    claim = checkpoint.get("claimName") or names.claim_name(job["metadata"]["name"])
+    return names.claim_place(claim, checkpoint.get("subPath"))
+
+
 def unbound_claim(name: str, claim: Json | None, events: Sequence[Json]) -> str:
     """Return why a claim is not bound; empty if it is.
 

@@ -15,10 +15,12 @@ from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.obstacles import (
     admission_obstacle,
+    earlier_pods,
     fruitless,
     near_limit,
     obstacles,
     scheduling_obstacle,
+    shared_volume,
     silence,
     stall,
     unresponsive,
@@ -148,6 +150,7 @@ def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
         scheduling.without_quota(s),
         near_limit(s, total_restarts(s)),
         fruitless(reached, s.logs_command()),
+        shared_volume(s),
         elastic.obstacle(s),
     )
     problems = [problem for problem in found if problem is not None]
@@ -161,7 +164,7 @@ def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, 
         return decision.reason, decision.message
     if s.attempt.is_settling and decision.kind == "continue":
         return "Failing", s.attempt.message
-    if (wait := admission_obstacle(s)) is not None:
+    if (wait := earlier_pods(s) or admission_obstacle(s)) is not None:
         return wait
     if s.attempt.verdict is not None:
         return s.attempt.verdict, s.attempt.message

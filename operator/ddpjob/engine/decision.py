@@ -21,7 +21,6 @@ from ddpjob.engine.attempt import (
     PROVISIONAL_SECONDS,
     SETTLE_SECONDS,
     SUSPENDED,
-    drains,
     retry_time,
     waits,
     whole_second_after,
@@ -75,7 +74,7 @@ class Decision:
     refusals: of the attempt that starts or is closed, see ``Attempt``.
     gives_back: the attempt is closed because not all its pods have Kubernetes nodes (``scheduling.guard``).
     until: when the next attempt starts after "close", or until when a "settle" waits; None if that depends on the user.
-    drain_until: until when the next attempt waits for the pods of this one, which save a checkpoint.
+    drain_until: until when the next attempt probably waits for the pods of this one (``JobState.stopping``).
     restarted_at: the spec.restartedAt that the decision carries out.
     size: of the next attempt, if it differs (``elastic``).
     forgets_nodes: the nodes in ``status.avoidNodes`` are used again.
@@ -190,29 +189,27 @@ def _attempt_deadline(s: JobState) -> Decision | None:
 
 
 def _first_attempt(s: JobState) -> Decision | None:
-    if s.attempt.number:
+    if s.attempt.number or number_of_next(s) > 1:  # pods without a status are of an unknown attempt
         return None
     if s.spec_changed:
         return _held(s)
-    if s.former_seconds > 0:  # they use the same claim: the first attempt would read a checkpoint that is older
-        return CONTINUE
-    if scheduling.wait(s) is not None:
+    if s.stopping or scheduling.wait(s) is not None:
         return CONTINUE
     return Decision("start", "Started", f"attempt {number_of_next(s)} starts")
 
 
 def _unknown_attempt(s: JobState) -> Decision | None:
-    """A pod of an attempt that the status does not know: the status was restored from a backup.
+    """A pod of an attempt that the status does not know: the status was deleted, or restored from a backup.
 
     If only the cached job is stale, the write of this decision conflicts, and the job is read again. While a pod of the
     recorded attempt runs, no later attempt exists: then the pod's label was changed, or another program created it.
     """
-    if s.attempt.is_closed or s.newest_attempt <= s.attempt.number:
+    if (s.attempt.number and s.attempt.is_closed) or s.newest_attempt <= s.attempt.number:
         return None
     if any(pod.holds_resources for pod in s.current.values()):
         return None
     newest = next(pod for pod in s.pods if pod.attempt == s.newest_attempt)
-    known = f"the last recorded attempt is {s.attempt.number}"
+    known = f"the last recorded attempt is {s.attempt.number}" if s.attempt.number else "the status records no attempt"
     return _abandon(s, "UnknownAttempt", f"pod {newest.name} belongs to attempt {newest.attempt}, but {known}")
 
 
@@ -224,9 +221,7 @@ def _next_attempt(s: JobState) -> Decision | None:
         return _held(s)
     if waits(s.attempt, s.now) and not (s.spec_edited or guard.is_next(s)):
         return CONTINUE
-    if drains(s.attempt, s.now) and not s.nothing_runs:
-        return CONTINUE
-    if scheduling.wait(s) is not None:
+    if s.stopping or scheduling.wait(s) is not None:
         return CONTINUE
     number = number_of_next(s)
     if s.suspended:
@@ -371,7 +366,7 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     if judgement.counted:
         follows = f"restart {counted_restarts(s) + 1} of {max_restarts(s)} follows"
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
-    drain_until = _drain_until(s) if judgement.planned else None
+    drain_until = _drain_until(s) if judgement.planned or s.may_overwrite else None
     delay = restart_delay(backoff(s), failures_in_row(s, is_free=is_free), f"{s.job.uid}/{number}")
     if not (s.spec_changed or delay or drain_until) and scheduling.wait(s) is None:
         return Decision("restart", record.reason, message, record, is_free=is_free)
@@ -391,8 +386,8 @@ def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure)
 
 
 def _drain_until(s: JobState) -> str | None:
-    """Return until when the running pods may save a checkpoint after SIGTERM; None if none runs."""
-    if s.nothing_runs:
+    """Return until when the running pods may write after SIGTERM, if they keep the job's grace; None if none runs."""
+    if not any(map(s.may_run, s.pods)):
         return None
     return whole_second_after(s.now, s.grace_seconds + DRAIN_MARGIN_SECONDS)
 

@@ -30,6 +30,8 @@ _NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disable
 _ISTIO_LABEL = "sidecar.istio.io/inject"
 # Changes whenever spec_hash hashes other parts, or in another way.
 _HASH_FORM = "v3:"
+# Kinds of volumes that belong to one pod, or that it cannot write.
+_PRIVATE_VOLUMES = {"emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected", "image"}
 # The variables that differ between the nodes of an attempt; the value is the node_rank.
 _ENV_OF_NODE = frozenset({names.ENV_NODE_RANK, f"PET_{names.ENV_NODE_RANK}"})
 
@@ -98,6 +100,17 @@ class Job:
         """Name of the claim that holds the checkpoints; empty without checkpoints."""
         return self.spec.checkpoint.claim(self.name) if self.spec.checkpoint else ""
 
+    @cached_property
+    def writes_volume(self) -> bool:
+        """Whether the pods can write to a volume that pods of another attempt have, too."""
+        if self.spec.checkpoint is not None:
+            return True
+        spec = self.template_spec
+        shared = {volume["name"] for volume in spec.get("volumes") or () if _is_shared(volume)}
+        containers = (each for kind in ("initContainers", "containers") for each in spec.get(kind) or ())
+        mounts = (mount for container in containers for mount in container.get("volumeMounts") or ())
+        return any(mount.get("name") in shared and mount.get("readOnly") is not True for mount in mounts)
+
     @property
     def grace_seconds(self) -> int:
         """Seconds between SIGTERM and SIGKILL of a pod."""
@@ -159,6 +172,12 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_shared(volume: Json) -> bool:
+    sources = {kind: source for kind, source in volume.items() if isinstance(source, dict)}
+    is_read_only = any(source.get("readOnly") is True for source in sources.values())
+    return bool(sources) and not (is_read_only or _PRIVATE_VOLUMES & sources.keys())
 
 
 def owner_reference(job: Job) -> Json:

@@ -59,7 +59,9 @@ class Observed:
     """The objects of one job and its last progress report.
 
     pods: the pods that the job owns (``owned_pods``).
-    former: the pods of a deleted job of the same name, as long as the job has no attempt.
+    former: as long as the job has no attempt, the pods of other jobs that may still save where it reads: of a deleted
+        job of the same name, or being deleted on the same claim and subPath, or there without a job.
+    sharing: names of other jobs whose pods run with the same claim and subPath.
     service, policy, claim: the job's Service, NetworkPolicy, and the claim of its claimTemplate, or None if not seen.
     problems: the creates and deletes that failed last time.
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
@@ -80,6 +82,7 @@ class Observed:
 
     pods: Sequence[PodView] = ()
     former: Sequence[PodView] = ()
+    sharing: Sequence[str] = ()
     service: Json | None = None
     policy: Json | None = None
     claim: Json | None = None

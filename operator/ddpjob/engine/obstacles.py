@@ -4,13 +4,14 @@ An obstacle that has to last before it is shown has a wait; ``waits`` returns th
 """
 
 from collections.abc import Iterable, Iterator
+from math import isfinite
 
 from ddpjob.api import names
 from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Furthest
 from ddpjob.api.times import seconds_between
-from ddpjob.engine.attempt import seconds_running, seconds_to_stop
+from ddpjob.engine.attempt import seconds_running, whole_second_after
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.scheduling.base import Obstacle
@@ -31,6 +32,10 @@ _NEAR = 0.8
 GATED = "AdmissionGated"
 """Kueue keeps pods of the job from the scheduler, because it manages all pods of their namespace."""
 FORMER_PODS = "FormerPodsRun"
+EARLIER_PODS = "EarlierPodsRun"
+"""The next attempt waits for pods of an earlier one, which may still write."""
+SHARED = "VolumeShared"
+"""All nodes run, and so do those of another job that saves in the same directory; nothing follows from it."""
 CONTAINER_CREATING = "ContainerCreating"
 UNKNOWN_SECONDS = 60.0
 """How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
@@ -44,10 +49,8 @@ _LAUNCHER_ADVICE = (
 def obstacles(s: JobState) -> Iterator[Obstacle]:
     """Yield everything that keeps the attempt from running, the most important first."""
     pods = s.current.values()
-    if s.former_seconds > 0:
-        former = [pod for pod in s.observed.former if seconds_to_stop(pod, s.job.created, s.now) > 0]
-        text = f"{len(former)} pods of a deleted job of this name still run, for example {former[0].name}"
-        yield FORMER_PODS, f"{text}: the first attempt starts when they have ended, to read their last checkpoint"
+    if (found := earlier_pods(s)) is not None:
+        yield found
     if (wait := admission_obstacle(s)) is not None:
         yield wait
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
@@ -60,6 +63,38 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
             what = "its volumes or its network are" if pod.prepared is False else "its containers are"
             reason = "PodNotPrepared" if pod.prepared is False else CONTAINER_CREATING
             yield reason, f"{pod.where}: {what} not ready: kubectl describe pod {pod.name} -n {s.job.namespace}"
+
+
+def earlier_pods(s: JobState) -> Obstacle | None:
+    """Return which pod the next attempt waits for, where it is and until when; None if it waits for none, or not long.
+
+    Most pods end within a second, and their end needs no status of its own.
+    """
+    if not s.stopping or _seconds_to_earlier_pods(s) > 0:
+        return None
+    left, pod = s.stopping[0]
+    more = f" and {len(s.stopping) - 1} more" if len(s.stopping) > 1 else ""
+    until = f"at the latest at {whole_second_after(s.now, left)}" if isfinite(left) else "and nothing has deleted it"
+    if s.attempt.number:
+        text = f"pod {pod.name} of attempt {pod.attempt} on Kubernetes node {pod.node_name}{more} may still write"
+        return EARLIER_PODS, f"{text}: the next attempt starts when it has ended, {until}"
+    text = f"pod {pod.name} of another job on Kubernetes node {pod.node_name}{more} may still save where this job reads"
+    todo = "" if pod.deleting else f": kubectl delete pod -n {s.job.namespace} -l {names.LABEL_JOB_UID}={pod.job_uid}"
+    return FORMER_PODS, f"{text}: the first attempt starts when it has ended, {until}{todo}"
+
+
+def _seconds_to_earlier_pods(s: JobState) -> float:
+    """Return after how many seconds it is shown that pods of earlier attempts still run."""
+    ending = s.attempt.ending
+    return _PREPARATION_SECONDS - seconds_between(ending.since, s.now) if ending is not None else 0.0
+
+
+def shared_volume(s: JobState) -> Obstacle | None:
+    """Return that another job saves in the same directory; None if none does."""
+    if not s.observed.sharing:
+        return None
+    text = f"the job {s.observed.sharing[0]} saves in the same directory of the claim {s.job.claim}, and the two may"
+    return SHARED, f"{text} overwrite each other's checkpoints: give each its own checkpoint.subPath"
 
 
 def _waiting_text(pod: PodView) -> str:
@@ -156,7 +191,8 @@ def near_limit(s: JobState, used: int | None) -> Obstacle | None:
 def waits(s: JobState) -> list[float]:
     """Return the seconds after which further obstacles are shown."""
     left = [_seconds_to_prepare(s, pod) for pod in s.current.values()]
-    return [wait for wait in (*left, _seconds_to_silence(s)) if wait is not None and wait > 0]
+    earlier = _seconds_to_earlier_pods(s) if s.stopping else None
+    return [wait for wait in (*left, _seconds_to_silence(s), earlier) if wait is not None and wait > 0]
 
 
 def _gated(s: JobState) -> Iterator[Obstacle]:

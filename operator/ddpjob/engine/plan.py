@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import isfinite
 
 from pydantic import ValidationError
 
@@ -99,7 +100,11 @@ def _from_live_pods(made: Plan, observed: Observed) -> Plan:
 
 
 def _fills_gaps(s: JobState, decision: Decision) -> bool:
-    """Whether missing pods would be created in an attempt that another process began, which needs fresh pods."""
+    """Whether pods would be created beside ones that the cache may not have: of an attempt that another process began,
+    or of an earlier attempt that may still write.
+    """
+    if decision.kind == "start":
+        return s.attempt.number > 0 and s.may_overwrite
     gaps = s.attempt.is_creating and s.observed.round == "unknown" and bool(s.missing_nodes)
     return decision.kind == "continue" and gaps
 
@@ -261,12 +266,12 @@ def _plan_finished(s: JobState) -> Plan:
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
     if ttl is None or completed is None or not s.settings.delete_finished:
-        return Plan(status=status, deletes=deletes, changes=changes, events=events)
+        after = _earlier(scheduling.look_again(s))
+        return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
     left = ttl - seconds_between(completed, s.now)
     if left > 0:
-        return Plan(
-            status=status, deletes=deletes, changes=changes, events=events, requeue_after=max(left, MIN_REQUEUE_SECONDS)
-        )
+        after = _earlier(left, scheduling.look_again(s))
+        return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
     return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
 
 
@@ -297,8 +302,9 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     """Return the seconds until a deadline or the end of a wait can change the plan; None if none can."""
     attempt = recorded_attempt(status, s.now)
     is_suspended = attempt.verdict == SUSPENDED and s.job.spec.suspend
-    if s.former_seconds > 0 and not s.job.spec.suspend:
-        return s.former_seconds
+    stops = [left for left, _ in s.stopping[:1] if isfinite(left) and not s.job.spec.suspend]
+    if stops and not attempt.number:
+        return stops[0]
     if decision.kind in ("succeed", "fail") or is_suspended or not attempt.number:
         return None
     # Deadlines of the attempt before the decision, unless the decision ends it.
@@ -306,8 +312,8 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     if not (decision.begins_attempt or decision.ends_attempt):
         left += [*obstacles.waits(s), *elastic.waits(s), *guard.waits(s)]
     if decision.kind != "hold":
-        times = (attempt.ending.until, attempt.ending.drain_until) if attempt.ending else ()
-        left += [-seconds_since(time, s.now) for time in times if time is not None]
+        until = attempt.ending.until if attempt.ending else None
+        left += [*stops, *([-seconds_since(until, s.now)] if until else ())]
         # A job that waits for a gang scheduler starts when that is served, at no time of its own.
         left = [seconds for seconds in left if seconds > 0] or ([] if obstacles.admission_obstacle(s) else left)
     return min(left, default=None)

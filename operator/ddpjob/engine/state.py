@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from math import isinf
 
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
@@ -122,17 +123,49 @@ class JobState:
         return all(pod.ended or pod.deleting for pod in self.current.values())
 
     @cached_property
-    def former_seconds(self) -> float:
-        """For how long pods of a deleted job of this name may still save checkpoints; 0 if none does."""
-        if self.attempt.number or self.pods:
-            return 0.0
-        left = (seconds_to_stop(pod, self.job.created, self.now) for pod in self.observed.former)
-        return max(left, default=0.0)
+    def is_fenced(self) -> bool:
+        """Whether an older attempt cannot save beside a newer one: by the spec, or else as the launcher reports."""
+        checkpoint = self.job.spec.checkpoint
+        given = checkpoint.fenced if checkpoint is not None else None
+        return self.reports_fenced if given is None else given
 
-    @property
-    def nothing_runs(self) -> bool:
-        """Whether no pod of any attempt has a running trainer, except on Kubernetes nodes that are lost."""
-        return all(pod.ended or is_on_lost_node(pod) for pod in self.pods)
+    @cached_property
+    def reports_fenced(self) -> bool:
+        """Whether a launcher of this attempt has reported that its program is fenced."""
+        ends = (pod.report for pod in self.current.values())
+        return any(known is not None and bool(known.fenced) for known in (self.attempt, self.answer, *ends))
+
+    @cached_property
+    def may_overwrite(self) -> bool:
+        """Whether two attempts at a time could write the same files."""
+        return self.job.writes_volume and not self.is_fenced
+
+    def may_run(self, pod: PodView) -> bool:
+        """Whether the next attempt waits for a pod of an earlier one, if it waits for any.
+
+        A Kubernetes node that does not respond may only have lost the API server: its pods run on, and may save.
+        """
+        return not pod.ended and (self.may_overwrite or not is_on_lost_node(pod))
+
+    @cached_property
+    def stopping(self) -> Sequence[tuple[float, PodView]]:
+        """The pods that the next attempt waits for, each with the seconds left (``seconds_to_stop``), the most first.
+
+        They may save what it reads, after a planned loss, or write over what it saves. The first attempt waits for the
+        pods of other jobs. A planned loss waits no longer for a pod that is not deleted than for one that is.
+        """
+        ending, number = self.attempt.ending, self.attempt.number
+        if not number:
+            former = () if self.pods else self.observed.former
+            waits = [(seconds_to_stop(pod, self.job.created, self.now), pod) for pod in former]
+        elif ending is None or not self.attempt.is_closed or not (ending.drain_until or self.may_overwrite):
+            return []
+        else:
+            waits = [(seconds_to_stop(pod, ending.since, self.now), pod) for pod in self.pods if self.may_run(pod)]
+            if ending.drain_until is not None and not self.may_overwrite:
+                longest = max(-seconds_since(ending.drain_until, self.now), 0.0)
+                waits = [(longest if isinf(left) else left, pod) for left, pod in waits]
+        return sorted((wait for wait in waits if wait[0] > 0), key=lambda wait: (-wait[0], wait[1].name))
 
     @cached_property
     def refused_start(self) -> RefusedStart | None:

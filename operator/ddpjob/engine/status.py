@@ -210,6 +210,8 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
         attempt = attempt.changed(partial_since=s.partial_since, pod_priority=s.pod_priority or None)
     if attempt.size is not None and decision.kind == "continue" and elastic.asks(s):
         attempt = attempt.changed(size=attempt.size.changed(probe_time=now))
+    if s.reports_fenced and not attempt.fenced:
+        attempt = attempt.changed(fenced=True)
     if attempt.refused_start != s.refused_start:
         attempt = attempt.changed(refused_start=s.refused_start)
     return attempt

@@ -335,6 +335,12 @@ def result_of(worker: WorkerProcess) -> Json | None:
     return None
 
 
+def is_fenced(workers: Sequence[WorkerProcess]) -> bool:
+    """Return whether the program of a rank reports that it can save no more beside a newer attempt."""
+    texts = (worker.diagnostics.last_progress() for worker in workers)
+    return any(json.loads(text).get("fenced") is True for text in texts if text)
+
+
 def sent_report(worker: WorkerProcess) -> Report | None:
     """Return the report that a rank sent; None if it sent none, or ended later with another exit code.
 

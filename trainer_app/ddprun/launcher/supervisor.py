@@ -145,6 +145,8 @@ class Supervisor:
         report = self._own_report() if self.next_life else self._final_report()
         if report.get("progress"):
             report["progress"] = self.services.progress.completed(report["progress"])
+        if report["code"] and processes.is_fenced(self._workers):
+            report["fenced"] = True
         ending = Ending(report, result)
         if ending.code == 0 or self.next_life:
             self._watch.withdraw()

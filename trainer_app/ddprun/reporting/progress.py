@@ -54,9 +54,12 @@ class Progress:
 
     Args:
         shared: also written there at each update, for ``shared_snapshot``.
+        is_fenced: the program can save no more when a newer attempt has saved (``checkpoint_files``).
     """
 
-    def __init__(self, world_size: int, data: str, shared: SharedText | None = None) -> None:
+    def __init__(
+        self, world_size: int, data: str, shared: SharedText | None = None, *, is_fenced: bool = False
+    ) -> None:
         self._lock, self._shared = threading.Lock(), shared
         self._seq, self._changed, self._written = 0, time.monotonic(), -math.inf
         self._is_counted = False
@@ -68,7 +71,7 @@ class Progress:
             "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None,
             "loss": None, "accuracy": None, "samplesPerSecond": None, "stepsPerSecond": None,
             "worldSize": world_size, "data": data, "checkpoint": None, "checkpointProblem": None, "resumedFrom": None,
-            "savingSeconds": 0.0,
+            "savingSeconds": 0.0, "fenced": is_fenced,
         }  # fmt: skip
 
     def write_to(self, path: Path) -> None:

@@ -21,6 +21,7 @@ from ddpjob.engine.attempt import recorded_attempt
 from ddpjob.engine.claims import unbound_claim
 from ddpjob.engine.desired import Job
 from ddpjob.engine.observed import Observed, owned_pods
+from ddpjob.engine.obstacles import EARLIER_PODS
 from ddpjob.engine.state import JobState
 
 OVERDUE_SECONDS = 75.0
@@ -140,6 +141,12 @@ class Case:
 
     def condition(self, kind: str) -> Condition | None:
         return next((c for c in self.status.conditions or () if c.type == kind), None)
+
+    @property
+    def waits_for_pods(self) -> str:
+        """Which pods the next attempt waits for, and until when; empty if it waits for none."""
+        found = self.condition("Running")
+        return found.message if found is not None and found.reason == EARLIER_PODS else ""
 
     def events_of(self, kind: str, name: str) -> list[Json]:
         """Return the events of an object, the newest last."""

@@ -107,7 +107,7 @@ def ending(case: Case) -> Explanation | None:
     when = (
         f"attempt {attempt.number + 1} starts at {until}"
         if until
-        else "the next attempt starts when all nodes have stopped"
+        else case.waits_for_pods or "the next attempt starts when all nodes have stopped"
     )
     if failure is None or failure.attempt != attempt.number:
         return case.verdict(

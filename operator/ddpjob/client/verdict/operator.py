@@ -109,7 +109,7 @@ def _overdue(case: Case) -> Iterator[Evidence]:
     end = attempt.ending if not status.is_true("Stalled") else None  # then the job waits for its user
     if end is not None and attempt.verdict != SUSPENDED and not case.spec.get("suspend"):
         until = max(filter(None, (end.until, end.drain_until)), default=None)
-        if until is not None and case.seconds_since(until) > OVERDUE_SECONDS:
+        if until is not None and not case.waits_for_pods and case.seconds_since(until) > OVERDUE_SECONDS:
             yield case.of_job("status.currentAttempt.ending.until", f"{until} has passed")
     if attempt.ending is None and not attempt.is_closed:
         for pod in case.current:

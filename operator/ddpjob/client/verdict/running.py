@@ -14,6 +14,7 @@ from ddpjob.engine.obstacles import (
     NO_PROGRESS,
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
+    SHARED,
     TRAINING_STALLED,
 )
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
@@ -109,7 +110,7 @@ def running(case: Case) -> Explanation:
         return _returned(case, reason, progress, quoted)
     if has_stepped and progress is not None and (seen := _quiet(case, progress) or _slow(case, progress)) is not None:
         return seen
-    if reason == QUEUE_UNAVAILABLE:
+    if reason in (QUEUE_UNAVAILABLE, SHARED):
         return _with_problem(case, reason, message, quoted, "what the message says")
     if not has_stepped:
         return _before_first_step(case, progress, quoted)

@@ -20,7 +20,7 @@ LABEL_READER_OF = f"{names.GROUP}/reader-of"
 SOURCE_ENV = "DDPJOB_READER"
 SECONDS = 3600
 """After this time the pod ends, also if it is not deleted; a transfer that takes longer goes on in another one."""
-_VOLUME = "ddpjob-checkpoint"
+_VOLUME = names.CHECKPOINT_VOLUME
 _USER = 1000
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 _OF_THE_JOB = ("imagePullSecrets", "serviceAccountName", "nodeSelector", "tolerations")

@@ -6,6 +6,7 @@ quota over restarts; an evicted one gives it back when all pods have stopped, an
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +14,12 @@ from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition, is_true
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Create
+from ddpjob.engine.attempt import seconds_to_stop
 from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Unread
@@ -218,8 +221,20 @@ def _is_ended(workload: Json) -> bool:
 
 def _nothing_runs(s: JobState, last: int | None = None) -> bool:
     """Return whether no pod uses quota. last: later attempts have none; None if all have."""
-    pods = (pod for pod in s.pods if last is None or pod.attempt <= last)
-    return all(pod.stopped or is_on_lost_node(pod) for pod in pods)
+    return not any(_seconds_of_quota(s, pod) for pod in s.pods if last is None or pod.attempt <= last)
+
+
+def _seconds_of_quota(s: JobState, pod: PodView) -> float:
+    """Return for how long a pod uses quota at most. A node that does not respond may only have lost the API server."""
+    if pod.stopped or not is_on_lost_node(pod):
+        return 0.0 if pod.stopped else math.inf
+    return seconds_to_stop(pod, s.attempt.ending.since if s.attempt.ending else None, s.now)
+
+
+def seconds_to_release(s: JobState) -> float | None:
+    """Return when pods on lost Kubernetes nodes use no quota any more; None if there are none."""
+    left = [_seconds_of_quota(s, pod) for pod in s.pods] if _workload(s) is not None else []
+    return max((seconds for seconds in left if 0 < seconds < math.inf), default=None)
 
 
 def _is_unused(s: JobState, workload: Json, ending: Ending) -> bool:
