@@ -32,7 +32,8 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   same. So it is if the same container started on another Kubernetes node.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
-  delays the next attempt by that time; `torchrun` and `ddptrain` do not.
+  delays the next attempt by that time; `torchrun` and `ddptrain` do not. After other ends the next attempt waits in the
+  same way if two could [write the same volume](write-a-job.md#two-attempts-never-write-at-the-same-time).
 - **Provisional**: the restart no longer counts if a Kubernetes node of the attempt is found lost within
   {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 50 s later. If no
   restart is left, the job waits for that time before it fails.

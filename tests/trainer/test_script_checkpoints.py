@@ -45,7 +45,9 @@ def weights(number: float) -> dict[str, Any]:
 
 
 def test_newest_state_is_loaded_and_its_place_is_in_the_progress(tmp_path: Path, progress: Progress) -> None:
+    assert progress.snapshot()["fenced"] is False
     checkpoints = ddprun.checkpoints(tmp_path)
+    assert progress.snapshot()["fenced"] is True
     assert checkpoints.load_newest() is None
     for step in (10, 20):
         checkpoints.save(step, weights(step))

@@ -115,8 +115,8 @@ class Cache:
     def former_pods(self, key: Key, uid: str, claim: str = "") -> list[PodView]:
         """Return the pods of other jobs that may still save where the job with this key and uid reads.
 
-        They have the label of its name, or its claim (``claim_in_use``), and are of an attempt. Those of a job that exists
-        run on, unless they are being deleted.
+        They are of an attempt, and have the label of its name, or its claim (``claim_in_use``). Those of a job that
+        exists run on, unless they are being deleted.
         """
         found = self._pods_named.get(key, {}) | (self._pods_on.get((key.namespace, claim), {}) if claim else {})
         others = {place: pod for place, pod in found.items() if pod.attempt and uid not in (pod.job_uid, pod.owner_uid)}

@@ -91,6 +91,7 @@ def test_rank_that_fails_is_named_and_not_its_peers(
     message = run(ddptrain, "--nproc-per-node", 3, written(tmp_path), fault, 1, code=code).message()
     assert (message["rank"], message["step"], message["cause"]) == (1, 5, "own")
     assert (message["kind"], message["message"]) == (kind, said)
+    assert "fenced" not in message, "how it saves is not known"
     assert message["where"] == (f"train.py:{line_of(where)}" if where else None)
     assert kind != "ExitedEarly" or "makes fewer steps than the others" in message["hint"]  # what "return" does
 
@@ -154,7 +155,7 @@ def test_script_that_reports_shows_its_progress(ddptrain: ForkServer, tmp_path: 
     started = ddptrain.start(script, env={"DDPJOB_CHECKPOINT_DIR": tmp_path}, module="ddprun")
     progress = started.at_step(30)
     assert (progress["totalSteps"], progress["loss"]) == (90, 0.5)
-    assert progress["checkpoint"] == {"step": 30, "path": "v1/model.pt"}
+    assert (progress["checkpoint"], progress["fenced"]) == ({"step": 30, "path": "v1/model.pt"}, False)
 
 
 def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
@@ -282,6 +283,7 @@ def test_ranks_do_not_start_anew_if_rank_zero_cannot_read(ddptrain: ForkServer, 
     (folder / "run-000001" / "step-000000006.pt").symlink_to("/proc/self/mem")  # a read gives EIO
     failed = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, RESUMING), folder, code=73)
     assert (failed.message()["rank"], failed.message()["kind"]) == (0, "VolumeUnwritable")
+    assert failed.message()["fenced"] is True, "it saves through ddprun"
     assert "[n0r1] error: rank 0 failed in load_newest: cannot read" in failed.output()
     assert "found" not in failed.output()
 
