@@ -341,6 +341,22 @@ def test_fenced_program_is_restarted_beside_pods_that_save(
     assert "fenced" not in world.status["currentAttempt"] or is_waiting, "each attempt reports for itself"
 
 
+def test_report_of_a_failed_pod_counts_although_a_user_deletes_the_pod_before_the_restart() -> None:
+    world = a_saving_world()
+    for attempt in (1, 2):
+        world.set_pod(1, failed(1, at=world.now, **FENCED))
+        world.settle()
+        if attempt == 1:
+            end_pods(world)
+            world.run_all()
+            world.settle()
+    assert live(world) == ["2"], "the second restart has a delay"
+    del world.pods[world.pod(1)["metadata"]["name"]]
+    world.forward(2)
+    world.settle()
+    assert live(world) == ["2", "3"]
+
+
 @pytest.mark.parametrize("spec", [{}, {"checkpoint": CHECKPOINT | FENCED}])
 def test_planned_loss_of_a_fenced_program_waits_for_pods_that_save_except_on_lost_nodes(spec: dict[str, Any]) -> None:
     world = a_saving_world(**{"checkpoint": None} | spec)

@@ -64,7 +64,7 @@ def seconds_to_stop(pod: PodView, since: str | None, now: datetime) -> float:
 
     since: when the wait began. It lasts no longer than any grace period, also after a clock was set back.
     """
-    if pod.ended or pod.stopped:
+    if pod.ended:
         return 0.0
     if pod.deletion_deadline is None:
         return math.inf

@@ -387,7 +387,7 @@ def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure)
 
 def _drain_until(s: JobState) -> str | None:
     """Return until when the running pods may write after SIGTERM, if they keep the job's grace; None if none runs."""
-    if not any(map(s.may_run, s.pods)):
+    if not any(s.may_save(pod) for pod in s.pods if not pod.ended):
         return None
     return whole_second_after(s.now, s.grace_seconds + DRAIN_MARGIN_SECONDS)
 

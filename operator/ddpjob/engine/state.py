@@ -132,20 +132,21 @@ class JobState:
     @cached_property
     def reports_fenced(self) -> bool:
         """Whether a launcher of this attempt has reported that its program is fenced."""
-        ends = (pod.report for pod in self.current.values())
-        return any(known is not None and bool(known.fenced) for known in (self.attempt, self.answer, *ends))
+        if self.attempt.fenced or (self.answer is not None and self.answer.fenced):
+            return True
+        return any(pod.report is not None and pod.report.fenced for pod in self.current.values())
 
     @cached_property
     def may_overwrite(self) -> bool:
         """Whether two attempts at a time could write the same files."""
         return self.job.writes_volume and not self.is_fenced
 
-    def may_run(self, pod: PodView) -> bool:
-        """Whether the next attempt waits for a pod of an earlier one, if it waits for any.
+    def may_save(self, pod: PodView) -> bool:
+        """Whether the next attempt waits for the end of a pod of an earlier one, if it waits for any.
 
         A Kubernetes node that does not respond may only have lost the API server: its pods run on, and may save.
         """
-        return not pod.ended and (self.may_overwrite or not is_on_lost_node(pod))
+        return self.may_overwrite or not is_on_lost_node(pod)
 
     @cached_property
     def stopping(self) -> Sequence[tuple[float, PodView]]:
@@ -161,7 +162,7 @@ class JobState:
         elif ending is None or not self.attempt.is_closed or not (ending.drain_until or self.may_overwrite):
             return []
         else:
-            waits = [(seconds_to_stop(pod, ending.since, self.now), pod) for pod in self.pods if self.may_run(pod)]
+            waits = [(seconds_to_stop(pod, ending.since, self.now), pod) for pod in self.pods if self.may_save(pod)]
             if ending.drain_until is not None and not self.may_overwrite:
                 longest = max(-seconds_since(ending.drain_until, self.now), 0.0)
                 waits = [(longest if isinf(left) else left, pod) for left, pod in waits]

@@ -131,6 +131,8 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
     now, attempt = timestamp(s.now), s.attempt
     if s.in_place is not attempt.in_place:
         attempt = attempt.changed(in_place=s.in_place)
+    if s.reports_fenced and not attempt.fenced:
+        attempt = attempt.changed(fenced=True)
     row = failures_in_row(s, is_free=decision.is_free) if decision.restarted else attempt.failures_in_row
     yields = None if s.spec_edited or s.suspended else attempt.yields
     if decision.begins_attempt:
@@ -210,8 +212,6 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
         attempt = attempt.changed(partial_since=s.partial_since, pod_priority=s.pod_priority or None)
     if attempt.size is not None and decision.kind == "continue" and elastic.asks(s):
         attempt = attempt.changed(size=attempt.size.changed(probe_time=now))
-    if s.reports_fenced and not attempt.fenced:
-        attempt = attempt.changed(fenced=True)
     if attempt.refused_start != s.refused_start:
         attempt = attempt.changed(refused_start=s.refused_start)
     return attempt
