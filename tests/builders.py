@@ -92,6 +92,7 @@ class World:
         self.progress: tuple[dict[str, Any], str] | None = None
         self.now = NOW
         self.settings = SETTINGS
+        self.token_key = b"of this operator process"
         self.plans: list[Plan] = []
         self.problems: tuple[Problem, ...] = ()
         self.round: tuple[int, Literal["begun", "complete"]] | None = None
@@ -125,6 +126,7 @@ class World:
             round=made if number and number == self.status.get("attempt") else "unknown",
             logs={uid: log_failure(text) for uid, text in self.logs.items()},
             elder=self.elder,
+            token_key=self.token_key,
             progress=Polled(pod, shown, self.stalled_seconds, self.progress_problem),
             live=live,
             has_workload=bool(self.groups.get(names.WORKLOADS)) if live and self.workload_answers else None,

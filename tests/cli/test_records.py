@@ -1,14 +1,17 @@
 """`get`, `logs` and `delete` of earlier runs."""
 
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ddpjob.api.pod_view import pod_view
 from ddpjob.cli.logs import _announced, _seconds, shown
 from ddpjob.client.base import log_line
 from ddpjob.client.job import DDPJob
+from ddpjob.local.state import StateFolder
 from tests.cli.program import Program, shell_job, with_volume
 
 # The failing node waits until the others have printed: they are stopped with it.
@@ -34,6 +37,27 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Program:
 def test_logs_show_node_0_and_the_failed_node_of_the_last_attempt(failed: Program) -> None:
     lines = failed("logs", "bad").out.splitlines()
     assert lines == ["n0 node 0 of attempt 2", "n0 second line", "n2 node 2 of attempt 2", "n2 second line"]
+
+
+def test_no_command_shows_the_token_of_an_attempt(failed: Program) -> None:
+    """The record has the pods with their variables; the folder is the user's own."""
+    pods = StateFolder(failed.state).job("default", "bad").pods()
+    tokens = {pod_view(pod).token for pod in pods}
+    assert len(tokens) in (1, 2) and all(len(token) == 64 for token in tokens)
+    assert failed("bundle", "bad", "--file", "bad.zip").code == 0
+    with zipfile.ZipFile(failed.folder / "bad.zip") as bundle:
+        shown = [bundle.read(name).decode() for name in bundle.namelist()]
+    commands = [
+        ["get", "bad"], ["get", "bad", "-o", "yaml"], ["get", "bad", "-o", "json"], ["why", "bad"], ["events", "bad"],
+        ["describe", "bad"], ["describe", "bad", "-o", "json"], ["logs", "bad"], ["ls"], ["replay", "bad.zip"],
+    ]  # fmt: skip
+    for command in commands:
+        done = failed(*command)
+        assert done.out, command
+        shown += [done.out, done.err]
+    for token in tokens:
+        assert not any(token in text for text in shown)
+    assert (failed.state / "jobs/default/bad").stat().st_mode & 0o777 == 0o700
 
 
 def test_logs_can_be_selected_by_node_attempt_and_length(failed: Program) -> None:

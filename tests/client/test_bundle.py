@@ -18,6 +18,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.log_failure import log_failure
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import pod_view
 from ddpjob.client.bundle import archive, replay
 from ddpjob.client.bundle.manifest import Manifest
 from ddpjob.client.bundle.pseudonyms import pseudonyms
@@ -133,6 +134,9 @@ def _worlds() -> Iterator[tuple[str, World]]:
     del lost.pods[next(iter(lost.pods))]
     yield "lost a pod", lost
     yield "refused", _refused()
+    partly = World(secretive(numNodes=4))
+    partly.reconcile(crash_after=4)  # the status, the claim and two pods
+    yield "was begun by a process that ended", partly
     invalid = World(secretive() | {})
     invalid.job["spec"] = invalid.job["spec"] | {"numNodes": 0}
     yield "invalid", invalid
@@ -162,7 +166,8 @@ def test_the_operator_does_the_same_about_a_redacted_job(name: str, hide_names: 
     if not hide_names:
         assert decisions(before.plan()) == decisions(after.plan())
     text = json.dumps([after.job, after.pods, after.service, [str(log) for log in after.logs.values()]])
-    for secret in (PASSWORD, TOKEN, "opensesame", "alice", "managedFields"):
+    tokens = {pod_view(pod).token for pod in world.pods.values()}
+    for secret in (PASSWORD, TOKEN, "opensesame", "alice", "managedFields", *tokens):
         assert secret not in text, secret
     assert "WANDB_API_KEY" in text and "--epochs" in text
     if hide_names:
@@ -231,8 +236,11 @@ def test_a_long_line_takes_no_long_time() -> None:
 
 def test_a_variable_that_the_program_prints_is_removed_there_too() -> None:
     world = a_running_world(secretive())
-    after, _ = redacted(recording(world, texts={"logs/a.log": f"my key is {PASSWORD}\nlevel INFO\n"}))
-    assert after.texts == {"logs/a.log": f"my key is {MARK}\nlevel INFO\n"}
+    token = pod_view(world.pod(0)).token
+    assert len(token) == 64
+    text = f"my key is {PASSWORD}\nlevel INFO\nhere is {token}\n"
+    after, _ = redacted(recording(world, texts={"logs/a.log": text}))
+    assert after.texts == {"logs/a.log": f"my key is {MARK}\nlevel INFO\nhere is {MARK}\n"}
 
 
 def test_a_number_is_removed_as_a_whole_word_if_it_is_a_secret() -> None:

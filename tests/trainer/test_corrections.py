@@ -172,3 +172,21 @@ def test_two_jobs_on_one_port_keep_their_keys_apart() -> None:
     jobs = [dist.PrefixStore(key_prefix({"DDPJOB_UID": uid}), store) for uid in ("a", "b")]
     jobs[0].set("rank/0", "of a")
     assert jobs[0].check(["rank/0"]) and not jobs[1].check(["rank/0"])
+
+
+def test_keys_of_the_store_show_neither_job_nor_attempt_nor_token() -> None:
+    """Whoever reaches the port can list them."""
+    store = dist.TCPStore("127.0.0.1", free_port(), is_master=True)
+    env = {
+        "DDPJOB_UID": "0a1b2c3d-uid",
+        "DDPJOB_ATTEMPT": "attempt-9",
+        "DDPJOB_TOKEN": "secret",
+        "TORCHELASTIC_RUN_ID": "run-7",
+    }
+    others = [env | {name: "another"} for name in env]
+    for one in (env, *others):
+        dist.PrefixStore(key_prefix(one), store).set("rank/0", "")
+    stranger = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+    keys = stranger.list_keys()
+    assert len(set(keys)) == 1 + len(others)
+    assert not any(value in key for key in keys for value in (*env.values(), "another"))

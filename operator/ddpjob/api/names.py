@@ -139,6 +139,8 @@ ENV_NPROC_PER_NODE: Final = "NPROC_PER_NODE"
 ENV_JOB_NAME: Final = "DDPJOB_NAME"
 ENV_JOB_UID: Final = "DDPJOB_UID"
 ENV_ATTEMPT: Final = "DDPJOB_ATTEMPT"
+ENV_TOKEN: Final = "DDPJOB_TOKEN"  # noqa: S105 - a name
+"""What only the pods of one attempt have in common (``engine.token``). Secret."""
 ENV_CHECKPOINT_DIR: Final = "DDPJOB_CHECKPOINT_DIR"
 ENV_DATA_DIR: Final = "DDPJOB_DATA_DIR"
 ENV_PROGRESS_PORT: Final = "DDPJOB_PROGRESS_PORT"
@@ -173,6 +175,7 @@ OWNED_ENV: Final = frozenset(
         ENV_JOB_NAME,
         ENV_JOB_UID,
         ENV_ATTEMPT,
+        ENV_TOKEN,
         ENV_CHECKPOINT_DIR,
         ENV_DATA_DIR,
         ENV_PROGRESS_PORT,

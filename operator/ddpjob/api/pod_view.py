@@ -5,7 +5,7 @@ of the API server takes about 20 KB as Python objects, its view less than 1 KB.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from sys import intern
 from typing import Any, Literal
@@ -29,6 +29,7 @@ _CLOCK_SKEW = timedelta(seconds=2)
 _LONGEST_SKEW = timedelta(minutes=10)
 """By how much a node's clock may be slow before a job that was drained could be taken for one that succeeded."""
 _MAX_ANNOTATION = 32  # a user may write any text
+_MAX_TOKEN = 64
 # Reasons of DisruptionTarget of the kubelet, and of controllers that act on the loss of a node.
 _WITHOUT_DELETION = frozenset({"TerminationByKubelet", "DeletionByPodGC", "DeletionByTaintManager"})
 
@@ -50,6 +51,7 @@ class PodView:
     claim: claim and subPath of the checkpoints that it mounts, as in "claim/path"; empty without checkpoints.
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     gated: Kueue manages the pod by itself, and has not admitted it (``names.QUEUE_GATE``).
+    token: of its attempt (``names.ENV_TOKEN``), or "". Secret.
     checkpoint_time, progress, progress_time: the annotations of ``engine.annotations``, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: its phase is Pending, and its trainer has not started. A kubelet that ends a pod at its deadline before
@@ -106,6 +108,7 @@ class PodView:
     group: str = ""
     is_probe: bool = False
     claim: str = ""
+    token: str = field(default="", repr=False)
     checkpoint_time: str = ""
     progress: str = ""
     progress_time: str = ""
@@ -197,6 +200,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         is_probe=names.LABEL_PROBE in labels and names.LABEL_ATTEMPT not in labels,
         claim=_claim(spec),
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
+        token=_shared(_token(spec)) or "",
         checkpoint_time=_annotation(meta, names.ANNOTATION_CHECKPOINT_TIME),
         progress=_annotation(meta, names.ANNOTATION_PROGRESS),
         progress_time=_annotation(meta, names.ANNOTATION_PROGRESS_TIME),
@@ -324,6 +328,11 @@ def _unschedulable(status: Mapping[str, Any]) -> str | None:
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return None
     return str(scheduled.get("message") or scheduled.get("reason") or "")
+
+
+def _token(spec: Mapping[str, Any]) -> str:
+    trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
+    return str(element(trainer.get("env"), "name", names.ENV_TOKEN).get("value") or "")[:_MAX_TOKEN]
 
 
 def _annotation(meta: Mapping[str, Any], name: str) -> str:

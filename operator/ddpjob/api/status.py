@@ -431,6 +431,8 @@ class CurrentAttempt(StatusPart):
     """Creating: pods are being created. Running: all existed, so a missing pod is lost. Ending: see `ending`."""
     start_time: Time
     """When the attempt started."""
+    token_hash: Annotated[str, Field(max_length=64)] | None = None
+    """SHA-256 of the token by which the launchers in its pods recognise each other (docs/security.md)."""
     all_running_time: Time | None = None
     """When all its pods first ran at the same time."""
     first_step_time: Time | None = None

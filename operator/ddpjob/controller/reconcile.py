@@ -7,6 +7,7 @@ or create, with the resourceVersion that the decision is based on, so a crash at
 import asyncio
 import logging
 import random
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -123,6 +124,7 @@ class Reconciler:
     _has_recorded: bool = field(default=False, init=False)
     _lookups: Lookups = field(init=False)
     refused_jobs: RefusedJobs = field(init=False)
+    _token_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.refused_jobs = RefusedJobs(self._let_try)
@@ -306,6 +308,7 @@ class Reconciler:
             served=self.served(),
             elder=self.cache.elder(key),
             may_try=memory.may_try,
+            token_key=self._token_key,
             live=live is not None,
             has_workload=has_workload,
         )

@@ -61,6 +61,7 @@ from ddpjob.engine.rules import overrule
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
+from ddpjob.engine.token import token_is_lost
 
 Kind = Literal["continue", "start", "created", "settle", "restart", "close", "suspend", "succeed", "fail", "hold"]
 
@@ -231,6 +232,8 @@ def _next_attempt(s: JobState) -> Decision | None:
 
 
 def _completion(s: JobState) -> Decision | None:
+    if s.attempt.is_creating and token_is_lost(s):
+        return _abandon(s, "PeersNotCreated", "its pods would not have one token, because another process began it")
     exists = s.all_pods_exist and s.observed.service is not None
     if s.attempt.is_creating and (exists or s.observed.round == "complete"):
         return Decision("created", RUNNING, "all pods exist")

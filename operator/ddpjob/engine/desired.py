@@ -339,15 +339,17 @@ def desired_pods(
     beside: Sequence[Create] = (),
     avoid: Sequence[str] = (),
     granted: int | None = None,
+    token: str = "",
     dress: Callable[[Json], Json] = lambda pod: pod,
 ) -> DesiredPods:
     """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order.
 
     avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place; None of an attempt that
-        an earlier release began. dress: returns the pod of node 0 as the systems need it that place the pods.
+        an earlier release began. token: of the attempt (``engine.token``). dress: returns the pod of node 0 as the
+        systems need it that place the pods.
     """
     ranks = job.node_ranks if node_ranks is None else node_ranks
-    first = _pod_of_node_0(job, attempt, settings, granted)
+    first = _pod_of_node_0(job, attempt, settings, granted, token)
     if avoid:
         first["spec"]["affinity"] = _affinity_without(first["spec"].get("affinity") or {}, avoid)
     return DesiredPods(job, attempt, dress(first), ranks, beside)
@@ -449,7 +451,7 @@ def process_environment(job: Job) -> dict[str, str]:
     }
 
 
-def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int | None) -> Json:
+def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int | None, token: str) -> Json:
     spec = job.spec
     wire = job.wire
     security = spec.pod_security
@@ -467,6 +469,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
     template = wire.get("template", {})
     _ask_for_no_sidecar(defaults["metadata"], template.get("metadata", {}))
     owned = trainer_environment(job, attempt, settings)
+    owned += [{"name": names.ENV_TOKEN, "value": token}] if token else []
     overlay = render(
         "pod.yaml.j2",
         pod=names.pod_name(job.name, job.uid, attempt, 0),

@@ -75,6 +75,7 @@ class Observed:
     elder: the eldest partial job (``scheduling.guard``) if it is elder than this one; None if this job neither is
         partial nor has yielded.
     may_try: a pod of the namespace has gone, so creates that a quota refused may have success now.
+    token_key: of this process, which draws the tokens of attempts from it; b"" draws none. Secret.
     live: the pods come from a LIST of this reconcile, not from the cache.
     has_workload: whether the job's Workload exists, by a GET of this reconcile; False only if each GET of a minute said
         so. None if it is not known.
@@ -97,6 +98,7 @@ class Observed:
     served: Collection[str] | None = None
     elder: Elder | None = None
     may_try: bool = False
+    token_key: bytes = field(default=b"", repr=False)
     live: bool = False
     has_workload: bool | None = None
 

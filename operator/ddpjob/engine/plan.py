@@ -43,6 +43,7 @@ from ddpjob.engine.scheduling import guard
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS, Ending
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
+from ddpjob.engine.token import attempt_token, seconds_to_wait
 
 MIN_REQUEUE_SECONDS = 1.0
 """No job is planned again earlier without an event, so that no spec can keep the operator busy."""
@@ -237,7 +238,9 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     dress = partial(scheduling.dress, s=after, attempt=number)
     rendered = partial(desired_pods, job, number, s.settings, avoid=avoid, granted=granted, dress=dress)
     if node_ranks:
-        pods = rendered(node_ranks, beside=together)
+        if (token := attempt_token(s, number)) is None:
+            return ()
+        pods = rendered(node_ranks, beside=together, token=token)
     elif decision.kind == "continue" and elastic.asks(s):
         missing = range(len(job.node_ranks), job.spec.num_nodes)
         pods = desired_probes(rendered((0,)).first, job, number, missing)
@@ -311,6 +314,7 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
     if not (decision.begins_attempt or decision.ends_attempt):
         left += [*obstacles.waits(s), *elastic.waits(s), *guard.waits(s)]
+        left += [wait] if s.attempt.is_creating and not s.current and (wait := seconds_to_wait(s)) > 0 else []
     if decision.kind != "hold":
         until = attempt.ending.until if attempt.ending else None
         left += [*stops, *([-seconds_since(until, s.now)] if until else ())]

@@ -41,6 +41,7 @@ from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, pr
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after
+from ddpjob.engine.token import attempt_token, token_hash
 
 _KEPT_FAILURES = 5
 
@@ -140,6 +141,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
             number=number_of_next(s),
             phase=CREATING,
             start_time=now,
+            token_hash=token_hash(attempt_token(s, number_of_next(s))),
             refusals=decision.refusals or None,
             creating_since=attempt.creating_since if decision.refusals or yields else None,
             yields=yields,
@@ -200,6 +202,8 @@ def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
 def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt with the times of what was seen for the first time."""
     now = timestamp(s.now)
+    if attempt.is_creating and not s.current:  # the process that began it may have ended before it created a pod
+        attempt = attempt.changed(token_hash=token_hash(attempt_token(s, attempt.number)) or attempt.token_hash)
     if attempt.phase == RUNNING and attempt.all_running_time is None and all_run(nodes):
         attempt = attempt.changed(all_running_time=now, creating_since=None, yields=None)
     if attempt.first_step_time is None and s.has_stepped:

@@ -8,6 +8,7 @@ The status is on disk before any process is started or stopped, so a kill at any
 
 import asyncio
 import contextlib
+import secrets
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class Session:
     _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
     _is_stopped: bool = field(default=False, init=False)
     _poller: "ProgressPoller | None" = field(default=None, init=False)
+    _token_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), init=False, repr=False)
 
     def __post_init__(self) -> None:
         _require_linux()
@@ -150,6 +152,7 @@ class Session:
             round="complete",  # all pods of an attempt are created at once
             logs={process.pod["metadata"]["uid"]: process.logged for process in self._pods.values()},
             progress=self._poller.polled(self._key) if self._poller else NOT_POLLED,
+            token_key=self._token_key,
             live=True,
         )
 

@@ -16,12 +16,13 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.hang_detector import HangDetector
 from ddprun.launcher.node_progress import NodeProgress
-from ddprun.launcher.peers import NodeFindings, Peers, _proof, leader_port
+from ddprun.launcher.peers import NodeFindings, Peers, leader_port
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.launcher.stalls import StallWatch, _is_stall
 from ddprun.reporting.progress_port import ProgressPort
 from tests.processes import free_port
 from tests.trainer.builders import rank_state
+from tests.trainer.launcher_messages import Speaker
 from tests.trainer.runs import ForkServer, Run, wait_until
 
 pytestmark = pytest.mark.together
@@ -343,7 +344,8 @@ def test_only_launchers_of_the_same_attempt_are_taken() -> None:
     ranks = Ranks(nnodes=3, nproc_per_node=2, world_size=6)
     leader = Peers(ranks, 29501)
     ours, theirs = socket.socketpair()
-    hello = {"ddprun-launcher": 1, "asks": "7"}
+    node = Speaker(1)
+    hello = json.loads(node.hello)
     refused: list[Any] = [
         {**hello, "ddprun-launcher": 3}, {**hello, "ddprun-launcher": 0}, {**hello, "ddprun-launcher": True},
         {"asks": "7"}, {**hello, "asks": 7}, [], "{",
@@ -351,17 +353,16 @@ def test_only_launchers_of_the_same_attempt_are_taken() -> None:
     with ours, theirs:
         for line in refused:
             assert not leader.takes(ours, json.dumps(line).encode() + b"\n"), line
-        assert leader.takes(ours, json.dumps(hello).encode() + b"\n")
+        assert leader.takes(ours, node.hello)
         assert leader.is_alone, "the node has proved nothing"
-        asked = json.loads(theirs.recv(4096))["asks"]
-        proof = json.dumps({"proof": _proof(leader._group, "node", 1, "7", asked)})
-        theirs.sendall(proof.encode() + b'\n{"stalled": true}\n')
+        theirs.sendall(node.proof(theirs.recv(4096)) + node.message({"stalled": True}))
         leader.handle()
         assert leader.stalled == {1}  # said at once, and nothing follows until that changes
         leader.ask()
         leader.give(NodeFindings(0))
         assert not leader.is_settled
-        theirs.sendall(b'{"findings": {"ranks": [], "stacks": {"2": "s"}}}\nno JSON\n[]\n{"findings": 3}\n')
+        said: list[Any] = [{"findings": {"ranks": [], "stacks": {"2": "s"}}}, "no JSON", [], {"findings": 3}]
+        theirs.sendall(b"".join(map(node.message, said)))
         leader.handle()
         assert leader.is_settled
         assert leader.findings() == [NodeFindings(0), NodeFindings(1, [], {2: "s"})]

@@ -5,6 +5,7 @@ small values; the launcher announces killed ranks. Every wait polls, so that a S
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import queue
@@ -42,9 +43,12 @@ def parse_rendezvous_timeout(rdzv_conf: str) -> float:
 
 
 def key_prefix(env: Mapping[str, str]) -> str:
-    """Return a prefix that separates the keys of two jobs on one port, and those of two attempts of one job."""
-    names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    return "ddprun/" + "/".join(env.get(name, "") for name in names)
+    """Return a prefix that separates the keys of two jobs on one port, and those of two attempts of one job.
+
+    It is a digest: whoever reaches the store can list its keys.
+    """
+    names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "DDPJOB_TOKEN", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    return "ddprun/" + hashlib.sha256(json.dumps([env.get(name, "") for name in names]).encode()).hexdigest()[:32]
 
 
 @dataclass

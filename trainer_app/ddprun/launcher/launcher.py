@@ -3,6 +3,7 @@
 The termination message names the root cause, not the first peer that noticed.
 """
 
+import os
 from dataclasses import replace
 
 from ddprun import exit_codes
@@ -11,6 +12,7 @@ from ddprun.errors import Stopped, UsageError
 from ddprun.files import make_directory, open_descriptors
 from ddprun.launcher.agreement import granted
 from ddprun.launcher.node_reports import NodeReports
+from ddprun.launcher.peers import take_token
 from ddprun.launcher.processes import LogPrinter
 from ddprun.launcher.services import Services
 from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
@@ -44,7 +46,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         )
     if options.log_dir:
         make_directory("--log-dir", options.log_dir)
-    signals, before = SignalQueue(), open_descriptors()
+    token, signals, before = take_token(os.environ), SignalQueue(), open_descriptors()
     if options.how == "prefork" and (reason := options.program.preload()):
         LogPrinter(settings.log_format).launcher_line(f"each rank starts in an interpreter of its own: {reason}")
         options = replace(options, how="spawn")
@@ -53,7 +55,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         raise Stopped("stopped by a signal in phase start", saved=False)
     reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)
     grant = 0 if options.max_restarts else granted()
-    services = Services.started(ranks, options.program, LogPrinter(settings.log_format), grant)
+    services = Services.started(ranks, options.program, LogPrinter(settings.log_format), grant, token)
     placed, restarts, has_reported = _holding_port(ranks, options), 0, True
     while True:
         if reports and has_reported:

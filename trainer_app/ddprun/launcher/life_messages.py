@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ddprun.files import Json
 
-VERSION = 1  # raise it with each change of the messages; 0 is a launcher that does not name its version
+VERSION = 2  # raise it with each change of the messages; 0 is a launcher that does not name its version
 _LONGEST_TEXT = 300  # characters; a report of the failure, with its traceback, stays on its node
 _MOST = 2**53
 _T = TypeVar("_T")

@@ -3,9 +3,13 @@
 A message is a line of JSON. When a node asks, all nodes inspect their ranks, and node 0 collects what they find. A node
 that is lost or cannot be reached only delays that by ANSWER seconds. The messages of ``lives`` use these connections.
 
-Both sides first prove that they know the uid of the job and the attempt, which are random and in the environment of the
-job's own pods. Neither sends them: each answers a number that the other has just drawn, so what a stranger has recorded
-proves nothing later. Who has proved nothing may keep little memory, and few connections for a short time.
+Both sides first prove that they know the token of the attempt, which the operator draws and only its pods have. Neither
+sends it: each answers a number that the other has just drawn, so what a stranger has recorded proves nothing later. The
+keys that follow from both numbers authenticate each message and its place, so nobody on the way can change, repeat or
+leave out one. Who has proved nothing may keep little memory, and few connections for a short time.
+
+A group that was started by hand has no token. Node 0 then draws a secret for each node and sends it to the first that
+connects as this node: a stranger who comes later is refused.
 """
 
 import collections
@@ -20,7 +24,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +43,7 @@ _CONNECTING = 5.0  # seconds; the kernel tries for two minutes to reach an addre
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0  # seconds between attempts to reach node 0
 _RESOLVE = 2.0  # seconds
 _HELLO = "ddprun-launcher"
+_MAC = 64  # hexadecimal digits before each message
 
 
 def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None:
@@ -52,21 +57,48 @@ def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None
     return ranks.master_port + 1 if ranks.nnodes > 1 and ranks.master_port < 65535 else None
 
 
+def take_token(env: MutableMapping[str, str]) -> str:
+    """Return the token of the attempt, or "", and leave in its place what follows from it: ranks print variables."""
+    token = env.get("DDPJOB_TOKEN", "")
+    if token:
+        env["DDPJOB_TOKEN"] = hashlib.sha256(b"ranks" + token.encode()).hexdigest()
+    return token
+
+
 def _group(ranks: Ranks, env: Mapping[str, str] = os.environ) -> bytes:
-    """Return what only launchers of the same attempt have in common: others may share a port or an address."""
+    """Return what the launchers of the same attempt have in common: others may share a port or an address."""
     names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "PET_RDZV_ID")
     common = {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {name: env.get(name, "") for name in names}
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
 
 
-def _proof(group: bytes, side: str, node: int, asked: str, drawn: str) -> str:
-    """Return what only a launcher of the group can answer.
+@dataclass(frozen=True)
+class _Handshake:
+    """What two launchers have drawn and sent before either has proved anything.
 
-    Args:
-        side: "leader" or "node", so that an answer cannot be sent back as the other's.
+    Attributes:
         asked, drawn: the numbers that the node and the leader have drawn.
+        versions: of the messages of ``lives``, of the node and of the leader.
     """
-    return hmac.new(group, dumps_json([side, node, asked, drawn]).encode(), "sha256").hexdigest()
+
+    secret: bytes
+    node: int
+    asked: str
+    drawn: str
+    versions: tuple[int, int]
+
+    def mac(self, use: str) -> bytes:
+        """Return what only a launcher with the secret can compute; another value for each use and side."""
+        content = [use, self.node, self.asked, self.drawn, *self.versions]
+        return hmac.digest(self.secret, dumps_json(content).encode(), "sha256")
+
+    def proof(self, side: str) -> str:
+        """Return the answer of a side, "leader" or "node"."""
+        return self.mac(f"{side} proves").hex()
+
+    def keys(self, side: str) -> tuple[bytes, bytes]:
+        """Return the keys of a side for the messages that it sends and receives."""
+        return self.mac(f"{side} sends"), self.mac(f"{'node' if side == 'leader' else 'leader'} sends")
 
 
 def _version(message: Json) -> int:
@@ -80,14 +112,14 @@ class _Proving:
     """What a connection is to prove.
 
     Attributes:
-        expected: the answer; of a node, the number that it has drawn.
-        version: of the messages of ``lives`` that the other side speaks; of a node, not yet known.
+        asked: the number that the node has drawn.
+        handshake: of node 0; a node does not know what node 0 has drawn.
     """
 
     node: int
-    expected: str
+    asked: str
     until: float
-    version: int = 0
+    handshake: _Handshake | None = None
 
 
 class _Connection:
@@ -96,18 +128,31 @@ class _Connection:
     def __init__(self, sock: socket.socket, selector: selectors.EpollSelector, received: bytes = b"") -> None:
         self._sock, self._selector, self._received, self._unsent = sock, selector, received, b""
         self.closed, self.longest = False, _LONGEST_PROOF
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = self._taken = 0  # messages with these keys
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_READ, self)
 
+    def admit(self, keys: tuple[bytes, bytes]) -> None:
+        """Trust the other side from now on: messages may be long, and each is authenticated."""
+        self.longest, self._keys = _LONGEST_LINE, keys
+
     def send(self, message: Json) -> None:
         """Send the message as soon as the peer takes it."""
-        self._unsent += dumps_json(message).encode() + b"\n"
+        content = dumps_json(message).encode()
+        if self._keys:
+            content = _mac(self._keys[0], self._sent, content) + content
+            self._sent += 1
+        self._unsent += content + b"\n"
         if len(self._unsent) > 2 * _LONGEST_LINE:
             self.close()
         self._flush()
 
-    def messages(self) -> list[Json]:
-        """Send and receive what is possible now, and return the messages that are complete."""
+    def messages(self) -> Iterator[Json]:
+        """Send and receive what is possible now, and yield the messages that are complete.
+
+        The reader of one may ``admit`` the other side; it then has authenticated the next.
+        """
         self._flush()
         while not self.closed:
             try:
@@ -120,12 +165,18 @@ class _Connection:
             if not data or len(self._received) > self.longest:
                 self.close()
         *lines, self._received = self._received.split(b"\n")
-        found = []
         for line in lines:
+            content, message = line, None
+            if self._keys:
+                given, content = line[:_MAC], line[_MAC:]
+                if not hmac.compare_digest(given, _mac(self._keys[1], self._taken, content)):
+                    self.close()
+                    return
+                self._taken += 1
             with contextlib.suppress(ValueError, RecursionError):
-                message = json.loads(line)
-                found += [message] if isinstance(message, dict) else []
-        return found
+                message = json.loads(content)
+            if isinstance(message, dict):
+                yield message
 
     def close(self) -> None:
         if not self.closed:
@@ -148,6 +199,11 @@ class _Connection:
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         self._selector.modify(self._sock, wanted, self)
+
+
+def _mac(key: bytes, number: int, content: bytes) -> bytes:
+    """Return what proves that a message is the one with this number in its direction."""
+    return hmac.digest(key, b"%d " % number + content, "sha256").hex().encode()
 
 
 @dataclass
@@ -178,8 +234,13 @@ class Peers:
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
-    def __init__(self, ranks: Ranks, port: int | None) -> None:
+    def __init__(self, ranks: Ranks, port: int | None, token: str = "") -> None:
         self._ranks, self._group, self._port = ranks, _group(ranks), port
+        # An operator of an earlier release draws no token, but a random uid is in the pods, too.
+        known = hmac.digest(token.encode(), self._group, "sha256") if token else self._group
+        self._secret = known if token or os.environ.get("DDPJOB_UID") else None  # None: started by hand
+        self._drawn = secrets.token_bytes()  # of node 0 of such a group
+        self._given: set[int] = set()  # the nodes that have proved that they know the secret which they were sent
         self._selector = selectors.EpollSelector()
         self._nodes: dict[int, _Connection] = {}  # of node 0: all that are connected; else at most node 0
         self._proving: collections.OrderedDict[_Connection, _Proving] = collections.OrderedDict()
@@ -201,7 +262,7 @@ class Peers:
 
     @property
     def group_id(self) -> str:
-        """What the launchers of this attempt have in common; unlike the secret, it may be sent."""
+        """Which attempt this is; unlike the secret, it may be sent."""
         return hashlib.sha256(b"id" + self._group).hexdigest()[:16]
 
     @property
@@ -262,42 +323,53 @@ class Peers:
             if type(node) is int and 0 < node < self._ranks.nnodes and isinstance(asked, str) and not rest:
                 while len(self._proving) >= _STRANGERS:
                     self._proving.popitem(last=False)[0].close()
-                drawn = secrets.token_hex()
+                secret = self._secret or hmac.digest(self._drawn, b"%d" % node, "sha256")
+                handshake = _Handshake(secret, node, asked, secrets.token_hex(), (_version(hello), VERSION))
                 connection = _Connection(sock, self._selector)
-                expected = _proof(self._group, "node", node, asked, drawn)
-                until, version = time.monotonic() + _PROVING, _version(hello)
-                self._proving[connection] = _Proving(node, expected, until, version)
-                proof = _proof(self._group, "leader", node, asked, drawn)
-                connection.send({"asks": drawn, "proof": proof, "version": VERSION})
+                self._proving[connection] = _Proving(node, asked, time.monotonic() + _PROVING, handshake)
+                answer = {"asks": handshake.drawn, "proof": handshake.proof("leader"), "version": VERSION}
+                is_given = self._secret is None and node not in self._given
+                connection.send(answer | ({"secret": secret.hex()} if is_given else {}))
                 return True
         return False
 
     def _prove(self, connection: _Connection, message: Json) -> None:
         """Take the other side's proof, and with it the connection, or end that."""
         proving = self._proving.pop(connection)
-        node, proof, drawn = proving.node, message.get("proof"), message.get("asks")  # of a stranger, anything
-        drawn = drawn if isinstance(drawn, str) else ""
-        expected = proving.expected
-        if not self.is_leader:
-            expected = _proof(self._group, "leader", self.node, proving.expected, drawn)
-        if not (isinstance(proof, str) and hmac.compare_digest(ascii(proof), ascii(expected))):
+        node, proof, side = proving.node, message.get("proof"), "leader" if self.is_leader else "node"
+        handshake = proving.handshake or self._answered(proving.asked, message)
+        expected = handshake.proof("node" if self.is_leader else "leader") if handshake else ""
+        if not (handshake and isinstance(proof, str) and hmac.compare_digest(ascii(proof), ascii(expected))):
             connection.close()
             return
         if node in self._nodes:
             self._nodes[node].close()
             self._lost(node)
-        connection.longest = _LONGEST_LINE
+        self._given.add(node)
         self._nodes[node] = connection
-        version = proving.version if self.is_leader else _version(message)
+        version = handshake.versions[0 if self.is_leader else 1]
         (self._others.discard if version == VERSION else self._others.add)(node)
         if version != VERSION:
             self.life_events.append(OtherVersion(node, version))
         if not self.is_leader:
-            connection.send({"proof": _proof(self._group, "node", self.node, proving.expected, drawn)})
+            self._secret = handshake.secret
+            connection.send({"proof": handshake.proof(side)})
+        connection.admit(handshake.keys(side))
+        if not self.is_leader:
             self._delay = _FIRST_DELAY
             self._send({"stalled": self.node in self.stalled})
             if version == VERSION:
                 self.life_events.append(Connected())
+
+    def _answered(self, asked: str, answer: Json) -> _Handshake | None:
+        """Return what node 0's answer completes; None without a secret. A stranger may have sent anything."""
+        drawn, given, secret = answer.get("asks"), answer.get("secret"), self._secret
+        if secret is None and isinstance(given, str):
+            with contextlib.suppress(ValueError):
+                secret = bytes.fromhex(given)
+        if not secret or not isinstance(drawn, str):
+            return None
+        return _Handshake(secret, self.node, asked, drawn, (VERSION, _version(answer)))
 
     def ask(self) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""

@@ -34,14 +34,17 @@ class Services:
     agreement: Agreement | None = None
 
     @classmethod
-    def started(cls, ranks: Ranks, program: Program, printer: LogPrinter, grant: int = 0) -> "Services":
+    def started(
+        cls, ranks: Ranks, program: Program, printer: LogPrinter, grant: int = 0, token: str = ""
+    ) -> "Services":
         """Open the ports of node 0.
 
         Args:
             grant: how many restarts in place there may be.
+            token: of the attempt; empty if there is none.
         """
         number = leader_port(ranks) if program.shares_progress else None
-        progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number)
+        progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
         table = RankTable(ranks, peers)
         agreement = Agreement(ranks, peers, grant, gpus=visible_gpus() > 0) if grant else None
         port = trainer_port = None

@@ -15,8 +15,8 @@ from ddpjob.api.objects import Json
 
 MARK = "[redacted]"
 
-# Variables that the operator sets; their values follow from the job.
-_OWN_VARIABLES = names.OWNED_ENV | {
+# Variables that the operator sets; but for the token, their values follow from the job.
+_OWN_VARIABLES = (names.OWNED_ENV - {names.ENV_TOKEN}) | {
     *(names.ENV_RANK, names.ENV_WORLD_SIZE, names.ENV_LOCAL_RANK, names.ENV_LOCAL_WORLD_SIZE),
     *(names.ENV_RDZV_ID, names.ENV_INPLACE_RESTARTS, names.ENV_STOP_GRACE, names.ENV_LEADER_PORT),
     *(names.ENV_STARTUP_DEADLINE, names.ENV_PROGRESS_DEADLINE, names.ENV_COMPLETION_GRACE),

@@ -105,7 +105,7 @@ def _name(create: Create) -> ObjectName:
     return ObjectName(kind=create.resource.kind, name=create.name)
 
 
-_TEXTS = frozenset({"message", "hint", "next", "where", "logTail", "specHash", "display"})
+_TEXTS = frozenset({"message", "hint", "next", "where", "logTail", "specHash", "tokenHash", "display"})
 """Fields of a status that quote the job, or that change with the text of its spec."""
 
 
