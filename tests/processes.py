@@ -1,6 +1,8 @@
 """Start, stop and wait for programs in tests. Every program is killed by the kernel if the test run dies."""
 
 import asyncio
+import contextlib
+import ipaddress
 import socket
 import subprocess
 import time
@@ -12,7 +14,7 @@ from typing import TypeVar
 from ddpjob.local.shim import die_with_parent
 from ddprun.distributed import topology
 
-__all__ = ["die_with_parent", "end", "eventually", "free_port", "spawn", "tail"]
+__all__ = ["die_with_parent", "end", "eventually", "free_port", "listening", "spawn", "tail"]
 T = TypeVar("T")
 _HELD_PORTS: deque[socket.socket] = deque()
 _MOST_HELD = 200
@@ -89,3 +91,26 @@ async def eventually_async(what: str, probe: Callable[[], object], *, timeout: f
 def tail(log: Path, lines: int = 30) -> str:
     """Return the last lines of a program's output, for an error message."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no output)"
+
+
+def listening(pid: int) -> dict[int, set[str]]:
+    """Return the addresses on which a process and its descendants listen, by TCP port, as the kernel shows them."""
+    family, parents = {pid}, dict[int, int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    inodes: set[str] = set()
+    for descriptor in (found for member in family for found in Path(f"/proc/{member}/fd").glob("*")):
+        with contextlib.suppress(OSError):
+            inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
+    found: dict[int, set[str]] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # LISTEN
+                host, _, port = fields[1].rpartition(":")
+                words = [bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8)]
+                found.setdefault(int(port, 16), set()).add(str(ipaddress.ip_address(b"".join(words))))
+    return found

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ddpjob.local.state import StateFolder
 from ddprun.reporting.metrics import effective_rows
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
-from tests.processes import end, eventually, spawn, tail
+from tests.processes import end, eventually, listening, spawn, tail
 
 pytestmark = pytest.mark.timeout(600, func_only=True)
 
@@ -86,6 +87,40 @@ class Place:
     @property
     def losses(self) -> list[float]:
         return [row["loss"] for row in self.rows]
+
+
+def under_ddprun(folder: Path) -> Json:
+    (folder / "train.py").write_text(SCRIPT)
+    return a_local_job(f"exec ddprun {folder}/train.py {folder}", env=[{"name": MARKER, "value": str(folder)}])
+
+
+def on_two_nodes(folder: Path) -> Json:
+    job = training(folder, "--step-delay", "0.05")
+    job["spec"] |= {"numNodes": 2, "nprocPerNode": 1}
+    return job
+
+
+@pytest.mark.parametrize("make", [under_ddprun, on_two_nodes])
+def test_run_of_two_nodes_listens_on_loopback_only(tmp_path: Path, make: Callable[[Path], Json]) -> None:
+    place = Place(tmp_path / "state")
+    process = place.begin(make(tmp_path))
+    try:
+        eventually(
+            "both ranks have met",
+            lambda: (
+                process.poll() is not None
+                or (tmp_path / "1").exists()
+                or place.status.get("progress", {}).get("step", 0) > 0
+            ),
+            timeout=PATIENCE,
+        )
+        found = listening(process.pid)
+    finally:
+        end(process)
+        for pid in marked(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+    assert len(found) > 2, tail(place.root / "session.log")  # the store, node 0's launcher, gloo
+    assert set.union(*found.values()) <= {"127.0.0.1", "::1"}
 
 
 @pytest.fixture(scope="module")

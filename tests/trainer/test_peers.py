@@ -304,7 +304,7 @@ def test_message_that_is_changed_on_the_way_ends_the_connection(alter: Callable[
     two.leader.say(Alive(LIFE), 1)
     two.turns()
     two.node.say(HELLO.message)
-    wait_until(lambda: two.turn() or Lost(1) in two.leader.life_events, "the end of the connection")
+    wait_until(lambda: two.turn() or Lost(1) in two.leader.life_events, "the end of the connection", 60)
     assert two.received().count(HELLO) == (alter is sent_twice)  # the first of the two is genuine
     two.close()
 

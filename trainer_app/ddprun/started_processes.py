@@ -5,6 +5,7 @@ by ``spawn`` or ``forkserver``, gets the descriptors with the data that multipro
 the script.
 """
 
+import contextlib
 import faulthandler
 import importlib.abc
 import importlib.machinery
@@ -21,6 +22,7 @@ from typing import Any
 
 from ddprun import script_interface
 from ddprun.diagnostics import SCRIPT_DUMP_SIGNAL, Diagnostics
+from ddprun.distributed.topology import bind, loopback_of
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
 from ddprun.settings import Settings
@@ -32,6 +34,7 @@ _DATA = "torch.utils.data.dataloader"
 _GRAPHS = "torch.cuda.graphs"
 _REPLAY_INTERVAL = 1.0  # seconds between replays that are signs of life
 _GROUPS = "torch.distributed.distributed_c10d"
+_MEETING = "torch.distributed.rendezvous"
 _DESTROYED_GROUPS = 16  # that are kept: each has some threads and connections
 kept_groups: list[Any] = []  # until the process ends: with the last one the file of a ``file://`` store is deleted
 _STARTS = "multiprocessing.spawn"  # makes the data for a new interpreter, also for one of a fork server
@@ -74,6 +77,7 @@ def connect(
     after_import(_OPTIMIZERS, _count_steps)
     after_import(_DATA, lambda module: _time_data(module, heartbeat))
     after_import(_GRAPHS, _notice_replays)
+    after_import(_MEETING, _listen_on_loopback)
     if is_rank:
         after_import(_GROUPS, _keep_groups)
 
@@ -189,6 +193,25 @@ def _keep_groups(module: ModuleType) -> None:
             yield module.PrefixStore(f"ddprun/{count}", store) if count > 1 else store, rank, size
 
     module._register_process_group, module.rendezvous = registered, met  # type: ignore[attr-defined]
+
+
+def _listen_on_loopback(module: ModuleType) -> None:
+    """Make the store of a process group whose MASTER_ADDR is a loopback address listen there only.
+
+    PyTorch's listens on all addresses, and whoever reaches it can write its keys.
+    """
+    store_of_torch = getattr(module, "TCPStore", None)
+    if store_of_torch is None:
+        return
+
+    def store(*args: Any, **options: Any) -> Any:
+        host = loopback_of(str(options.get("host_name")))
+        if host and options.get("is_master") and "master_listen_fd" not in options:
+            with contextlib.suppress(OSError, OverflowError):  # this process has the store already; else torch says why
+                options["master_listen_fd"] = bind(options["port"], host, again=True).detach()
+        return store_of_torch(*args, **options)
+
+    module.TCPStore = store  # type: ignore[attr-defined]
 
 
 def after_import(name: str, work: Callable[[ModuleType], None]) -> None:

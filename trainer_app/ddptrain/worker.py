@@ -23,7 +23,7 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.peer_monitor import PeerMonitor
 from ddprun.distributed.process_group import Group, join_group
 from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
-from ddprun.distributed.topology import WORKER_VARIABLES, Ranks
+from ddprun.distributed.topology import WORKER_VARIABLES, Ranks, loopback_of
 from ddprun.errors import Hang, PeerLost, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
@@ -140,7 +140,7 @@ class Worker:
         port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
         if ranks.is_zero and port.isdecimal() and not self.diagnostics:  # else the launcher answers
             try:
-                self._progress.serve(int(port))
+                self._progress.serve(int(port), loopback_of(ranks.master_addr))
             except (OSError, OverflowError) as error:
                 self.console.log(f"warning: no progress on port {port}: {error}")
         self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(os.environ.get("PET_RDZV_CONF", ""))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ddprun.distributed.topology import Ranks
+from ddprun.distributed.topology import Ranks, bind, loopback_of
 from ddprun.errors import PeerLost, RanksError, RendezvousError, TrainerError
 from ddprun.heartbeat import Heartbeat
 from ddprun.signals import StopFlag
@@ -95,16 +95,20 @@ class Rendezvous:
                     hint="another program has that port there, or a proxy answers for a host that is gone",
                     next_step="check MASTER_ADDR; choose another MASTER_PORT",
                 ) from error
+        host = loopback_of(ranks.master_addr)
         try:
+            listener = ranks.listener
+            if listener is None and host:
+                listener = bind(ranks.master_port, host, again=True).detach()
             return TCPStore(
-                "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
+                host or "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
                 ranks.master_port,
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=seconds),
-                master_listen_fd=ranks.listener,
+                master_listen_fd=listener,
             )
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise RendezvousError(
                 f"rank 0 cannot listen on port {ranks.master_port}: {_first_line(error)}",
                 hint="another process has the port, perhaps an earlier run that has not ended yet",
@@ -298,7 +302,7 @@ def monitor_store(ranks: Ranks, env: Mapping[str, str] = os.environ) -> Store:
     return PrefixStore(key_prefix(env), store_client(ranks, _MONITOR_TIMEOUT))
 
 
-def _first_line(error: RuntimeError) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
 
 

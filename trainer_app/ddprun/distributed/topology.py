@@ -239,13 +239,45 @@ def route_interface(host: str) -> str | None:
     return "lo" if local.is_loopback else None
 
 
+def loopback_of(host: str) -> str | None:
+    """Return the address at which only programs of this machine reach ``host``; None if others may need to reach it."""
+    if host == "localhost":
+        return "127.0.0.1"
+    with contextlib.suppress(ValueError):
+        return host if ipaddress.ip_address(host).is_loopback else None
+    return None
+
+
+def bind(port: int, host: str = "", *, again: bool = False) -> socket.socket:
+    """Return a socket bound to a port of an address, by default of all addresses of IPv4 and IPv6.
+
+    Args:
+        again: also to a port that another program has just closed, or has bound and does not listen on.
+    Raises:
+        OSError, OverflowError: the port cannot be bound.
+    """
+    dual = not host and socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if dual or ":" in host else socket.AF_INET)
+    try:
+        if dual:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, again)
+        bound.bind((host, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
 def free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
     """Return a TCP port that is free at this moment; see ``bind_free_port``."""
     with bind_free_port(ephemeral_range) as bound:
         return int(bound.getsockname()[1])
 
 
-def bind_free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> socket.socket:
+def bind_free_port(
+    ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range"), host: str = ""
+) -> socket.socket:
     """Return a socket bound to a free TCP port, for a node that trains alone. Nobody else can take the port.
 
     It is below the ephemeral range: an outgoing connection could take an ephemeral port before rank 0 listens on it,
@@ -263,18 +295,5 @@ def bind_free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_por
     for _ in range(_PORT_TRIES):
         port = first + secrets.randbelow(end - first)  # not ``random``: forked processes share its state
         with contextlib.suppress(OSError):
-            return _bound(port)
+            return bind(port, host)
     raise OSError(errno.EADDRINUSE, f"no TCP port from {first} to {end - 1} is free")
-
-
-def _bound(port: int) -> socket.socket:
-    dual = socket.has_dualstack_ipv6()  # as the store listens without a socket: MASTER_ADDR may be an IPv6 address
-    bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
-    try:
-        if dual:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(("", port))
-    except OSError:
-        bound.close()
-        raise
-    return bound

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from ddprun import exit_codes
-from ddprun.distributed.topology import Ranks, bind_free_port
+from ddprun.distributed.topology import Ranks, bind_free_port, loopback_of
 from ddprun.errors import Stopped, UsageError
 from ddprun.files import make_directory, open_descriptors
 from ddprun.launcher.agreement import granted
@@ -88,6 +88,6 @@ def _holding_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
     """Return the ranks; of a node that trains alone with a free port, which a socket holds until rank 0 listens."""
     if ranks.nnodes > 1 or options.fixed_port or ranks.world_size == 1:
         return ranks
-    bound = bind_free_port()
+    bound = bind_free_port(host=loopback_of(ranks.master_addr) or "")
     port = bound.getsockname()[1]
     return replace(ranks, master_port=port, listener=bound.detach())

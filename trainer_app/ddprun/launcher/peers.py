@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddprun.distributed.topology import Ranks
+from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.files import Json, dumps_json
 from ddprun.launcher.life_messages import VERSION, Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, OtherVersion, Received
@@ -500,6 +500,8 @@ class Peers:
     def _address(self) -> str | None:
         """Return the address of node 0, whose name may not be resolved for a while; None if it is not known."""
         name = self._ranks.master_addr
+        if loopback := loopback_of(name):
+            return loopback
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(name))
         found: str | None = run_with_timeout(

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from ddprun.distributed.topology import Ranks
+from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.files import Json
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.node_progress import NodeProgress
@@ -52,7 +52,7 @@ class Services:
             try:
                 port = ProgressPort(
                     number, lambda: progress.snapshot() | (agreement.reports() if agreement else {}), peers.takes,
-                    ranks=table.answer,
+                    ranks=table.answer, host=loopback_of(ranks.master_addr),
                 )  # fmt: skip
             except (OSError, OverflowError) as error:
                 printer.launcher_line(f"warning: no progress on port {number}: {error}")

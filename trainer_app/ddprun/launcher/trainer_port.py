@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, MutableMapping
 
 from ddprun.launcher.trainer_status import TrainerStatus, parse
-from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, listening_on_loopback
+from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, listening
 from ddprun.reporting.termination import printable
 from ddprun.signals import catches
 
@@ -42,7 +42,7 @@ class TrainerPort(HttpPort):
         self._expected = b"Bearer " + token.encode()
         self._path, self._rank_zero = b"", 0
         self._refused = self._advised = False  # and said
-        listener = listening_on_loopback()
+        listener = listening(0, "127.0.0.1")
         self._number = listener.getsockname()[1]
         self._token_file = os.memfd_create("ddprun-token")
         os.write(self._token_file, token.encode())

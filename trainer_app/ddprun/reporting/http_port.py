@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddprun.distributed.topology import bind
 from ddprun.files import Json, dumps_json
 
 _CONNECTIONS = 16  # open at once; a new connection ends the oldest of them
@@ -187,44 +188,16 @@ def _request(received: bytes) -> Request | None:
     return Request(method, path, headers, body[:length], length)
 
 
-def listening(port: int) -> socket.socket:
-    """Return a socket that listens on all addresses of IPv4 and IPv6.
+def listening(port: int, host: str = "") -> socket.socket:
+    """Return a socket that listens on a port of an address, by default of all addresses of IPv4 and IPv6.
 
     Raises:
         OSError, OverflowError: the port cannot be bound.
     """
-    dual = socket.has_dualstack_ipv6()
-    listener = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
-    try:
-        if dual:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        _listen(listener, "", port)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def listening_on_loopback() -> socket.socket:
-    """Return a socket that listens on a free port of 127.0.0.1.
-
-    Raises:
-        OSError: there is none.
-    """
-    listener = socket.socket(socket.AF_INET)
-    try:
-        _listen(listener, "127.0.0.1", 0)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _listen(listener: socket.socket, host: str, port: int) -> None:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    listener = bind(port, host, again=True)
     listener.listen(128)
     listener.setblocking(False)
+    return listener
 
 
 def _after_fork() -> None:

@@ -152,13 +152,13 @@ class Progress:
             self._continue()
             return _report(self._seq, self._changed, self._values)
 
-    def serve(self, port: int) -> None:
+    def serve(self, port: int, host: str | None = None) -> None:
         """Answer ``GET /progress`` from a daemon thread, in a rank without a launcher.
 
         Raises:
             OSError, OverflowError: the port cannot be bound.
         """
-        ProgressPort(port, self.snapshot).serve_in_thread()
+        ProgressPort(port, self.snapshot, host=host).serve_in_thread()
 
 
 def shared_snapshot(text: str, heartbeat: HeartbeatRecord) -> Json | None:

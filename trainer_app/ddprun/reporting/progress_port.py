@@ -12,7 +12,7 @@ from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, lis
 
 
 class ProgressPort(HttpPort):
-    """Listens on all addresses: the operator polls the pod's.
+    """Listens on all addresses, where the operator polls the pod's, or on that of ``host``.
 
     Args:
         progress: returns the answer to ``GET /progress``.
@@ -29,6 +29,7 @@ class ProgressPort(HttpPort):
         takes: Callable[[socket.socket, bytes], bool] = lambda *_: False,
         *,
         ranks: Callable[[], Json] | None = None,
+        host: str | None = None,
     ) -> None:
         def answer(request: Request) -> Answer:
             if request.method not in (b"GET", b"HEAD"):
@@ -39,4 +40,4 @@ class ProgressPort(HttpPort):
                 return b"200 OK", ranks()
             return (b"200 OK", {"ok": True}) if request.path == b"/healthz" else NOT_FOUND
 
-        super().__init__(listening(port), answer, takes=takes)
+        super().__init__(listening(port, host or ""), answer, takes=takes)
