@@ -122,7 +122,7 @@ def test_error_file_of_record_is_read_whole_and_cut() -> None:
 
 def test_error_file_of_record_gives_valid_unicode() -> None:
     text = error_file('"py_callstack": "ValueError: \\ud800", "timestamp": "1795419252"}}}')
-    assert text == "ValueError: ?"
+    assert text == "ValueError: \\ud800"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api.status import TimeSpent
-from ddpjob.cli.text import one_line, sanitize, sanitize_line, time_text
+from ddpjob.api.text import clean, clean_line
+from ddpjob.cli.text import one_line, time_text
 
 ATTACKS = {
     "a colour": ("\x1b[31mred\x1b[0m", "red"),
@@ -26,23 +27,23 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_escape_sequences_are_removed_and_control_characters_escaped(attack: str) -> None:
     given_text, expected = ATTACKS[attack]
-    assert sanitize(given_text) == expected
+    assert clean(given_text) == expected
 
 
 @given(st.text())
 def test_only_tab_and_line_feed_remain_of_control_characters(text: str) -> None:
-    left = sanitize(text)
+    left = clean(text)
     assert not [c for c in left if (ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160]
     left.encode()  # no lone surrogates either
 
 
 @given(st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Zs"])))
 def test_ordinary_text_is_unchanged(text: str) -> None:
-    assert sanitize(text) == text
+    assert clean(text) == text
 
 
 def test_a_progress_bar_shows_its_last_state() -> None:
-    assert sanitize_line("10 %\r50 %\r100 %\r\n") == "100 %"
+    assert clean_line("10 %\r50 %\r100 %\r\n") == "100 %"
 
 
 def test_one_line_has_no_line_breaks() -> None:

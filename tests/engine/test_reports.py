@@ -222,7 +222,7 @@ def test_shortened_text_fits_and_keeps_both_ends(text: str, limit: int) -> None:
 
 
 def test_clean_text_can_be_encoded() -> None:
-    assert clean("caf\ud83d").encode() == b"caf?"
+    assert clean("caf\ud83d").encode() == rb"caf\ud83d"
 
 
 @pytest.mark.parametrize(("code", "after"), [(0, "False"), (139, "True")])

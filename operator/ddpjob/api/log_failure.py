@@ -23,7 +23,7 @@ from signal import NSIG, SIGABRT, SIGTERM
 from typing import Literal
 
 from ddpjob.api import limits
-from ddpjob.api.text import clean, shorten
+from ddpjob.api.text import clean, clean_lines, shorten
 
 SEARCHED_BYTES = 65_536
 """How much of the end of a log is searched."""
@@ -76,7 +76,6 @@ _DISTRIBUTED = frozenset(
 )
 """Types, without the module, of what torch.distributed raises. A ConnectionResetError is of another connection."""
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(r"((?:\[[a-z]+\d+\]: ?)+)(.*)")
 _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+)(?:, in .*)?$')
 _FAULT_FRAME = re.compile(r' *File "([^"]+)", line (\d+) in ')
@@ -157,8 +156,7 @@ class _Raised:
 
 def log_failure(text: str) -> LogFailure | None:
     """Return what the end of a log says about a failure; None if it says nothing."""
-    text = text[-SEARCHED_BYTES:].replace("\r\n", "\n")
-    lines = [_ESCAPES.sub("", line.rpartition("\r")[2])[:_MAX_LINE] for line in text.split("\n")]
+    lines = [line[:_MAX_LINE] for line in clean_lines(text[-SEARCHED_BYTES:]).split("\n")]
     root = _root_cause(lines)
     found = _named(root or _Process(), _tracebacks(lines), _aborted(lines))
     if found.exception is None:

@@ -14,7 +14,7 @@ from ddpjob.api import limits, names
 from ddpjob.api.log_failure import LogFailure, error_file, log_failure
 from ddpjob.api.objects import condition, element, is_true, owner_uid
 from ddpjob.api.report import EndReport, end_report
-from ddpjob.api.text import clean
+from ddpjob.api.text import clean, clean_lines
 from ddpjob.api.times import parse_time
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
@@ -145,7 +145,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     labels = meta.get("labels") or {}
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
-    text = clean(ended.get("message") or "")
+    text = str(ended.get("message") or "")
     text = error_file(text) or text
     report = end_report(text)
     disruption = _disruption(meta, status, ended)
@@ -184,10 +184,10 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP"),
         exit_code=ended.get("exitCode"),
         signal=ended.get("signal") or None,
-        reason=str(status.get("reason") or ended.get("reason") or ""),
+        reason=clean(status.get("reason") or ended.get("reason") or ""),
         message=message,
         failed_init=failed_init,
-        log="" if report else text,
+        log="" if report else clean_lines(text),
         report=report,
         logged=log_failure(text) if text and not report and ended.get("exitCode") else None,
         started_at=(ended or (container.get("state") or {}).get("running") or {}).get("startedAt"),
@@ -299,9 +299,9 @@ def _init_failure(status: Mapping[str, Any]) -> tuple[str, str]:
     for container in status.get("initContainerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            text = clean(ended.get("message") or ended.get("reason") or "")
+            text = str(ended.get("message") or ended.get("reason") or "")
             report = end_report(text)
-            message = report.message if report is not None and report.message else text
+            message = report.message if report is not None and report.message else clean(text)
             name = str(container.get("name"))
             return name, f"init container {name} ended with exit code {ended['exitCode']}: {message}"
     return "", ""
@@ -327,7 +327,7 @@ def _unschedulable(status: Mapping[str, Any]) -> str | None:
     scheduled = condition(status, "PodScheduled")
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return None
-    return str(scheduled.get("message") or scheduled.get("reason") or "")
+    return clean(scheduled.get("message") or scheduled.get("reason") or "")
 
 
 def _token(spec: Mapping[str, Any]) -> str:

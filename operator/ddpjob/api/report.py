@@ -6,7 +6,9 @@ None here, and a text has a limit.
 
 import json
 from collections.abc import Callable, Mapping
+from math import isnan
 from signal import NSIG
+from sys import float_info
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError, WrapValidator
@@ -17,6 +19,7 @@ from ddpjob.api import limits
 from ddpjob.api.text import clean, shorten
 
 _MAX_INT = 2**53  # every JSON reader represents it exactly
+_MAX_FLOAT = float_info.max
 _MAX_PHASE = 64
 _MAX_LIVES = 5
 _MAX_TEXT = 4096  # bytes of a termination message
@@ -30,7 +33,7 @@ def _integer(low: int, high: int) -> PlainValidator:
 
 def _number(value: object) -> float | None:
     if type(value) is float:
-        return value
+        return value if isnan(value) else max(-_MAX_FLOAT, min(value, _MAX_FLOAT))  # 1e999 is infinite
     return float(value) if type(value) is int and abs(value) <= _MAX_INT else None
 
 
@@ -51,7 +54,7 @@ _Count = Annotated[int | None, _integer(0, _MAX_INT)]
 _Percent = Annotated[int | None, _integer(0, 100)]
 _Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
 _Number = Annotated[float | None, PlainValidator(_number)]
-_Phase = Annotated[str | None, PlainValidator(lambda v: clean(v[:_MAX_PHASE]) if isinstance(v, str) else None)]
+_Phase = Annotated[str | None, PlainValidator(lambda v: clean(v)[:_MAX_PHASE] if isinstance(v, str) else None)]
 _Name = Annotated[str | None, _text(lambda text: text[: limits.MAX_REASON])]
 _Advice = Annotated[str | None, _text(lambda text: shorten(text, limits.MAX_ADVICE))]
 _Text = Annotated[str | None, _text(lambda text: text[:_MAX_TEXT])]

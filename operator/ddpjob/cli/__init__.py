@@ -8,7 +8,7 @@
          └▶ init, validate, render, convert          files alone: client.validation, client.starter, convert
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text
-from a job, a log or a status passes through ``text.sanitize`` before it is printed.
+from a job, a log or a status passes through ``clean`` (``api/text.py``) before it is printed.
 """
 
 import atexit

@@ -10,9 +10,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from ddpjob.api.text import clean_line
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import is_coloured, number_of, one_line, sanitize_line
+from ddpjob.cli.text import is_coloured, number_of, one_line
 from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ def shown(line: "LogLine", *, several: bool) -> str:
 
     text = line.text
     if (prefix := RANK_PREFIX.match(text)) is not None:
-        return _prefix(f"n{line.node}r{line.rank}", line.rank or 0) + sanitize_line(text[prefix.end() :])
-    return (_prefix(f"n{line.node}", line.node) if several else "") + sanitize_line(text)
+        return _prefix(f"n{line.node}r{line.rank}", line.rank or 0) + clean_line(text[prefix.end() :])
+    return (_prefix(f"n{line.node}", line.node) if several else "") + clean_line(text)
 
 
 def _object(line: "LogLine") -> "Json":

@@ -13,9 +13,10 @@ from pydantic import RootModel
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
+from ddpjob.api.text import clean_line
 from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
-from ddpjob.cli.text import duration, one_line, sanitize_line
+from ddpjob.cli.text import duration, one_line
 from ddpjob.client.base import RANK_PREFIX
 from ddpjob.errors import DDPJobError
 
@@ -53,7 +54,7 @@ class Display(ABC):
 def of_process(line: str) -> tuple[str, str]:
     """Return who printed a line, node 0 or a rank of it, and the line without ddprun's prefix, safe for a terminal."""
     prefix = RANK_PREFIX.match(line)
-    return (prefix[0][1:-2], sanitize_line(line[prefix.end() :])) if prefix else ("n0", sanitize_line(line))
+    return (prefix[0][1:-2], clean_line(line[prefix.end() :])) if prefix else ("n0", clean_line(line))
 
 
 class PlainDisplay(Display):

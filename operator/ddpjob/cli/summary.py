@@ -9,7 +9,8 @@ from pathlib import Path
 from ddpjob.api import exit_codes
 from ddpjob.api.objects import Json, condition
 from ddpjob.api.status import recorded_status
-from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, sanitize_line, time_text
+from ddpjob.api.text import clean_line
+from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, time_text
 from ddpjob.client.local_logs import last_lines
 from ddpjob.local import LocalError
 from ddpjob.local.state import HostPaths
@@ -194,5 +195,5 @@ def _end_of_log(result: RunResult, failure: Json) -> Sequence[str]:
     if not failure.get("pod"):
         return []
     log = result.paths.record.log(str(failure["pod"]))
-    last = [sanitize_line(line) for line in last_lines(log, _LOG_LINES)]
+    last = [clean_line(line) for line in last_lines(log, _LOG_LINES)]
     return ["", f"last lines of {one_line(log)}:", *(f"  {line}" for line in last)] if last else []

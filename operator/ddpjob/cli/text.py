@@ -1,49 +1,20 @@
-"""Text for a person: sanitized strings, durations, counts, and the three lines of an error."""
+"""Text for a person: strings without control characters, durations, counts, and the three lines of an error."""
 
 import os
-import re
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from ddpjob.api.text import clean
 from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
     from ddpjob.api.status import TimeSpent
 
-# Escape sequences in a log can set window titles, overwrite lines or paste into the shell; characters that change the
-# direction of writing make one text look like another.
-_ESCAPE_SEQUENCE = re.compile(
-    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, the clipboard
-    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS, SOS, PM, APC
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|\x1b[ -/]*[0-~]"  # the short ones
-)
-_CONTROL_CHARACTER = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 except tab and line feed, DEL, C1
-    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
-
-
-def sanitize(text: object) -> str:
-    """Return the text without escape sequences, and with other control characters escaped (``\\x07``)."""
-    return _CONTROL_CHARACTER.sub(_escaped, _ESCAPE_SEQUENCE.sub("", str(text)))
-
-
-def sanitize_line(text: object) -> str:
-    """Return one line of a log as a terminal shows it: text after a carriage return replaces the text before."""
-    parts = [part for part in str(text).rstrip("\r\n").split("\r") if part]
-    return sanitize(parts[-1]) if parts else ""
-
 
 def one_line(text: object) -> str:
-    """Return the sanitized text on one line: each run of white space becomes one space."""
-    return sanitize(" ".join(str(text).split()))
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    """Return the text on one line, without control characters: each run of white space becomes one space."""
+    return clean(" ".join(str(text).split()))
 
 
 def is_coloured() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json, event_time
 from ddpjob.api.quantities import amount
-from ddpjob.api.text import shorten
+from ddpjob.api.text import clean, shorten
 from ddpjob.engine.actions import Note
 
 ADOPTED = "ClaimAdopted"
@@ -43,7 +43,7 @@ def unbound_claim(name: str, claim: Json | None, events: Sequence[Json]) -> str:
     if not events:
         return f"claim {name} is {phase}"
     last = max(events, key=event_time)
-    return shorten(f"claim {name} is {phase}: {last.get('reason')}: {last.get('message')}", _MAX_TEXT)
+    return shorten(clean(f"claim {name} is {phase}: {last.get('reason')}: {last.get('message')}"), _MAX_TEXT)
 
 
 def claim_conflict(found: Json, wanted: Json, job: str) -> str | None:

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from ddpjob.api.limits import MAX_MESSAGE
 from ddpjob.api.status import CONDITIONS, RUNNING, Condition, Failure, Furthest, Nodes
-from ddpjob.api.text import shorten
+from ddpjob.api.text import clean, shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine import elastic
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
@@ -63,7 +63,7 @@ def build(before: Sequence[Condition], aspects: Mapping[str, Aspect], now: datet
 
 def _condition(name: str, old: Condition | None, aspect: Aspect, time: str) -> Condition:
     holds, reason, text = aspect
-    status, message = "True" if holds else "False", shorten(text, MAX_MESSAGE)
+    status, message = "True" if holds else "False", shorten(clean(text), MAX_MESSAGE)
     if old is None or old.status != status:
         return Condition(type=name, status=status, reason=reason, message=message, last_transition_time=time)
     is_same = (old.reason, old.message) == (reason, message)

@@ -8,6 +8,7 @@ from ddpjob.api.status import CheckpointStatus, DDPJobStatus, Furthest, PauseSta
 from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
+_LARGE = 1e15
 # Of ddptrain, whose reports of schemas 1 and 2 have no path: an image of an earlier release may run.
 _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 
@@ -118,4 +119,5 @@ def _display(report: TrainingReport) -> str:
 
 
 def _number_text(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form)
+    """Return a number as text; one that is too long for a column with an exponent."""
+    return None if value is None else format(value, form if abs(value) < _LARGE else ".4g")
