@@ -352,7 +352,7 @@ def test_report_of_a_failed_pod_counts_although_a_user_deletes_the_pod_before_th
             world.settle()
     assert live(world) == ["2"], "the second restart has a delay"
     del world.pods[world.pod(1)["metadata"]["name"]]
-    world.forward(2)
+    world.forward(15)
     world.settle()
     assert live(world) == ["2", "3"]
 
