@@ -87,6 +87,7 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "killed": (ended(137), {}, "SIGKILL", RESTART),
     "crashed": (ended(139), {}, "SIGSEGV", RESTART),
     "exception": (failed(1, kind="ValueError", exception="ValueError", message="m"), {}, "ValueError", RESTART),
+    "failed device": (failed(1, kind="DeviceFailed", message="m"), {}, "DeviceFailed", RESTART),
     "other program's code 78": (ended(78), {}, "Error", RESTART),
     "launcher not copied": (
         {"phase": "Failed", "initContainerStatuses": [{"name": "ddpjob-launcher", "state": ENDED_WITH_1}]}, {},
@@ -121,22 +122,22 @@ def test_failed_pod_leads_to_the_reaction_of_its_row(case: str) -> None:
 
 
 REPEATED = Failure(
-    attempt=1, exception="ValueError", step=7, reason="ValueError", message="m", action="Restart", counted=True,
-    time="2026-03-01T12:00:00Z",
+    attempt=1, exception="ValueError", step=7, where="train.py:9", reason="ValueError", message="m", action="Restart",
+    counted=True, time="2026-03-01T12:00:00Z",
 )  # fmt: skip
+REPEATS = failed(1, exception="ValueError", step=7, exact=True, where="train.py:9", message="m")
+AFTER_REPEATED = [Context(earlier=[REPEATED], has_trained=has_trained) for has_trained in (False, True)]
 
 
 def test_every_row_of_the_table_is_reached_by_a_case() -> None:
     seen = set()
-    context = Context()
-    repeated = failed(1, exception="ValueError", step=7, message="m")
     refused = [(waiting(reason), {}, reason, FAIL) for reason in ("InvalidImageName", "CreateContainerConfigError")]
-    for status, metadata, *_ in [*CASES.values(), *refused, (repeated, {}, "", FAIL)]:
+    twice = [(case, context) for case in [(REPEATS, {})] for context in AFTER_REPEATED]
+    for (status, metadata, *_), context in [*((case, Context()) for case in [*CASES.values(), *refused]), *twice]:
         pod = {"metadata": {"name": "p", "uid": "u", "labels": {}} | metadata, "status": status}
         view = pod_view(pod)
         facts = evidence_of_waiting(view) if view.waiting else evidence_of(view)
         seen.add(next(i for i, row in enumerate(TABLE) if row.matches(facts, context)))
-        context = Context(earlier=[REPEATED])
     seen.add(next(i for i, row in enumerate(TABLE) if row.matches(evidence_of_missing(0), Context())))
     assert [row.when for i, row in enumerate(TABLE) if i not in seen] == []
 
@@ -264,38 +265,6 @@ def test_script_that_ends_with_a_missing_command_may_have_lost_a_peer() -> None:
     world.set_pod(0, failed(1, kind="ValueError", message="m", at=at(101)))
     world.settle()
     assert world.status["failures"][0]["reason"] == "ValueError"
-
-
-def fail_twice(first: Json, second: Json) -> World:
-    world, _ = failure(failed(1, **first), {})
-    world.run_all()
-    world.settle()
-    world.set_pod(0, failed(1, **second))
-    world.settle_after_backoff()
-    return world
-
-
-def test_same_exception_at_the_same_step_twice_is_deterministic() -> None:
-    report = {"exception": "ValueError", "kind": "ValueError", "step": 7, "message": "bad label"}
-    world = fail_twice(report, report | {"message": "bad label 9"})
-    assert world.condition("Failed")["reason"] == "DeterministicError"
-    assert "the attempt before failed in the same way" in world.condition("Failed")["message"]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({"exception": "ValueError", "step": 7}, {"exception": "ValueError", "step": 8}),
-        ({"exception": "ValueError", "step": 7}, {"exception": "KeyError", "step": 7}),
-        ({"exception": "OSError", "step": 7}, {"exception": "OSError", "step": 7}),
-        ({"exception": "DistBackendError", "step": 7}, {"exception": "DistBackendError", "step": 7}),
-        ({"step": 7}, {"step": 7}),
-        ({"exception": "RuntimeError"}, {"exception": "RuntimeError"}),
-    ],
-)
-def test_other_repeated_failures_are_not_deterministic(first: Json, second: Json) -> None:
-    world = fail_twice({"message": "m"} | first, {"message": "m"} | second)
-    assert world.status["attempt"] == 3 and world.status["state"] != "Failed"
 
 
 def test_pod_deadline_suspects_no_node() -> None:

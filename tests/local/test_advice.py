@@ -8,7 +8,7 @@ from ddpjob.api.status import Failure
 from ddpjob.engine.evidence import evidence_of
 from ddpjob.engine.failures import TABLE, Context, Judgement, judge
 from tests.builders import failed
-from tests.engine.test_failures import CASES, REPEATED
+from tests.engine.test_failures import CASES, REPEATED, REPEATS
 from tests.local.builders import OF_A_CLUSTER_ALONE, a_local_job
 from tests.local.sessions import Place
 
@@ -32,7 +32,7 @@ def test_advice_about_each_end_of_a_process_names_nothing_of_a_cluster() -> None
     """Each row of the table has a case. In local mode only how the program ended leads to a row."""
     ends = [status for status, metadata, *_ in CASES.values() if is_of_a_process(status, metadata)]
     found = [judged(status) for status in ends]
-    found.append(judged(failed(1, exception="ValueError", step=7, message="m"), REPEATED))
+    found.append(judged(REPEATS, REPEATED))
     for made, row in found:
         assert made.hint and made.next, row.when
         words = OF_A_CLUSTER_ALONE.findall(f"{made.message} {made.hint} {made.next}")
@@ -51,6 +51,7 @@ def test_advice_about_each_end_of_a_process_names_nothing_of_a_cluster() -> None
             "CreateContainerConfigError",
             "LauncherNotInjected",
         ),
+        "the same, on the same Kubernetes node as before",
         "the kubelet refused the pod (UnexpectedAdmissionError, OutOfcpu, NodeAffinity, ...)",
         "the pod failed without an exit code",
     }

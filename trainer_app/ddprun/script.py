@@ -237,7 +237,8 @@ class _Run:
 
     def _place(self) -> dict[str, Any]:
         last = self._heartbeat.last
-        return self._progress.snapshot() | {"step": last.step, "phase": last.collective or last.phase}
+        place = {"step": last.step, "exact": script_interface.step_is_exact(), "phase": last.collective or last.phase}
+        return self._progress.snapshot() | place
 
 
 class _Success(Exception):  # noqa: N818 - no error

@@ -39,7 +39,7 @@ class _State:
         beats, reports: whether this process is the one whose steps, and whose reports, are the rank's.
         optimizers: the ids of those that have stepped since a step was counted last.
         only: the id of the optimizer if that is one; 0 if they are several or none.
-        is_reported: the script reports its steps itself.
+        is_reported: the script reports its steps itself. is_each: it has reported the step after the one before.
         quick_until: the steps before this time (CLOCK_MONOTONIC) are heartbeats only; 0 if the next is more than that.
     """
 
@@ -53,6 +53,7 @@ class _State:
     only: int = 0
     quick_until: float = 0.0
     is_reported: bool = False
+    is_each: bool = False
     flag: StopFlag | None = None
     stop_agreed: bool = False
     saved: bool = False  # a checkpoint was saved or reported after the stop
@@ -155,6 +156,11 @@ def still_steps() -> bool:
     return True
 
 
+def step_is_exact() -> bool:
+    """Return whether the script has completed no step after the last one that is known."""
+    return _state.is_each or not _state.is_reported
+
+
 def stop_was_asked() -> bool:
     """Return whether ``should_stop`` has returned True."""
     return _state.stop_agreed
@@ -206,6 +212,8 @@ def report(
         shown["checkpoint"] = {"step": step, "path": os.path.relpath(checkpoint, base)}
         _state.saved = _state.stop_agreed
     _state.is_reported = True
+    if step != (last := _state.heartbeat.last.step):
+        _state.is_each = step == last + 1
     if _state.progress is not None:
         if _takes(_state.beats):
             _state.heartbeat.mark("train", step)

@@ -223,7 +223,8 @@ class Worker:
             print(typed.lines(), file=sys.stderr, flush=True)
         else:
             traceback.print_exception(error)
-        return Ending(termination.failure(error, rank=self.ranks.rank, progress=self._progress.snapshot()))
+        place = self._progress.snapshot() | {"exact": True}
+        return Ending(termination.failure(error, rank=self.ranks.rank, progress=place))
 
 
 def run_forked(config: Config, rank: RankProcess, *, job: Job) -> int:

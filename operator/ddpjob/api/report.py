@@ -176,7 +176,7 @@ class EndReport:
 
     cause: "own" failure or that of a "peer". outcome: "stopped" after SIGTERM. code: the exit code.
     before_stop: the training had ended before the pod was to be deleted, which ended a process that lingered.
-    rank, step, where: the process that failed first, and the place.
+    rank, step, where: the process that failed first, and the place. exact: ``step`` is not older than the failure.
     progress: the last report of the training.
     root: what the launcher of ``node`` reported, if that node failed first.
     fenced, life, lives: see ``TrainingReport``.
@@ -194,6 +194,7 @@ class EndReport:
     signal: Annotated[int | None, _integer(1, NSIG - 1)] = None
     rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
     step: _Count = None
+    exact: Annotated[bool, PlainValidator(lambda value: value is True)] = False
     where: _Text = None
     node: _Count = None
     progress: Annotated[TrainingReport | None, _OrNone] = None

@@ -3,6 +3,7 @@
 The first row that matches applies. ``make generate`` prints the table as docs/failures.md.
 """
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from signal import SIGKILL
@@ -36,16 +37,25 @@ Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
 FailAtStart: the job fails if it has never trained. Afterwards it is a restart, because a broken Kubernetes node, a
 volume that is not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
 
-# Errors of the operating system and of communication, and of GPUs: the same one can have another cause the next time.
-_ENVIRONMENT_ERRORS = frozenset(
+# What programs raise by themselves. Any library may have errors of storage, network and devices with names of its own.
+_OF_PROGRAMS = frozenset(
     {
-        *("OSError", "IOError", "FileNotFoundError", "FileExistsError", "PermissionError", "NotADirectoryError"),
-        *("IsADirectoryError", "InterruptedError", "BlockingIOError", "ChildProcessError", "ProcessLookupError"),
-        *("ConnectionError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "TimeoutError"),
-        *("ConnectionResetError", "gaierror", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"),
-        "AcceleratorError",
+        *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "IndentationError", "IndexError"),
+        *("KeyError", "LookupError", "ModuleNotFoundError", "NameError", "NotImplementedError", "OverflowError"),
+        *("RecursionError", "RuntimeError", "SyntaxError", "TypeError", "UnboundLocalError", "ValueError"),
+        "ZeroDivisionError",
     }
 )
+_OF_DEVICES = re.compile(
+    r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC|unhandled cuda error", re.IGNORECASE
+)
+_OF_THE_ENVIRONMENT = re.compile(
+    rf"{_OF_DEVICES.pattern}|CUDA|cuDNN|cuBLAS|NCCL|gloo|connection|socket|\bI/O\b|input/output|timed? ?out|zip archive"
+    r"|worker \(pid|killed|no space left|stale file|Errno",
+    re.IGNORECASE,
+)
+# Another exception in the text of one: of a DataLoader's worker, and the first cause that ddprun names.
+_ANOTHER = re.compile(r"(?:^|Caught |caused by )([\w.]*(?:Error|Exception|Timeout|Interrupt))(?: in |: )")
 
 
 @dataclass(frozen=True)
@@ -117,12 +127,43 @@ def _waits_with(reason: str) -> Callable[[Evidence, Context], bool]:
     return lambda e, _: e.exit_code is None and e.reason == reason
 
 
+def _has_failed_device(e: Evidence) -> bool:
+    is_device = e.report.kind == "DeviceFailed" or (e.exception or "").rpartition(".")[2] == "AcceleratorError"
+    is_named = e.exception == "RuntimeError" and _OF_DEVICES.search(_text(e)) is not None
+    return e.whose != "peer" and (is_device or is_named)
+
+
+def _is_of_program(e: Evidence) -> bool:
+    """Whether an exception follows from the code or the data, and names neither machine nor network nor a service."""
+    raised = {e.exception, *(name.rpartition(".")[2] for name in _ANOTHER.findall(_text(e)))}
+    return (
+        e.whose != "peer" and e.exit_code == 1 and raised <= _OF_PROGRAMS and not _OF_THE_ENVIRONMENT.search(_text(e))
+    )
+
+
+def _text(e: Evidence) -> str:
+    return (e.logged.message if e.logged is not None else e.report.message) or ""
+
+
 def _repeats(e: Evidence, context: Context) -> bool:
-    """Whether the attempt before failed with the same exception of the user's code at the same step."""
-    code, exception, step = e.report.code, e.report.exception, e.report.step
-    if code != 1 or None in (exception, step) or exception in _ENVIRONMENT_ERRORS or not context.earlier:
+    """Whether the program failed at the same place in the attempt before.
+
+    Of a job that has trained, also at the same step. The last report of a program that reports each 100th step says
+    nothing about that.
+    """
+    before = context.earlier[-1] if context.earlier else None
+    if before is None or not e.place or not _is_of_program(e):
         return False
-    return (context.earlier[-1].exception, context.earlier[-1].step) == (exception, step)
+    if (before.exception, before.where) != (e.exception, shorten(e.place, MAX_ADVICE)):
+        return False
+    return not context.has_trained or (e.report.exact and e.report.step is not None and e.report.step == before.step)
+
+
+def _is_deterministic(e: Evidence, context: Context) -> bool:
+    if not _repeats(e, context):
+        return False
+    nodes = {e.pod.node_name if e.pod else None, context.earlier[-1].node_name}
+    return context.is_local or not context.has_trained or (None not in nodes and len(nodes) == 2)
 
 
 _GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"
@@ -346,12 +387,35 @@ TABLE: tuple[Judgement, ...] = (
         next="give each job its own checkpoint.subPath",
     ),
     Judgement(
+        "DeviceFailed",
+        "the trainer's report or its log says that a GPU or its driver failed, for example `CUDA error: uncorrectable "
+        "ECC error`",
+        lambda e, _: _has_failed_device(e),
+        node_suspected=True,
+        hint="the GPU or its driver failed, or a kernel used memory that is not its own",
+        next="look for Xid in dmesg of node {node}; {logs}",
+        local=(
+            "the GPU or its driver failed, or a kernel used memory that is not its own",
+            "look for Xid in dmesg; {logs}",
+        ),
+    ),
+    Judgement(
         "DeterministicError",
-        "the user's code raised the same exception at the same step as in the attempt before",
-        _repeats,
+        "the program raised the same exception at the same place as in the attempt before (`ValueError`, `KeyError`, "
+        "`RuntimeError` and others of Python, whose text names no device, network or file). If the job has trained, "
+        "also at the same step, which the trainer has counted itself, and on another Kubernetes node",
+        _is_deterministic,
         action="Fail",
         hint="the error follows from the code or the data, so another restart would end in the same way",
         next="{logs}; correct the code, and create the job again",
+    ),
+    Judgement(
+        "",
+        "the same, on the same Kubernetes node as before",
+        _repeats,
+        node_suspected=True,
+        hint="the error follows from the code or the data, or the Kubernetes node computes wrong values",
+        next="{logs}",
     ),
     Judgement(
         EXITED_EARLY,

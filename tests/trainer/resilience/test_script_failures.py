@@ -25,6 +25,39 @@ def report(server: ForkServer, folder: Path, text: str, code: int = 1) -> dict[s
     return run(server, written(folder, text), code=code).message()
 
 
+COUNTED = """
+import torch
+optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+for step in range(4):
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(COUNTED, (4, True), id="counted"),
+        pytest.param("import ddprun\nfor n in range(1, 5):\n    ddprun.report(step=n)\n", (4, True), id="each"),
+        pytest.param(
+            "import ddprun\nfor n in range(90, 94):\n    ddprun.report(step=n)\n    ddprun.report(step=n, loss=1.0)\n",
+            (93, True),
+            id="each-twice",
+        ),
+        pytest.param(
+            "import ddprun\nfor n in range(1, 350):\n    if n % 100 == 0:\n        ddprun.report(step=n)\n",
+            (300, None),
+            id="each-hundredth",
+        ),
+        pytest.param("import ddprun\nddprun.report(step=100, total_steps=1000)\n", (100, None), id="first"),
+    ],
+)
+def test_report_says_whether_its_step_is_the_last_that_was_completed(
+    ddptrain: ForkServer, tmp_path: Path, text: str, expected: tuple[int, bool | None]
+) -> None:
+    message = report(ddptrain, tmp_path, f"{FAIL}{text}fail()\n")
+    assert (message["step"], message.get("exact")) == expected
+
+
 def summary(message: dict[str, Any]) -> tuple[str, str, str]:
     return message["exception"], message["message"], message["where"]
 

@@ -68,10 +68,12 @@ def failed(
 
     Args:
         progress: gives phase, checkpoint, and step: the step in progress; of a script, the last completed step, because
-            only the end of a step is seen.
+            only the end of a step is seen. exact: no later step was completed, which a script that reports some of its
+            steps may have done.
         fields: those that differ from the defaults below.
     """
     place = {name: (progress or {}).get(name) for name in ("step", "phase", "checkpoint")}
+    place |= {"exact": True} if progress and progress.get("exact") else {}
     return {
         "schema": SCHEMA, "outcome": "failed", "code": code, "kind": kind, "cause": "own", "rank": rank, **place,
         "signal": None, "exception": None, "message": message, "hint": None, "next": None, "where": None, **fields,
