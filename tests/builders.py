@@ -264,7 +264,7 @@ class World:
             peers = [p for p in self.pods.values() if of and p["metadata"]["labels"].get(names.LABEL_ATTEMPT) == of]
             over = [p["metadata"]["name"] for p in peers if p["status"]["phase"] in ("Succeeded", "Failed")]
             assert not over, f"{name} is created after {over} of its attempt ended"
-            meta = body["metadata"] | {"uid": f"uid-of-{name}"}
+            meta = body["metadata"] | {"uid": f"uid-of-{name}", "creationTimestamp": timestamp(self.now)}
             self.pods[name] = body | {"metadata": meta, "status": {"phase": "Pending"}}
 
 

@@ -155,6 +155,21 @@ def test_pod_that_appears_in_place_of_one_that_ran_does_not_hide_its_loss(bound:
     assert world.attempts() == ["2"]
 
 
+def test_running_pod_that_its_kubelet_shows_as_pending_for_a_moment_is_not_lost() -> None:
+    world = World(a_job())
+    world.settle()
+    world.forward(5)
+    world.run_all()
+    world.settle()
+    world.forward(60)
+    world.set_pod(1, {"phase": "Pending", "startTime": "2026-03-01T12:00:01Z"})
+    world.settle()
+    assert "failures" not in world.status and world.status["attempt"] == 1
+    world.run_all()
+    world.settle()
+    assert world.status["state"] == "Running"
+
+
 def test_pod_that_runs_while_its_phase_is_still_pending_is_not_lost() -> None:
     """The kubelet keeps the phase until the containers have ended, of a pod whose deadline passed as they started."""
     world = World(a_job(restartPolicy={"maxRestarts": 0}))

@@ -246,6 +246,26 @@ def test_node_that_runs_on_after_the_first_success_restarts_the_job() -> None:
     assert world.status["attempt"] == 2
 
 
+def test_upload_of_twenty_minutes_after_the_end_of_the_peers_ends_no_job() -> None:
+    """The program reports nothing, so only a longer wait after each failure shows that node 0 works."""
+    world = a_running_world(a_job())
+    for grace in (300, 600, 1200):
+        world.set_pod(1, ended(0, at=world.now))
+        world.settle()
+        world.forward(grace - 1)
+        world.settle()
+        assert world.status["currentAttempt"].get("ending") is None
+        if grace == 1200:
+            break
+        world.forward(1)
+        world.settle_after_backoff()
+        world.run_all()
+        world.settle()
+    world.set_pod(0, ended(0, at=world.now))
+    world.settle()
+    assert world.status["state"] == "Succeeded"
+
+
 @pytest.mark.parametrize(("age", "stalled", "attempt"), [(2.0, 250.0, 1), (None, 20.0, 1), (None, 250.0, 2)])
 def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, stalled: float, attempt: int) -> None:
     """Rank 0 exports the model after its peers have ended; the age is that of its last work."""

@@ -105,7 +105,9 @@ def test_no_text_of_a_program_controls_the_terminal(make: Any) -> None:
 
 def test_report_with_raw_bidi_characters_and_c1_is_still_read() -> None:
     world = a_running_world(a_job(**ONCE))
-    message = json.dumps({"schema": 2, "cause": "own", "code": 1, "message": "a\u202eb\x9b31mc\x85d"}, ensure_ascii=False)
+    message = json.dumps(
+        {"schema": 2, "cause": "own", "code": 1, "message": "a\u202eb\x9b31mc\x85d"}, ensure_ascii=False
+    )
     world.set_pod(1, ended(1, message=message))
     world.settle()
     assert world.status["failures"][0]["message"].endswith("a\\u202ebc\\x85d")

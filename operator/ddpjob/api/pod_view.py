@@ -65,7 +65,7 @@ class PodView:
         that is the cause (``_disruption``), or "".
     unready_since: since when the control plane shows the pod as not ready although its containers are: its node does
         not respond. None if it does.
-    start_time: when the kubelet accepted the pod.
+    created: when the API server created the pod. start_time: when the kubelet accepted it.
     started_at, finished_at: when the trainer's container started and ended, by the clock of its Kubernetes node.
     prepared: the kubelet has set up the volumes and network of a pod whose phase is Pending; None if it does not say.
     """
@@ -86,6 +86,7 @@ class PodView:
     evicted: bool = False
     disruption: str = ""
     unready_since: str | None = None
+    created: str | None = None
     start_time: str | None = None
     prepared: bool | None = None
     node_name: str | None = None
@@ -178,6 +179,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         evicted=evicted,
         disruption=disruption,
         unready_since=_node_unready_since(status),
+        created=meta.get("creationTimestamp"),
         start_time=status.get("startTime"),
         prepared=_prepared(status),
         node_name=_shared(spec.get("nodeName")),

@@ -16,6 +16,7 @@ REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
 """How long the kubelet may refuse to start a container: a Secret may have been applied together with the job."""
 REFUSED_LATER_SECONDS, REFUSED_EVERYWHERE_SECONDS = 60, 1800
 """The same for a job that has trained; the second if none of its pods starts: a Secret is away while it is replaced."""
+COMPLETION_EXCEEDED = "CompletionDeadlineExceeded"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,10 @@ def _completion(s: JobState) -> Deadline | None:
         return None
     if s.job.spec.success_policy == "NodeZero":
         return None  # node 0 may go on when the others have ended, and its end is that of the job
-    limit = s.job.spec.completion_grace_seconds
+    # Doubled after each failure in a row for this reason: a long upload at the end of the training must end no job.
+    reasons = [failure.reason for failure in reversed(s.earlier_failures)]
+    in_row = next((n for n, reason in enumerate(reasons) if reason != COMPLETION_EXCEEDED), len(reasons))
+    limit = s.job.spec.completion_grace_seconds * 2**in_row
     # The plan that sees the first success also sets the timer: no event follows if the other nodes hang.
     waited = seconds_between(s.attempt.first_success_time or timestamp(s.now), s.now)
     left = [r for r in s.job.node_ranks if r not in s.succeeded_nodes]
@@ -117,7 +121,7 @@ def _completion(s: JobState) -> Deadline | None:
     return Deadline(
         remaining,
         "attempt",
-        "CompletionDeadlineExceeded",
+        COMPLETION_EXCEEDED,
         text,
         hint,
         "end with torch.distributed.destroy_process_group() on every rank, or increase completionGraceSeconds",

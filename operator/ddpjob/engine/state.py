@@ -11,7 +11,7 @@ from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
-from ddpjob.api.times import seconds_between, seconds_since, timestamp
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_running, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
@@ -103,11 +103,17 @@ class JobState:
         """node_ranks that have no pod and have not succeeded.
 
         After all pods ran, a pod that has not started does not prove that the pod that ran still exists: a delayed
-        create can add it after that pod was lost. The peers do not accept it.
+        create can add it after that pod was lost. The peers do not accept it. A pod that is older ran, and its kubelet
+        shows it as Pending for a moment, for example after its restart.
         """
-        all_ran = self.attempt.all_running_time is not None
-        present = {node_rank for node_rank, pod in self.current.items() if not (all_ran and pod.unstarted)}
-        done = present | self.succeeded_nodes
+        ran = self.attempt.all_running_time
+        done = self.succeeded_nodes | {
+            node_rank
+            for node_rank, pod in self.current.items()
+            if not pod.unstarted
+            or ran is None
+            or (pod.created is not None and parse_time(pod.created) < parse_time(ran))
+        }
         return [node_rank for node_rank in self.job.node_ranks if node_rank not in done]
 
     @property

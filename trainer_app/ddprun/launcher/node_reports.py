@@ -26,19 +26,8 @@ from ddprun.reporting.termination import Report, printable, root_cause_lines
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
 _ROOT_FIELDS = (
-    "code",
-    "kind",
-    "rank",
-    "step",
-    "exact",
-    "phase",
-    "signal",
-    "exception",
-    "where",
-    "message",
-    "hint",
-    "next",
-)
+    "code", "kind", "rank", "step", "exact", "phase", "signal", "exception", "where", "message", "hint", "next",
+)  # fmt: skip
 _STALL = "stall-"  # then the node: its report of a stall that lasts
 _TRACE = "trace-"  # then the rank alone: torchfrtrace --prefix trace- takes the rest of the name for the rank
 _KEPT_ATTEMPTS = 100  # some KB each; the verb ``report`` shows the cause of every restart
