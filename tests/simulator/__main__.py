@@ -7,6 +7,7 @@ import sys
 from tests.simulator.runs import Run, ViolationError, compare, execute
 from tests.simulator.scenarios import SCENARIOS
 from tests.simulator.soak import soak
+from tests.simulator.stories import STORIES
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
     if options.command == "soak":
         return soak(options.runs, options.first)
     if options.command == "list":
-        print("\n".join(SCENARIOS))
+        print("\n".join([*SCENARIOS, *STORIES]))
         return 0
     return _replay(Run.parse(options.run), logs=options.logs)
 

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.mutants.mutant import Mutant, in_this_process
-from tests.simulator.runs import ELASTIC, RANDOM, Run, ViolationError, calm, compare, undisturbed
+from tests.simulator.runs import RANDOM, Run, ViolationError, calm, compare, undisturbed
 
 CORES = 2
 _BATCH = 25
@@ -59,7 +59,7 @@ def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str
 def first_detection(mutant: Mutant) -> str | None:
     """Return the first run that fails with a mutant although it passes without, and how it fails; None if none does."""
     for run in (Run.parse(text.split()) for text in mutant.runs):
-        if run.scenario not in (RANDOM, ELASTIC):
+        if run.scenario != RANDOM and not run.is_alone:
             undisturbed(run.scenario)  # cached before the mutant is applied
         with in_this_process(mutant):
             failure = _failure_of(run)

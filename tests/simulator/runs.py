@@ -13,12 +13,17 @@ from tests.simulator.oracle import Outcome, check, check_undisturbed, outcome, s
 from tests.simulator.pool import an_elastic_simulation, check_sizes, elastic_story
 from tests.simulator.scenarios import CHECKPOINT, SCENARIOS, Scenario, random_story
 from tests.simulator.simulation import Simulation
+from tests.simulator.site import Site
+from tests.simulator.site_oracle import check_site
+from tests.simulator.stories import SITE, STORIES, Story, a_random_story
 from tests.simulator.watches import LOSSLESS, MODES
 
 RECONCILES_AFTER_FAULT = 3
 RANDOM = "random"
 ELASTIC = "elastic"
 """A job with minNodes on nodes that come and go (``pool``); all else follows from the seed."""
+ALONE = (ELASTIC, SITE)
+"""Random runs that are not compared with one without faults: their oracle knows how each must end."""
 _DOWNTIMES = (0.0, 0.0, 1.0, 10.0)
 """Even an operator that is killed five times in a row is back within ``NOTICE_SECONDS`` of the scenarios."""
 _NUMBERS = ("order", "seed", "variant", "operators", "logs", "downtime")
@@ -33,10 +38,10 @@ class ViolationError(AssertionError):
 class Run:
     """Everything that determines a run.
 
-    scenario: a name of ``SCENARIOS``, or "random" or "elastic": all else then follows from ``seed``. order: of the
-    reports of pods. variant: other faults for the random story of a seed; all its variants are compared with the same
-    run without faults. operators: how many work at the same time. logs: they read the logs of failed pods, in random
-    runs with faults. downtime: seconds until a killed operator starts again.
+    scenario: a name of ``SCENARIOS`` or ``STORIES``, or "random", "elastic" or "site": all else then follows from
+    ``seed``. order: of the reports of pods. variant: other faults for the random story of a seed; all its variants are
+    compared with the same run without faults. operators: how many work at the same time. logs: they read the logs of
+    failed pods, in random runs with faults. downtime: seconds until a killed operator starts again.
     """
 
     scenario: str
@@ -58,6 +63,11 @@ class Run:
         return " ".join([self.scenario, *map(str, self.faults), *options])
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it is not compared with a run without faults."""
+        return self.scenario in ALONE or self.scenario in STORIES
+
+    @property
     def command(self) -> str:
         return f"python -m tests.simulator replay {self}"
 
@@ -65,8 +75,8 @@ class Run:
     def parse(cls, words: Sequence[str]) -> "Run":
         """Return the run in words such as ``node-loss lost@7 watch=late order=1``. Raises ``ValueError``."""
         scenario, *rest = words
-        if scenario not in (*SCENARIOS, RANDOM, ELASTIC):
-            raise ValueError(f"{scenario} is not one of {', '.join([*SCENARIOS, RANDOM, ELASTIC])}")
+        if scenario not in (*SCENARIOS, *STORIES, RANDOM, *ALONE):
+            raise ValueError(f"{scenario} is not one of {', '.join([*SCENARIOS, *STORIES, RANDOM, *ALONE])}")
         options: dict[str, Any] = dict(word.split("=") for word in rest if "=" in word)
         faults = tuple(At.parse(word) for word in rest if "=" not in word)
         numbers = {key: int(options[key]) for key in _NUMBERS if key in options}
@@ -99,7 +109,9 @@ def execute(run: Run, *, is_calm: bool = False) -> Result:
             check(simulation)
         if run.scenario == ELASTIC and not simulation.server.ambiguous_patches:
             simulation.resizes = check_sizes(simulation.changes)
-        is_undisturbed = run.scenario != ELASTIC and not run.faults and run.watch == "prompt" and run.operators == 1
+        if isinstance(simulation.kubelets, Site) and not simulation.server.ambiguous_patches:
+            check_site(simulation.changes, simulation.kubelets, fails=story_of_run(run).fails)
+        is_undisturbed = not run.is_alone and not run.faults and run.watch == "prompt" and run.operators == 1
         if is_calm or (run.scenario != RANDOM and is_undisturbed):
             check_undisturbed(simulation, 0 if is_calm else SCENARIOS[run.scenario].refused)
         needed = simulation.reconciles_needed
@@ -120,7 +132,7 @@ def compare(run: Run, calm_result: Result | None = None) -> Result:
 
     calm_result: what ``calm`` returned for another variant of this run.
     """
-    if run.scenario == ELASTIC:
+    if run.is_alone:
         return execute(run)
     if run.scenario == RANDOM:
         expected, result = calm_result or calm(run), execute(run)
@@ -166,6 +178,8 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
         scenario, simulation = _random_simulation(run, is_calm=is_calm)
     elif run.scenario == ELASTIC:
         scenario, simulation = _elastic_simulation(run.seed)
+    elif run.is_alone:
+        scenario, simulation = _site_simulation(run)
     else:
         scenario = SCENARIOS[run.scenario]
         is_alone = len(run.faults) <= 1 and run.watch == "prompt" and run.operators == 1
@@ -240,6 +254,22 @@ def _elastic_simulation(seed: int) -> tuple[Scenario, Simulation]:
     operators = chance.choice(_OPERATORS)
     simulation = an_elastic_simulation(seed, choose, watch=watch, downtime=downtime, operators=operators)
     return Scenario(elastic_story), simulation
+
+
+def story_of_run(run: Run) -> Story:
+    """Return the story of a run on a ``Site``."""
+    return a_random_story(run.seed) if run.scenario == SITE else STORIES[run.scenario]
+
+
+def _site_simulation(run: Run) -> tuple[Scenario, Simulation]:
+    """Return a story of nodes that fail; a random one with random faults of the operator in half of the cases."""
+    story, chance = story_of_run(run), random.Random(f"site run {run.seed}")
+    choose, world = at_writes(run.faults), {"watch": run.watch, "downtime": run.downtime, "operators": run.operators}
+    if run.scenario == SITE:
+        choose = now_and_then(f"faults {run.seed}") if chance.random() < 0.5 else choose
+        world = {"watch": chance.choice(("prompt", *LOSSLESS)), "downtime": chance.choice(_DOWNTIMES)}
+        world["operators"] = chance.choice(_OPERATORS)
+    return Scenario(story.script), story.simulation(run.seed, choose, **world)
 
 
 def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -108,47 +108,48 @@ class LogRead(NamedTuple):
 
 
 class Reports:
-    """The poller of one process of the operator, without requests: it reads what the simulated rank 0 shows.
+    """The poller of one process of the operator, without requests: it reads what the simulated rank 0 of a job shows.
 
-    read: returns the answer of rank 0 now. on_plan: called in each reconcile of the job, after its plan is made.
+    read: returns the answer of a job's rank 0 now. on_plan: called in each reconcile of ``KEY``, after its plan.
     """
 
     def __init__(
-        self, read: Callable[[], Polled | None], on_news: Callable[[Key], None], on_plan: Callable[[], None]
+        self, read: Callable[[Key], Polled | None], on_news: Callable[[Key], None], on_plan: Callable[[], None]
     ) -> None:
         self._read = read
         self._on_news = on_news
         self._on_plan = on_plan
-        self._target: Any = None
-        self._answer: Polled | None = None
-        self._since = 0.0
+        self._targets: dict[Key, Any] = {}
+        self._answers: dict[Key, tuple[float, Polled]] = {}
 
-    def poll(self) -> None:
-        """Take the answer of the pod that is followed."""
-        answer = self._read()
-        if self._target is not None and answer and answer.pod == self._target[0] and answer != self._answer:
-            self._answer, self._since = answer, asyncio.get_running_loop().time()
-            self._on_news(KEY)
+    def poll(self, key: Key) -> None:
+        """Take the answer of the pod of a job that is followed."""
+        answer, target = self._read(key), self._targets.get(key)
+        _, known = self._answers.get(key, (0.0, None))
+        if target is not None and answer and answer.pod == target[0] and answer != known:
+            self._answers[key] = asyncio.get_running_loop().time(), answer
+            self._on_news(key)
 
     def polled(self, key: Key) -> Polled:
         """Return the answer, and for how long it has been the same: rank 0 always answers."""
-        if key != KEY or self._answer is None:
+        if key not in self._answers:
             return NOT_POLLED
-        return replace(self._answer, stalled_seconds=asyncio.get_running_loop().time() - self._since)
+        since, answer = self._answers[key]
+        return replace(answer, stalled_seconds=asyncio.get_running_loop().time() - since)
 
     def follow(self, key: Key, target: Any) -> None:
-        if key != KEY:
-            return
-        self._on_plan()
-        is_new, self._target = target != self._target, target
+        if key == KEY:
+            self._on_plan()
+        is_new = target != self._targets.get(key)
+        self._targets[key] = target
         if target is None:
-            self._answer = None
+            self.forget(key)
         elif is_new:
-            asyncio.get_running_loop().call_later(POLL_SECONDS, self.poll)
+            asyncio.get_running_loop().call_later(POLL_SECONDS, self.poll, key)
 
     def forget(self, key: Key) -> None:
-        if key == KEY:
-            self._target = self._answer = None
+        self._targets.pop(key, None)
+        self._answers.pop(key, None)
 
     async def close(self) -> None:
         """Do nothing."""
@@ -207,7 +208,7 @@ class Simulation:
         self.reconciles_needed = 0
         self.late_creates: set[str] = set()
         self.log: list[str] = []
-        self._choose, self._seed, self.watch, self._order = choose, seed, watch, order
+        self._choose, self.seed, self.watch, self._order = choose, seed, watch, order
         self._eager, self._downtime, self._freezes = eager, downtime, freezes
         self._on_call: list[tuple[Callable[[Call], bool], Callable[[], None]]] = []
         self._on_store: list[tuple[Callable[[Change], bool], Callable[[], None]]] = []
@@ -221,6 +222,8 @@ class Simulation:
         self._fault_time = 0.0
         self._plans_at_fault: int | None = None
         self._progress: Polled | None = None
+        self.progress_of: Callable[[Key], Polled | None] = lambda key: self._progress if key == KEY else None
+        self.patience = PATIENCE
         self.operators = operators
         self._reports: list[Reports] = []
         self._watches: list[Watches] = []
@@ -264,7 +267,7 @@ class Simulation:
         is_restored = self.watch == "restored" and self.store.version < BEFORE_RESTORE
         watches = Watches(
             "prompt" if is_restored else self.watch,
-            f"{self._seed} {self.starts}{' second' * number}",
+            f"{self.seed} {self.starts}{' second' * number}",
             self.cluster,
             partial(controller.sweeper.want, KEY.namespace),
         )
@@ -273,8 +276,11 @@ class Simulation:
         asyncio.create_task(serving, name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
 
     def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
-        self._reports.append(Reports(lambda: self._progress, on_news, self._count_plan))
+        self._reports.append(Reports(self._read_progress, on_news, self._count_plan))
         return self._reports[-1]
+
+    def _read_progress(self, key: Key) -> Polled | None:
+        return self.progress_of(key)
 
     def _count_plan(self) -> None:
         self._plans.append(asyncio.get_running_loop().time())
@@ -392,12 +398,12 @@ class Simulation:
     # What a script waits for.
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
-        """Advance the time until ``holds``. Raises ``AssertionError`` after ``PATIENCE``."""
+        """Advance the time until ``holds``. Raises ``AssertionError`` after ``patience``."""
         for step in itertools.chain(STEPS, itertools.repeat(STEPS[-1])):
             await self._attend()
             if holds():
                 return
-            late = asyncio.get_running_loop().time() > PATIENCE
+            late = asyncio.get_running_loop().time() > self.patience
             assert not late, f"not in time: {what}\n  {self.status()}\n  " + "\n  ".join(self.log[-20:])
             await asyncio.sleep(step)
 
@@ -431,8 +437,12 @@ class Simulation:
         """Let rank 0, in this pod, report a step."""
         report = TrainingReport(step=step, total_steps=100, phase="train")
         self._progress = Polled(pod["metadata"]["name"], report)
+        self.poll(KEY)
+
+    def poll(self, key: Key) -> None:
+        """Let the operators read what rank 0 of a job shows."""
         for reports in self._reports:
-            reports.poll()
+            reports.poll(key)
 
     async def in_any_order(self, *actions: Callable[[], None]) -> None:
         """Carry out actions of different nodes, in the order of this run, shortly one after the other."""

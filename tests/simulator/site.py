@@ -1,0 +1,360 @@
+"""Nodes of a simulated run on which programs train by themselves, and what goes wrong with them.
+
+Nodes with broken hardware, pods that end slowly, kubelets that are away for a while, drains, a shared dependency that
+is away for all, and webhooks of other people.
+"""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, Literal
+
+from ddpjob.api import names
+from ddpjob.api.exit_codes import RANKS
+from ddpjob.api.names import Key, Resource
+from ddpjob.api.objects import Json, element
+from ddpjob.api.report import training_report
+from ddpjob.cluster.base import ClusterError, NotFound
+from ddpjob.engine.observed import Polled
+from tests.builders import ended, failed, running
+from tests.memory.store import Change
+from tests.simulator.kubelets import NO_NODE_FREE, Kubelets, _avoided
+from tests.simulator.programs import Program, Training
+from tests.simulator.simulation import Simulation
+from tests.simulator.volume import Volume
+
+Defect = Literal["hook", "mount", "devices", "dying"]
+"""What is wrong with a node.
+
+hook: the runtime's hook fails, so no container starts. mount: a volume is stale, and the command is not found. devices:
+one of its devices is missing. dying: a device fails after a minute or two of training, each time.
+"""
+HOOK_ERROR = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: error during container init: error running prestart hook #0: exit status 1, "
+    "stderr: nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"
+)
+DYING_SECONDS = 100.0
+"""Mean time until the device of a dying node fails."""
+MARKED_SECONDS = 40.0
+"""Time after which the control plane marks the pods of a node that does not respond."""
+EVICTED_SECONDS = MARKED_SECONDS + 300.0
+"""Time after which it deletes them."""
+WEBHOOK_GRACE_SECONDS = 600
+_READY = {"status": "True"}
+_COMPLETED = {"status": "False", "reason": "PodCompleted"}
+Webhook = Literal["none", "grace", "labels", "owner", "adds"]
+"""What a webhook of another team does to new pods: a longer grace period, no labels, no owner, or one more label."""
+
+
+@dataclass
+class Machine:
+    """A Kubernetes node with room for one pod.
+
+    is_cordoned: no pod is placed on it. is_away: its kubelet does not respond; its containers run on, unless is_down.
+    late: what its kubelet reports and does when it responds again.
+    """
+
+    name: str
+    defect: Defect | None = None
+    is_cordoned: bool = False
+    is_away: bool = False
+    is_down: bool = False
+    late: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Site(Kubelets):
+    """Places pods, lets their programs train, and stops them. programs: by the name of the job."""
+
+    def __init__(self, *arguments: Any, machines: Iterable[Machine], **options: Any) -> None:
+        super().__init__(*arguments, eager=False, **options)
+        self.machines = {machine.name: machine for machine in machines}
+        self.programs: dict[str, Program] = {}
+        self.webhook: Webhook = "none"
+        self.away_until = 0.0
+        self.volumes: dict[tuple[str, str], Volume] = defaultdict(Volume)
+        self.trainings: dict[tuple[str, int], Training] = {}
+        self.on_news: Callable[[Key], None] = lambda key: None
+        self._luck = random.Random(f"site {self._seed}")
+        self._is_placing = False
+
+    # What the nodes do.
+
+    def on_change(self, change: Change) -> None:
+        """Schedule what the scheduler and the nodes do about a change of a pod."""
+        if change.resource is not names.PODS:
+            return
+        has_ended = change.obj["status"].get("phase") in ("Succeeded", "Failed")
+        if (change.type in ("ADDED", "DELETED") or has_ended) and not self._is_placing:
+            self._is_placing = True
+            asyncio.get_running_loop().call_later(self._luck.uniform(0.1, 1.0), self.place)
+        was_deleted = change.before is not None and "deletionTimestamp" in change.before["metadata"]
+        if change.type == "MODIFIED" and "deletionTimestamp" in change.obj["metadata"] and not was_deleted:
+            act = partial(self._on_node, change.obj, partial(self._terminate, change.obj))
+            asyncio.get_running_loop().call_later(self._luck.uniform(0.1, 1.0), act)
+
+    def place(self) -> None:
+        """Place the pods that wait, the oldest first, each on any free node that its affinity allows."""
+        self._is_placing = False
+        pods = list(self._server.store.all(names.PODS))
+        over = ("Succeeded", "Failed")
+        used = {pod["spec"].get("nodeName") for pod in pods if pod["status"].get("phase") not in over}
+        free = [each for each in self.machines.values() if each.name not in used | {None} and _takes_pods(each)]
+        waiting = [
+            pod for pod in pods if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
+        ]
+        for pod in sorted(waiting, key=lambda pod: int(pod["metadata"]["resourceVersion"])):
+            fits = [machine for machine in free if machine.name not in _avoided(pod)]
+            if fits:
+                free.remove(chosen := self._luck.choice(fits))
+                self._bind(pod, chosen)
+            elif not pod["status"].get("conditions"):
+                super().report(pod, {"phase": "Pending", "conditions": [NO_NODE_FREE]})
+
+    def _bind(self, pod: Json, machine: Machine) -> None:
+        meta = pod["metadata"]
+        try:
+            self._server.bind(meta["namespace"], meta["name"], machine.name)
+        except ClusterError:
+            return
+        start = partial(self._on_node, pod, partial(self._start, pod, machine))
+        asyncio.get_running_loop().call_later(self._luck.uniform(1.0, 5.0), start)
+
+    def _start(self, pod: Json, machine: Machine) -> None:
+        known = self._known(pod)
+        if known is None or "deletionTimestamp" in known["metadata"]:
+            return
+        if machine.defect == "hook":
+            at = self._now()
+            self.report(known, ended(128, message=HOOK_ERROR, at=at, reason="StartError"))
+            return
+        self.report(known, running(podIP="192.0.2.1"))
+        if machine.defect == "mount":
+            text = "bash: torchrun: command not found"
+            self._later(2.0, lambda: self.report(known, ended(127, message=text, at=self._now())))
+        elif machine.defect == "devices":
+            told = {"exception": "RanksError", "kind": "RanksImpossible", "message": "this node has 7 GPUs"}
+            self._later(5.0, lambda: self.report(known, failed(RANKS, at=self._now(), rank=0, **told)))
+        elif (training := self.training_of(known)) is not None:
+            training.join(int(known["metadata"]["labels"][names.LABEL_NODE_RANK]), known)
+
+    def training_of(self, pod: Json) -> Training | None:
+        """Return the training that a pod is a part of; None for a probe, and for a pod without its labels."""
+        labels = pod["metadata"].get("labels") or {}
+        program = self.programs.get(labels.get(names.LABEL_JOB_NAME, ""))
+        if program is None or names.LABEL_JOB_UID not in labels or names.LABEL_PROBE in labels:
+            return None
+        key = labels[names.LABEL_JOB_UID], int(labels[names.LABEL_ATTEMPT])
+        if key not in self.trainings:
+            job = self._server.store.get(names.DDPJOBS, pod["metadata"]["namespace"], labels[names.LABEL_JOB_NAME]) or {
+                "spec": {}
+            }
+            size = int(((job.get("status") or {}).get("world") or job["spec"]).get("numNodes", 1))
+            volume = self.volumes[_folder(pod)]
+            self.trainings[key] = Training(program, volume, self, job=key[0], attempt=key[1], size=size)
+        return self.trainings[key]
+
+    def _terminate(self, pod: Json) -> None:
+        """Send SIGTERM to a pod that is being deleted; when it has ended, its object goes."""
+        known = self._known(pod)
+        if known is None:
+            return
+        if known["status"].get("phase") in ("Succeeded", "Failed"):
+            self.remove(known)
+            return
+        training, grace = self.training_of(known), float(known["metadata"]["deletionGracePeriodSeconds"])
+        node_rank = int((known["metadata"].get("labels") or {}).get(names.LABEL_NODE_RANK, -1))
+        if training is None or node_rank not in training.pods:
+            self._later(self._luck.uniform(0.1, 3.0), lambda: self.report(known, ended(143, at=self._now())))
+        else:
+            training.terminate(node_rank, grace)
+
+    def report(self, pod: Json, status: Json) -> None:
+        """Write the status of a pod as soon as its kubelet responds; a deleted pod that has ended goes."""
+        self._on_node(pod, partial(self._report, pod, status))
+
+    def _report(self, pod: Json, status: Json) -> None:
+        known = self._known(pod)
+        if known is None:
+            return
+        has_ended = status["phase"] in ("Succeeded", "Failed")
+        seen = {"Ready": _READY, "ContainersReady": _READY} if status["phase"] == "Running" else {}
+        seen |= {"Ready": _COMPLETED, "ContainersReady": _COMPLETED} if has_ended else {}
+        kept = {each["type"]: each for each in known["status"].get("conditions", ())}
+        conditions = kept | {name: condition | {"type": name} for name, condition in seen.items()}
+        super().report(known, status | {"conditions": list(conditions.values())})
+        if "deletionTimestamp" in known["metadata"] and has_ended:
+            self._later(0.2, lambda: self.remove(known))
+
+    def _on_node(self, pod: Json, act: Callable[[], None]) -> None:
+        """Act now, or when the kubelet of the pod's node responds."""
+        known = self._known(pod)
+        machine = self.machines.get(str((known or pod)["spec"].get("nodeName")))
+        if machine is not None and machine.is_away:
+            machine.late.append(act)
+        else:
+            act()
+
+    def _inject(self, resource: Resource, obj: Json) -> None:
+        super()._inject(resource, obj)
+        if resource is not names.PODS:
+            return
+        if self.webhook == "grace":
+            obj["spec"]["terminationGracePeriodSeconds"] = WEBHOOK_GRACE_SECONDS
+        elif self.webhook == "labels":
+            obj["metadata"]["labels"] = {"app": "web"}
+        elif self.webhook == "owner":
+            obj["metadata"].pop("ownerReferences", None)
+        elif self.webhook == "adds":
+            obj["metadata"]["labels"]["team"] = "vision"
+
+    # What trainings ask.
+
+    def is_away(self) -> bool:
+        return asyncio.get_running_loop().time() < self.away_until
+
+    def lifetime(self, pod: Json) -> float | None:
+        known = self._known(pod)
+        machine = self.machines.get(str((known or pod)["spec"].get("nodeName")))
+        is_dying = machine is not None and machine.defect == "dying"
+        return self._luck.expovariate(1 / DYING_SECONDS) if is_dying else None
+
+    def now(self) -> datetime:
+        return self._now()
+
+    def has_news(self, training: Training) -> None:
+        meta = training.pods[0]["metadata"]
+        self.on_news(Key(meta["namespace"], meta["labels"][names.LABEL_JOB_NAME]))
+
+    def progress_of(self, key: Key) -> Polled | None:
+        """Return what rank 0 of a job's newest attempt shows."""
+        job = self._server.store.get(names.DDPJOBS, *key)
+        number = int(((job or {}).get("status") or {}).get("attempt") or 0)
+        training = self.trainings.get((job["metadata"]["uid"], number)) if job else None
+        if training is None or not training.trains or training.program.reports == "none":
+            return None
+        saved = training.volume.step
+        document = {"schema": 2, "phase": "train", "step": training.shown, "totalSteps": training.program.steps}
+        document |= {"fenced": True} if training.program.fenced else {}
+        if saved:
+            document["checkpoint"] = {"run": number, "step": saved}
+        return Polled(training.pods[0]["metadata"]["name"], training_report(document))
+
+    # What goes wrong.
+
+    def lose_dependency(self, seconds: float) -> None:
+        """Let a shared dependency be away: each training fails within 20 s, and each that starts meanwhile."""
+        self.away_until = asyncio.get_running_loop().time() + seconds
+        for training in self.trainings.values():
+            if training.trains:
+                training.lose_dependency()
+
+    def drain(self, name: str) -> None:
+        """Cordon a node and evict its pods, as ``kubectl drain`` does."""
+        self.machines[name].is_cordoned = True
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        for pod in self.pods_on(name):
+            self._mark(pod, condition)
+            self._delete(pod)
+
+    def flap(self, name: str, seconds: float) -> None:
+        """Let the kubelet of a node be away; its containers run on."""
+        machine = self.machines[name]
+        machine.is_away = True
+        self._later(min(MARKED_SECONDS, seconds / 2), partial(self._mark_unready, machine, "False"))
+        self._later(EVICTED_SECONDS, partial(self._evict, machine))
+        self._later(seconds, partial(self._respond, machine))
+
+    def switch_off(self, name: str, seconds: float) -> None:
+        """Let a node lose its power, with all that runs on it, and come back."""
+        self.machines[name].is_down = True
+        for pod in self.pods_on(name):
+            if (training := self.training_of(pod)) is not None:
+                training.lose(int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]))
+        self.flap(name, seconds)
+
+    def crash(self, name: str, status: Json | None = None) -> None:
+        """Let the trainer on a node end by SIGSEGV, or with this status."""
+        for pod in self.pods_on(name):
+            training, labels = self.training_of(pod), pod["metadata"]["labels"]
+            if training is not None and (node_rank := int(labels[names.LABEL_NODE_RANK])) not in training.ended:
+                training.lose(node_rank)
+                self.report(pod, status or ended(139, at=self._now()))
+
+    def _respond(self, machine: Machine) -> None:
+        late, machine.late, machine.is_away = machine.late, [], False
+        was_down, machine.is_down = machine.is_down, False
+        for pod in self.pods_on(machine.name) if was_down else ():
+            self._report(pod, ended(137, at=self._now(), reason="ContainerStatusUnknown"))
+        self._mark_unready(machine, "True")
+        for act in late:
+            act()
+        self.place()
+
+    def _mark_unready(self, machine: Machine, status: str) -> None:
+        if machine.is_away or status == "True":
+            for pod in self.pods_on(machine.name):
+                self._mark(pod, {"type": "Ready", "status": status})
+
+    def _evict(self, machine: Machine) -> None:
+        for pod in self.pods_on(machine.name) if machine.is_away else ():
+            self._mark(pod, {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"})
+            self._delete(pod)
+
+    def pods_on(self, name: str) -> list[Json]:
+        """Return the pods on a node that have not ended."""
+        pods = [pod for pod in self._server.store.all(names.PODS) if pod["spec"].get("nodeName") == name]
+        return [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+
+    def _mark(self, pod: Json, condition: Json) -> None:
+        known = self._known(pod)
+        if known is None:
+            return
+        others = [each for each in known["status"].get("conditions", ()) if each["type"] != condition["type"]]
+        self._write(known, {"conditions": [*others, condition]})
+
+    def _delete(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        try:
+            self._server.delete(names.PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+        except NotFound:
+            return
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(seconds, act)
+
+
+def a_site(simulation: Simulation, machines: Iterable[Machine], programs: Mapping[str, Program], seed: int) -> Site:
+    """Replace the nodes of a simulation."""
+    kubelets = simulation.kubelets
+    site = Site(kubelets._server, str(seed), kubelets._now, machines=machines)
+    site.programs |= programs
+    simulation.kubelets = site
+    simulation.progress_of = site.progress_of
+    site.on_news = simulation.poll
+    return site
+
+
+def machines(number: int, **defects: Defect) -> list[Machine]:
+    """Return nodes ``worker-0`` and so on. defects: by name, with an underscore for the dash."""
+    return [Machine(f"worker-{place}", defects.get(f"worker_{place}")) for place in range(number)]
+
+
+def _takes_pods(machine: Machine) -> bool:
+    return not (machine.is_cordoned or machine.is_away)
+
+
+def _folder(pod: Json) -> tuple[str, str]:
+    """Return the claim that the trainer mounts, and its subPath."""
+    claims = {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod["spec"].get("volumes", ())
+        if "persistentVolumeClaim" in volume
+    }
+    trainer = element(pod["spec"]["containers"], "name", names.TRAINER_CONTAINER)
+    mounts = [mount for mount in trainer.get("volumeMounts", ()) if mount["name"] in claims]
+    return (claims[mounts[0]["name"]], mounts[0].get("subPath", "")) if mounts else (pod["metadata"]["uid"], "")
