@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ddpjob.api.objects import Json
-from tests.e2e.kubectl import Kubectl, until
+from tests.e2e.kubectl import Kubectl, condition_of, until
 from tests.kind.cluster import Cluster
 from tests.kind.cluster_config import ready_nodes
 from tests.kind.docker import docker, ensure_engine
@@ -129,6 +129,23 @@ def start(cluster: Cluster, node: str) -> None:
     """Start a stopped node, and wait until all nodes are Ready."""
     docker("start", node, engine=ensure_engine(), timeout=60)
     _until_all_ready(cluster, node)
+
+
+@contextmanager
+def without_kubelet(cluster: Cluster, node: str) -> Iterator[None]:
+    """Stop the kubelet of a node, wait until the control plane notices, and start it again at the end."""
+    kubectl = Kubectl(cluster.kubeconfig)
+    run_on(node, "pkill -STOP -x kubelet")
+    try:
+
+        def is_noticed() -> bool:
+            return condition_of(kubectl.object("node", node), "Ready").get("status") == "Unknown"
+
+        until(f"{node} is not Ready", is_noticed, seconds=180)
+        yield
+    finally:
+        run_on(node, "pkill -KILL -x kubelet")  # systemd, or the loop of the node's first process, starts it again
+        _until_all_ready(cluster, node)
 
 
 def _until_all_ready(cluster: Cluster, node: str) -> None:

@@ -1,5 +1,7 @@
 """A Kubernetes node is drained, shuts down, or stops without notice: the training continues, no restart counts.
 
+One whose kubelet is away for a while costs no restart at all.
+
 The jobs run one after the other, beside those of other modules, on a node that only they use and on another one.
 """
 
@@ -15,6 +17,7 @@ from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import sleeping_pod
+from tests.e2e.kubectl import condition_of, until
 from tests.e2e.trials import (
     PATIENT,
     WITH_RESTARTS_IN_PLACE,
@@ -111,7 +114,20 @@ def stopped(trial: Trial) -> Outcome:
         nodes.start(trial.cluster, node)
 
 
-TRIALS = Trials.of(1, stopped, soak=(drained, shut_down))
+def kubelet_stopped(trial: Trial) -> tuple[Json, Outcome]:
+    """The kubelet of a node is away for a minute: the control plane marks its pods, and their containers run on."""
+    apply(trial, {}, "--step-delay", "1.5")
+    with nodes.without_kubelet(trial.cluster, nodes.leaving(trial.cluster)):
+
+        def marked() -> Json | None:
+            pod = trial.pods()[0]
+            return pod if condition_of(pod, "Ready").get("status") == "False" else None
+
+        pod = until("the pod is marked", marked, seconds=60)
+    return pod, trial.until_finished()
+
+
+TRIALS = Trials.of(1, stopped, soak=(kubelet_stopped, drained, shut_down))
 
 
 @pytest.mark.soak
@@ -167,3 +183,13 @@ def test_stopped_node_is_found_lost_and_the_restart_does_not_count(
     assert_explained(done)
     assert_resumed_from_the_newest_checkpoint(done)
     assert_recovered(done, undisturbed)
+
+
+@pytest.mark.soak
+def test_kubelet_that_is_away_costs_no_attempt(outcome: Wait, undisturbed: Outcome) -> None:
+    marked: Json
+    done: Outcome
+    marked, done = outcome(kubelet_stopped)
+    assert condition_of(marked, "ContainersReady")["status"] == "True"
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (0, 0))
+    assert done.losses == pytest.approx(undisturbed.losses, abs=1e-6)

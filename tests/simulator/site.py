@@ -81,6 +81,7 @@ class Site(Kubelets):
         self.on_news: Callable[[Key], None] = lambda key: None
         self._luck = random.Random(f"site {self._seed}")
         self._is_placing = False
+        self._jobs: dict[str, int] = {}
 
     # What the nodes do.
 
@@ -98,7 +99,7 @@ class Site(Kubelets):
             asyncio.get_running_loop().call_later(self._luck.uniform(0.1, 1.0), act)
 
     def place(self) -> None:
-        """Place the pods that wait, the oldest first, each on any free node that its affinity allows."""
+        """Place the pods that wait, those of the oldest job first, each on any free node that its affinity allows."""
         self._is_placing = False
         pods = list(self._server.store.all(names.PODS))
         over = ("Succeeded", "Failed")
@@ -107,13 +108,18 @@ class Site(Kubelets):
         waiting = [
             pod for pod in pods if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
         ]
-        for pod in sorted(waiting, key=lambda pod: int(pod["metadata"]["resourceVersion"])):
+        for pod in sorted(waiting, key=self._age):
             fits = [machine for machine in free if machine.name not in _avoided(pod)]
             if fits:
                 free.remove(chosen := self._luck.choice(fits))
                 self._bind(pod, chosen)
             elif not pod["status"].get("conditions"):
                 super().report(pod, {"phase": "Pending", "conditions": [NO_NODE_FREE]})
+
+    def _age(self, pod: Json) -> tuple[int, int]:
+        """Order the pods of an older job before those of a younger, whichever its attempt is."""
+        job = (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
+        return self._jobs.setdefault(job, len(self._jobs)), int(pod["metadata"]["resourceVersion"])
 
     def _bind(self, pod: Json, machine: Machine) -> None:
         meta = pod["metadata"]

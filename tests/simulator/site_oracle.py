@@ -40,13 +40,10 @@ def overlaps(changes: History, volumes: Iterable[Volume]) -> list[tuple[Access, 
     pods, jobs = _Pods(changes), _deletions(changes, names.DDPJOBS)
     found = []
     for volume in volumes:
-        for access in volume.log:
-            newer = volume.newer(access) if access.kind == "save" and not access.refused else None
-            if newer is None or not pods.may_write(access.writer, newer.time):
-                continue
-            is_other = newer.writer.job != access.writer.job
-            if not (is_other and newer.time < jobs.get(access.writer.job, math.inf)):
-                found.append((access, newer))
+        for save, newer in volume.late_saves():
+            is_other_alive = newer.writer.job != save.writer.job and newer.time < jobs.get(save.writer.job, math.inf)
+            if pods.may_write(save.writer, newer.time) and not is_other_alive:
+                found.append((save, newer))
     return found
 
 

@@ -1,5 +1,6 @@
 """A folder with checkpoints: which attempt reads and writes it, and when."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -31,7 +32,8 @@ class Volume:
     def __init__(self) -> None:
         self.log: list[Access] = []
         self.step = 0
-        self._order: list[tuple[str, int]] = []
+        self._jobs: dict[str, int] = {}
+        self._newest = (-1, 0)
 
     def load(self, time: float, writer: Writer) -> int:
         """Return the step of the newest checkpoint; with a fence, older attempts save no more from now on."""
@@ -50,22 +52,21 @@ class Volume:
 
     def is_older(self, writer: Writer) -> bool:
         """Return whether a newer attempt, or a job that came later, has used the folder."""
-        return bool(self._order) and self._rank(writer) < max(map(self._rank_of, self._order))
+        return self._rank(writer) < self._newest
 
-    def newer(self, access: Access) -> Access | None:
-        """Return the first access of a newer attempt before this one, or None."""
-        rank = self._rank(access.writer)
-        earlier = (each for each in self.log if each.time < access.time)
-        return next((each for each in earlier if self._rank(each.writer) > rank), None)
+    def late_saves(self) -> Iterator[tuple[Access, Access]]:
+        """Yield each save of an attempt after a newer one began, with the first access of the newer one."""
+        firsts: dict[tuple[str, int], Access] = {}
+        for access in self.log:
+            rank = self._rank(access.writer)
+            newer = next((first for first in firsts.values() if self._rank(first.writer) > rank), None)
+            if newer is not None and access.kind == "save" and not access.refused:
+                yield access, newer
+            firsts.setdefault(access.writer.group, access)
 
     def _enter(self, writer: Writer) -> None:
-        if writer.group not in self._order:
-            self._order.append(writer.group)
+        self._newest = max(self._newest, self._rank(writer))
 
     def _rank(self, writer: Writer) -> tuple[int, int]:
-        return self._rank_of(writer.group)
-
-    def _rank_of(self, group: tuple[str, int]) -> tuple[int, int]:
         """Order jobs by their first use of the folder, and the attempts of each by their number."""
-        jobs = list(dict.fromkeys(job for job, _ in self._order))
-        return (jobs.index(group[0]) if group[0] in jobs else len(jobs)), group[1]
+        return self._jobs.setdefault(writer.job, len(self._jobs)), writer.attempt
