@@ -43,6 +43,7 @@ class Program:
     fenced: a save of an older attempt is refused, as by ``ddprun.checkpoints``.
     reports: under ddprun each step, or some steps only; "none": plain torchrun, which writes no report.
     notices: a rank ends when it has lost a peer; otherwise it hangs in a collective until SIGTERM.
+    upload_seconds: for which rank 0 runs on after the others have ended.
     bug_at: the step that raises an exception each time; 0: before the first one.
     """
 
@@ -54,6 +55,7 @@ class Program:
     fenced: bool = False
     reports: Literal["exact", "coarse", "none"] = "exact"
     notices: bool = True
+    upload_seconds: float = 0.0
     bug_at: int | None = None
 
 
@@ -154,7 +156,8 @@ class Training:
             return
         self.stop()
         for node_rank in self.pods:
-            self._soon(1.0, self._end, node_rank, lambda: ended(0, at=self._nodes.now()))
+            seconds = self._chance.uniform(0.0, 1.0) + (0.0 if node_rank else self.program.upload_seconds)
+            asyncio.get_running_loop().call_later(seconds, self._end, node_rank, self._success)
 
     def lose_dependency(self) -> None:
         """Fail soon, because a shared dependency is away."""
@@ -228,6 +231,9 @@ class Training:
         place = {"step": self.shown if self.first_step_time is not None else None, "rank": node_rank, "phase": "train"}
         return failed(at=at, **{"code": code, **place, **report})
 
+    def _success(self) -> Json:
+        return ended(0, at=self._nodes.now())
+
     def _peer_loss(self) -> Json:
         if self.program.reports == "none":
             return ended(1, message=BLOCK.format(rank=0, code=1), at=self._nodes.now())
@@ -241,9 +247,6 @@ class Training:
 
     def _later(self, seconds: float, act: Callable[..., None], *arguments: object) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act, *arguments))
-
-    def _soon(self, seconds: float, act: Callable[..., None], *arguments: object) -> None:
-        asyncio.get_running_loop().call_later(self._chance.uniform(0.0, seconds), act, *arguments)
 
 
 def _time() -> float:

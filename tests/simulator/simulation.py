@@ -57,6 +57,7 @@ RECONCILES_OF_A_REPORT = 2
 BEFORE_RESTORE = 10**6
 """Lowest version of an object before etcd is restored, so that versions go far back."""
 QUIET_SECONDS = 60.0
+SWEEP_SECONDS = 600.0
 REST_SECONDS = 1300.0
 """Long enough for two sweeps."""
 
@@ -224,6 +225,7 @@ class Simulation:
         self._progress: Polled | None = None
         self.progress_of: Callable[[Key], Polled | None] = lambda key: self._progress if key == KEY else None
         self.patience = PATIENCE
+        self.sweep_seconds = SWEEP_SECONDS
         self.operators = operators
         self._reports: list[Reports] = []
         self._watches: list[Watches] = []
@@ -260,7 +262,7 @@ class Simulation:
             metrics=self._metrics,
             scopes=(LOST, KEY.namespace),
             concurrent_requests=16,
-            sweep_seconds=600.0,
+            sweep_seconds=self.sweep_seconds,
             clock=asyncio.get_running_loop().time,
             now=now,
         )

@@ -75,7 +75,7 @@ class Site(Kubelets):
         self.machines = {machine.name: machine for machine in machines}
         self.programs: dict[str, Program] = {}
         self.webhook: Webhook = "none"
-        self.away_until = 0.0
+        self.away_until = self.no_secret_until = 0.0
         self.volumes: dict[tuple[str, str], Volume] = defaultdict(Volume)
         self.trainings: dict[tuple[str, int], Training] = {}
         self.on_news: Callable[[Key], None] = lambda key: None
@@ -134,11 +134,18 @@ class Site(Kubelets):
         known = self._known(pod)
         if known is None or "deletionTimestamp" in known["metadata"]:
             return
-        if machine.defect == "hook":
+        if asyncio.get_running_loop().time() < self.no_secret_until:
+            self.refuse(known, "CreateContainerConfigError")
+            self._later(5.0, partial(self._on_node, pod, partial(self._start, pod, machine)))
+        elif machine.defect == "hook":
             at = self._now()
             self.report(known, ended(128, message=HOOK_ERROR, at=at, reason="StartError"))
-            return
-        self.report(known, running(podIP="192.0.2.1"))
+        else:
+            self.report(known, running(podIP="192.0.2.1"))
+            self._run(known, machine)
+
+    def _run(self, known: Json, machine: Machine) -> None:
+        """Do what the program of a pod that has started does on this node."""
         if machine.defect == "mount":
             text = "bash: torchrun: command not found"
             self._later(2.0, lambda: self.report(known, ended(127, message=text, at=self._now())))
@@ -290,6 +297,14 @@ class Site(Kubelets):
             if training is not None and (node_rank := int(labels[names.LABEL_NODE_RANK])) not in training.ended:
                 training.lose(node_rank)
                 self.report(pod, status or ended(139, at=self._now()))
+
+    def show_pending(self, name: str, seconds: float) -> None:
+        """Let a kubelet show the running pods of its node as Pending for a moment; their containers run on."""
+        for pod in self.pods_on(name):
+            shown = {key: pod["status"][key] for key in ("containerStatuses", "conditions")}
+            waiting = {"name": names.TRAINER_CONTAINER, "state": {"waiting": {"reason": "ContainerCreating"}}}
+            self._write(pod, {"phase": "Pending", "containerStatuses": [waiting]})
+            self._later(seconds, partial(self._on_node, pod, partial(self._report, pod, {"phase": "Running"} | shown)))
 
     def _respond(self, machine: Machine) -> None:
         late, machine.late, machine.is_away = machine.late, [], False

@@ -324,6 +324,67 @@ async def _lost_by_the_runtime(sim: Simulation, site: Site) -> None:
         await sim.pause(5.0)
 
 
+@_story("pod-shown-as-pending")
+async def _shown_as_pending(sim: Simulation, site: Site) -> None:
+    """A kubelet shows a running pod as Pending once: that is one observation, and no restart follows."""
+    sim.create_job()
+    await train(sim, site)
+    if (node := node_of(sim, 1)) is not None:
+        site.show_pending(node, 1.0)
+    await sim.until("the job has ended", sim.is_finished)
+    is_disturbed = bool(sim.log) or sim.watch != "prompt"
+    assert is_disturbed or sim.attempt() == 1, "a running pod was taken for a lost one"
+
+
+@_story("upload-of-20-minutes", Program(upload_seconds=1200.0))
+async def _upload(sim: Simulation, site: Site) -> None:
+    """Rank 0 uploads the model long after the others have ended."""
+    sim.create_job()
+
+
+@_story("memory-used-up-twice", Program(steps=3000))
+async def _memory(sim: Simulation, site: Site) -> None:
+    """A container exceeds its memory limit twice, with progress before each time."""
+    sim.create_job()
+    for _ in range(2):
+        await train(sim, site)
+        if (node := node_of(sim, 1)) is not None:
+            site.crash(node, ended(137, at=now(), reason="OOMKilled"))
+        await sim.pause(5.0)
+
+
+def _absent_secret(name: str, seconds: float) -> None:
+    @_story(name)
+    async def tell(sim: Simulation, site: Site) -> None:
+        sim.create_job()
+        await train(sim, site)
+        site.no_secret_until = asyncio.get_running_loop().time() + seconds
+        if (node := node_of(sim, 1)) is not None:
+            site.drain(node)
+        await sim.pause(seconds)
+
+
+_absent_secret("secret-absent-for-two-minutes", 120.0)
+_absent_secret("secret-absent-for-20-minutes", 1200.0)
+
+
+@_story("avoided-node-while-old-pods-end", Program(end_seconds=60.0, notices=False, fenced=True), nodes=3, **LONG_GRACE)
+async def _avoided_while_old_pods_end(sim: Simulation, site: Site) -> None:
+    """Two crashes on one node; the pods beside it hold their node for a minute, and a spare one is free."""
+    site.machines["worker-2"].is_cordoned = True
+    sim.create_job()
+    for _ in range(2):
+        await train(sim, site, 100.0)
+        attempt = sim.attempt()
+        site.crash("worker-1")
+        await sim.next_attempt(attempt)
+        site.machines["worker-2"].is_cordoned = sim.attempt() < 3
+        site.place()
+    await sim.until("attempt 3 runs", lambda: sim.is_finished() or (sim.is_running() and sim.attempt() >= 3))
+    is_disturbed = bool(sim.log) or sim.watch != "prompt"
+    assert is_disturbed or "worker-1" not in map(_node_name, sim.pods().values()), "the broken node is used again"
+
+
 # Other jobs on the volume.
 
 
@@ -443,6 +504,10 @@ def _device_losses(sim: Simulation) -> set[int]:
     jobs = (change.obj for _, change in sim.changes if change.resource is names.DDPJOBS)
     failures = [failure for job in jobs for failure in (job.get("status") or {}).get("failures", ())]
     return {failure["attempt"] for failure in failures if failure["reason"] == "DeviceFailed"}
+
+
+def _node_name(pod: Json) -> str:
+    return str(pod["spec"].get("nodeName"))
 
 
 def _state(sim: Simulation, key: Key) -> str:
