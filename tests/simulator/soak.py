@@ -6,10 +6,13 @@ from collections import Counter
 
 from tests.simulator.parallel import carry_out, pool
 from tests.simulator.runs import ELASTIC, RANDOM, Run
+from tests.simulator.stories import SITE
 
 PROGRESS_SECONDS = 10.0
 ELASTIC_SHARE = 100
 """One of so many runs is of a job with minNodes."""
+SITE_SHARE = 20
+"""One of so many is of a job whose program trains by itself on nodes that fail."""
 VARIANTS = 5
 """Runs of one random story, each with other faults. They share the run without faults, which takes as long as one."""
 
@@ -22,6 +25,7 @@ def soak(number: int, first: int) -> int:
     done = 0
     runs = [random_run(first, each) for each in range(number)]
     runs += [Run(ELASTIC, seed=seed) for seed in range(first, first + number // ELASTIC_SHARE)]
+    runs += [Run(SITE, seed=seed) for seed in range(first, first + number // SITE_SHARE)]
     number = len(runs)
     with pool() as processes:
         for batch in carry_out(processes, runs):

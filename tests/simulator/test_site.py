@@ -10,29 +10,15 @@ import pytest
 from tests.simulator.faults import CRASHES, At
 from tests.simulator.parallel import failures_of
 from tests.simulator.runs import Run, compare
+from tests.simulator.stories import SITE, STORIES
 from tests.simulator.volume import Volume, Writer
 from tests.soak import ALL
 
-HOLD = (
-    "trains-without-trouble",
-    "outage-of-1-minute",
-    "slow-end",
-    "slow-end-with-a-fence",
-    "end-later-than-the-grace",
-    "drain-with-a-slow-end",
-    "label-added-by-a-webhook",
-    "flap-of-seconds",
-    "flap-of-a-minute",
-    "flap-of-minutes",
-    "node-switched-off",
-    "bug-before-the-first-step",
-    "bug-at-a-step",
-    "bug-at-a-step-under-torchrun",
-)
+RUNS = 20
 WRITES = range(1, 40, 1 if ALL else 13)
 
 
-@pytest.mark.parametrize("story", HOLD)
+@pytest.mark.parametrize("story", STORIES)
 def test_good_program_is_not_lost_and_no_attempts_write_beside_each_other(story: str) -> None:
     compare(Run(story))
 
@@ -41,12 +27,17 @@ def test_the_same_holds_when_the_operator_is_killed(processes: ProcessPoolExecut
     """It starts again at once, or after all waits have passed."""
     runs = [
         Run(story, (At(CRASHES[(place + write) % 2], write),), downtime=downtime)
-        for place, story in enumerate(HOLD)
+        for place, story in enumerate(STORIES)
         for write in WRITES
         for downtime in (0, 20)
-        if ALL or (place + write + downtime) % 3 == 0
+        if ALL or (place + write + downtime) % 9 == 0
     ]
     failures = failures_of(processes, runs)
+    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
+
+
+def test_random_stories_lose_no_job(processes: ProcessPoolExecutor) -> None:
+    failures = failures_of(processes, [Run(SITE, seed=seed) for seed in range(RUNS)])
     assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
 
 
