@@ -12,6 +12,23 @@ from tests.kind.cluster import Cluster
 from tests.kind.cluster_config import ready_nodes
 from tests.kind.docker import docker, ensure_engine
 
+BROKEN_HOOK = [{"name": "DDPJOB_E2E_HOOK", "value": "broken"}]
+"""Environment of the containers that do not start on a node with ``broken_hook``."""
+_RUNC = """
+found=$(sed -n 's/^ *BinaryName *= *"\\(..*\\)"/\\1/p' /etc/containerd/config.toml | tail -n 1)
+echo "${found:-$(command -v runc)}"
+"""
+_WITH_HOOK = """\
+#!/bin/sh
+for word in "$@"; do
+    [ "$before" != --bundle ] || config="$word/config.json"
+    before="$word"
+done
+if [ -n "$config" ] && grep -q DDPJOB_E2E_HOOK=broken "$config"; then
+    sed -i '1s/{{/{{"hooks":{{"prestart":[{{"path":"\\/bin\\/false"}}]}},/' "$config"
+fi
+exec {runc}.real "$@"
+"""
 # The container's first process: 1 in its own PID namespace, and not that of the pod's pause container.
 _KILL_FIRST_PROCESS = """
 for folder in /proc/[0-9]*; do
@@ -129,6 +146,21 @@ def start(cluster: Cluster, node: str) -> None:
     """Start a stopped node, and wait until all nodes are Ready."""
     docker("start", node, engine=ensure_engine(), timeout=60)
     _until_all_ready(cluster, node)
+
+
+@contextmanager
+def broken_hook(node: str) -> Iterator[None]:
+    """Let a hook of the runtime fail on a node, as NVIDIA's does without a driver, for containers with the variable.
+
+    NVIDIA's runtime, too, is a program in front of runc that adds the hook.
+    """
+    runc = run_on(node, _RUNC).strip()
+    run_on(node, f"cat > {runc}.new <<'EOF'\n{_WITH_HOOK.format(runc=runc)}EOF\nchmod 755 {runc}.new")
+    run_on(node, f"cp --preserve {runc} {runc}.real && mv {runc}.new {runc}")
+    try:
+        yield
+    finally:
+        run_on(node, f"mv {runc}.real {runc}")
 
 
 @contextmanager

@@ -16,9 +16,10 @@ from ddpjob.api.objects import Json
 from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
-from tests.e2e.jobs import sleeping_pod
+from tests.e2e.jobs import sleeping_pod, strictly_apart
 from tests.e2e.kubectl import condition_of, until
 from tests.e2e.trials import (
+    NOT_IN_PLACE,
     PATIENT,
     WITH_RESTARTS_IN_PLACE,
     Outcome,
@@ -114,6 +115,22 @@ def stopped(trial: Trial) -> Outcome:
         nodes.start(trial.cluster, node)
 
 
+def hook_broken(trial: Trial) -> Outcome:
+    """After the training has begun, no container of the job starts on a node that the scheduler prefers."""
+    node = nodes.leaving(trial.cluster)
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": _on(node)}]}
+    spec = {
+        "affinity": strictly_apart(trial.name) | {"nodeAffinity": preferred},
+        "tolerations": [{"key": nodes.LEAVING_TAINT, "operator": "Exists"}],
+    }
+    trial.apply(template={"spec": spec}, env=[*WITH_RESTARTS_IN_PLACE, *NOT_IN_PLACE, *nodes.BROKEN_HOOK])
+    trial.until_trained()
+    assert node in {pod["spec"]["nodeName"] for pod in trial.pods().values()}
+    with nodes.broken_hook(node):
+        trial.kill_rank(1)
+        return trial.until_finished()
+
+
 def kubelet_stopped(trial: Trial) -> tuple[Json, Outcome]:
     """The kubelet of a node is away for a minute: the control plane marks its pods, and their containers run on."""
     apply(trial, {}, "--step-delay", "1.5")
@@ -127,7 +144,7 @@ def kubelet_stopped(trial: Trial) -> tuple[Json, Outcome]:
     return pod, trial.until_finished()
 
 
-TRIALS = Trials.of(1, stopped, soak=(kubelet_stopped, drained, shut_down))
+TRIALS = Trials.of(1, hook_broken, stopped, soak=(kubelet_stopped, drained, shut_down))
 
 
 @pytest.mark.soak
@@ -182,6 +199,15 @@ def test_stopped_node_is_found_lost_and_the_restart_does_not_count(
     assert failures[0]["nodeRank"] == 0
     assert_explained(done)
     assert_resumed_from_the_newest_checkpoint(done)
+    assert_recovered(done, undisturbed)
+
+
+def test_node_on_which_no_container_starts_costs_no_job(outcome: Wait, cluster: Cluster, undisturbed: Outcome) -> None:
+    done: Outcome = outcome(hook_broken)
+    assert done.status["state"] == "Succeeded", done.status
+    where = {(f["reason"], f["nodeName"]) for f in done.status["failures"][1:]}
+    assert where == {("StartError", nodes.leaving(cluster))}
+    assert "hook" in done.status["failures"][1]["message"]
     assert_recovered(done, undisturbed)
 
 

@@ -39,6 +39,7 @@ TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", 
 PACE = ("--step-delay", "0.6")
 WITH_RESTARTS_IN_PLACE = [{"name": "DDPTRAIN_THREADS", "value": "1"}]
 """Environment of a job whose ranks may restart in place. In other jobs each failure ends the attempt."""
+NOT_IN_PLACE = [{"name": "DDPJOB_INPLACE_RESTARTS", "value": "0"}]
 _PLACES = threading.BoundedSemaphore(8)
 """One for each trial that runs: more of them, of all modules, wait for the two CPUs in place of for their jobs."""
 PATIENT = {"terminationGracePeriodSeconds": 150}
@@ -321,7 +322,7 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
         "spec": {
             "image": "ddpjob/trainer:dev",
             "args": [*TRAINING, *PACE, *arguments],
-            "env": [*WITH_RESTARTS_IN_PLACE, {"name": "DDPJOB_INPLACE_RESTARTS", "value": "0"}],
+            "env": [*WITH_RESTARTS_IN_PLACE, *NOT_IN_PLACE],
             "numNodes": 2,
             "nprocPerNode": 1,
             "checkpoint": {"mountPath": MOUNT, "claimName": CLAIM, "subPath": name},
