@@ -289,6 +289,7 @@ _flap("flap-of-a-minute", 60.0, _nothing)
 _flap("flap-of-minutes", 200.0, _nothing)
 _flap("flap-beside-a-requested-restart", 70.0, _restart)
 _flap("flap-beside-a-suspension", 70.0, _suspend_and_resume)
+_flap("flap-longer-than-the-grace", 280.0, _restart)
 
 
 @_story("flap-beside-the-drain-of-another-node", LINGERS, **LONG_GRACE)

@@ -4,12 +4,17 @@
 """
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 
+from ddpjob.api import names
 from tests.simulator.faults import CRASHES, At
+from tests.simulator.oracle import History
 from tests.simulator.parallel import failures_of
-from tests.simulator.runs import Run, compare
+from tests.simulator.runs import Run, compare, execute
+from tests.simulator.site import Site
+from tests.simulator.site_oracle import check_site
 from tests.simulator.stories import SITE, STORIES
 from tests.simulator.volume import Volume, Writer
 from tests.soak import ALL
@@ -51,3 +56,39 @@ def test_volume_shows_which_save_came_after_a_newer_attempt() -> None:
     assert list(volume.late_saves()) == [(volume.log[2], volume.log[1])]
     volume.load(5.0, other)
     assert volume.is_older(second) and not volume.is_older(other)
+
+
+def test_oracle_finds_saves_that_no_fence_refused() -> None:
+    changes, site = _lived("slow-end-with-a-fence")
+    check_site(changes, site)
+    for volume in site.volumes.values():
+        volume.log = [access._replace(refused=False) for access in volume.log]
+    with pytest.raises(AssertionError, match="after attempt 2 began"):
+        check_site(changes, site)
+
+
+def test_oracle_finds_a_lost_job_and_one_that_should_have_failed() -> None:
+    changes, site = _lived("bug-at-a-step")
+    with pytest.raises(AssertionError, match="the job life is lost"):
+        check_site(changes, site)
+    changes, site = _lived("trains-without-trouble")
+    with pytest.raises(AssertionError, match="has an error, and the job is Succeeded"):
+        check_site(changes, site, fails=True)
+
+
+@pytest.mark.parametrize("taken", ["labels", "ownerReferences"])
+def test_oracle_finds_pods_that_no_job_finds_again(taken: str) -> None:
+    changes, site = _lived("trains-without-trouble")
+    stripped = [
+        (time, replace(change, obj=change.obj | {"metadata": change.obj["metadata"] | {taken: {}}}))
+        for time, change in changes
+        if change.resource is names.PODS
+    ]
+    with pytest.raises(AssertionError, match="was of no job for"):
+        check_site(stripped, site)
+
+
+def _lived(story: str) -> tuple[History, Site]:
+    simulation = execute(Run(story)).simulation
+    assert isinstance(simulation.kubelets, Site)
+    return simulation.changes, simulation.kubelets
