@@ -17,6 +17,7 @@ from tests.simulator.site import Site
 from tests.simulator.site_oracle import check_site
 from tests.simulator.stories import SITE, STORIES
 from tests.simulator.volume import Volume, Writer
+from tests.simulator.watches import MODES
 from tests.soak import ALL
 
 RUNS = 20
@@ -36,6 +37,17 @@ def test_the_same_holds_when_the_operator_is_killed(processes: ProcessPoolExecut
         for write in WRITES
         for downtime in (0, 20)
         if ALL or (place + write + downtime) % 9 == 0
+    ]
+    failures = failures_of(processes, runs)
+    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
+
+
+def test_the_same_holds_with_late_watches_and_two_operators(processes: ProcessPoolExecutor) -> None:
+    runs = [
+        Run(story, watch=mode, operators=1 + (place + number) % 2)
+        for place, story in enumerate(STORIES)
+        for number, mode in enumerate(MODES)
+        if ALL or (place + number) % 16 == 0
     ]
     failures = failures_of(processes, runs)
     assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
