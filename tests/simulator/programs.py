@@ -229,8 +229,8 @@ class Training:
             text += BLOCK.format(rank=node_rank, code=code)
             return ended(143 if is_stopped else 1, message=text, at=at)
         place = {"step": self.shown if self.first_step_time is not None else None, "rank": node_rank, "phase": "train"}
-        fence = {"fenced": True} if self.program.fenced else {}
-        return failed(at=at, **{"code": code, **place, **fence, **report})
+        flags = {"exact": self.program.reports == "exact", "fenced": self.program.fenced}
+        return failed(at=at, **{"code": code, **place, **flags, **report})
 
     def _success(self) -> Json:
         return ended(0, at=self._nodes.now())
