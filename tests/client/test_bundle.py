@@ -355,7 +355,7 @@ def test_a_bundle_that_does_not_fit_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_an_incident_can_be_asserted_on(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "b.zip", recording(WORLDS["crashed"]))
+    path, _ = written(tmp_path / "b.zip", recording(crashed(secretive(), fenced=True)))
     made = replay(path)
     assert (made.urgent, made.is_idle, made.starts_attempt) == (True, False, 2)
     assert made.status is not None and made.status["failures"][0]["nodeRank"] == 1

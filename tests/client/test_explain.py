@@ -683,7 +683,7 @@ def test_a_job_that_waits_for_pods_of_its_last_attempt() -> None:
     assert f"pod {world.pod(0)['metadata']['name']} of attempt 1 on Kubernetes node worker" in found.sentence
 
 
-def test_a_job_that_shares_its_volume_is_told_what_to_change() -> None:
+def test_a_job_that_shares_its_volume_with_another_one_that_runs() -> None:
     world = a_running_world(a_job(checkpoint={"claimName": "c"}))
     world.sharing = ["other"]
     world.settle()

@@ -20,8 +20,8 @@ def incident(name: str, *, after: float = 0.0) -> Replay:
 
 def test_a_pod_that_was_deleted_restarts_the_group_without_a_cost() -> None:
     made = incident("lost-pod")
-    assert made.starts_attempt == 2
-    assert made.status is not None
+    assert made.status is not None and made.status["currentAttempt"]["ending"]["verdict"] == "PodLost"
+    assert made.starts_attempt is None, "the other pod may save first"
     assert made.status["restartsCountedTowardsLimit"] == 0
     (failure,) = made.status["failures"]
     assert (failure["nodeRank"], failure["reason"], failure["counted"]) == (0, "PodLost", False)

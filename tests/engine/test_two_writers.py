@@ -444,6 +444,7 @@ def test_pods_of_another_job_are_waited_for_to_their_own_deadline() -> None:
 def test_another_job_on_the_same_claim_and_directory_is_named_and_nothing_follows() -> None:
     world = a_saving_world()
     world.sharing = ["other"]
+    assert [note.reason for note in world.reconcile().events] == ["VolumeShared"]
     world.settle()
     found = world.condition("Running")
     assert (found["status"], found["reason"]) == ("True", "VolumeShared")

@@ -211,10 +211,12 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
 
 def _claim(spec: Mapping[str, Any]) -> str:
     """Return claim and subPath of the volume of the checkpoints; empty without one."""
-    source = element(spec.get("volumes"), "name", names.CHECKPOINT_VOLUME).get("persistentVolumeClaim") or {}
-    trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
-    mount = element(trainer.get("volumeMounts"), "name", names.CHECKPOINT_VOLUME)
-    return intern(names.claim_place(str(source.get("claimName")), mount.get("subPath"))) if source else ""
+    for volume in spec.get("volumes") or ():
+        if volume.get("name") == names.CHECKPOINT_VOLUME and (source := volume.get("persistentVolumeClaim")):
+            trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
+            mount = element(trainer.get("volumeMounts"), "name", names.CHECKPOINT_VOLUME)
+            return intern(names.claim_place(str(source.get("claimName")), mount.get("subPath")))
+    return ""
 
 
 def _state(

@@ -61,8 +61,8 @@ class Checkpoint(ApiModel):
     sub_path: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=SUB_PATH)] | None = None
     """Directory inside the volume, for several jobs on one claim."""
     fenced: bool | None = None
-    """Whether the program of an older attempt cannot save once that of a newer one has. Then the next attempt does not
-    wait for the end of the pods of a failed one. Default: what ddprun or ddptrain reports, else false."""
+    """Whether an older attempt cannot save once a newer attempt has saved. Then the attempt after a failure does not
+    wait for the end of the earlier pods. Default: what the launcher of ddprun or ddptrain reports, else false."""
 
     def claim(self, job: str) -> str:
         """Return the name of the claim that holds the checkpoints of the job with this name."""

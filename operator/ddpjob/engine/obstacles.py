@@ -77,10 +77,10 @@ def earlier_pods(s: JobState) -> Obstacle | None:
     until = f"at the latest at {whole_second_after(s.now, left)}" if isfinite(left) else "and nothing has deleted it"
     if s.attempt.number:
         text = f"pod {pod.name} of attempt {pod.attempt} on Kubernetes node {pod.node_name}{more} may still write"
-        return EARLIER_PODS, f"{text}: the next attempt starts when it has ended, {until}"
+        return EARLIER_PODS, f"{text}: the next attempt waits for its end, {until}"
     text = f"pod {pod.name} of another job on Kubernetes node {pod.node_name}{more} may still save where this job reads"
     todo = "" if pod.deleting else f": kubectl delete pod -n {s.job.namespace} -l {names.LABEL_JOB_UID}={pod.job_uid}"
-    return FORMER_PODS, f"{text}: the first attempt starts when it has ended, {until}{todo}"
+    return FORMER_PODS, f"{text}: the first attempt waits for its end, {until}{todo}"
 
 
 def _seconds_to_earlier_pods(s: JobState) -> float:

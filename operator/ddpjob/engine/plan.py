@@ -101,8 +101,9 @@ def _from_live_pods(made: Plan, observed: Observed) -> Plan:
 
 
 def _fills_gaps(s: JobState, decision: Decision) -> bool:
-    """Whether pods would be created beside ones that the cache may not have: of an attempt that another process began,
-    or of an earlier attempt that may still write.
+    """Whether pods would be created beside others that the cache may not have.
+
+    Those are of an attempt that another process began, or of an earlier one and may still write.
     """
     if decision.kind == "start":
         return s.attempt.number > 0 and s.may_overwrite

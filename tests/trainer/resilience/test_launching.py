@@ -89,6 +89,7 @@ def test_a_killed_rank_is_named_by_both_nodes(ddptrain: ForkServer, idx: Path, t
     assert (guilty["code"], guilty["signal"], guilty["rank"], guilty["cause"]) == (137, 9, victim, "own")
     assert (guilty["step"], guilty["phase"]) == (5, "batch")
     assert (innocent["code"], innocent["cause"]) == (77, "peer")
+    assert guilty["fenced"] is innocent["fenced"] is True, "no restart waits for the other node"
     assert f"the cause: rank {victim} failed with code 137" in innocent["message"]
     root = {"node": victim // 2, "code": 137, "kind": "Killed", "rank": victim, "step": 5, "signal": 9}
     assert root.items() <= innocent["root"].items()
