@@ -1,6 +1,9 @@
 """The index of partial jobs: the eldest, as by a comparison of all jobs, and whom each change wakes."""
 
+import asyncio
+import json
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,8 +11,11 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
+from ddpjob.api.times import parse_time
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.partial_jobs import PartialJobs
+from ddpjob.engine.scheduling.guard import ELDER_SECONDS
+from tests.controller.bench import Bench, on_bench
 
 SINCE = "2026-03-01T12:00:00Z"
 PARTIAL = {"number": 1, "phase": "Running", "startTime": SINCE, "partialSince": SINCE}
@@ -32,7 +38,8 @@ class Jobs:
 
     def __init__(self) -> None:
         self.woken: list[str] = []
-        self.index = PartialJobs(lambda key: self.woken.append(key.name))
+        self.now = parse_time(SINCE)
+        self.index = PartialJobs(lambda key: self.woken.append(key.name), lambda: self.now)
 
     def observe(self, *jobs: Json) -> list[str]:
         self.woken.clear()
@@ -85,9 +92,54 @@ def test_job_that_is_not_partial_is_no_elder(gone: Json) -> None:
     assert jobs.elder("b") is None
 
 
+@pytest.mark.parametrize("spent", [0, 600])
+def test_job_that_never_fits_counts_as_elder_for_half_an_hour(spent: int) -> None:
+    """With ``partialGangSeconds: 0`` it stays partial for ever, and was the elder of the jobs of all tenants."""
+    jobs = Jobs()
+    jobs.observe(
+        a_job("poison", PARTIAL | {"elderSeconds": spent}),
+        a_job("b", YIELDED, created=1),
+        a_job("c", PARTIAL, created=2),
+        a_job("d", PARTIAL, created=3),
+    )
+    jobs.now += timedelta(seconds=ELDER_SECONDS - spent - 1)
+    assert [jobs.elder(name) for name in "bcd"] == ["poison"] * 3
+    jobs.observe(a_job("c", PARTIAL | {"partialSince": "2026-03-01T12:29:00Z"}, created=2))
+    jobs.now += timedelta(seconds=2)
+    assert [jobs.elder(name) for name in "bcd"] == [None, None, "c"], "the next one of the order"
+    assert {"b", "c"} <= {*jobs.woken} and jobs.elder("poison") is None
+    jobs.observe(a_job("poison", PARTIAL | {"elderSeconds": ELDER_SECONDS}))
+    assert jobs.elder("d") == "c"
+
+
+def devices(**amounts: Any) -> Json:
+    return {"limits": {name.replace("_", ".") + ".com/gpu": amount for name, amount in amounts.items()} | {"cpu": 4}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "competes"),
+    [
+        ({}, False),
+        ({"resources": devices(nvidia=8)}, True),
+        (json.dumps({"resources": devices(nvidia=8)}), True),
+        ({"resources": devices(amd=8)}, False),
+        ({"resources": devices(amd="0", nvidia=1)}, True),
+        ({"template": {"spec": {"containers": [{"name": "trainer", "resources": devices(nvidia=1)}]}}}, True),
+        ({"template": {"spec": {"containers": "spoiled"}}, "resources": ["spoiled"]}, False),
+    ],
+)
+def test_only_jobs_with_the_same_kind_of_device_compete(spec: Any, competes: bool) -> None:
+    jobs = Jobs()
+    jobs.observe(a_job("elder", PARTIAL, spec=spec))
+    jobs.observe(a_job("victim", YIELDED, created=1, spec={"resources": devices(nvidia=8)}))
+    assert jobs.elder("victim") == ("elder" if competes else None)
+    jobs.observe(a_job("victim", YIELDED, created=1, spec=spec))
+    assert jobs.elder("victim") == "elder", "an edit while it is suspended moves it"
+
+
 def test_cache_keeps_the_index_and_forgets_deleted_jobs() -> None:
     woken: list[Key] = []
-    cache = Cache(on_change=woken.append)
+    cache = Cache(on_change=woken.append, now=lambda: parse_time(SINCE))
     for number, (name, attempt) in enumerate([("a", PARTIAL), ("b", YIELDED), ("c", None)]):
         cache.put(names.DDPJOBS, a_job(name, attempt, created=number), wake=False)
     elder = cache.elder(Key("default", "b"))
@@ -125,3 +177,33 @@ def _attempt(job: Json) -> Json:
 def _rank(job: Json) -> tuple[int, str, str]:
     meta = job["metadata"]
     return -_attempt(job).get("podPriority", 0), meta["creationTimestamp"], meta["uid"]
+
+
+def test_victims_of_a_job_that_never_fits_yield_for_half_an_hour_in_six() -> None:
+    """Its second pod fits no node, and with ``partialGangSeconds: 0`` it keeps the first one's for ever."""
+
+    async def test(bench: Bench) -> None:
+        def place_one(job: str) -> None:
+            for pod in bench.cluster.store.all(names.PODS):
+                meta = pod["metadata"]
+                of = meta["labels"][names.LABEL_JOB_NAME], meta["labels"][names.LABEL_NODE_RANK]
+                if of == (job, "0") and "nodeName" not in pod["spec"] and "deletionTimestamp" not in meta:
+                    bench.server.bind("default", meta["name"], f"gpu-of-{job}")
+
+        bench.submit("poison", scheduling={"partialGangSeconds": 0})
+        await asyncio.sleep(1)
+        place_one("poison")
+        await asyncio.sleep(1)
+        bench.submit()
+        yielded: list[float] = []
+        for _ in range(720):
+            await asyncio.sleep(30)
+            place_one("mnist")
+            ending = (bench.status().get("currentAttempt") or {}).get("ending") or {}
+            if ending.get("verdict") == "YieldedTo":
+                yielded.append(asyncio.get_running_loop().time())
+            for pod in [pod for pod in bench.cluster.store.all(names.PODS) if "deletionTimestamp" in pod["metadata"]]:
+                bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
+        assert yielded and yielded[-1] < ELDER_SECONDS + 600, "the last backoff may be ten minutes"
+
+    on_bench(test)

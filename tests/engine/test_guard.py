@@ -177,6 +177,37 @@ def test_backoff_doubles_until_all_pods_run() -> None:
     assert "yields" not in attempt(world) and world.status["restarts"] == 0
 
 
+def test_the_time_as_the_first_job_is_counted_over_attempts_and_suspensions_until_all_pods_run() -> None:
+    """Others yield to it for a limited time, which neither a new attempt nor an edit may begin again."""
+    world = a_partial_world()
+    world.elder = RIVAL
+    world.forward(300)
+    world.settle()
+    assert verdict(world) == "YieldedTo" and "elderSeconds" not in attempt(world)
+    world.elder = None
+    world.settle()
+    for expected in (1500, 3000):
+        place(world, 0)
+        world.settle()
+        world.forward(1500)
+        world.settle()
+        assert verdict(world) == "PartiallyScheduled" and attempt(world)["elderSeconds"] == expected
+        world.forward(601)
+        world.settle()
+    place(world, 0)
+    world.settle()
+    world.forward(100)
+    world.job["spec"]["suspend"] = True
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert attempt(world)["elderSeconds"] == 3100 and attempt(world)["phase"] != "Ending"
+    world.run_all()
+    world.settle()
+    assert "elderSeconds" not in attempt(world)
+
+
 def test_zero_keeps_the_nodes() -> None:
     world = a_partial_world(scheduling={"partialGangSeconds": 0})
     world.elder = RIVAL

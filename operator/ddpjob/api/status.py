@@ -454,6 +454,9 @@ class CurrentAttempt(StatusPart):
     """Priority of its pods, recorded with `partialSince`; absent for 0."""
     yields: Count | None = None
     """Attempts in a row, with this one, that gave their nodes back before all pods ran. They are no restarts."""
+    elder_seconds: Count | None = None
+    """For how many seconds earlier attempts, since all pods last ran, were partial as the first of all jobs. Others
+    yield to it for a limited time (docs/scheduling.md)."""
     refused_start: RefusedStart | None = None
     """A container that keeps a trainer from starting; absent otherwise."""
     fenced: bool | None = None

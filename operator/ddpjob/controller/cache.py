@@ -13,6 +13,7 @@ with the key of its job and its attempt.
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from sys import intern
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,6 +74,7 @@ class Cache:
         self,
         on_change: Callable[[Key], None] = lambda key: None,
         on_update: Callable[[Key], None] | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._on_change = on_change
         self.on_freed: Callable[[Key, int], None] = lambda key, attempt: None
@@ -80,7 +82,7 @@ class Cache:
         self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
         }
-        self._partial_jobs = PartialJobs(on_change)
+        self._partial_jobs = PartialJobs(on_change, now)
         self._groups_of: dict[tuple[str, str], dict[tuple[Resource, str], Json]] = {}
         self._newest = dict.fromkeys(self._objects, 0)
         self._pods_of: dict[tuple[str, str], dict[Place, PodView]] = defaultdict(dict)

@@ -55,7 +55,7 @@ class Controller:
     ) -> None:
         self.now = now or SteadyClock().now
         self.queue = WorkQueue(workers)
-        self.cache = Cache(on_change=self.queue.add, on_update=self.queue.add_soon)
+        self.cache = Cache(on_change=self.queue.add, on_update=self.queue.add_soon, now=self.now)
         self.poller = make_poller(self.queue.add)
         self.claims = UnboundClaims(cluster, self.queue.add)
         self.pod_logs = PodLogs(cluster, self.queue.add)

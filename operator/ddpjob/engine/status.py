@@ -148,6 +148,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
             failures_in_row=None if attempt.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else row or None,
             in_place=InPlace(granted=_grant(s, decision, attempt)),
             size=elastic.next_size(s),
+            elder_seconds=attempt.elder_seconds,
         )
     since = attempt.ending.since if attempt.ending else now
     match decision.kind:
@@ -173,6 +174,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
                 creating_since=_creating_since(attempt, decision),
                 failures_in_row=row or None,
                 partial_since=None,
+                elder_seconds=guard.elder_seconds(s),
                 next_size=decision.size,
                 yields=(attempt.yields or 0) + 1 if decision.gives_back else attempt.yields,
             )
@@ -205,7 +207,7 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
     if attempt.is_creating and not s.current:  # the process that began it may have ended before it created a pod
         attempt = attempt.changed(token_hash=token_hash(attempt_token(s, attempt.number)) or attempt.token_hash)
     if attempt.phase == RUNNING and attempt.all_running_time is None and all_run(nodes):
-        attempt = attempt.changed(all_running_time=now, creating_since=None, yields=None)
+        attempt = attempt.changed(all_running_time=now, creating_since=None, yields=None, elder_seconds=None)
     if attempt.first_step_time is None and s.has_stepped:
         attempt = attempt.changed(first_step_time=now)
     if attempt.first_success_time is None and s.succeeded_nodes:

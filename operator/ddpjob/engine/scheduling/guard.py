@@ -5,14 +5,19 @@ priority of the pods first, then the earlier creation, then the uid. A job that 
 ``partialGangSeconds`` yields if an elder one is partial, too: it gives its nodes back, and starts again when no elder
 job is partial, or after a backoff. The eldest keeps its nodes five times as long: without a rival, nodes that a cluster
 autoscaler adds are awaited. One order has no cycles.
+
+A job counts as elder for half an hour in all, until all its pods ran: one that never fits must not keep the jobs of all
+tenants from their nodes. And it counts only for jobs that request the same kind of device: others want other nodes.
 """
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling, jittered
+from ddpjob.api.devices import is_device
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import recorded_status
@@ -31,10 +36,15 @@ PEERS_NOT_PLACED = "PeersNotPlaced"
 VERDICTS = frozenset({PARTIAL, YIELDED, PEERS_NOT_PLACED})
 """An attempt ends with them before all its pods ran, and costs no restart."""
 
+ELDER_SECONDS = 1800
+"""For how long a job counts as elder: as long as the eldest keeps its nodes by default, and some more."""
 _ELDEST_FACTOR = 5
 _NOTICE_SECONDS = 10
 """How long a job is partial before it is shown, and before another yields to it: schedulers place pods one by one."""
 _FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 10, 600
+
+
+_OURS = (None, names.CONTROLLER)
 
 
 class Rank(NamedTuple):
@@ -46,10 +56,15 @@ class Rank(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A job in the order. since: when it became partial; None if it has yielded."""
+    """A job in the order. since: when it became partial; None if it has yielded.
+
+    pool: the kind of device that its pods request, "" without one. until: when it counts as elder no more.
+    """
 
     rank: Rank
     since: str | None
+    pool: str = ""
+    until: datetime = datetime.max.replace(tzinfo=UTC)
 
 
 def standing(job: Json) -> Standing | None:
@@ -61,18 +76,42 @@ def standing(job: Json) -> Standing | None:
     attempt = recorded_status({"currentAttempt": given}).current_attempt
     if attempt is None or attempt.all_running_time is not None or status.get("state") == "Invalid":
         return None  # an earlier release keeps partialSince, and of an invalid job nothing is recorded any more
-    if "completionTime" in status or meta.get("deletionTimestamp") or _is_foreign(job.get("spec")):
+    spec = _decoded(job.get("spec"))
+    if "completionTime" in status or meta.get("deletionTimestamp") or spec.get("managedBy") not in _OURS:
         return None
     if attempt.verdict != YIELDED and (attempt.is_closed or attempt.partial_since is None):
         return None
     rank = Rank(-(attempt.pod_priority or 0), str(meta.get("creationTimestamp") or ""), meta["uid"])
-    return Standing(rank, None if attempt.is_closed else attempt.partial_since)
+    if attempt.is_closed or attempt.partial_since is None:
+        return Standing(rank, None, _pool(spec))
+    left = timedelta(seconds=ELDER_SECONDS - (attempt.elder_seconds or 0))
+    return Standing(rank, attempt.partial_since, _pool(spec), parse_time(attempt.partial_since) + left)
 
 
-def _is_foreign(spec: Any) -> bool:
-    """Return whether another controller has the job. Of a large job the spec is JSON text (``cluster.job_json``)."""
+def _decoded(spec: Any) -> Mapping[str, Any]:
+    """Return the spec of a job. Of a large job it is JSON text (``cluster.job_json``), or missing."""
     found = json.loads(spec) if isinstance(spec, str) else spec
-    return isinstance(found, Mapping) and found.get("managedBy") not in (None, names.CONTROLLER)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _pool(spec: Mapping[str, Any]) -> str:
+    """Return the kind of device that the pods of a job request, the first of several by name; "" without one."""
+    template = spec.get("template")
+    pod = template.get("spec") if isinstance(template, Mapping) else None
+    given = pod.get("containers") if isinstance(pod, Mapping) else None
+    containers = [spec, *(given if isinstance(given, list) else ())]
+    parts = [each.get("resources") for each in containers if isinstance(each, Mapping)]
+    amounts = [part.get(kind) for part in parts if isinstance(part, Mapping) for kind in ("limits", "requests")]
+    given = (item for each in amounts if isinstance(each, Mapping) for item in each.items())
+    return min((name for name, amount in given if is_device(name) and str(amount) != "0"), default="")
+
+
+def elder_seconds(s: JobState) -> int | None:
+    """Return ``elder_seconds`` of an attempt that ends now."""
+    known, since = s.attempt.elder_seconds, s.partial_since
+    if since is None or s.observed.elder is not None:
+        return known
+    return (known or 0) + int(seconds_between(since, s.now))
 
 
 def seconds_left(s: JobState) -> float | None:
