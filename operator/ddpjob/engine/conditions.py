@@ -27,6 +27,7 @@ from ddpjob.engine.obstacles import (
 )
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
+from ddpjob.engine.scheduling.kueue import kept_quota
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
@@ -46,7 +47,8 @@ def conditions(
         case "suspend":
             aspects = _suspended(*s.suspension)
         case "continue" if s.suspended and s.job.spec.suspend:
-            aspects = _suspended(*s.suspension)
+            reason, text = s.suspension
+            aspects = _suspended(reason, "; ".join(filter(None, (text, kept_quota(s)))))
         case "hold" if s.suspended:
             stalled: Aspect = (True, decision.reason, decision.message)
             aspects = _suspended(SUSPENDED, "suspended; it cannot be resumed yet") | {"Stalled": stalled}

@@ -10,19 +10,16 @@ from ddpjob.engine.decision import RESIZED, Decision
 from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
 from ddpjob.engine.launcher import injection_warning, launch_warning
-<<<<<<< ours
 from ddpjob.engine.obstacles import (
     CONTAINER_CREATING,
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
+    SHARED,
     TRAINING_STALLED,
     fruitless,
     near_limit,
     obstacles,
 )
-=======
-from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, SHARED, TRAINING_STALLED, fruitless, obstacles
->>>>>>> theirs
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, WAITING
 from ddpjob.engine.state import JobState
 
@@ -30,11 +27,7 @@ MAX_NOTE = 1000
 RESTARTED_IN_PLACE = "RestartedInPlace"
 _SIZES = frozenset({RESIZED, NODES_AVAILABLE, NODES_UNAVAILABLE})
 _PROBLEMS = frozenset(
-<<<<<<< ours
-    {NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE}
-=======
-    {PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE, SHARED}
->>>>>>> theirs
+    {NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE, SHARED}
 )  # of a job all of whose nodes run
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
 _NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})

@@ -9,7 +9,7 @@ from ddpjob.api.objects import Json
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS, Adapter, Ending, Obstacle, Unavailable
 from ddpjob.engine.scheduling.gangs import Coscheduling, Gang, Kubernetes, Volcano
-from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, Kueue, seconds_to_release
+from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, Kueue, seconds_to_look
 from ddpjob.engine.state import JobState
 
 GANG_SCHEDULERS: Mapping[str, Adapter] = {
@@ -72,15 +72,15 @@ def lookups(s: JobState) -> tuple[tuple[Resource, str], ...]:
 
 
 def look_again(s: JobState) -> float | None:
-    """Return the seconds until objects of the cluster are read again that keep the job from its queue, or until it can
-    give quota back although its pods do not stop; or None.
+    """Return the seconds until objects that keep the job from its queue are read again, or a pod that stops is looked
+    at because it uses quota; or None.
     """
     if s.attempt.is_closed:
         is_kept = any(adapter.lookups(s) for adapter in adapters(s)) and bool(unavailable(s))
     else:
         is_kept = without_quota(s) is not None
     again = LOOKUP_SECONDS if is_kept and not s.job.spec.suspend else None
-    return seconds_to_release(s) or again if s.settings.kueue else again
+    return seconds_to_look(s) or again if s.settings.kueue else again
 
 
 def wait(s: JobState) -> Obstacle | None:
