@@ -147,7 +147,8 @@ def test_missing_pod_of_a_complete_gang_ends_the_attempt() -> None:
 @pytest.mark.parametrize("bound", [False, True])
 def test_pod_that_appears_in_place_of_one_that_ran_does_not_hide_its_loss(bound: bool) -> None:
     world = a_running_world(a_job())
-    world.pod(1)["metadata"]["uid"] = "a create whose response was lost is carried out late"
+    late = {"uid": "a create whose response was lost is carried out late", "creationTimestamp": "2026-03-01T12:00:01Z"}
+    world.pod(1)["metadata"] |= late
     world.pod(1)["status"] = {"phase": "Pending"} | ({"startTime": "2026-03-01T12:00:01Z"} if bound else {})
     world.settle()
     assert world.status["attempt"] == 2
@@ -156,11 +157,7 @@ def test_pod_that_appears_in_place_of_one_that_ran_does_not_hide_its_loss(bound:
 
 
 def test_running_pod_that_its_kubelet_shows_as_pending_for_a_moment_is_not_lost() -> None:
-    world = World(a_job())
-    world.settle()
-    world.forward(5)
-    world.run_all()
-    world.settle()
+    world = a_running_world(a_job())
     world.forward(60)
     world.set_pod(1, {"phase": "Pending", "startTime": "2026-03-01T12:00:01Z"})
     world.settle()

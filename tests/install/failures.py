@@ -105,7 +105,8 @@ def reference() -> str:
 
 If the launcher reports a [stall](scripts.md#stalls-and-hangs) when a deadline ends an attempt, the failure has its
 rank, step, file and line.
-`completionGraceSeconds` is doubled after each failure in a row for this reason, and it does not pass while rank 0 still runs and reports new work, for example an export of the model.
+`completionGraceSeconds` does not pass while rank 0 still runs and reports new work, for example an export of the model,
+and is doubled after each failure in a row for this reason.
 One request without an answer changes nothing; after a minute of silence the time since the first success counts again.
 Only time in which the operator reached the trainer counts towards `progressDeadlineSeconds`. While it does not reach
 rank 0, the condition `Running` has the reason `ProgressUnknown`.

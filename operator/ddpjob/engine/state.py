@@ -112,7 +112,7 @@ class JobState:
             for node_rank, pod in self.current.items()
             if not pod.unstarted
             or ran is None
-            or (pod.created is not None and parse_time(pod.created) < parse_time(ran))
+            or (pod.created is not None and parse_time(pod.created) <= parse_time(ran))
         }
         return [node_rank for node_rank in self.job.node_ranks if node_rank not in done]
 
