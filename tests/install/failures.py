@@ -7,6 +7,7 @@ from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECO
 from ddpjob.engine.failures import TABLE, Judgement
 from ddpjob.engine.state import LONG_RUN_SECONDS, TRAINED_SECONDS
 from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
+from tests.install import verdicts
 
 UNTRAINED, TRAINED = (RestartPolicy().limit(has_trained=has_trained) for has_trained in (False, True))
 BACKOFF = Backoff().first_and_longest
@@ -88,6 +89,17 @@ removed, so the message would be lost; with `@record` the traceback is in the bl
 
 """
 
+CONTEXTS = """
+## Fault and context
+
+A fact of one Kubernetes node or of a service must not end a job that has trained. The engine decides as follows about
+each fault, in a job of two nodes with the default policy: if one node shows it or all do; in the first attempt, before
+any step; after progress; or in two attempts in a row without progress. *avoids the node*: the next attempt does not run
+there. Of a job that has trained, only an error of the program, memory and a loss that is not finite end it before its
+restarts are used, and only when they repeat.
+
+"""
+
 
 def reference() -> str:
     """Return the whole page."""
@@ -134,7 +146,7 @@ These are no failures. The condition `Running` shows them:
   attempt. `startupDeadlineSeconds` limits this wait: it counts from the first of these attempts. It begins again when
   all pods exist, and after a suspension or an edit of the spec.
 """
-    return f"{HEAD}{head}\n" + "\n".join(_lines()) + "\n" + deadlines
+    return f"{HEAD}{head}\n" + "\n".join(_lines()) + "\n" + CONTEXTS + "\n".join(verdicts.lines()) + "\n" + deadlines
 
 
 def _lines() -> Iterator[str]:
