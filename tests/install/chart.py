@@ -46,7 +46,7 @@ def refusal(values: Object) -> str:
     Raises:
         AssertionError: Helm accepted the values.
     """
-    done = helm("template", "ddpjob", str(CHART), *KUBE_VERSION, *_set(values))
+    done = helm("template", "ddpjob", str(CHART), "--namespace", NAMESPACE, *KUBE_VERSION, *_set(values))
     assert done.returncode != 0, f"accepted {values}"
     return done.stderr
 

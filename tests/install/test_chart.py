@@ -31,18 +31,23 @@ def environment(**values: Any) -> dict[str, str]:
     return {e["name"]: e["value"] for e in operator_pod(**values)["containers"][0]["env"] if "value" in e}
 
 
-@pytest.mark.parametrize("values", [[], ["--set", "scope=namespace,crds.install=false,metrics.enabled=true"]])
+@pytest.mark.parametrize(
+    "values", [[], ["--set", "scope=namespace,namespaces={team-a},crds.install=false,metrics.enabled=true"]]
+)
 def test_helm_lint_reports_nothing(values: list[str]) -> None:
     done = helm("lint", "--strict", str(CHART), *values)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[WARNING]" not in done.stdout
 
 
-def test_chart_has_at_most_33_values_and_each_has_a_comment() -> None:
-    """Each value is something to decide for who installs the chart. A queue and a gang scheduler are two systems."""
+def test_chart_has_at_most_34_values_and_each_has_a_comment() -> None:
+    """Each value is something to decide for who installs the chart. A queue and a gang scheduler are two systems.
+
+    One value allows what lends the operator's account to tenants.
+    """
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     names = leaves(yaml.safe_load(text))
-    assert len(names) <= 33, names
+    assert len(names) <= 34, names
     for name in names:
         key = name.rsplit(".", 1)[-1]
         lines = text.splitlines()
@@ -106,9 +111,21 @@ def test_cluster_scope_serves_all_namespaces_with_one_cluster_role() -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "ddpjob-operator", "namespace": NAMESPACE}]
 
 
-@pytest.mark.parametrize(("given", "served"), [([], [NAMESPACE]), (["team-a", "team-b"], ["team-a", "team-b"])])
-def test_namespace_scope_has_a_role_and_a_binding_in_each_namespace(given: list[str], served: list[str]) -> None:
-    values = {"scope": "namespace", "namespaces": given}
+@pytest.mark.parametrize("given", [[], [NAMESPACE], ["team-a", NAMESPACE]], ids=str)
+@pytest.mark.parametrize("reused", [False, True])
+def test_release_does_not_serve_its_own_namespace_unless_a_value_allows_it(given: list[str], reused: bool) -> None:
+    """Who may create pods in it can run them with the operator's account, in all namespaces that it serves."""
+    values: dict[str, Any] = {"scope": "namespace", "namespaces": given}
+    message = refusal(values | ({"serveReleaseNamespace": None} if reused else {}))
+    assert NAMESPACE in message and "serveReleaseNamespace=true" in message and "security" in message
+    assert environment(**values, serveReleaseNamespace=True)["DDPJOB_OPERATOR_NAMESPACES"].split(",")[-1] == NAMESPACE
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"), [([NAMESPACE], True), (["team-a", "team-b"], False), (["team-a", "team-b"], True)], ids=str
+)
+def test_namespace_scope_has_a_role_and_a_binding_in_each_namespace(given: list[str], allowed: bool) -> None:
+    values, served = {"scope": "namespace", "namespaces": given, "serveReleaseNamespace": allowed}, given
     objects = template(values)
     assert environment(**values)["DDPJOB_OPERATOR_NAMESPACES"] == ",".join(served)
     assert [role["metadata"]["namespace"] for role in of_kind(objects, "Role")] == served
@@ -119,7 +136,7 @@ def test_namespace_scope_has_a_role_and_a_binding_in_each_namespace(given: list[
 
 
 def test_namespace_scope_can_install_no_cluster_wide_object() -> None:
-    objects = template({"scope": "namespace", "crds.install": False, "userRoles": False})
+    objects = template({"scope": "namespace", "namespaces": ["team-a"], "crds.install": False, "userRoles": False})
     assert not of_kind(objects, *CLUSTER_SCOPED)
 
 
@@ -151,7 +168,12 @@ def test_an_image_can_be_pinned_by_its_digest() -> None:
     [
         ({}, "ddpjob/trainer:0.1.0", "Never"),
         ({"image.tag": "dev"}, "ddpjob/trainer:dev", "Never"),
-        ({"image.repository": "reg.example/op"}, "ddpjob/trainer:0.1.0", "Never"),
+        ({"image.repository": "reg.example/op"}, "reg.example/op-trainer:0.1.0", "IfNotPresent"),
+        (
+            {"image.repository": "reg.example/op", "image.pullPolicy": "Always"},
+            "reg.example/op-trainer:0.1.0",
+            "Always",
+        ),
         ({"image.repository": "reg.example/ddpjob/operator"}, "reg.example/ddpjob/trainer:0.1.0", "IfNotPresent"),
         (
             {"image.repository": "reg.example/operator", "image.tag": DIGEST},
@@ -159,7 +181,9 @@ def test_an_image_can_be_pinned_by_its_digest() -> None:
             "IfNotPresent",
         ),
         ({"operator.launcherImage": f"r/t@{DIGEST}"}, f"r/t@{DIGEST}", "IfNotPresent"),
-        ({"image.pullPolicy": "Always"}, "ddpjob/trainer:0.1.0", "Always"),
+        # The default name is not ours in any registry, so the policy for the operator's image pulls no launcher.
+        ({"image.pullPolicy": "Always"}, "ddpjob/trainer:0.1.0", "Never"),
+        ({"image.pullPolicy": "Always", "operator.launcherImage": "r/t:1"}, "r/t:1", "Always"),
         ({"operator.launcherImage": None}, "ddpjob/trainer:0.1.0", "Never"),  # helm upgrade --reuse-values
     ],
     ids=str,
@@ -240,7 +264,8 @@ def test_upgrade_may_reuse_the_values_of_a_release_without_replicas_and_network_
 
 def test_operators_of_two_namespaces_have_no_object_of_the_cluster_in_common() -> None:
     """The second release leaves out the CRD and the user roles, as docs/operations.md says."""
-    values = {"scope": "namespace", "kueue.enabled": True, "crds.install": False, "userRoles": False, "replicas": 2}
+    values = {"kueue.enabled": True, "crds.install": False, "userRoles": False, "replicas": 2}
+    values |= {"scope": "namespace", "namespaces": ["training"]}
     first, second = (
         {
             (item["kind"], item["metadata"]["name"])

@@ -59,7 +59,9 @@ def run_script(plane: ControlPlane, folder: Path, values: Object, *, ready: bool
         health.close()
 
 
-@pytest.mark.parametrize("values", [{}, {"scope": "namespace"}], ids=["cluster", "namespace"])
+@pytest.mark.parametrize(
+    "values", [{}, {"scope": "namespace", "namespaces": ["default"]}], ids=["cluster", "namespace"]
+)
 def test_helm_test_passes_with_a_ready_operator_and_served_jobs(
     installed: ControlPlane, tmp_path: Path, values: Object
 ) -> None:

@@ -61,6 +61,9 @@ def named(objects: Iterable[Object], suffix: str) -> Object:
     return role
 
 
+SCOPES: dict[str, dict[str, object]] = {"cluster": {}, "namespace": {"scope": "namespace", "namespaces": ["team-a"]}}
+
+
 @pytest.mark.parametrize("values", [{}, {"scope": "namespace", "namespaces": ["a", "b"]}], ids=["cluster", "namespace"])
 def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     kind = "Role" if values else "ClusterRole"
@@ -71,9 +74,9 @@ def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     assert len(OPERATOR) == 30
 
 
-@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+@pytest.mark.parametrize("scope", SCOPES)
 def test_right_to_read_logs_can_be_left_out(scope: str) -> None:
-    objects = template({"scope": scope, "operator.readLogs": False})
+    objects = template(SCOPES[scope] | {"operator.readLogs": False})
     role = named(of_kind(objects, "ClusterRole" if scope == "cluster" else "Role"), "ddpjob-operator")
     assert triples(role) == OPERATOR - {("", "pods/log", "get")}
 
@@ -84,9 +87,9 @@ def test_rights_on_pod_groups_come_with_their_gang_scheduler(scheduler: str) -> 
     assert triples(role) == OPERATOR | gang_rights(scheduler)
 
 
-@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+@pytest.mark.parametrize("scope", SCOPES)
 def test_rights_on_workloads_come_with_kueue(scope: str) -> None:
-    objects = template({"kueue.enabled": True, "scope": scope})
+    objects = template(SCOPES[scope] | {"kueue.enabled": True})
     role = named(of_kind(objects, "ClusterRole" if scope == "cluster" else "Role"), "ddpjob-operator")
     assert triples(role) == OPERATOR | QUEUES
     assert triples(named(of_kind(objects, "ClusterRole"), f"-kueue-{NAMESPACE}")) == CLASSES
@@ -94,16 +97,16 @@ def test_rights_on_workloads_come_with_kueue(scope: str) -> None:
     assert binding["metadata"]["name"] == binding["roleRef"]["name"]
 
 
-@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+@pytest.mark.parametrize("scope", SCOPES)
 def test_replicas_may_hold_only_their_own_lease(scope: str) -> None:
-    role = named(of_kind(template({"replicas": 2, "scope": scope}), "Role"), "-lease")
+    role = named(of_kind(template(SCOPES[scope] | {"replicas": 2}), "Role"), "-lease")
     create, use = role["rules"]
     assert (create["resources"], create["verbs"]) == (["leases"], ["create"])
     assert (use["resources"], use["resourceNames"], use["verbs"]) == (["leases"], ["ddpjob-operator"], ["get", "patch"])
 
 
 def test_no_role_grants_secrets_wildcards_or_escalation() -> None:
-    for values in ({}, {"scope": "namespace"}):
+    for values in SCOPES.values():
         for role in of_kind(template(values), "Role", "ClusterRole"):
             for group, resource, verb in triples(role):
                 assert "*" not in (group, resource, verb)

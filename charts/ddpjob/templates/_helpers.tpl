@@ -47,9 +47,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.image.pullPolicy | default (ternary "Never" "IfNotPresent" (eq .Values.image.repository "ddpjob/operator")) -}}
 {{- end }}
 
-{{/* The value is absent after `helm upgrade --reuse-values` from an earlier release. A digest is of one image only. */}}
+{{/* Beside the operator's image, so that its name is not a stranger's. A digest is of one image only. */}}
 {{- define "ddpjob.launcherImage" -}}
-{{- $repository := "ddpjob/trainer" -}}
+{{- $repository := printf "%s-trainer" .Values.image.repository -}}
 {{- if hasSuffix "operator" .Values.image.repository -}}
 {{- $repository = printf "%strainer" (trimSuffix "operator" .Values.image.repository) -}}
 {{- end -}}
@@ -58,16 +58,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "ddpjob.launcherPullPolicy" -}}
-{{- $isOurs := regexMatch "^ddpjob/trainer[:@]" (include "ddpjob.launcherImage" .) -}}
-{{- .Values.image.pullPolicy | default (ternary "Never" "IfNotPresent" $isOurs) -}}
+{{- if and (not .Values.operator.launcherImage) (eq .Values.image.repository "ddpjob/operator") -}}
+Never
+{{- else -}}
+{{- $isDefault := regexMatch "^ddpjob/trainer[:@]" (include "ddpjob.launcherImage" .) -}}
+{{- .Values.image.pullPolicy | default (ternary "Never" "IfNotPresent" $isDefault) -}}
+{{- end -}}
 {{- end }}
 
 {{/* JSON list of the namespaces to serve; empty means all of them. */}}
 {{- define "ddpjob.namespaces" -}}
+{{- $served := .Values.namespaces | default (list .Release.Namespace) -}}
 {{- if eq .Values.scope "cluster" -}}
 []
+{{- else if and (has .Release.Namespace $served) (not .Values.serveReleaseNamespace) -}}
+{{- fail (printf "the release would serve its own namespace %s: who may create pods there can run them with the operator's account, which may create pods in every namespace that it serves (docs/security.md). Set namespaces to other namespaces, and install the release in a namespace of its own; or, if only administrators may create pods in %s, set serveReleaseNamespace=true" .Release.Namespace .Release.Namespace) -}}
 {{- else -}}
-{{- .Values.namespaces | default (list .Release.Namespace) | toJson -}}
+{{- $served | toJson -}}
 {{- end -}}
 {{- end }}
 
