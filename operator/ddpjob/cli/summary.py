@@ -9,7 +9,7 @@ from pathlib import Path
 from ddpjob.api import exit_codes
 from ddpjob.api.objects import Json, condition
 from ddpjob.api.status import recorded_status
-from ddpjob.api.text import clean_line
+from ddpjob.api.text import attributed, clean_line
 from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, time_text
 from ddpjob.client.local_logs import last_lines
 from ddpjob.local import LocalError
@@ -176,10 +176,13 @@ def _failed(result: RunResult) -> list[str]:
     attempt = f" --attempt {failure['attempt']}" if failure.get("attempt") else ""
     logs_command = f"ddpjob logs {result.name}{node}{attempt}"
     log = _end_of_log(result, failure)
-    next_step = str(failure.get("next") or logs_command)
+    hint, todo = (
+        attributed(name, str(failure.get(name) or ""), failure.get("fromProgram")) for name in ("hint", "next")
+    )
+    next_step = todo or logs_command
     error = LocalError(
         f"{result.name} failed{after}: {_first_line(message)}",
-        str(failure.get("hint") or ("its last lines are below" if log else "the logs may say more")),
+        hint or ("its last lines are below" if log else "the logs may say more"),
         next_step,
     )
     return [*error_lines(error), *([] if next_step == logs_command else [f"logs:  {logs_command}"]), *log]

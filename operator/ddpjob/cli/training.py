@@ -8,6 +8,7 @@ from typing import Literal
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.status import DDPJobStatus, TimeSpent
+from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time
 from ddpjob.client.base import INTERRUPTED, Client
 from ddpjob.client.job import DDPJob
@@ -82,8 +83,8 @@ def _failures(status: DDPJobStatus) -> Iterator[Failure]:
             failure.message,
             failure.attempt,
             reason=failure.reason,
-            hint=failure.hint or "",
-            next_step=failure.next or "",
+            hint=attributed("hint", failure.hint or "", failure.from_program),
+            next_step=attributed("next", failure.next or "", failure.from_program),
             # Of a rank that was killed, it may be the step that had begun.
             step=failure.step - (failure.signal is not None) if failure.step else None,
             time=_seconds(failure.time),

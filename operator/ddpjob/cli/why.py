@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from ddpjob.api.text import attributed
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import is_coloured, one_line, red
@@ -55,6 +56,6 @@ def verdict_lines(found: "Explanation", place: str, *, coloured: bool) -> Iterat
     operator = "" if found.operator == "Unknown" else f", operator {found.operator.lower()}"
     yield f"stage: {found.stage} ({one_line(found.reason)}), confidence {found.confidence.lower()}{operator}, {place}"
     yield from (f"note:  {one_line(text)}" for text in found.unread)
-    for label, advice in (("hint:  ", found.hint), ("next:  ", found.next)):
+    for name, advice in (("hint", found.hint), ("next", found.next)):
         if advice:
-            yield label + one_line(advice)
+            yield f"{name}:  {one_line(attributed(name, advice, found.from_program))}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from ddpjob.api import names
 from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.status import DDPJobStatus, recorded_status
+from ddpjob.api.text import attributed
 
 if TYPE_CHECKING:
     from ddpjob.api.spec import DDPJobSpec
@@ -184,7 +185,11 @@ class DDPJob:
             ("loss", progress and progress.loss),
             ("restarts", status.restarts),
             *((last.reason, last.message) for last in (status.failures or ())[-1:]),
-            *(("hint", last.hint) for last in (status.failures or ())[-1:]),
+            *(
+                ("hint", attributed("hint", last.hint, last.from_program))
+                for last in (status.failures or ())[-1:]
+                if last.hint
+            ),
         ]
         bar = f'<progress max="100" value="{progress.percent}"></progress>' if progress and progress.percent else ""
         cells = "".join(

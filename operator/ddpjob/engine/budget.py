@@ -134,6 +134,7 @@ def _refunded(s: JobState, failure: Failure, lost: PodView) -> Failure:
         message=f"{failure.message}; Kubernetes node {lost.node_name} proved lost, so the restart does not count",
         hint=verdict.hint,
         next=verdict.next,
+        from_program=list(verdict.from_program) or None,
         counted=False,
         provisional=None,
     )

@@ -14,7 +14,7 @@ from ddpjob.api.limits import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.report import EndReport, Stall
 from ddpjob.api.status import Failure
-from ddpjob.api.text import shorten
+from ddpjob.api.text import attributed, shorten
 from ddpjob.engine.evidence import (
     CONFIG_ERROR,
     EXITED_EARLY,
@@ -92,6 +92,7 @@ class Judgement:
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
     hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
         that shows the log, {pod} and {node} are names.
+    from_program: which of hint and next the trainer's report says.
     local: hint and next in local mode, which has neither Kubernetes nodes nor images; None if they are the same.
     message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
     stall: what the launcher reported then.
@@ -107,6 +108,7 @@ class Judgement:
     node_suspected: bool = False
     hint: str = ""
     next: str = ""
+    from_program: tuple[str, ...] = ()
     local: tuple[str, str] | None = None
     message: str = ""
     evidence: Evidence | None = None
@@ -520,6 +522,7 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
         node_suspected=is_suspected,
         hint=reported.hint or hint,
         next=reported.next or _command(todo, logs, evidence),
+        from_program=tuple(name for name in ("hint", "next") if getattr(reported, name)),
         evidence=evidence,
     )
 
@@ -548,6 +551,7 @@ def failure_record(
         message=shorten(_with_log_text(judgement) if with_log else judgement.message, _MAX_MESSAGE),
         hint=judgement.hint or None,
         next=judgement.next or None,
+        from_program=list(judgement.from_program) or None,
         log_tail=shorten(pod.log.strip(), MAX_LOG_TAIL) or None if pod and with_log else None,
         action=action,
         counted=counted,
@@ -559,7 +563,9 @@ def failure_record(
 
 def failure_text(failure: Failure) -> str:
     """Return the message of a failure followed by what to do next."""
-    return f"{failure.message}; next: {failure.next}" if failure.next is not None else failure.message
+    if failure.next is None:
+        return failure.message
+    return f"{failure.message}; next: {attributed('next', failure.next, failure.from_program)}"
 
 
 def _with_log_text(judgement: Judgement) -> str:

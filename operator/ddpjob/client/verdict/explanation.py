@@ -76,6 +76,8 @@ class Explanation(WireModel):
     """The usual cause."""
     next: str | None = None
     """What to do: a command, or a field to change."""
+    from_program: list[str] | None = None
+    """Which of ``hint`` and ``next`` are the words of the program, from its report."""
     attempt: int | None = None
     """Number of the attempt that the verdict is about."""
     node_rank: int | None = None

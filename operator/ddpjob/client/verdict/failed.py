@@ -180,6 +180,7 @@ def _failed(case: Case, failure: Failure, start: str, end: Evidence | None, *, i
         needs=needs,
         hint=shown.hint,
         next=shown.next,
+        from_program=shown.from_program,
         attempt=shown.attempt,
         node_rank=shown.node_rank,
         rank=shown.rank,
