@@ -109,7 +109,13 @@ class Training:
         if self.first_step_time is None or self.is_over:
             return self._last
         made = (_time() - self.first_step_time) / self.program.step_seconds
-        return min(self.program.steps, self.from_step + int(made + 1e-6))
+        return min(self._reachable, self.from_step + int(made + 1e-6))
+
+    @property
+    def _reachable(self) -> int:
+        """The last step that the program can complete."""
+        bug = self.program.bug_at
+        return self.program.steps if bug is None else max(bug - 1, 0)
 
     @property
     def shown(self) -> int:
@@ -133,7 +139,7 @@ class Training:
         self.first_step_time = _time()
         self._nodes.has_news(self)
         bug, left = self.program.bug_at, self.program.steps - self.from_step
-        if bug is not None and bug > self.from_step:
+        if bug is not None:
             self._later((bug - self.from_step) * self.program.step_seconds, self.fail, self._any_rank(), BUG)
         self._later(left * self.program.step_seconds, self._finish)
         self._later(self.program.save_every * self.program.step_seconds, self._save_each)
