@@ -133,7 +133,7 @@ class Kubelets:
                 self.report(pod, {"phase": "Pending", "conditions": [NO_NODE_FREE]})
             return
         node = f"worker-{meta['labels'][names.LABEL_NODE_RANK]}"
-        if node in _avoided(known):
+        if node in avoided(known):
             if not self.has_spares:
                 self.report(pod, {"phase": "Pending", "conditions": [UNSCHEDULABLE]})
                 return
@@ -283,7 +283,7 @@ class Kubelets:
             act(pod)
 
 
-def _avoided(pod: Json) -> set[str]:
+def avoided(pod: Json) -> set[str]:
     """Return the names of the nodes on which the pod's affinity does not let it run."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()

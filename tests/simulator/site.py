@@ -22,7 +22,7 @@ from ddpjob.cluster.base import ClusterError, NotFound
 from ddpjob.engine.observed import Polled
 from tests.builders import ended, failed, running
 from tests.memory.store import Change
-from tests.simulator.kubelets import NO_NODE_FREE, Kubelets, _avoided
+from tests.simulator.kubelets import NO_NODE_FREE, Kubelets, avoided
 from tests.simulator.programs import Program, Training
 from tests.simulator.simulation import Simulation
 from tests.simulator.volume import Volume
@@ -109,7 +109,7 @@ class Site(Kubelets):
             pod for pod in pods if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
         ]
         for pod in sorted(waiting, key=self._age):
-            fits = [machine for machine in free if machine.name not in _avoided(pod)]
+            fits = [machine for machine in free if machine.name not in avoided(pod)]
             if fits:
                 free.remove(chosen := self._luck.choice(fits))
                 self._bind(pod, chosen)
