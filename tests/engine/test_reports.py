@@ -69,7 +69,9 @@ def test_schema_2_report_gives_the_failure_its_kind_hint_and_next() -> None:
     assert failure["hint"] == SCHEMA_2["hint"] and failure["next"] == SCHEMA_2["next"]
     assert failure["message"].endswith("ConfigError: lr is 0.1, the checkpoint has 0.2")
     message = world.condition("Restarting")["message"]
-    assert message.endswith("the checkpoint has 0.2; next: restore lr, or start with another checkpoint directory")
+    assert message.endswith(
+        "the checkpoint has 0.2; next: the program says: restore lr, or start with another checkpoint directory"
+    )
 
 
 def test_schema_1_report_names_the_failure_after_its_exception() -> None:

@@ -10,8 +10,14 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
+<<<<<<< ours
 from ddpjob.api.status import ENDING, TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+=======
+from ddpjob.api.pod_view import pod_view
+from ddpjob.api.status import ENDING, RUNNING, TIME_CATEGORIES
+from ddpjob.api.times import parse_time, seconds_since, timestamp
+>>>>>>> theirs
 from ddpjob.controller.pod_logs import RETRY_SECONDS, SECONDS
 from ddpjob.engine import claims
 from tests.memory.store import Change
@@ -58,6 +64,7 @@ def check_history(
     _check_namesakes(changes, unreachable)
     _check_events(changes)
     _check_isolation(changes)
+    _check_tokens(changes)
 
 
 def check_undisturbed(sim: Simulation, refused: int) -> None:
@@ -177,6 +184,20 @@ def _check_secrecy(changes: History) -> None:
             text = repr(change.obj)
             assert SECRET not in text, f"a part of a log is in {change.obj['metadata']['name']}"
             assert not (omits and SAMPLE in text), f"the text of an exception is in {change.obj['metadata']['name']}"
+
+
+def _check_tokens(changes: History) -> None:
+    """Check that the pods of an attempt that runs have one token: else its launchers refuse each other."""
+    tokens: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for _, change in changes:
+        if change.resource is names.PODS and change.type == "ADDED":
+            pod = pod_view(change.obj)
+            tokens[pod.job_uid, pod.attempt].add(pod.token)
+        elif change.resource is names.DDPJOBS:
+            current = (change.obj.get("status") or {}).get("currentAttempt") or {}
+            if current.get("phase") == RUNNING:
+                found = tokens[change.obj["metadata"]["uid"], current["number"]]
+                assert len(found) < 2, f"attempt {current['number']} runs with {len(found)} tokens"
 
 
 def _check_isolation(changes: History) -> None:

@@ -8,6 +8,7 @@ import resource
 import select
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ from ddprun.launcher.peers import Peers, take_token
 from ddprun.reporting.progress_port import ProgressPort
 from tests.processes import free_port
 from tests.trainer.launcher_messages import Relay, Speaker, group_secret
-from tests.trainer.runs import wait_until
+from tests.trainer.runs import ForkServer, wait_until
 
 LIFE = Life("uid", "1")
 HELLO = Received(Hello(LIFE, "boot"), 1)
@@ -388,3 +389,23 @@ def test_ten_thousand_connections_leave_the_group_as_it_is(two: TwoNodes) -> Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_000  # KiB
     for stranger in strangers:
         stranger.close()
+
+
+PRINTING = """
+import os
+print(dict(os.environ), flush=True)
+raise ValueError(f"no way on with {dict(os.environ)}")
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_program_that_prints_its_variables_shows_no_token(ddptrain: ForkServer, tmp_path: Path, start: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PRINTING)
+    env = {"DDPJOB_TOKEN": "a-random-token", "DDPJOB_UID": "u", "DDPJOB_ATTEMPT": "1"}
+    argv = ("--nproc-per-node", 2, "--start", start, "--log-dir", tmp_path / "logs", "--show-env", script)
+    run = ddptrain.start(*argv, env=env, module="ddprun")
+    assert run.wait() == 1
+    files = [file.read_text() for file in (tmp_path / "logs").rglob("*") if file.is_file()]
+    assert "DDPJOB_TOKEN" in run.output() and "no way on" in run.message()["message"]
+    assert not any("a-random-token" in text for text in (run.output(), run.termination_log.read_text(), *files))

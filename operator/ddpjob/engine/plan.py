@@ -315,7 +315,7 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
     if not (decision.begins_attempt or decision.ends_attempt):
         left += [*obstacles.waits(s), *elastic.waits(s), *guard.waits(s)]
-        left += [wait] if s.attempt.is_creating and not s.current and (wait := seconds_to_wait(s)) > 0 else []
+        left += [seconds_to_wait(s)] if s.attempt.is_creating and attempt_token(s, s.attempt.number) is None else []
     if decision.kind != "hold":
         until = attempt.ending.until if attempt.ending else None
         left += [*stops, *([-seconds_since(until, s.now)] if until else ())]
