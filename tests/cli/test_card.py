@@ -27,7 +27,7 @@ REPORT = {"step": 30, "totalSteps": 90, "loss": 0.5, "phase": "train", "checkpoi
 
 
 def a_world(**spec: object) -> World:
-    made = a_job(restartPolicy={"maxRestarts": 3}, **spec)
+    made = a_job(restartPolicy={}, **spec)
     made["metadata"]["creationTimestamp"] = timestamp(NOW)
     world = a_running_world(made)
     world.progress = (REPORT, "mnist-0a1b2-1-0")
@@ -81,7 +81,7 @@ def test_a_restart_is_a_line_of_the_attempts_with_the_failure_its_hint_and_what_
     text = " ".join(" ".join(shown := lines(world, coloured=True)).split())
     assert shown[0].startswith("\x1b[31mmnist is Restarting"), "this state does not last"
     assert "attempts 1: n1r1 ValueError, 0s ago after 1m00s → Restart 2: began 0s ago" in text
-    assert "1 restart; 1 of at most 3 count towards the limit" in text
+    assert "1 restart; 1 of at most 12 count towards the limit" in text
     assert "\x1b[2J" not in text
     world.run_all()
     world.forward(5)

@@ -71,7 +71,7 @@ def a_snapshot(**changes: Any) -> Snapshot:
 
 
 def an_admitted_job(**more: Any) -> Json:
-    return a_job(restartPolicy={"maxRestarts": 3}, **more)
+    return a_job(restartPolicy={}, **more)
 
 
 class Clock:
