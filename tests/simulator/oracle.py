@@ -10,14 +10,9 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
-<<<<<<< ours
-from ddpjob.api.status import ENDING, TIME_CATEGORIES
-from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
-=======
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import ENDING, RUNNING, TIME_CATEGORIES
-from ddpjob.api.times import parse_time, seconds_since, timestamp
->>>>>>> theirs
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.controller.pod_logs import RETRY_SECONDS, SECONDS
 from ddpjob.engine import claims
 from tests.memory.store import Change
