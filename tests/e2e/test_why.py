@@ -129,7 +129,7 @@ ALL_CASES: tuple[tuple[str, Json, Json], ...] = (
     ("killed", {"command": ["sh", "-c", KILL], **ONCE}, failed("Crash", "SIGKILL", signal=9)),
     (
         "deterministic",
-        reports(1, "ValueError", exception="ValueError", step=5, rank=0) | AGAIN,
+        reports(1, "ValueError", exception="ValueError", where="a.py:3", step=5, rank=0) | AGAIN,
         failed("Crash", "DeterministicError") | {"attempt": 2, "exception": "ValueError", "step": 5},
     ),
     ("deadline", {"activeDeadlineSeconds": 1}, failed("Deadline", "DeadlineExceeded")),

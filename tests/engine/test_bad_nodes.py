@@ -89,14 +89,26 @@ def test_failure_to_start_before_any_attempt_trained_is_final(broken: Any) -> No
     assert world.status["state"] == "Failed" and world.status["failures"][-1]["action"] == "Fail"
 
 
-@pytest.mark.parametrize("broken", [start_error, no_command])
-def test_container_that_starts_on_another_node_contradicts_a_failure_to_start(broken: Any) -> None:
+def test_container_that_starts_on_another_node_contradicts_a_failure_to_start() -> None:
     world = World(a_job(numNodes=4))
     world.settle()
     run_on_good_nodes(world, 3)
-    world.set_pod(3, broken(world), node="bad")
+    world.set_pod(3, start_error(world), node="bad")
     world.settle()
     assert world.status["attempt"] == 2 and world.status["failures"][-1]["nodeSuspected"]
+
+
+@pytest.mark.parametrize(("other", "attempt"), [(None, 1), (failed(77, cause="peer", kind="PeerLost"), 2)])
+def test_shell_that_runs_may_still_not_find_the_command(other: Json | None, attempt: int) -> None:
+    """The shells of a job with a wrong command end one after the other."""
+    world = World(a_job(numNodes=4))
+    world.settle()
+    run_on_good_nodes(world, 3)
+    if other is not None:
+        world.set_pod(0, other, node="good-0")
+    world.set_pod(3, no_command(world), node="bad")
+    world.settle()
+    assert world.status["attempt"] == attempt and (world.status["state"] == "Failed") == (attempt == 1)
 
 
 def test_node_is_not_suspected_of_what_pods_of_another_node_show() -> None:

@@ -170,10 +170,15 @@ def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
 
 
 def start_contradicts(other: PodView, evidence: Evidence) -> bool:
-    """Return whether another pod of the attempt started, and the Kubernetes node of this one could not start it."""
-    could_not_start = evidence.not_started or (evidence.exit_code is None and evidence.reason in REFUSALS)
-    started = other.state != "pending" and not _could_not_start(other, other.exit_code)
-    return could_not_start and started and _is_elsewhere(other, evidence)
+    """Return whether another pod of the attempt started, and the Kubernetes node of this one could not start it.
+
+    A shell that does not find the command runs for some time, so of another one that runs nothing is known yet.
+    """
+    if not (evidence.not_started or (evidence.exit_code is None and evidence.reason in REFUSALS)):
+        return False
+    if other.state == "running":
+        return evidence.exit_code not in NOT_EXECUTABLE and _is_elsewhere(other, evidence)
+    return other.ended and not _could_not_start(other, other.exit_code) and _is_elsewhere(other, evidence)
 
 
 def shows_the_same(other: PodView, evidence: Evidence) -> bool:
