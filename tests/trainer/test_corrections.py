@@ -175,7 +175,7 @@ def test_two_jobs_on_one_port_keep_their_keys_apart() -> None:
 
 
 def test_keys_of_the_store_show_neither_job_nor_attempt_nor_token() -> None:
-    """Whoever reaches the port can list them."""
+    """A program that reaches the port can list them."""
     store = dist.TCPStore("127.0.0.1", free_port(), is_master=True)
     env = {
         "DDPJOB_UID": "0a1b2c3d-uid",

@@ -198,7 +198,7 @@ def _keep_groups(module: ModuleType) -> None:
 def _listen_on_loopback(module: ModuleType) -> None:
     """Make the store of a process group whose MASTER_ADDR is a loopback address listen there only.
 
-    PyTorch's listens on all addresses, and whoever reaches it can write its keys.
+    PyTorch's listens on all addresses, and every program that reaches it can write its keys.
     """
     store_of_torch = getattr(module, "TCPStore", None)
     if store_of_torch is None:

@@ -15,7 +15,7 @@ RIVAL_SECONDS = 5
 
 
 def attempt_token(s: JobState, number: int) -> str | None:
-    """Return the token for the pods that an attempt lacks; "" for none, None if that of its other pods is not known."""
+    """Return the token for the pods that an attempt lacks; "" for none, None if it is not known."""
     key, tokens = s.observed.token_key, {pod.token for pod in s.pods if pod.attempt == number}
     own = hmac.new(key, f"{s.job.uid}/{number}".encode(), "sha256").hexdigest() if key else ""
     recorded = s.attempt.token_hash if number == s.attempt.number else None

@@ -45,7 +45,7 @@ def parse_rendezvous_timeout(rdzv_conf: str) -> float:
 def key_prefix(env: Mapping[str, str]) -> str:
     """Return a prefix that separates the keys of two jobs on one port, and those of two attempts of one job.
 
-    It is a digest: whoever reaches the store can list its keys.
+    It is a digest: every program that reaches the store can list its keys.
     """
     names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "DDPJOB_TOKEN", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     return "ddprun/" + hashlib.sha256(json.dumps([env.get(name, "") for name in names]).encode()).hexdigest()[:32]

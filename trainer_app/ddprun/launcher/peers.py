@@ -5,8 +5,8 @@ that is lost or cannot be reached only delays that by ANSWER seconds. The messag
 
 Both sides first prove that they know the token of the attempt, which the operator draws and only its pods have. Neither
 sends it: each answers a number that the other has just drawn, so what a stranger has recorded proves nothing later. The
-keys that follow from both numbers authenticate each message and its place, so nobody on the way can change, repeat or
-leave out one. Who has proved nothing may keep little memory, and few connections for a short time.
+keys that follow from both numbers authenticate each message and its place, so a program on the way cannot change,
+repeat or leave out one. A side that has proved nothing may keep little memory, and few connections for a short time.
 
 A group that was started by hand has no token. Node 0 then draws a secret for each node and sends it to the first that
 connects as this node: a stranger who comes later is refused.

@@ -12,7 +12,7 @@ from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, lis
 
 
 class ProgressPort(HttpPort):
-    """Listens on all addresses, where the operator polls the pod's, or on that of ``host``.
+    """Listens on all addresses, where the operator polls the pod's, or on the address ``host``.
 
     Args:
         progress: returns the answer to ``GET /progress``.
