@@ -205,7 +205,10 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
     modules = set(last.split())
     parts = ("ddpjob.api.", "ddpjob.client.", "ddpjob.engine", "ddpjob.local", "ddpjob.controller", "ddpplot")
     assert {name for name in modules if name.startswith(parts)} == {
-        *(f"ddpjob.api.{name}" for name in ("exit_codes", "limits", "model", "names", "objects", "status", "times")),
+        *(
+            f"ddpjob.api.{name}"
+            for name in ("exit_codes", "limits", "model", "names", "objects", "status", "text", "times")
+        ),
         *(f"ddpjob.client.{name}" for name in ("base", "cluster", "cluster_watch", "connection", "job")),
     }
     assert not {"aiohttp", "asyncio", "kubernetes.client.models.v1_pod", "numpy", "plotext"} & modules

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.names import ANNOTATION_PROGRESS_PORT
+from ddpjob.api.names import ANNOTATION_PROGRESS_PORT, ENV_TOKEN
 from ddpjob.api.objects import Json, condition
 from ddpjob.local.admission import admit
 from ddpjob.local.pod_process import Machine
@@ -32,11 +32,13 @@ MEASURED = frozenset(
     {
         *("activeSeconds", "timings", "time", "firstStepTime", "firstSuccessTime", "savingSeconds"),
         *("samplesPerSecond", "stepsPerSecond", "etaSeconds", "nodeName"),
+        "tokenHash",  # each operator draws its own tokens
     }
 )
 # The command that shows a log is another one in local mode.
 COMMANDS = frozenset({"next"})
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_TOKEN = re.compile(rf'({{"name": "{ENV_TOKEN}", "value": ")[0-9a-f]{{64}}')
 # Fields that the API server adds to every object.
 _METADATA = frozenset({"uid", "resourceVersion", "creationTimestamp", "managedFields"})
 TRAINING = ("train", "--data", "digits", "--epochs", "1", "--checkpoint-every", "10")
@@ -116,6 +118,7 @@ def _rendered(pod: Json, job: Json) -> Json:
 def _plain(value: Any, job: Json) -> Any:
     uid = job["metadata"]["uid"]
     text = json.dumps(value).replace(uid, "<uid>").replace(f"-{uid[:5]}", "-<uid5>")
+    text = _TOKEN.sub(r"\1<token>", text)
     return _without_measures(json.loads(_TIME.sub("<time>", text)))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import RETURNED, Condition, DDPJobStatus, Failure
 from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time, seconds_between
@@ -143,6 +142,8 @@ def _nodes(status: DDPJobStatus) -> Iterator[Fact]:
 
 def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
     """Yield the attempts as a timeline: those that failed, as far as the status has them, and the current one."""
+    from ddpjob.api.spec import RestartPolicy  # ``ddpjob get`` without a name needs no model of the spec
+
     status, label = job.status, "attempts"
     failures = status.failures or []
     # The begin of an attempt is the decision on the one before, and only the last failures are recorded.
