@@ -143,11 +143,11 @@ async def _dying_device(sim: Simulation, site: Site) -> None:
     assert losses <= MAX_LOSSES, f"{losses} attempts ended on the broken node"
 
 
-@_story("devices-lost-on-all-nodes", Program(steps=3000, reports="none", notices=False), nodes=4)
+@_story("devices-lost-on-all-nodes", Program(steps=3000), nodes=4)
 async def _devices_lost(sim: Simulation, site: Site) -> None:
     """Each node loses a device once, after some progress."""
     sim.create_job()
-    for number in range(12):
+    for number in range(14):
         await train(sim, site, 100.0)
         if (node := node_of(sim, number % 2)) is not None:
             site.crash(node)
