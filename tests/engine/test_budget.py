@@ -258,6 +258,25 @@ def out_of_memory(world: World, after: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("seconds", "total", "state"), [(600, 100, "Running"), (599, 100, "Failed"), (600, 20, "Failed")]
+)
+def test_program_that_reports_nothing_and_runs_for_ten_minutes_uses_no_restart_up(
+    seconds: float, total: int, state: str
+) -> None:
+    """Also of a job that crashed a dozen times in an hour, the total number of restarts is limited."""
+    world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": total}))
+    for _ in range(21):
+        world.forward(seconds)
+        world.set_pod(1, failed(1, at=world.now))
+        world.settle_after_backoff()
+        if world.status["state"] == "Failed":
+            break
+        world.run_all()
+        world.settle()
+    assert world.status["state"] == state
+
+
+@pytest.mark.parametrize(
     ("reset", "between", "state"),
     [(600, 600, "Restarting"), (7200, 3600, "Failed"), (None, 3600, "Restarting"), (None, 3599, "Failed")],
 )

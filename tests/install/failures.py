@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddpjob.api.spec import Backoff, RestartPolicy
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
-from ddpjob.engine.state import LONG_RUN_SECONDS, TRAINED_SECONDS
+from ddpjob.engine.state import LONG_RUN_SECONDS, RUN_SECONDS, TRAINED_SECONDS
 from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
 from tests.install import verdicts
 
@@ -47,9 +47,9 @@ A reason in *italics* comes from the trainer's report (its `kind`), from the exc
 ## Limits and delays
 
 Progress is a later step or checkpoint than all before, as the trainer reports them. Of a program that reports neither,
-it is an attempt that ran for {LONG_RUN_SECONDS} s with all pods; `restartPolicy.resetAfterSeconds` is another time, and
-then holds for each program. A script that reports only the steps of its optimizer counts them from 0 in each attempt,
-so it reports neither.
+it is an attempt that ran with all pods for {RUN_SECONDS} s, or for *restart once* and `maxTotalRestarts` for
+{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. A script that
+reports only the steps of its optimizer counts them from 0 in each attempt, so it reports neither.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
   the job has trained. The schema has no default: a number in the spec holds always.

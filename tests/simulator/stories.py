@@ -13,6 +13,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
+from ddpjob.engine.state import RUN_SECONDS
 from tests.builders import ended
 from tests.simulator.faults import Choose
 from tests.simulator.programs import Program
@@ -30,6 +31,8 @@ CLAIM = "trainings"
 MAX_LOSSES = 2
 """How often a job may meet the same broken device: after two such failures the node is avoided."""
 LONG_GRACE: Json = {"template": {"spec": {"terminationGracePeriodSeconds": 120}}}
+MAX_DELAY_SECONDS = 400.0
+"""The longest delay before a restart, with the start of its pods."""
 BUG_SECONDS = 120.0
 """A job whose program fails before its first step each time has failed after this time, from the first failure on."""
 
@@ -462,6 +465,8 @@ async def _one(sim: Simulation, site: Site, chance: random.Random) -> None:
     if what == "outage":
         site.lose_dependency(seconds := chance.uniform(60.0, 1200.0))
         await sim.pause(seconds)
+        if site.programs[KEY.name].reports == "none":  # to make progress, it has to run for so long
+            await sim.pause(MAX_DELAY_SECONDS + RUN_SECONDS)
     elif what == "restart":
         sim.patch_job(restartedAt=now().isoformat().replace("+00:00", "Z"))
     elif what == "suspend":

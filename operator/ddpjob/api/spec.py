@@ -212,8 +212,8 @@ class RestartPolicy(ApiModel):
     max_total_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
     """Maximum number of all restarts without progress, except after planned losses. 0: no restart of any kind."""
     reset_after_seconds: Seconds | None = None
-    """An attempt that ran this long is progress. Default: 3600 for a program that reports neither steps nor
-    checkpoints; of any other only a new step or checkpoint is progress."""
+    """An attempt that ran this long is progress. Default: 600 for maxRestarts and 3600 for the other limits, of a
+    program that reports neither steps nor checkpoints; of any other only a new step or checkpoint is progress."""
     backoff: Backoff | None = None
     """Delay before a restart."""
     # "rules" is the class variable with the CEL rules of a model.

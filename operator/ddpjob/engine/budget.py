@@ -16,13 +16,16 @@ from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import Context, judge
 from ddpjob.engine.progress import furthest
-from ddpjob.engine.state import LONG_RUN_SECONDS, JobState
+from ddpjob.engine.state import LONG_RUN_SECONDS, RUN_SECONDS, JobState
 
 
-def made_progress(s: JobState) -> bool:
-    """Return whether the job has got further since its last failure, or no one can know and the attempt ran for long.
+def made_progress(s: JobState, if_unknown: float = RUN_SECONDS) -> bool:
+    """Return whether the job has got further since its last failure.
 
     A step or checkpoint that an attempt before had reached, is no progress.
+
+    Args:
+        if_unknown: seconds after which the attempt of a program that reports neither has made progress.
     """
     if s.attempt.is_closed:  # its end has been counted
         return False
@@ -31,7 +34,7 @@ def made_progress(s: JobState) -> bool:
     if reached is not None and is_known and not reached.restarts_since:
         return True
     if ran_long is None and not is_known:
-        ran_long = LONG_RUN_SECONDS
+        ran_long = if_unknown
     return ran_long is not None and seconds_running(s.attempt, s.now) >= ran_long
 
 
@@ -58,7 +61,7 @@ def counted_restarts(s: JobState) -> int:
 
 def total_restarts(s: JobState) -> int:
     """Return how many restarts up to the current attempt count towards maxTotalRestarts."""
-    return 0 if made_progress(s) else (s.before.restarts_counted_towards_total or 0) + s.new_lives
+    return 0 if made_progress(s, LONG_RUN_SECONDS) else (s.before.restarts_counted_towards_total or 0) + s.new_lives
 
 
 def failures_in_row(s: JobState, *, is_free: bool) -> int:
@@ -72,7 +75,7 @@ def reasons_since_progress(s: JobState) -> frozenset[str]:
     """Return the reasons of the recorded failures since the last progress."""
     failures = s.earlier_failures
     first = _first_in_counter(failures, s.before.restarts_counted_towards_limit or 0)
-    return frozenset(() if made_progress(s) else (failure.reason for failure in failures[first:]))
+    return frozenset(() if made_progress(s, LONG_RUN_SECONDS) else (failure.reason for failure in failures[first:]))
 
 
 def backoff(s: JobState) -> Backoff:

@@ -25,8 +25,10 @@ MAX_ATTEMPT = 10**MAX_DIGITS // 2
 """The highest number that is an attempt's, if the status was deleted: the names of later ones must not get longer."""
 TRAINED_SECONDS = 60
 """A program that reports no steps has trained when all its pods have run for so long: wrong settings end it earlier."""
-LONG_RUN_SECONDS = 3600
-"""A program that reports neither steps nor checkpoints has made progress in an attempt that ran for so long."""
+RUN_SECONDS, LONG_RUN_SECONDS = 600, 3600
+"""A program that reports neither steps nor checkpoints has made progress in an attempt that ran for so long: the first
+for maxRestarts, so that a job survives two outages within an hour, the second for all other limits, so that a job ends
+that fails every half an hour."""
 
 MAX_LOGS = 16
 """How many logs are read to find the cause of one failure; those of the pods that ended first."""
