@@ -585,6 +585,8 @@ async def _fails(
     """Node 1 fails, and the others lose their peer. logs: of node 1, and of each other node."""
     if pods := await sim.running_attempt():
         attempt = sim.attempt()
+        # A step that is only seen in the next attempt would be its progress, and set the restarts back.
+        await sim.until("the step is seen", lambda: "furthest" in sim.status() or sim.attempt() != attempt)
         if logs is not None:
             sim.kubelets.write_logs(pods, *logs)
         lost = peers or failed(77, cause="peer", at=now())
