@@ -356,7 +356,7 @@ def _has_progressed(job: Json, before: Json) -> bool:
         "furthest"
     ]:
         return True
-    needed = job["spec"]["restartPolicy"].get("resetAfterSeconds", 3600)
+    needed = job["spec"]["restartPolicy"].get("resetAfterSeconds", 600)
     return ran is not None and seconds_between(ran, parse_time(job["status"]["time"]["asOf"])) >= needed
 
 
