@@ -308,6 +308,21 @@ def test_completion_grace_passes_for_a_rank_that_waits_for_a_rank_0_that_ended()
     assert world.status["attempt"] == 2
 
 
+def test_time_in_which_nodes_only_wait_for_the_others_is_no_progress() -> None:
+    """The grace is doubled up to 9,600 s: a program that reports nothing and hangs at its end would restart for ever."""
+    world = a_running_world(a_job())
+    for _ in range(14):
+        world.set_pod(0, ended(0, at=world.now))
+        world.settle()
+        world.forward(9600)
+        world.settle_after_backoff()
+        if world.status["state"] == "Failed":
+            break
+        world.run_all()
+        world.settle()
+    assert world.condition("Failed")["reason"] == "MaxRestartsExceeded" and world.status["attempt"] == 13
+
+
 def test_node_zero_policy_succeeds_with_node_zero() -> None:
     world = a_running_world(a_job(successPolicy="NodeZero"))
     world.set_pod(0, ended(0))

@@ -85,6 +85,12 @@ def test_other_repeated_failures_of_a_job_that_has_trained_are_not_final(second:
     assert fail_on(("a", AT_7), ("b", second)).status["attempt"] == 3
 
 
+def test_same_error_before_the_first_step_is_not_final_after_the_job_has_trained() -> None:
+    """Without its volume, a script finds no data on any Kubernetes node, before each life has counted a step."""
+    empty = AT_7 | {"step": 0, "message": "num_samples should be a positive integer value, but got num_samples=0"}
+    assert fail_on(("a", empty), ("b", empty)).status["attempt"] == 3
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,7 +10,7 @@ from typing import Literal
 from ddpjob.api.backoff import doubling, jittered
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import Backoff
-from ddpjob.api.status import DDPJobStatus, Failure
+from ddpjob.api.status import DDPJobStatus, Ending, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
@@ -35,7 +35,11 @@ def made_progress(s: JobState, if_unknown: float = RUN_SECONDS) -> bool:
         return True
     if ran_long is None and not is_known:
         ran_long = if_unknown
-    return ran_long is not None and seconds_running(s.attempt, s.now) >= ran_long
+    attempt = s.attempt
+    if attempt.first_success_time is not None and s.job.spec.success_policy == "AllNodes":
+        # Then it only waits for the other nodes, with the doubled completionGraceSeconds for more than an hour.
+        attempt = attempt.changed(ending=Ending(since=attempt.first_success_time))
+    return ran_long is not None and seconds_running(attempt, s.now) >= ran_long
 
 
 def exceeded_limit(s: JobState, *, counted: bool, is_free: bool) -> Literal["counted", "total"] | None:

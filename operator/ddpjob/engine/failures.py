@@ -151,14 +151,14 @@ def _repeats(e: Evidence, context: Context) -> bool:
     """Whether the program failed at the same place in the attempt before.
 
     Of a job that has trained, also at the same step. The last report of a program that reports each 100th step says
-    nothing about that.
+    nothing about that, and neither does step 0: before its first step a program only reads volumes and services.
     """
     before = context.earlier[-1] if context.earlier else None
     if before is None or not e.place or not _is_of_program(e):
         return False
     if (before.exception, before.where) != (e.exception, shorten(e.place, MAX_ADVICE)):
         return False
-    return not context.has_trained or (e.report.exact and e.report.step is not None and e.report.step == before.step)
+    return not context.has_trained or (e.report.exact and bool(e.report.step) and e.report.step == before.step)
 
 
 def _is_deterministic(e: Evidence, context: Context) -> bool:
@@ -405,7 +405,7 @@ TABLE: tuple[Judgement, ...] = (
         "DeterministicError",
         "the program raised the same exception at the same place as in the attempt before (`ValueError`, `KeyError`, "
         "`RuntimeError` and others of Python, whose text names no device, network or file). If the job has trained, "
-        "also at the same step, which the trainer has counted itself, and on another Kubernetes node",
+        "also at the same step after 0, which the trainer has counted itself, and on another Kubernetes node",
         _is_deterministic,
         action="Fail",
         hint="the error follows from the code or the data, so another restart would end in the same way",
