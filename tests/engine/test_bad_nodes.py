@@ -79,6 +79,17 @@ def test_one_bad_node_ends_no_job_that_has_trained(broken: Any) -> None:
     assert (last["action"], last["counted"], last["nodeSuspected"], last["nodeName"]) == ("Restart", True, True, "bad")
 
 
+def test_hour_of_training_that_only_the_ledger_shows_is_enough() -> None:
+    """The earlier release recorded nothing else of a program without reports, and was replaced during a restart."""
+    world = trained_world()
+    del world.job["status"]["furthest"]
+    world.set_pod(3, start_error(world), node="bad")
+    world.settle()
+    world.forward(11)
+    world.settle()
+    assert world.status["failures"][-1]["action"] == "Restart"
+
+
 @pytest.mark.parametrize("broken", BROKEN)
 def test_failure_to_start_before_any_attempt_trained_is_final(broken: Any) -> None:
     world = World(a_job(numNodes=4))

@@ -61,6 +61,7 @@ CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 """Phases of an attempt."""
 RETURNED = "close"
 """The phase of a rank whose script has ended, and whose process has not."""
+_LONG_TRAINING_SECONDS = 3600
 TIME_CATEGORIES = ("queued", "scheduling", "starting", "training", "stalled", "saving", "lost", "recovering", "stopped")
 CONDITIONS = (
     "Scheduled",
@@ -561,9 +562,10 @@ class DDPJobStatus(StatusPart):
     @property
     def has_trained(self) -> bool:
         """Whether it is recorded that an attempt made a step, saved a checkpoint, or ran for long enough."""
-        return self.furthest is not None or (
-            self.current_attempt is not None and self.current_attempt.first_step_time is not None
-        )
+        if self.furthest is not None or (self.current_attempt and self.current_attempt.first_step_time is not None):
+            return True
+        # Without an operator, or under an earlier release, an attempt may have begun and ended with no other trace.
+        return self.time is not None and self.time.training >= _LONG_TRAINING_SECONDS
 
     def is_true(self, kind: str) -> bool:
         """Return whether the condition of this type is True."""
