@@ -35,6 +35,8 @@ MAX_CONDITIONS = 16  # of a PodGroup
 MAX_TEXT = 1024  # of each of their messages
 MAX_SPEC_BYTES = 16 * 1024
 """Of the spec of a Service, policy or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
+MAX_SHARING = 16
+"""How many jobs on one claim and subPath are woken by each other's pods, to show at once that they share it."""
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 _SPEC: Mapping[Resource, tuple[str, ...]] = {
     names.SERVICES: ("type", "clusterIP", "selector", "ports", "publishNotReadyAddresses"),
@@ -139,6 +141,12 @@ class Cache:
         self._claims[key] = place
         self._jobs_on[place].add(key)
         return sorted(other.name for other in self._jobs_on[place] if other != key and self._runs(other))
+
+    def _may_wait(self, key: Key) -> bool:
+        """Whether the first attempt of a job may wait for pods of others."""
+        entry = self._objects[names.DDPJOBS].get(key)
+        is_new = entry is not None and entry.value.state not in ("Succeeded", "Failed", "Suspended")
+        return is_new and not self._pods_of.get((key.namespace, self.job_uid(key) or ""))
 
     def _runs(self, key: Key) -> bool:
         pods = self._pods_of.get((key.namespace, self.job_uid(key) or ""), {})
@@ -345,8 +353,10 @@ class Cache:
         if entry.job is not None:
             self._on_change(entry.job)
         claim = entry.value.claim if isinstance(entry.value, PodView) else ""
-        for key in self._jobs_on.get((entry.namespace, claim), ()) if claim else ():
-            if key != entry.job:
+        others = self._jobs_on.get((entry.namespace, claim), ()) if claim else ()
+        for key in others:
+            # For a job with pods this changes only the name in a message.
+            if key != entry.job and (len(others) <= MAX_SHARING or self._may_wait(key)):
                 self._on_change(key)
 
     def _drop(self, resource: Resource, entry: Entry, version: int | None = None) -> None:
