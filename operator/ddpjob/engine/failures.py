@@ -3,6 +3,8 @@
 The first row that matches applies. ``make generate`` prints the table as docs/failures.md.
 """
 
+import errno
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -49,9 +51,12 @@ _OF_PROGRAMS = frozenset(
 _OF_DEVICES = re.compile(
     r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC|unhandled cuda error", re.IGNORECASE
 )
+# Native code puts the text of the system into a RuntimeError; "Invalid argument" may also be the program's.
+_OF_THE_SYSTEM = "|".join(re.escape(os.strerror(number)) for number in errno.errorcode if number != errno.EINVAL)
 _OF_THE_ENVIRONMENT = re.compile(
-    rf"{_OF_DEVICES.pattern}|CUDA|cuDNN|cuBLAS|NCCL|gloo|connection|socket|\bI/O\b|input/output|timed? ?out|zip archive"
-    r"|worker \(pid|killed|no space left|stale file|Errno",
+    rf"{_OF_DEVICES.pattern}|CUDA|cuDNN|cuBLAS|NCCL|gloo|NVIDIA driver|connection|socket|\bI/O\b|timed? ?out|HTTP"
+    r"|name or service|name resolution|zip archive|PytorchStreamReader|unexpected EOF|worker \(pid|exited unexpectedly"
+    rf"|killed|stale file|Errno|{_OF_THE_SYSTEM}",
     re.IGNORECASE,
 )
 # Another exception in the text of one: of a DataLoader's worker, and the first cause that ddprun names.
