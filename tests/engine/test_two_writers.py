@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -453,3 +454,20 @@ def test_another_job_on_the_same_claim_and_directory_is_named_and_nothing_follow
     world.settle()
     assert world.condition("Running")["reason"] == "AllNodesRunning"
     assert world.status["attempt"] == 1
+
+
+def test_in_local_mode_the_next_attempt_waits_without_a_volume_too() -> None:
+    """The processes of all attempts have the files of one machine."""
+    world = World(a_job())
+    world.settings = replace(world.settings, is_local=True)
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.lingering = True
+    world.set_pod(1, ended(1, at=world.now))
+    settle_alone(world)
+    world.forward(11)
+    settle_alone(world)
+    end_pods(world)
+    world.settle()
+    assert live(world) == ["2"]

@@ -146,8 +146,8 @@ class JobState:
 
     @cached_property
     def may_overwrite(self) -> bool:
-        """Whether two attempts at a time could write the same files."""
-        return self.job.writes_volume and not self.is_fenced
+        """Whether two attempts at a time could write the same files: in local mode, any of this machine."""
+        return (self.job.writes_volume or self.settings.is_local) and not self.is_fenced
 
     def may_save(self, pod: PodView) -> bool:
         """Whether the next attempt waits for the end of a pod of an earlier one, if it waits for any.
