@@ -471,3 +471,35 @@ def test_in_local_mode_the_next_attempt_waits_without_a_volume_too() -> None:
     end_pods(world)
     world.settle()
     assert live(world) == ["2"]
+
+
+def test_first_attempt_of_a_job_that_waited_for_days_follows_the_pods_of_a_deleted_job() -> None:
+    """The wait was limited to a day after the creation: a job that a queue resumed later began beside pods that save."""
+    world = World(a_job(checkpoint=CHECKPOINT, suspend=True))
+    world.job["metadata"]["creationTimestamp"] = timestamp(NOW)
+    world.settle()
+    world.forward(2 * 86_400)
+    pod = World(a_job("former"))
+    pod.settle()
+    pod.set_pod(0, running())
+    former = pod.pod(0)
+    former["metadata"] |= {"deletionTimestamp": timestamp(world.now + timedelta(seconds=600))}
+    world.former = [former]
+    edit(world, suspend=False)
+    world.settle()
+    assert not world.pods and world.condition("Running")["reason"] == "FormerPodsRun"
+    world.forward(605)
+    world.settle()
+    assert len(world.pods) == 2
+
+
+def test_pods_whose_deletion_was_refused_for_days_are_waited_for_once_they_are_deleted() -> None:
+    world = a_saving_world()
+    world.set_pod(1, ended(1, at=world.now))
+    world.settle()
+    world.forward(11)
+    settle_alone(world)
+    del world.pod(0)["metadata"]["deletionTimestamp"]
+    world.forward(2 * 86_400)
+    settle_alone(world)
+    assert parse_time(world.pod(0)["metadata"]["deletionTimestamp"]) > world.now

@@ -56,21 +56,19 @@ def waits(attempt: CurrentAttempt, now: datetime) -> bool:
     return attempt.ending is not None and _is_ahead(attempt.ending.until, now, longest)
 
 
-def seconds_to_stop(pod: PodView, since: str | None, now: datetime) -> float:
+def seconds_to_stop(pod: PodView, now: datetime) -> float:
     """Return for how long a trainer that must not run may still write: at least 0, infinite if its pod is not deleted.
 
     The deadline is the pod's own: an admission webhook may have raised its grace period. A kubelet keeps it although it
-    cannot reach the API server, but only if it has seen the deletion.
-
-    since: when the wait began. It lasts no longer than any grace period, also after a clock was set back.
+    cannot reach the API server, but only if it has seen the deletion. One further ahead than any grace period means
+    that a clock was set back: it is ignored.
     """
     if pod.ended:
         return 0.0
     if pod.deletion_deadline is None:
         return math.inf
     left = DRAIN_MARGIN_SECONDS - seconds_since(pod.deletion_deadline, now)
-    longest = MAX_GRACE_SECONDS + DRAIN_MARGIN_SECONDS - abs(seconds_since(since, now)) if since else left
-    return max(min(left, longest), 0.0)
+    return left if 0 < left <= MAX_GRACE_SECONDS + DRAIN_MARGIN_SECONDS else 0.0
 
 
 def seconds_running(attempt: CurrentAttempt, now: datetime) -> float:

@@ -166,11 +166,11 @@ class JobState:
         ending, number = self.attempt.ending, self.attempt.number
         if not number:
             former = () if self.pods else self.observed.former
-            waits = [(seconds_to_stop(pod, self.job.created, self.now), pod) for pod in former]
+            waits = [(seconds_to_stop(pod, self.now), pod) for pod in former]
         elif ending is None or not self.attempt.is_closed or not (ending.drain_until or self.may_overwrite):
             return []
         else:
-            waits = [(seconds_to_stop(pod, ending.since, self.now), pod) for pod in self.pods if self.may_save(pod)]
+            waits = [(seconds_to_stop(pod, self.now), pod) for pod in self.pods if self.may_save(pod)]
             if ending.drain_until is not None and not self.may_overwrite:
                 longest = max(-seconds_since(ending.drain_until, self.now), 0.0)
                 waits = [(longest if isinf(left) else left, pod) for left, pod in waits]
@@ -199,7 +199,7 @@ class JobState:
         """
         start, number = self.attempt.start_time, self.attempt.number
         earlier = [pod for pod in self.pods if pod.attempt < number and not is_on_lost_node(pod)]
-        if any(seconds_to_stop(pod, start, self.now) > 0 for pod in earlier):
+        if any(seconds_to_stop(pod, self.now) > 0 for pod in earlier):
             return None
         known = self.attempt.room_since or (start if number <= 1 else None)
         return known if known is not None and seconds_since(known, self.now) >= 0 else timestamp(self.now)

@@ -228,7 +228,7 @@ def _seconds_of_quota(s: JobState, pod: PodView) -> float:
     """Return for how long a pod uses quota at most. A node that does not respond may only have lost the API server."""
     if pod.stopped or not is_on_lost_node(pod):
         return 0.0 if pod.stopped else math.inf
-    return seconds_to_stop(pod, s.attempt.ending.since if s.attempt.ending else None, s.now)
+    return seconds_to_stop(pod, s.now)
 
 
 def kept_quota(s: JobState) -> str:
