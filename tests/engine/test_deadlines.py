@@ -309,7 +309,7 @@ def test_completion_grace_passes_for_a_rank_that_waits_for_a_rank_0_that_ended()
 
 
 def test_time_in_which_nodes_only_wait_for_the_others_is_no_progress() -> None:
-    """The grace is doubled up to 9,600 s: a program that reports nothing and hangs at its end would restart for ever."""
+    """The grace is doubled to 9,600 s: a program that reports nothing and hangs at its end would restart for ever."""
     world = a_running_world(a_job())
     for _ in range(14):
         world.set_pod(0, ended(0, at=world.now))

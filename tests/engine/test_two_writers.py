@@ -474,7 +474,7 @@ def test_in_local_mode_the_next_attempt_waits_without_a_volume_too() -> None:
 
 
 def test_first_attempt_of_a_job_that_waited_for_days_follows_the_pods_of_a_deleted_job() -> None:
-    """The wait was limited to a day after the creation: a job that a queue resumed later began beside pods that save."""
+    """The wait ended a day after the creation: a job that a queue resumed later began beside pods that save."""
     world = World(a_job(checkpoint=CHECKPOINT, suspend=True))
     world.job["metadata"]["creationTimestamp"] = timestamp(NOW)
     world.settle()
