@@ -83,7 +83,7 @@ def test_hour_of_training_that_only_the_ledger_shows_is_enough() -> None:
     """The earlier release recorded nothing else of a program without reports, and was replaced during a restart."""
     world = trained_world()
     del world.job["status"]["furthest"]
-    world.set_pod(3, start_error(world), node="bad")
+    world.set_pod(3, seven_gpus(world), node="bad")
     world.settle()
     world.forward(11)
     world.settle()
