@@ -165,8 +165,8 @@ def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
     if status.restarts:
         in_place = f", {status.restarts_in_place} in place" if status.restarts_in_place else ""
         counted = status.restarts_counted_towards_limit or 0
-        policy = RestartPolicy.model_validate((job.manifest.get("spec") or {}).get("restartPolicy") or {})
-        most = policy.limit(has_trained=status.has_trained)
+        given = ((job.manifest.get("spec") or {}).get("restartPolicy") or {}).get("maxRestarts")
+        most = RestartPolicy(max_restarts=given).limit(has_trained=status.has_trained)
         text = f"{number_of(status.restarts, 'restart')}{in_place}; {counted} of at most {most} count towards the limit"
         yield Fact("", text)
 
