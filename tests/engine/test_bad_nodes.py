@@ -147,6 +147,18 @@ def test_advice_after_a_failure_to_start_of_a_job_that_has_trained_is_to_look_at
     assert world.status["failures"][-1]["next"] == "kubectl describe node bad"
 
 
+@pytest.mark.parametrize("broken", BROKEN)
+def test_advice_for_a_job_that_restarts_does_not_ask_to_create_it_again(broken: Any) -> None:
+    """All nodes show the failure: a volume or a Secret is away, and the job goes on when it is back."""
+    world = trained_world()
+    for node_rank in range(4):
+        world.set_pod(node_rank, broken(world), node=f"node-{node_rank}")
+    world.settle()
+    last = world.status["failures"][-1]
+    assert last["action"] == "Restart" and "nodeSuspected" not in last
+    assert last["next"].startswith("kubectl describe pod ") and "a volume or service of all its nodes" in last["hint"]
+
+
 @pytest.mark.parametrize("seconds", [59, 60])
 def test_job_without_reports_has_trained_when_all_its_pods_ran_for_a_minute(seconds: int) -> None:
     world = trained_world(seconds)

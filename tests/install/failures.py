@@ -30,11 +30,11 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Fail at start**: the job fails if it has never trained. A job has trained when an attempt made a step or saved a
   checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS} s. Afterwards a
   restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes node show the
-  same. So it is if the same container started on another Kubernetes node.
+  same. The same follows in a first attempt if another of its pods started on another Kubernetes node.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
-  delays the next attempt by that time; `torchrun` and `ddptrain` do not. After other ends the next attempt waits in the
-  same way if two could [write the same volume](write-a-job.md#two-attempts-never-write-at-the-same-time).
+  delays the next attempt by that time; `torchrun` and `ddptrain` do not. After any other end of an attempt the next one
+  waits in the same way if both could [write the same volume](write-a-job.md#two-attempts-never-write-at-the-same-time).
 - **Provisional**: the restart no longer counts if a Kubernetes node of the attempt is found lost within
   {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 50 s later. If no
   restart is left, the job waits for that time before it fails.
@@ -46,10 +46,10 @@ A reason in *italics* comes from the trainer's report (its `kind`), from the exc
 
 ## Limits and delays
 
-Progress is a later step or checkpoint than all before, as the trainer reports them. Of a program that reports neither,
-it is an attempt that ran with all pods for {RUN_SECONDS} s, or for *restart once* and `maxTotalRestarts` for
-{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. A script that
-reports only the steps of its optimizer counts them from 0 in each attempt, so it reports neither.
+Progress is a step or checkpoint that is later than all before, as the trainer reports them. Of a program that reports
+neither, it is an attempt that ran with all pods for {RUN_SECONDS} s, or for *restart once* and `maxTotalRestarts` for
+{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. So it is for a
+script that reports no step itself: `ddprun` counts the steps of its optimizer from 0 in each attempt.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
   the job has trained. The schema has no default: a number in the spec holds always.

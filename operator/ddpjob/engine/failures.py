@@ -35,7 +35,7 @@ _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
 Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
-"""RestartOnce: a restart, but the job fails if an earlier failure since the last reset had the same reason.
+"""RestartOnce: a restart, but the job fails if an earlier failure since the last progress had the same reason.
 FailAtStart: the job fails if it has never trained. Afterwards it is a restart, because a broken Kubernetes node, a
 volume that is not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
 
@@ -178,7 +178,12 @@ _LESS_GPU_MEMORY = (
     "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
     "PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
-_DESCRIBE_NODE = "kubectl describe node {node}"
+_DESCRIBE_NODE, _DESCRIBE_POD = "kubectl describe node {node}", "kubectl describe pod {pod}"
+# What can have failed where a job restarts because its spec has worked before, and what to look at.
+_OF_THE_NODE, _OF_ALL_NODES = (
+    ("its Kubernetes node", _DESCRIBE_NODE),
+    ("a volume or service of all its nodes", _DESCRIBE_POD),
+)
 _MISMATCH = "the checkpoints were written with other settings or other data"
 _SIGNALS = "SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code"
 
@@ -373,7 +378,7 @@ TABLE: tuple[Judgement, ...] = (
         _reports(exit_codes.NOT_FINITE),
         action="RestartOnce",
         hint="the training diverged, or a device computed wrong values",
-        next="use a lower learning rate, and create the job again",
+        next="if it repeats, create the job again with a lower learning rate",
     ),
     Judgement(
         "",
@@ -499,7 +504,7 @@ TABLE: tuple[Judgement, ...] = (
         "the pod failed without an exit code",
         lambda e, _: True,
         hint="the kubelet gave no exit code",
-        next="kubectl describe pod {pod}",
+        next=_DESCRIBE_POD,
     ),
 )
 
@@ -517,8 +522,9 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     elif action == "FailAtStart":
         action = "Restart" if context.has_trained or context.starts_elsewhere else "Fail"
         is_suspected = action == "Restart" and not context.fails_elsewhere
-        if is_suspected and not context.is_local:
-            hint, todo, reported = f"{hint}; or a fault of its Kubernetes node", _DESCRIBE_NODE, _NO_REPORT
+        if action == "Restart" and not context.is_local:
+            cause, todo = _OF_THE_NODE if is_suspected else _OF_ALL_NODES
+            hint, reported = f"{hint}; or a fault of {cause}", _NO_REPORT
     return replace(
         row,
         reason=reason,
