@@ -516,7 +516,7 @@ class DDPJobStatus(StatusPart):
     restarts_in_place: Count | None = None
     """Number of those restarts that were in place."""
     restarts_counted_towards_limit: Count | None = None
-    """Number of restarts since the last progress that count towards restartPolicy.maxRestarts."""
+    """Number of restarts that count towards restartPolicy.maxRestarts. Reset at the end of an attempt with progress."""
     restarts_counted_towards_total: Count | None = None
     """Number of restarts since the last progress that count towards restartPolicy.maxTotalRestarts: all but those after
     planned losses."""
