@@ -194,7 +194,7 @@ class EndReport:
     signal: Annotated[int | None, _integer(1, NSIG - 1)] = None
     rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
     step: _Count = None
-    exact: Annotated[bool, PlainValidator(lambda value: value is True)] = False
+    exact: _Flag = False
     where: _Text = None
     node: _Count = None
     progress: Annotated[TrainingReport | None, _OrNone] = None

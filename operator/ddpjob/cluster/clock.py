@@ -14,8 +14,6 @@ DRIFT = 0.0005
 """Relative difference in speed of two computers' clocks; NTP corrects up to 500 ppm."""
 SLEW = 0.1
 """Largest change of the offset to the server's clock per second. A deadline is missed by at most this share."""
-
-
 LOCAL_ERROR = 5.0
 """By how much the local clock may be wrong without contradicting a first response."""
 

@@ -147,10 +147,7 @@ def unresponsive(s: JobState) -> Obstacle | None:
     more = f", nor do those of {len(silent) - 1} other pods" if len(silent) > 1 else ""
     node = f"Kubernetes node {pod.node_name} of {pod.where}"
     todo = f"kubectl describe node {pod.node_name}; if the machine is off, kubectl delete node {pod.node_name}"
-    return (
-        NODE_NOT_RESPONDING,
-        f"{node} does not respond since {since or 'an unknown time'}{more}: {todo}, and the job restarts without it",
-    )
+    return NODE_NOT_RESPONDING, f"{node} has not responded since {since}{more}: {todo}, and the job restarts without it"
 
 
 def stall(s: JobState) -> Obstacle | None:

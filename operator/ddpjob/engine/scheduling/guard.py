@@ -42,8 +42,6 @@ _ELDEST_FACTOR = 5
 _NOTICE_SECONDS = 10
 """How long a job is partial before it is shown, and before another yields to it: schedulers place pods one by one."""
 _FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 10, 600
-
-
 _OURS = (None, names.CONTROLLER)
 
 
