@@ -112,6 +112,14 @@ def test_job_that_never_fits_counts_as_elder_for_half_an_hour(spent: int) -> Non
     assert jobs.elder("d") == "c"
 
 
+@pytest.mark.parametrize("spoiled", [{"elderSeconds": 2**53}, {"partialSince": "9999-12-31T23:59:59Z"}])
+def test_status_that_a_user_spoiled_keeps_no_job_from_the_index(spoiled: Json) -> None:
+    """The cache takes each job with it: an error would end the watch of the jobs of all tenants."""
+    jobs = Jobs()
+    jobs.observe(a_job("spoiled", PARTIAL | spoiled), a_job("b", PARTIAL, created=1), a_job("c", PARTIAL, created=2))
+    assert jobs.elder("c") in ("b", "spoiled")
+
+
 def devices(**amounts: Any) -> Json:
     return {"limits": {name.replace("_", ".") + ".com/gpu": amount for name, amount in amounts.items()} | {"cpu": 4}}
 

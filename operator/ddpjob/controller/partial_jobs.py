@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
+from ddpjob.api.times import seconds_since
 from ddpjob.engine.observed import Elder
 from ddpjob.engine.scheduling.guard import Rank, Standing, standing
 
@@ -71,7 +72,8 @@ class _Pool:
         return Elder(*self._eldest, since or "") if rank < own else None
 
     def _counts(self, key: Key) -> bool:
-        return self._partial[key].until > self._now()
+        known = self._partial[key]
+        return known.since is not None and seconds_since(known.since, self._now()) < known.left
 
     def _choose(self, changed: Key, before: Standing | None) -> None:
         """Determine the eldest after a change of one job, and wake the jobs for which it matters."""

@@ -12,7 +12,6 @@ tenants from their nodes. And it counts only for jobs that request the same kind
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ddpjob.api import names
@@ -56,13 +55,13 @@ class Rank(NamedTuple):
 class Standing(NamedTuple):
     """A job in the order. since: when it became partial; None if it has yielded.
 
-    pool: the kind of device that its pods request, "" without one. until: when it counts as elder no more.
+    pool: the kind of device that its pods request, "" without one. left: for how many seconds from then it counts.
     """
 
     rank: Rank
     since: str | None
     pool: str = ""
-    until: datetime = datetime.max.replace(tzinfo=UTC)
+    left: int = 0
 
 
 def standing(job: Json) -> Standing | None:
@@ -82,8 +81,7 @@ def standing(job: Json) -> Standing | None:
     rank = Rank(-(attempt.pod_priority or 0), str(meta.get("creationTimestamp") or ""), meta["uid"])
     if attempt.is_closed or attempt.partial_since is None:
         return Standing(rank, None, _pool(spec))
-    left = timedelta(seconds=ELDER_SECONDS - (attempt.elder_seconds or 0))
-    return Standing(rank, attempt.partial_since, _pool(spec), parse_time(attempt.partial_since) + left)
+    return Standing(rank, attempt.partial_since, _pool(spec), ELDER_SECONDS - (attempt.elder_seconds or 0))
 
 
 def _decoded(spec: Any) -> Mapping[str, Any]:
