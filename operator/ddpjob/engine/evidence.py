@@ -172,7 +172,7 @@ def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
 def start_contradicts(other: PodView, evidence: Evidence) -> bool:
     """Return whether another pod of the attempt started, and the Kubernetes node of this one could not start it.
 
-    A shell that does not find the command runs for some time, so of another one that runs nothing is known yet.
+    A shell that does not find the command runs for some time, so another shell that runs contradicts nothing yet.
     """
     if not (evidence.not_started or (evidence.exit_code is None and evidence.reason in REFUSALS)):
         return False
