@@ -30,7 +30,7 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Fail at start**: the job fails if it has never trained. A job has trained when an attempt made a step or saved a
   checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS} s. Afterwards a
   restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes node show the
-  same. The same follows in a first attempt if another of its pods started on another Kubernetes node.
+  same. This also follows before, where a container that did not start has started on another Kubernetes node.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
   delays the next attempt by that time; `torchrun` and `ddptrain` do not. After any other end of an attempt the next one
@@ -46,10 +46,10 @@ A reason in *italics* comes from the trainer's report (its `kind`), from the exc
 
 ## Limits and delays
 
-Progress is a step or checkpoint that is later than all before, as the trainer reports them. Of a program that reports
+Progress is a step or checkpoint that is later than all before, as the trainer reports them. For a program that reports
 neither, it is an attempt that ran with all pods for {RUN_SECONDS} s, or for *restart once* and `maxTotalRestarts` for
-{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. So it is for a
-script that reports no step itself: `ddprun` counts the steps of its optimizer from 0 in each attempt.
+{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. The same holds for a
+script that reports no step itself, because `ddprun` counts the steps of its optimizer from 0 in each attempt.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
   the job has trained. The schema has no default: a number in the spec holds always.
@@ -95,8 +95,8 @@ CONTEXTS = """
 A fact of one Kubernetes node or of a service must not end a job that has trained. The engine decides as follows about
 each fault, in a job of two nodes with the default policy: if one node shows it or all do; in the first attempt, before
 any step; after progress; or in two attempts in a row without progress. *avoids the node*: the next attempt does not run
-there. Of a job that has trained, only an error of the program, memory and a loss that is not finite end it before its
-restarts are used, and only when they repeat.
+there. Only an error of the program, memory and a loss that is not finite end a job that has trained before its restarts
+are used, and only when they repeat.
 
 """
 
@@ -131,8 +131,8 @@ These are no failures. The condition `Running` shows them:
   `startupDeadlineSeconds` limits this wait.
 - a container that the kubelet refuses to start (`CreateContainerConfigError`, `InvalidImageName`). The job fails when
   the operator has seen it for 60 s or 10 s in the trainer's container, or in an init container that precedes it. Other
-  containers of the pod never fail the job, and neither does the message `failed to sync …` of the kubelet. Of a job
-  that has trained, the attempt ends after 60 s if another of its pods starts, and after 30 min if none does.
+  containers of the pod never fail the job, and neither does the message `failed to sync …` of the kubelet. If the job
+  has trained, the attempt ends after 60 s if another of its pods starts, and after 30 min if none does.
 - a create that fails: a timeout, an error of the API server or of an admission webhook, too many requests
   (`CreateFailed`). The other pods are created, and the missing pods are created again after 1 s, then 2 s, up to 10
   minutes, after 1 s again as soon as creates succeed. A pod that ends meanwhile because it waited for them costs no

@@ -36,7 +36,7 @@ class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 METADATA: Final = tuple(field.encode_name for field in msgspec.structs.fields(_Metadata))
-"""The metadata of a job that the operator uses; of the labels only ``labels_in_use``, and so of the finalizers."""
+"""The metadata of a job that the operator uses; of labels and finalizers only those in use (see below)."""
 
 
 def labels_in_use(labels: Mapping[str, str]) -> dict[str, str]:
