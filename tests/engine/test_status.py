@@ -282,4 +282,4 @@ def test_of_several_silent_nodes_the_first_is_named_and_the_others_are_counted()
     not_ready(world, 0, 1)
     world.settle()
     message = world.condition("Running")["message"]
-    assert "node_rank 2" in message and "nor do those of 2 other pods" in message
+    assert "node_rank 2" in message and "like those of 2 other pods" in message

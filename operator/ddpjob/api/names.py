@@ -73,7 +73,7 @@ QUEUE_GATE: Final = "kueue.x-k8s.io/admission"
 """Scheduling gate of pods that Kueue manages by itself."""
 
 GARBAGE_COLLECTION: Final = frozenset({"orphan", "foregroundDeletion"})
-"""Finalizers of a deleted object whose dependents the garbage collector keeps or deletes now."""
+"""Finalizers with which the garbage collector keeps or deletes what a deleted object owns, while that exists."""
 
 # Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"

@@ -1,9 +1,9 @@
-"""Jobs whose creates were refused, for example by a ResourceQuota: which try again when a pod of the namespace goes.
+"""Which jobs try again when a pod of their namespace goes, of those whose creates were refused.
 
 The delay between two tries of a job grows to ten minutes, and nothing says what a quota has left. So when a pod of a
 DDPJob ends or is deleted, up to ``TRIES`` of the waiting jobs try at once, one a second: those that have waited longest
 since their last try. A namespace with a thousand waiting jobs and a thousand pods that go costs no more. Pods of other
-owners are not watched: after these, a job tries when its delay is over.
+owners are not watched: after their end, a job tries when its delay is over.
 """
 
 import asyncio

@@ -220,7 +220,7 @@ def _next_attempt(s: JobState) -> Decision | None:
         return None
     if s.spec_changed:
         return _held(s)
-    if waits(s.attempt, s.now) and not (s.spec_edited or guard.is_next(s)):
+    if waits(s.attempt, s.now) and not (s.spec_edited or guard.starts_early(s)):
         return CONTINUE
     if s.stopping or scheduling.wait(s) is not None:
         return CONTINUE

@@ -35,7 +35,7 @@ FORMER_PODS = "FormerPodsRun"
 EARLIER_PODS = "EarlierPodsRun"
 """The next attempt waits for pods of an earlier one, which may still write."""
 SHARED = "VolumeShared"
-"""All nodes run, and so do those of another job that saves in the same directory; nothing follows from it."""
+"""All nodes run, and another job that saves in the same directory runs, too; nothing follows from it."""
 CONTAINER_CREATING = "ContainerCreating"
 UNKNOWN_SECONDS = 60.0
 """How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
@@ -144,7 +144,7 @@ def unresponsive(s: JobState) -> Obstacle | None:
     if not silent:
         return None
     since, pod = silent[0][0] or "an unknown time", s.current[silent[0][1]]
-    more = f", nor do those of {len(silent) - 1} other pods" if len(silent) > 1 else ""
+    more = f", like those of {len(silent) - 1} other pods" if len(silent) > 1 else ""
     node = f"Kubernetes node {pod.node_name} of {pod.where}"
     todo = f"kubectl describe node {pod.node_name}; if the machine is off, kubectl delete node {pod.node_name}"
     return NODE_NOT_RESPONDING, f"{node} has not responded since {since}{more}: {todo}, and the job restarts without it"

@@ -144,7 +144,7 @@ def backoff(s: JobState) -> float:
     return jittered(longest, f"{s.job.uid}/{s.attempt.number}")
 
 
-def is_next(s: JobState) -> bool:
+def starts_early(s: JobState) -> bool:
     """Return whether the wait for the next attempt is over before its time.
 
     The attempt yielded, and no elder job is partial any more, or its creates were refused, and there may be room now.
