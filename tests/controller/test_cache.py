@@ -121,6 +121,29 @@ def test_pods_of_a_deleted_job_of_the_same_name_are_found_until_they_are_gone() 
     assert [pod.name for pod in cache.former_pods(mnist, "new")] == ["orphan"]
 
 
+def test_late_plan_of_a_deleted_job_leaves_no_trace_of_its_claim() -> None:
+    """A plan may read pods while its job is deleted, and created again with another claim."""
+    cache = Cache()
+
+    def put(name: str, uid: str) -> None:
+        meta = {"namespace": "default", "name": name, "uid": uid, "resourceVersion": "1"}
+        cache.put(names.DDPJOBS, {"metadata": meta, "spec": {}})
+
+    put("mnist", JOB)
+    put("other", "other")
+    cache.put(names.PODS, a_pod("a", 1, status=running()))
+    assert cache.sharing(Key("default", "mnist"), "c/") == []
+    assert cache.sharing(Key("default", "other"), "c/") == ["mnist"]
+    cache.remove(names.DDPJOBS, "default", "mnist", JOB)
+    cache.sharing(Key("default", "mnist"), "c/")
+    put("mnist", "new")
+    cache.put(names.PODS, a_pod("b", 2, job="new", status=running()))
+    assert cache.sharing(Key("default", "other"), "c/") == []
+    cache.sharing(Key("default", "mnist"), "c/")
+    cache.sharing(Key("default", "mnist"), "another/")
+    assert cache.sharing(Key("default", "other"), "c/") == []
+
+
 def test_repeated_object_queues_no_job() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)

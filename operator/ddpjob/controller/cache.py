@@ -135,9 +135,11 @@ class Cache:
 
         claim: ``claim_in_use`` of the job with this key.
         """
-        if not claim:
-            return []
         place = key.namespace, claim
+        if self._claims.get(key) != place:
+            self._leave_claim(key)
+        if not claim or self.job_uid(key) is None:  # deleted while its plan was made
+            return []
         self._claims[key] = place
         self._jobs_on[place].add(key)
         return sorted(other.name for other in self._jobs_on[place] if other != key and self._runs(other))
@@ -260,6 +262,13 @@ class Cache:
             _remove(self._pods_named, entry.job, place)
         _remove(self._pods_on, (place[0], entry.value.claim), place)
 
+    def _leave_claim(self, key: Key) -> None:
+        """Remove a job from those with its claim."""
+        if (used := self._claims.pop(key, None)) is not None:
+            self._jobs_on[used].remove(key)
+            if not self._jobs_on[used]:
+                del self._jobs_on[used]
+
     def _leave_owner(self, resource: Resource, entry: Entry) -> None:
         """Remove a PodGroup from those of the job that owns it."""
         groups = self._groups_of.get(_owner(entry), {})
@@ -364,10 +373,7 @@ class Cache:
         self._objects[resource].pop(place, None)
         if resource is names.DDPJOBS:
             self._partial_jobs.observe(Key(*place), None)
-            if (used := self._claims.pop(Key(*place), None)) is not None:
-                self._jobs_on[used].discard(Key(*place))
-                if not self._jobs_on[used]:
-                    del self._jobs_on[used]
+            self._leave_claim(Key(*place))
         if resource is names.PODS:
             self._leave_job(place, entry)
             if not entry.value.stopped:
