@@ -48,7 +48,7 @@ DAY = 86_400.0
 HOUR = 3_600.0
 NODES, GPUS = 64, 8
 MTBF_HOURS = 7.9 * 1024 / (NODES * GPUS)
-"""Mean time between failures of all nodes: 7.9 h is that of 1,024 GPUs in Meta's research clusters."""
+"""Mean time between failures of all nodes: 7.9 h was measured for 1,024 GPUs in Meta's research clusters."""
 SIZES = (1, 1, 2, 2, 2, 4, 4, 8)
 """Nodes of a job."""
 BUG_SHARE = 0.05

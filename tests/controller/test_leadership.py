@@ -123,7 +123,7 @@ def test_lease_is_renewed_while_requests_for_jobs_use_all_connections(
 async def test_lease_of_another_program_keeps_no_replica_from_its_work(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    """It has another holder, an hour of duration, and nobody renews it."""
+    """It has another holder and a duration of an hour, and no program renews it."""
     body = {"apiVersion": names.LEASES.api_version, "kind": names.LEASES.kind, "metadata": {"name": "operator"}}
     spec = {"holderIdentity": "stranger", "leaseDurationSeconds": 3600}
     control_plane.request("POST", f"/{names.LEASES.path(namespace)}", body | {"spec": spec})

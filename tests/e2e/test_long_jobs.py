@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 AWAY_SECONDS = 180.0
 VOLUME = "/var/lib/ddpjob-away"
 """A file system on one worker."""
-# Each line is one append, so the order in the file is that of the writes, on whichever node they were made.
+# Each line is one append, so the lines have the order of the writes, whichever node made them.
 _SAVES_AT_THE_END = """
 import os, pathlib, signal, sys, time
 

@@ -385,7 +385,7 @@ def test_next_attempt_starts_after_the_grace_period_of_a_pod_that_does_not_stop(
     world.forward(10)
     world.settle()
     assert world.condition("Running")["reason"] == "EarlierPodsRun"
-    assert world.reconcile().requeue_after == pytest.approx(25), "the pod's own deadline, and not that of the spec"
+    assert world.reconcile().requeue_after == pytest.approx(25), "the deadline of the pod, and not of the spec"
     world.forward(25)
     world.settle()
     assert world.status["attempt"] == 2

@@ -13,7 +13,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
 def run(world: World, node: str) -> None:
-    """Let all pods run, that of node 1 on this Kubernetes node."""
+    """Let all pods run; the pod of node 1 is on this Kubernetes node."""
     world.set_pod(0, running(), node="other")
     world.set_pod(1, running(), node=node)
     world.settle()

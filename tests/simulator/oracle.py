@@ -441,8 +441,8 @@ def _check_overlap(changes: History, unreachable: Collection[str]) -> None:
 
 def _deadline(meta: Json) -> float:
     """Return when a pod that is being deleted is to have ended, as a time of the run."""
-    told = meta.get("deletionTimestamp")
-    return seconds_since(timestamp(START), parse_time(told)) if told else math.inf
+    given = meta.get("deletionTimestamp")
+    return seconds_since(timestamp(START), parse_time(given)) if given else math.inf
 
 
 def _check_namesakes(changes: History, unreachable: Collection[str]) -> None:

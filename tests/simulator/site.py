@@ -150,8 +150,8 @@ class Site(Kubelets):
             text = "bash: torchrun: command not found"
             self._later(2.0, lambda: self.report(known, ended(127, message=text, at=self._now())))
         elif machine.defect == "devices":
-            told = {"exception": "RanksError", "kind": "RanksImpossible", "message": "this node has 7 GPUs"}
-            self._later(5.0, lambda: self.report(known, failed(RANKS, at=self._now(), rank=0, **told)))
+            report = {"exception": "RanksError", "kind": "RanksImpossible", "message": "this node has 7 GPUs"}
+            self._later(5.0, lambda: self.report(known, failed(RANKS, at=self._now(), rank=0, **report)))
         elif (training := self.training_of(known)) is not None:
             training.join(int(known["metadata"]["labels"][names.LABEL_NODE_RANK]), known)
 

@@ -98,8 +98,8 @@ class _Pods:
         self._deadlines: dict[str, list[tuple[float, float]]] = {}
         for time, change in changes:
             meta = change.obj["metadata"]
-            if change.resource is names.PODS and (told := meta.get("deletionTimestamp")):
-                deadline = seconds_since(timestamp(START), parse_time(told))
+            if change.resource is names.PODS and (given := meta.get("deletionTimestamp")):
+                deadline = seconds_since(timestamp(START), parse_time(given))
                 self._deadlines.setdefault(meta["uid"], []).append((time, deadline))
 
     def may_write(self, writer: Writer, time: float) -> bool:
