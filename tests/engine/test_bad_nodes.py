@@ -250,3 +250,25 @@ def test_container_that_the_kubelet_could_not_find_costs_no_restart() -> None:
     world.settle()
     last = world.status["failures"][-1]
     assert (last["reason"], last["action"], last["counted"]) == ("ContainerStatusUnknown", "Restart", False)
+
+
+@pytest.mark.parametrize(
+    ("other", "state"),
+    [(running, "Restarting"), (start_error, "Failed"), (None, "Failed")],
+    ids=["starts", "fails", "waits"],
+)
+def test_first_container_that_cannot_start_waits_for_those_of_other_nodes(other: Any, state: str) -> None:
+    """The peers still pull the image: only they show whether the node or the spec is the cause."""
+    world = World(a_job(numNodes=2))
+    world.settle()
+    world.set_pod(0, {"phase": "Pending"}, node="good")
+    world.set_pod(1, start_error(world), node="bad")
+    world.settle()
+    world.forward(59)
+    world.settle()
+    assert world.status["state"] == "Ending" and "another Kubernetes node" in world.condition("Running")["message"]
+    if other is not None:
+        world.set_pod(0, running() if other is running else other(world), node="good")
+        world.settle()
+    world.settle_after_backoff()
+    assert world.status["state"] == state or (state, world.status["attempt"]) == ("Restarting", 2)

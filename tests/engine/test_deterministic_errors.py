@@ -138,17 +138,19 @@ def test_error_of_the_program_is_final(change: Json) -> None:
     assert fail_on(("a", report), ("b", report)).condition("Failed")["reason"] == "DeterministicError"
 
 
-def test_error_that_only_the_log_shows_is_final_before_the_first_step() -> None:
-    """Under torchrun, the last exception in the log and its place stand for the report."""
+@pytest.mark.parametrize(("seconds", "reason"), [(1, "DeterministicError"), (1800, "DeterministicError"), (3600, "")])
+def test_error_that_only_the_log_shows_is_final_before_an_hour_of_training(seconds: float, reason: str) -> None:
+    """Under torchrun, the last exception in the log and its place stand for the report, and no step is known."""
     trace = 'Traceback (most recent call last):\n  File "/app/train.py", line 92, in <module>\nKeyError: 1\n'
     world = World(a_job(numNodes=1))
     world.settle()
     for _ in range(2):
         world.run_all()
         world.settle()
+        world.forward(seconds)
         world.set_pod(0, ended(1, message=trace, at=world.now))
         world.settle_after_backoff()
-    assert world.condition("Failed")["reason"] == "DeterministicError"
+    assert world.condition("Failed")["reason"] == (reason or "NotFailed")
 
 
 @pytest.mark.parametrize(

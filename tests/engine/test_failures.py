@@ -126,7 +126,7 @@ REPEATED = Failure(
     counted=True, time="2026-03-01T12:00:00Z",
 )  # fmt: skip
 REPEATS = failed(1, exception="ValueError", step=7, exact=True, where="train.py:9", message="m")
-AFTER_REPEATED = [Context(earlier=[REPEATED], has_trained=has_trained) for has_trained in (False, True)]
+AFTER_REPEATED = [Context([REPEATED], has_trained=proved, is_proved=proved) for proved in (False, True)]
 
 
 def test_every_row_of_the_table_is_reached_by_a_case() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ddpjob.api.spec import Backoff, RestartPolicy
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
+from ddpjob.engine.evidence import START_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
 from ddpjob.engine.state import LONG_RUN_SECONDS, RUN_SECONDS, TRAINED_SECONDS
 from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
@@ -30,7 +31,8 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Fail at start**: the job fails if it has never trained. A job has trained when an attempt made a step or saved a
   checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS} s. Afterwards a
   restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes node show the
-  same. This also follows before, where a container that did not start has started on another Kubernetes node.
+  same. This also follows before, where a container that did not start starts on another Kubernetes node within
+  {START_SECONDS} s.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
   delays the next attempt by that time; `torchrun` and `ddptrain` do not. After any other end of an attempt the next one
@@ -48,8 +50,8 @@ A reason in *italics* comes from the trainer's report (its `kind`), from the exc
 
 Progress is a step or checkpoint that is later than all before, as the trainer reports them. For a program that reports
 neither, it is an attempt that ran with all pods for {RUN_SECONDS} s, or for *restart once* and `maxTotalRestarts` for
-{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. The same holds for a
-script that reports no step itself, because `ddprun` counts the steps of its optimizer from 0 in each attempt.
+{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. The same holds
+for a script that reports no step itself, because `ddprun` counts the steps of its optimizer from 0 in each attempt.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
   the job has trained. The schema has no default: a number in the spec holds always.

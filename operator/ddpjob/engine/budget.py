@@ -19,7 +19,7 @@ from ddpjob.engine.progress import furthest
 from ddpjob.engine.state import LONG_RUN_SECONDS, RUN_SECONDS, JobState
 
 
-def made_progress(s: JobState, if_unknown: float = RUN_SECONDS) -> bool:
+def made_progress(s: JobState, if_unknown: int = RUN_SECONDS) -> bool:
     """Return whether the job has got further since its last failure.
 
     A step or checkpoint that an attempt before had reached, is no progress.

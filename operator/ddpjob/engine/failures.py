@@ -69,7 +69,7 @@ class Context:
 
     earlier: ``status.failures``, newest last.
     repeated: reasons of earlier failures, with which RestartOnce is Fail.
-    has_trained: see ``JobState``.
+    has_trained, is_proved: see ``JobState``.
     starts_elsewhere: a container that this Kubernetes node could not start, started on another one.
     fails_elsewhere: a pod of another Kubernetes node shows the same failure.
     is_local: whether the advice is for local mode.
@@ -78,6 +78,7 @@ class Context:
     earlier: Sequence[Failure] = ()
     repeated: Collection[str] = frozenset()
     has_trained: bool = False
+    is_proved: bool = False
     starts_elsewhere: bool = False
     fails_elsewhere: bool = False
     is_local: bool = False
@@ -155,7 +156,7 @@ def _text(e: Evidence) -> str:
 def _repeats(e: Evidence, context: Context) -> bool:
     """Whether the program failed at the same place in the attempt before.
 
-    Of a job that has trained, also at the same step. The last report of a program that reports each 100th step says
+    Of a program that is proved, also at the same step. The last report of a program that reports each 100th step says
     nothing about that, and neither does step 0: before its first step a program only reads volumes and services.
     """
     before = context.earlier[-1] if context.earlier else None
@@ -163,14 +164,14 @@ def _repeats(e: Evidence, context: Context) -> bool:
         return False
     if (before.exception, before.where) != (e.exception, shorten(e.place, MAX_ADVICE)):
         return False
-    return not context.has_trained or (e.report.exact and bool(e.report.step) and e.report.step == before.step)
+    return not context.is_proved or (e.report.exact and bool(e.report.step) and e.report.step == before.step)
 
 
 def _is_deterministic(e: Evidence, context: Context) -> bool:
     if not _repeats(e, context):
         return False
     nodes = {e.pod.node_name if e.pod else None, context.earlier[-1].node_name}
-    return context.is_local or not context.has_trained or (None not in nodes and len(nodes) == 2)
+    return context.is_local or not context.is_proved or (None not in nodes and len(nodes) == 2)
 
 
 _GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"

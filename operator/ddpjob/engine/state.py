@@ -283,6 +283,14 @@ class JobState:
         return seconds_running(self.attempt, self.now) >= limit
 
     @property
+    def is_proved(self) -> bool:
+        """Whether the same error twice may have two causes. A program that reports nothing has to train for an hour."""
+        is_silent = self.before.progress is None and self.answer is None
+        trained = self.before.time.training if self.before.time is not None else 0
+        ran = max(float(trained), seconds_running(self.attempt, self.now))
+        return self.has_trained and not (is_silent and ran < LONG_RUN_SECONDS)
+
+    @property
     def stalled_seconds(self) -> float | None:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
         return self.observed.progress.stalled_seconds if self.answer is not None and self.has_stepped else None

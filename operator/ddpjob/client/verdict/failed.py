@@ -159,7 +159,8 @@ def _judged(case: Case) -> Explanation | None:
 
 def _record(case: Case, pod: PodView, earlier: Any) -> Failure:
     logs = case.logs_command(pod.node_rank, pod.attempt)
-    context = Context(earlier, has_trained=case.status.has_trained, is_local=case.is_local)
+    trained = case.status.has_trained
+    context = Context(earlier, has_trained=trained, is_proved=trained, is_local=case.is_local)
     judgement = judge(evidence_of(pod), context, logs)
     now = timestamp(case.facts.now)
     return failure_record(pod.attempt, judgement, time=now, action=judgement.action, counted=True, with_log=True)
