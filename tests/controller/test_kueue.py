@@ -238,9 +238,13 @@ def test_a_workload_without_its_label_gives_the_quota_of_an_ended_job_back(
         deleted, before = path("paused"), reads(path("paused"))
         control_plane.request("DELETE", deleted)
         eventually("one GET shows that it is deleted", lambda: reads(deleted) > before)
-        lists = reads(f"/{names.WORKLOADS.path(namespace)}")
-        eventually("it is swept again", lambda: reads(f"/{names.WORKLOADS.path(namespace)}") > lists + 1)
-        assert reads(deleted) == before + 1
+        # A sweep that begins before the answer sends a GET, too.
+        for _ in range(2):
+            lists, known = reads(f"/{names.WORKLOADS.path(namespace)}"), reads(deleted)
+            eventually(
+                "it is swept again", lambda lists=lists: reads(f"/{names.WORKLOADS.path(namespace)}") > lists + 1
+            )
+        assert reads(deleted) == known <= before + 2
 
 
 WATCH_FAULTS = (
