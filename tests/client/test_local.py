@@ -93,7 +93,8 @@ def test_a_process_of_another_machine_is_not_stopped(client: LocalClient) -> Non
 
 def test_followed_logs_have_what_an_attempt_prints_while_the_next_runs(client: LocalClient, tmp_path: Path) -> None:
     env = {"PLACE": str(tmp_path)}
-    client.submit(DDPJob("tiny", image="none", command=["sh", "-c", OVERLAP], env=env, num_nodes=2))
+    fenced = {"claimName": "c", "fenced": True}  # else the next attempt waits for the end of this one
+    client.submit(DDPJob("tiny", image="none", command=["sh", "-c", OVERLAP], env=env, num_nodes=2, checkpoint=fenced))
     lines = []
     for line in client.logs("tiny", all_nodes=True, follow=True):
         lines.append(line)
