@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from ddpjob.api.spec import Backoff, RestartPolicy
+from ddpjob.api.status import LONG_RUN_SECONDS
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
 from ddpjob.engine.evidence import START_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
-from ddpjob.engine.state import LONG_RUN_SECONDS, RUN_SECONDS, TRAINED_SECONDS
+from ddpjob.engine.state import RUN_SECONDS, TRAINED_SECONDS
 from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
 from tests.install import verdicts
 

@@ -61,7 +61,8 @@ CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 """Phases of an attempt."""
 RETURNED = "close"
 """The phase of a rank whose script has ended, and whose process has not."""
-_LONG_TRAINING_SECONDS = 3600
+LONG_RUN_SECONDS = 3600
+"""How long a program that reports neither steps nor checkpoints runs before it has trained without any doubt."""
 TIME_CATEGORIES = ("queued", "scheduling", "starting", "training", "stalled", "saving", "lost", "recovering", "stopped")
 CONDITIONS = (
     "Scheduled",
@@ -565,7 +566,7 @@ class DDPJobStatus(StatusPart):
         if self.furthest is not None or (self.current_attempt and self.current_attempt.first_step_time is not None):
             return True
         # Without an operator, or under an earlier release, an attempt may have begun and ended with no other trace.
-        return self.time is not None and self.time.training >= _LONG_TRAINING_SECONDS
+        return self.time is not None and self.time.training >= LONG_RUN_SECONDS
 
     def is_true(self, kind: str) -> bool:
         """Return whether the condition of this type is True."""

@@ -10,13 +10,13 @@ from typing import Literal
 from ddpjob.api.backoff import doubling, jittered
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import Backoff
-from ddpjob.api.status import DDPJobStatus, Ending, Failure
+from ddpjob.api.status import LONG_RUN_SECONDS, DDPJobStatus, Ending, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import Context, judge
 from ddpjob.engine.progress import furthest
-from ddpjob.engine.state import LONG_RUN_SECONDS, RUN_SECONDS, JobState
+from ddpjob.engine.state import RUN_SECONDS, JobState
 
 
 def made_progress(s: JobState, if_unknown: int = RUN_SECONDS) -> bool:

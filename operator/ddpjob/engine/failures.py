@@ -185,6 +185,7 @@ _OF_THE_NODE, _OF_ALL_NODES = (
     ("its Kubernetes node", _DESCRIBE_NODE),
     ("a volume or service of all its nodes", _DESCRIBE_POD),
 )
+_DEVICE = "the GPU or its driver failed, or a kernel used memory that is not its own"
 _MISMATCH = "the checkpoints were written with other settings or other data"
 _SIGNALS = "SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code"
 
@@ -405,12 +406,9 @@ TABLE: tuple[Judgement, ...] = (
         "ECC error`",
         lambda e, _: _has_failed_device(e),
         node_suspected=True,
-        hint="the GPU or its driver failed, or a kernel used memory that is not its own",
+        hint=_DEVICE,
         next="look for Xid in dmesg of node {node}; {logs}",
-        local=(
-            "the GPU or its driver failed, or a kernel used memory that is not its own",
-            "look for Xid in dmesg; {logs}",
-        ),
+        local=(_DEVICE, "look for Xid in dmesg; {logs}"),
     ),
     Judgement(
         "DeterministicError",

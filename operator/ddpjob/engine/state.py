@@ -10,7 +10,7 @@ from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
+from ddpjob.api.status import LONG_RUN_SECONDS, CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_running, seconds_to_stop
@@ -25,10 +25,10 @@ MAX_ATTEMPT = 10**MAX_DIGITS // 2
 """The highest number that is an attempt's, if the status was deleted: the names of later ones must not get longer."""
 TRAINED_SECONDS = 60
 """A program that reports no steps has trained when all its pods have run for so long: wrong settings end it earlier."""
-RUN_SECONDS, LONG_RUN_SECONDS = 600, 3600
-"""A program that reports neither steps nor checkpoints has made progress in an attempt that ran for so long: the first
-for maxRestarts, so that a job survives two outages within an hour, the second for all other limits, so that a job ends
-that fails every half an hour."""
+RUN_SECONDS = 600
+"""A program that reports neither steps nor checkpoints has made progress in an attempt that ran for so long, for
+maxRestarts, so that a job survives two outages within an hour. For all other limits it is ``LONG_RUN_SECONDS``, so that
+a job ends that fails every half an hour."""
 
 MAX_LOGS = 16
 """How many logs are read to find the cause of one failure; those of the pods that ended first."""

@@ -20,7 +20,6 @@ LABEL_READER_OF = f"{names.GROUP}/reader-of"
 SOURCE_ENV = "DDPJOB_READER"
 SECONDS = 3600
 """After this time the pod ends, also if it is not deleted; a transfer that takes longer goes on in another one."""
-_VOLUME = names.CHECKPOINT_VOLUME
 _USER = 1000
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 _OF_THE_JOB = ("imagePullSecrets", "serviceAccountName", "nodeSelector", "tolerations")
@@ -41,7 +40,7 @@ def reader_pod(job: Job, name: str, node: str | None) -> Json:
     """Return the pod. node: on which it must run, because only there the claim can be mounted; None for any."""
     model = desired_pods(job, 1, EngineSettings()).first
     trainer = model["spec"]["containers"][0]
-    mount = element(trainer["volumeMounts"], "name", _VOLUME)
+    mount = element(trainer["volumeMounts"], "name", names.CHECKPOINT_VOLUME)
     container = {
         "name": CONTAINER,
         "image": trainer["image"],
@@ -68,7 +67,7 @@ def reader_pod(job: Job, name: str, node: str | None) -> Json:
         "securityContext": _security(model["spec"], trainer),
         "containers": [container],
         # Not read-only here: some drivers cannot mount a volume twice on one node in different ways.
-        "volumes": [element(model["spec"]["volumes"], "name", _VOLUME)],
+        "volumes": [element(model["spec"]["volumes"], "name", names.CHECKPOINT_VOLUME)],
     }
     spec |= {key: model["spec"][key] for key in _OF_THE_JOB if key in model["spec"]}
     if affinity := _affinity(model["spec"].get("affinity") or {}, node):
