@@ -74,6 +74,16 @@ def fail(world: World) -> None:
     world.forward(4)
 
 
+def restart(world: World) -> None:
+    """Let an attempt fail, its pods end, and the next one run."""
+    fail(world)
+    world.settle()
+    end_pods(world)
+    world.settle()
+    world.run_all()
+    world.settle()
+
+
 def suspend_and_resume(world: World) -> None:
     edit(world, suspend=True)
     world.settle()
@@ -172,12 +182,7 @@ def test_abandoned_attempt_ends_before_the_next_one() -> None:
 def test_attempt_after_a_restored_status_waits_for_the_pods_that_it_does_not_know() -> None:
     world = a_saving_world()
     backup = copy.deepcopy(world.status)
-    fail(world)
-    world.settle()
-    end_pods(world)
-    world.settle()
-    world.run_all()
-    world.settle()
+    restart(world)
     world.job["status"] = backup
     settle_alone(world, "2")
     assert world.status["currentAttempt"]["ending"]["verdict"] == "UnknownAttempt"
@@ -258,12 +263,7 @@ def test_status_names_pod_node_and_time_that_are_waited_for() -> None:
 def test_delay_of_a_restart_is_no_wait_for_pods() -> None:
     """The reason of the failure is shown while nothing but the delay is left."""
     world = a_saving_world()
-    fail(world)
-    world.settle()
-    end_pods(world)
-    world.settle()
-    world.run_all()
-    world.settle()
+    restart(world)
     fail(world)
     world.settle()
     end_pods(world)
