@@ -138,7 +138,7 @@ def unresponsive(s: JobState) -> Obstacle | None:
     """Return which Kubernetes node of the attempt sends no heartbeats, and since when; None if all do.
 
     The control plane deletes its pods after some minutes, which restarts the job: but not pods that tolerate it, and
-    none while most nodes of a zone are silent. Such a job may train, or hang for ever.
+    none while most nodes of a zone are silent. Such a job may train, or hang without end.
     """
     silent = sorted((pod.unready_since, pod.node_rank) for pod in s.current.values() if pod.unready_since is not None)
     if not silent:
