@@ -763,3 +763,20 @@ def test_of_a_large_job_only_the_pods_that_wait_are_needed() -> None:
     pod["status"] = {"phase": "Pending"}
     found = why(world, pods=[pod], only_waiting=True)
     assert (found.stage, found.reason, found.missing_nodes) == ("Rendezvous", "NodesMissing", [2])
+
+
+def test_error_that_ends_the_job_is_judged_as_the_operator_will_judge_it() -> None:
+    """A program that reports nothing and trained for less than an hour: the same error twice has one cause."""
+    trace = 'Traceback (most recent call last):\n  File "/app/train.py", line 92, in <module>\nKeyError: 1\n'
+    world = World(a_job(numNodes=1))
+    world.settle()
+    for attempt in (1, 2):
+        world.run_all()
+        world.settle()
+        world.forward(1800)
+        world.set_pod(0, ended(1, message=trace, at=world.now))
+        if attempt == 1:
+            world.settle_after_backoff()
+    before = why(world)
+    world.settle_after_backoff()
+    assert before.reason == why(world).reason == "DeterministicError"

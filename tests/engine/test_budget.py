@@ -170,6 +170,22 @@ def test_checkpoint_that_is_later_than_all_before_sets_the_budget_back() -> None
     assert world.condition("Failed")["reason"] == "MaxRestartsExceeded"
 
 
+@pytest.mark.parametrize(("seconds", "state"), [(20, "Failed"), (600, "Running")])
+def test_step_per_attempt_does_not_restart_a_job_within_minutes_without_end(seconds: float, state: str) -> None:
+    world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": 5}))
+    for step in range(1, 7):
+        save(world, step)
+        fail(world, after=seconds)
+        if world.status["state"] == "Failed":
+            break
+        world.settle_after_backoff()
+        world.run_all()
+        world.settle()
+    assert world.status["state"] == state
+    if state == "Failed":
+        assert (step, world.condition("Failed")["reason"]) == (6, "MaxTotalRestartsExceeded")
+
+
 def test_failure_that_is_seen_together_with_progress_follows_it() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 1}))
     for _ in range(2):

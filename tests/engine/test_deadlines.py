@@ -266,6 +266,18 @@ def test_upload_of_twenty_minutes_after_the_end_of_the_peers_ends_no_job() -> No
     assert world.status["state"] == "Succeeded"
 
 
+def test_grace_after_the_first_success_grows_to_eight_times() -> None:
+    world = a_running_world(a_job(completionGraceSeconds=100, restartPolicy={"maxRestarts": 9}))
+    for grace in (100, 200, 400, 800, 800, 800):
+        world.set_pod(1, ended(0, at=world.now))
+        world.settle()
+        assert world.reconcile().requeue_after == pytest.approx(grace)
+        world.forward(grace)
+        world.settle_after_backoff()
+        world.run_all()
+        world.settle()
+
+
 @pytest.mark.parametrize(("age", "stalled", "attempt"), [(2.0, 250.0, 1), (None, 20.0, 1), (None, 250.0, 2)])
 def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, stalled: float, attempt: int) -> None:
     """Rank 0 exports the model after its peers have ended; the age is that of its last work."""

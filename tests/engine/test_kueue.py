@@ -1,10 +1,12 @@
 """Kueue: a job in a queue starts when its Workload is admitted, and gives its quota back after an eviction."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
@@ -754,6 +756,19 @@ def test_a_queued_job_with_a_refused_template_waits_again_when_that_is_corrected
     del world.job["spec"]["template"]
     world.settle()
     assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
+
+
+def test_a_flavor_that_cannot_be_read_is_read_again_before_a_pod_that_stops_has_ended() -> None:
+    world = Queued()
+    world.starts()
+    world.lingering = True
+    world.found[names.FLAVORS, "h100"] = Unread("no answer", is_final=False)
+    world.set_pod(1, failed(1))
+    world.settle()
+    assert world.status["state"] == "Queued" and world.pods_in_use()
+    for pod in world.pods.values():
+        pod["metadata"]["deletionTimestamp"] = timestamp(world.now + timedelta(seconds=300))
+    assert world.reconcile().requeue_after == LOOKUP_SECONDS
 
 
 def test_a_hold_has_no_long_value_of_the_template() -> None:

@@ -210,7 +210,8 @@ class RestartPolicy(ApiModel):
     """Maximum number of restarts without progress that count. Planned and external losses, such as a drained node, do
     not count. Default: 12, but 3 as long as the job has not trained."""
     max_total_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
-    """Maximum number of all restarts without progress, except after planned losses. 0: no restart of any kind."""
+    """Maximum number of all restarts without progress, except after planned losses. Progress counts here from an
+    attempt of 600 s on. 0: no restart of any kind."""
     reset_after_seconds: Seconds | None = None
     """An attempt that ran this long is progress. Default: 600 for maxRestarts and 3600 for the other limits, of a
     program that reports neither steps nor checkpoints; of any other only a new step or checkpoint is progress."""
@@ -479,7 +480,7 @@ class DDPJobSpec(ApiModel):
     """
     completion_grace_seconds: Seconds = 300
     """Maximum seconds from the first node's exit code 0 until all have ended. The restart after them counts, and
-    doubles them for the next attempt."""
+    doubles them for the next attempt, up to eight times."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=YEAR)] | None = None
     """Seconds after which a finished job and its pods are deleted; default: never."""
     pod_retention: Literal["LastAttempt", "None", "All"] = "LastAttempt"

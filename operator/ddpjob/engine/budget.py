@@ -64,8 +64,12 @@ def counted_restarts(s: JobState) -> int:
 
 
 def total_restarts(s: JobState) -> int:
-    """Return how many restarts up to the current attempt count towards maxTotalRestarts."""
-    return 0 if made_progress(s, LONG_RUN_SECONDS) else (s.before.restarts_counted_towards_total or 0) + s.new_lives
+    """Return how many restarts up to the current attempt count towards maxTotalRestarts.
+
+    A program that saves a step and fails, again and again within a minute, would restart without end.
+    """
+    ends = made_progress(s, LONG_RUN_SECONDS) and seconds_running(s.attempt, s.now) >= RUN_SECONDS
+    return 0 if ends else (s.before.restarts_counted_towards_total or 0) + s.new_lives
 
 
 def failures_in_row(s: JobState, *, is_free: bool) -> int:

@@ -17,6 +17,8 @@ REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
 REFUSED_LATER_SECONDS, REFUSED_EVERYWHERE_SECONDS = 60, 1800
 """The same for a job that has trained; the second if none of its pods starts: a Secret is away while it is replaced."""
 COMPLETION_EXCEEDED = "CompletionDeadlineExceeded"
+_LONGEST_COMPLETION = 8
+"""How many times completionGraceSeconds an attempt waits at most: a hang holds the GPUs for hours, and not for days."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def _completion(s: JobState) -> Deadline | None:
     # Doubled after each failure in a row for this reason: a long upload at the end of the training must end no job.
     reasons = [failure.reason for failure in reversed(s.earlier_failures)]
     in_row = next((n for n, reason in enumerate(reasons) if reason != COMPLETION_EXCEEDED), len(reasons))
-    limit = s.job.spec.completion_grace_seconds * 2**in_row
+    limit = s.job.spec.completion_grace_seconds * min(2**in_row, _LONGEST_COMPLETION)
     # The plan that sees the first success also sets the timer: no event follows if the other nodes hang.
     waited = seconds_between(s.attempt.first_success_time or timestamp(s.now), s.now)
     left = [r for r in s.job.node_ranks if r not in s.succeeded_nodes]

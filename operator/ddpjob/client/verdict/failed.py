@@ -160,7 +160,8 @@ def _judged(case: Case) -> Explanation | None:
 def _record(case: Case, pod: PodView, earlier: Any) -> Failure:
     logs = case.logs_command(pod.node_rank, pod.attempt)
     trained = case.status.has_trained
-    context = Context(earlier, has_trained=trained, is_proved=trained, is_local=case.is_local)
+    is_proved = trained if case.state is None else case.state.is_proved
+    context = Context(earlier, has_trained=trained, is_proved=is_proved, is_local=case.is_local)
     judgement = judge(evidence_of(pod), context, logs)
     now = timestamp(case.facts.now)
     return failure_record(pod.attempt, judgement, time=now, action=judgement.action, counted=True, with_log=True)

@@ -80,7 +80,8 @@ def look_again(s: JobState) -> float | None:
     else:
         is_kept = without_quota(s) is not None
     again = LOOKUP_SECONDS if is_kept and not s.job.spec.suspend else None
-    return seconds_to_look(s) or again if s.settings.kueue else again
+    left = seconds_to_look(s) if s.settings.kueue else None
+    return min((seconds for seconds in (left, again) if seconds is not None), default=None)
 
 
 def wait(s: JobState) -> Obstacle | None:
