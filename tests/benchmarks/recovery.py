@@ -197,6 +197,7 @@ def main() -> int:
     machine = describe_machine()
     if options.where != "local":
         cluster = set_up(options.name)
+        storage.put_mnist(cluster.initial)
         lives["kind"] = [live_on_kind(cluster) for _ in range(options.repetitions)]
         until_all_are_gone(Kubectl(cluster.kubeconfig))
     if options.where != "kind":
