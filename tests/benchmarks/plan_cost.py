@@ -48,7 +48,7 @@ class Job:
 
     def plan(self, *, live: bool = False) -> Plan:
         pods = owned_pods(self.body, self.cache.pods(self.body["metadata"]["namespace"], UID))
-        observed = Observed(pods, service=self.service, live=live)
+        observed = Observed(pods, service=self.service, live=live, token_key=b"k" * 32)
         return plan(self.body, observed, NOW, SETTINGS, self.parsed.parse)
 
     def first_plan(self) -> Plan:

@@ -144,6 +144,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Return the view of a pod of the API server; parts that its status does not have yet are no error."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels = meta.get("labels") or {}
+    trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
     text = str(ended.get("message") or "")
@@ -189,7 +190,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         reason=clean(status.get("reason") or ended.get("reason") or ""),
         message=message,
         failed_init=failed_init,
-        log="" if report else clean_lines(text),
+        log=clean_lines(text) if text and not report else "",
         report=report,
         logged=log_failure(text) if text and not report and ended.get("exitCode") else None,
         started_at=(ended or (container.get("state") or {}).get("running") or {}).get("startedAt"),
@@ -200,20 +201,19 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         priority=spec.get("priority") or 0,
         gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
         is_probe=names.LABEL_PROBE in labels and names.LABEL_ATTEMPT not in labels,
-        claim=_claim(spec),
+        claim=_claim(spec, trainer),
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
-        token=_shared(_token(spec)) or "",
+        token=_shared(_token(trainer)) or "",
         checkpoint_time=_annotation(meta, names.ANNOTATION_CHECKPOINT_TIME),
         progress=_annotation(meta, names.ANNOTATION_PROGRESS),
         progress_time=_annotation(meta, names.ANNOTATION_PROGRESS_TIME),
     )
 
 
-def _claim(spec: Mapping[str, Any]) -> str:
+def _claim(spec: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     """Return claim and subPath of the volume of the checkpoints; empty without one."""
     for volume in spec.get("volumes") or ():
         if volume.get("name") == names.CHECKPOINT_VOLUME and (source := volume.get("persistentVolumeClaim")):
-            trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
             mount = element(trainer.get("volumeMounts"), "name", names.CHECKPOINT_VOLUME)
             return intern(names.claim_place(str(source.get("claimName")), mount.get("subPath")))
     return ""
@@ -334,9 +334,9 @@ def _unschedulable(status: Mapping[str, Any]) -> str | None:
     return clean(scheduled.get("message") or scheduled.get("reason") or "")
 
 
-def _token(spec: Mapping[str, Any]) -> str:
-    trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
-    return str(element(trainer.get("env"), "name", names.ENV_TOKEN).get("value") or "")[:_MAX_TOKEN]
+def _token(trainer: Mapping[str, Any]) -> str:
+    env = reversed(trainer.get("env") or ())  # it is one of the last
+    return str(element(env, "name", names.ENV_TOKEN).get("value") or "")[:_MAX_TOKEN]
 
 
 def _annotation(meta: Mapping[str, Any], name: str) -> str:

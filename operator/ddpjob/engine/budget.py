@@ -68,8 +68,10 @@ def total_restarts(s: JobState) -> int:
 
     A program that saves a step and fails, again and again within a minute, would restart without end.
     """
-    ends = made_progress(s, LONG_RUN_SECONDS) and seconds_running(s.attempt, s.now) >= RUN_SECONDS
-    return 0 if ends else (s.before.restarts_counted_towards_total or 0) + s.new_lives
+    used = (s.before.restarts_counted_towards_total or 0) + s.new_lives
+    if not used or seconds_running(s.attempt, s.now) < RUN_SECONDS:
+        return used
+    return 0 if made_progress(s, LONG_RUN_SECONDS) else used
 
 
 def failures_in_row(s: JobState, *, is_free: bool) -> int:

@@ -65,7 +65,10 @@ def build(before: Sequence[Condition], aspects: Mapping[str, Aspect], now: datet
 
 def _condition(name: str, old: Condition | None, aspect: Aspect, time: str) -> Condition:
     holds, reason, text = aspect
-    status, message = "True" if holds else "False", shorten(clean(text), MAX_MESSAGE)
+    status = "True" if holds else "False"
+    if old is not None and (old.status, old.reason, old.message) == (status, reason, text):
+        return old  # as nearly always, and what is recorded is clean
+    message = shorten(clean(text), MAX_MESSAGE)
     if old is None or old.status != status:
         return Condition(type=name, status=status, reason=reason, message=message, last_transition_time=time)
     is_same = (old.reason, old.message) == (reason, message)

@@ -249,7 +249,7 @@ class JobState:
                 found = fold(found, report)
         return found
 
-    @property
+    @cached_property
     def new_lives(self) -> int:
         """How many restarts in place node 0 reports that the status does not have."""
         return spent(self.in_place) - spent(self.attempt.in_place)
