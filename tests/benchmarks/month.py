@@ -234,7 +234,10 @@ def judge(month: Month) -> Json:
                     seen.add(mark)
                     reasons[failure["reason"]] += 1
     lost = {
-        name: [c["reason"] for c in job["status"]["conditions"] if c["type"] == "Failed"]
+        name: [
+            f"{failure['attempt']} {failure['reason']} on {failure.get('nodeName')}: {failure['message'][:60]}"
+            for failure in job["status"]["failures"]
+        ]
         for job in jobs
         if is_good[name := job["metadata"]["name"]] and state[name] == "Failed"
     }
@@ -354,7 +357,9 @@ def main() -> int:
     )
     print(json.dumps(result, indent=2) if options.json else table(result))
     if result["lost"] or result["unfinished"]:
-        print(f"lost: {result['lost']}\nunfinished: {result['unfinished']}\nworst: {result['worst']}", file=sys.stderr)
+        for name, failures in result["lost"].items():
+            print(f"lost: {name}", *failures, sep="\n  ", file=sys.stderr)
+        print(f"unfinished: {result['unfinished']}\nworst: {result['worst']}", file=sys.stderr)
     if options.write:
         write_section("month", table(result))
     errors, failed = result["errors"]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from ddpjob.api.spec import Backoff, RestartPolicy
 from ddpjob.api.status import LONG_RUN_SECONDS
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
-from ddpjob.engine.evidence import START_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
 from ddpjob.engine.state import RUN_SECONDS, TRAINED_SECONDS
 from ddpjob.engine.suspects import AVOID_SECONDS, UNSCHEDULABLE_SECONDS
@@ -29,11 +28,12 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   ([limits](#limits-and-delays)).
 - **Restart once**: the job fails if a failure since the last progress had the same reason.
 - **Fail**: the job fails, because a restart would end in the same way.
-- **Fail at start**: the job fails if it has never trained. A job has trained when an attempt made a step or saved a
-  checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS} s. Afterwards a
-  restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes node show the
-  same. This also follows before, where a container that did not start starts on another Kubernetes node within
-  {START_SECONDS} s.
+- **Fail at start**: the job fails if it has never trained. With *suspects the node* it restarts once, on another
+  Kubernetes node, unless pods of two nodes show the same or the image does not contain the command: a node without a
+  driver ends pods at once, so each new job of the cluster would fail there. A job has trained when an attempt made a
+  step or saved a checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS}
+  s. Afterwards a restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes
+  node show the same. This also follows before, where a container that did not start started on another node.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
   delays the next attempt by that time; `torchrun` and `ddptrain` do not. After any other end of an attempt the next one
@@ -41,9 +41,9 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Provisional**: the restart no longer counts if a Kubernetes node of the attempt is found lost within
   {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 50 s later. If no
   restart is left, the job waits for that time before it fails.
-- **Suspects the node**: after two such failures on one Kubernetes node within {AVOID_SECONDS // 60} minutes, new
-  attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no other node fits for
-  {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one.
+- **Suspects the node**: after two such failures on one Kubernetes node within {AVOID_SECONDS // 60} minutes, or one
+  that fails at start, new attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no
+  other node fits for {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one.
 
 A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet.
 
@@ -164,7 +164,7 @@ def _next(row: Judgement) -> str:
 
 def _reaction(row: Judgement) -> str:
     if row.action in ("Fail", "FailAtStart"):
-        return "Fail at start" if row.action == "FailAtStart" else "Fail"
+        return {"Fail": "Fail", "FailAtStart": "Fail at start"}[row.action] + "; suspects the node" * row.node_suspected
     parts = ["Restart once" if row.action == "RestartOnce" else "Restart"]
     parts.append("counts" if row.counted else "does not count")
     marks = {"saves first": row.planned, "provisional": row.provisional, "suspects the node": row.node_suspected}

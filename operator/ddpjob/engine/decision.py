@@ -36,7 +36,6 @@ from ddpjob.engine.budget import (
 )
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
-    START_SECONDS,
     Evidence,
     evidence_named_by,
     evidence_of,
@@ -49,7 +48,6 @@ from ddpjob.engine.evidence import (
     root_cause,
     shows_the_same,
     start_contradicts,
-    starts_later,
     whose_failure,
 )
 from ddpjob.engine.failures import (
@@ -282,7 +280,7 @@ def _conclude(s: JobState, found: Evidence, judgement: Judgement) -> Decision:
                 return _smaller(s, size)
             what = f"{found.where} ended while {len(peers)} of {len(s.job.node_ranks)} pods waited for Kubernetes nodes"
             return _give_back(s, guard.PEERS_NOT_PLACED, f"{what}, or had just got them")
-    return _wait_for_node(s, found, judgement) or _react(s, judgement)
+    return _wait_for_node(s, judgement) or _react(s, judgement)
 
 
 def _settling_until(s: JobState, found: Evidence) -> str | None:
@@ -316,32 +314,24 @@ def _judged(s: JobState, evidence: Evidence) -> Judgement:
     return overrule(judgement, s.job.spec.restart_policy.restart_rules or ())
 
 
-def _wait_for_node(s: JobState, found: Evidence, judgement: Judgement) -> Decision | None:
-    """Wait before the job fails, for what Kubernetes nodes may show.
+def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
+    """Wait before the job fails, for a Kubernetes node that may be lost: then the restart does not count.
 
-    If one is found lost in this time, the restart does not count. If a container starts that another node could not
-    start, it does not follow from the spec. The wait ends when all pods have ended. The pods of the other nodes end by
-    themselves, because they lost a peer.
+    The wait ends when all pods have ended. Those of the other nodes end by themselves, because they lost a peer.
     """
-    if s.all_stopped or s.settings.is_local:
+    if s.all_stopped or s.settings.is_local or judgement.action == "Fail" or not judgement.provisional:
         return None
-    if judgement.action == "Fail":
-        if not (found.not_started and starts_later(found, s.current.values())):
-            return None
-        seconds, what = START_SECONDS, "the container could not start"
-        learn = "whether it starts on another Kubernetes node"
-    elif not judgement.provisional or exceeded_limit(s, counted=judgement.counted, is_free=judgement.is_free) is None:
+    if exceeded_limit(s, counted=judgement.counted, is_free=judgement.is_free) is None:
         return None
-    else:
-        seconds, what, learn = PROVISIONAL_SECONDS, "no restart is left", "whether a Kubernetes node is lost"
     ending = s.attempt.ending
     since = ending.since if ending else timestamp(s.now)
-    if abs(seconds_since(since, s.now)) >= seconds:  # negative after the clock was set back
+    if abs(seconds_since(since, s.now)) >= PROVISIONAL_SECONDS:  # negative after the clock was set back
         return None
-    until = whole_second_after(parse_time(since), seconds)
+    until = whole_second_after(parse_time(since), PROVISIONAL_SECONDS)
     if ending is not None and s.attempt.is_settling and ending.until == until:
         return CONTINUE
-    text = f"attempt {s.attempt.number} failed and {what}: waiting up to {seconds} s to learn {learn}"
+    what = f"attempt {s.attempt.number} failed and no restart is left"
+    text = f"{what}: waiting up to {PROVISIONAL_SECONDS} s to learn whether a Kubernetes node is lost"
     return Decision("settle", "Failing", text, until=until)
 
 

@@ -181,11 +181,6 @@ def start_contradicts(other: PodView, evidence: Evidence) -> bool:
     return other.ended and not _could_not_start(other, other.exit_code) and _is_elsewhere(other, evidence)
 
 
-def starts_later(evidence: Evidence, pods: Iterable[PodView]) -> bool:
-    """Return whether the container that one Kubernetes node could not start has not started on another one yet."""
-    return any(pod.state == "pending" and not pod.deleting and _is_elsewhere(pod, evidence) for pod in pods)
-
-
 def shows_the_same(other: PodView, evidence: Evidence) -> bool:
     """Return whether a pod on another Kubernetes node shows that the spec, and not the node, is the cause."""
     if evidence.exit_code is None:

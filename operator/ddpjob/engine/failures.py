@@ -31,13 +31,16 @@ from ddpjob.engine.evidence import (
 PEER_LOST = "PeerLost"
 """Reason of a failure that only shows that the connection to a peer was closed; also the trainer's."""
 _NO_REPORT = EndReport()
+_NOT_IN_PATH = "executable file not found in $PATH"
+"""What runc and crun say of a command that the image, which is the same on each node, does not contain."""
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
 Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
 """RestartOnce: a restart, but the job fails if an earlier failure since the last progress had the same reason.
-FailAtStart: the job fails if it has never trained. Afterwards it is a restart, because a broken Kubernetes node, a
-volume that is not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
+FailAtStart: the job fails if it has never trained; if the row suspects the node, only after a second failure, or if
+another Kubernetes node shows the same. Afterwards it is a restart, because a broken Kubernetes node, a volume that is
+not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
 
 # What programs raise by themselves. Any library may have errors of storage, network and devices with names of its own.
 _OF_PROGRAMS = frozenset(
@@ -338,6 +341,7 @@ TABLE: tuple[Judgement, ...] = (
         "report: the command does not exist or cannot be executed",
         lambda e, _: e.report.code is None and e.not_started,
         action="FailAtStart",
+        node_suspected=True,
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
         local=(
@@ -358,6 +362,7 @@ TABLE: tuple[Judgement, ...] = (
         "the trainer reports that this machine cannot run the ranks or the backend (exit code 71)",
         _reports(exit_codes.RANKS),
         action="FailAtStart",
+        node_suspected=True,
         hint="the pod has fewer devices than processes, or the image lacks the backend",
         next="correct nprocPerNode, resources or image and create the job again",
         local=(
@@ -519,7 +524,8 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     if action == "RestartOnce" and reason in context.repeated:
         action = "Fail"
     elif action == "FailAtStart":
-        action = "Restart" if context.has_trained or context.starts_elsewhere else "Fail"
+        is_first = reason not in context.repeated and _may_be_of_node(row, evidence, context)
+        action = "Restart" if context.has_trained or context.starts_elsewhere or is_first else "Fail"
         is_suspected = action == "Restart" and not context.fails_elsewhere
         if action == "Restart" and not context.is_local:
             cause, todo = _OF_THE_NODE if is_suspected else _OF_ALL_NODES
@@ -535,6 +541,15 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
         from_program=tuple(name for name in ("hint", "next") if getattr(reported, name)),
         evidence=evidence,
     )
+
+
+def _may_be_of_node(row: Judgement, evidence: Evidence, context: Context) -> bool:
+    """Return whether another Kubernetes node may start a job that has never trained.
+
+    A node without a driver ends pods at once, so it always has room: each new job of the cluster would fail there.
+    """
+    is_of_image = evidence.pod is not None and _NOT_IN_PATH in evidence.pod.log
+    return row.node_suspected and not (context.is_local or context.fails_elsewhere or is_of_image)
 
 
 def failure_record(

@@ -271,7 +271,7 @@ def _count_nodes(s: JobState, decision: Decision) -> Nodes:
 def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
     """Return the avoided nodes. The list stays as it is while an attempt runs, whose pods it describes."""
     if (failure := decision.restarted) is not None:
-        nodes = avoided_after(s.before, failure, s.now)
+        nodes = avoided_after(s.before, failure, s.now, has_trained=s.has_trained)
     elif decision.forgets_nodes:
         nodes = []
     elif decision.begins_attempt:

@@ -1,7 +1,11 @@
-"""Kubernetes nodes that new attempts avoid, because two failures within an hour point to them."""
+"""Kubernetes nodes that new attempts avoid, because two failures within an hour point to them.
+
+Before a job has trained, one failure to start is enough: a node that ends pods at once has room for the next ones.
+"""
 
 from datetime import datetime
 
+from ddpjob.api import exit_codes
 from ddpjob.api.limits import MAX_AVOIDED
 from ddpjob.api.status import AvoidedNode, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
@@ -18,10 +22,11 @@ def avoided(status: DDPJobStatus, now: datetime) -> list[AvoidedNode]:
     return [node for node in status.avoid_nodes or () if 0 < -seconds_since(node.until, now) <= AVOID_SECONDS + 1]
 
 
-def avoided_after(status: DDPJobStatus, failure: Failure, now: datetime) -> list[AvoidedNode]:
+def avoided_after(status: DDPJobStatus, failure: Failure, now: datetime, *, has_trained: bool) -> list[AvoidedNode]:
     """Return the entries of ``status.avoidNodes`` after one more failure."""
     nodes, name = avoided(status, now), failure.node_name
-    if not name or not failure.node_suspected or not _was_suspected(status, name, now):
+    is_first = not has_trained and (failure.reason == "StartError" or failure.exit_code == exit_codes.RANKS)
+    if not name or not failure.node_suspected or not (is_first or _was_suspected(status, name, now)):
         return nodes
     new = AvoidedNode(node_name=name, reason=failure.reason, until=whole_second_after(now, AVOID_SECONDS))
     return [*(node for node in nodes if node.node_name != name), new][-MAX_AVOIDED:]
