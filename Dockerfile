@@ -1,6 +1,6 @@
 # The image of the operator. Build it from the repository's root:
 #
-#     docker build --tag ddpjob/operator:dev .
+#     docker build --tag ddpjob/operator:0.1.0 .
 #
 # - The base image needs Python 3.11 or newer, venv and CA certificates: --build-arg BASE_IMAGE=...
 # - Without a network: put the wheels of the dependencies and of setuptools into a folder wheels/ here; only they are used.

@@ -124,7 +124,7 @@ constraints: setup  ## pin the installed versions
 	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+).*/\1/'; } > constraints.new
 	@mv constraints.new constraints.txt
 
-images: setup  ## build ddpjob/operator:dev and ddpjob/trainer:dev
+images: setup  ## build ddpjob/operator:0.1.0 and ddpjob/trainer:0.1.0
 	$(PY) -m tests.kind images
 
 kind-up: setup  ## create a kind cluster for development (NAME=ddpjob)

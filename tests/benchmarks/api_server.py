@@ -258,7 +258,7 @@ def job_of(name: str, nodes: int) -> Json:
         "kind": names.DDPJOBS.kind,
         "metadata": {"name": name},
         "spec": {
-            "image": "ddpjob/trainer:dev",
+            "image": "ddpjob/trainer:0.1.0",
             "args": ["train", "--epochs", "2"],
             "numNodes": nodes,
             "nprocPerNode": 8,

@@ -33,7 +33,7 @@ class Job:
         self.version = 0
         meta = {"name": "bench", "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "1"}
         spec = {
-            "image": "ddpjob/trainer:dev",
+            "image": "ddpjob/trainer:0.1.0",
             "args": ["train", "--epochs", "2"],
             "numNodes": nodes,
             "nprocPerNode": 8,

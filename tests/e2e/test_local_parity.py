@@ -51,7 +51,7 @@ def job(name: str, *args: str, **spec: object) -> Json:
         "kind": "DDPJob",
         "metadata": {"name": name},
         "spec": {
-            "image": "ddpjob/trainer:dev",
+            "image": "ddpjob/trainer:0.1.0",
             "args": list(args),
             "env": [
                 {"name": "DDPTRAIN_THREADS", "value": "1"},

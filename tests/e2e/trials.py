@@ -320,7 +320,7 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
         "kind": "DDPJob",
         "metadata": {"name": name},
         "spec": {
-            "image": "ddpjob/trainer:dev",
+            "image": "ddpjob/trainer:0.1.0",
             "args": [*TRAINING, *PACE, *arguments],
             "env": [*WITH_RESTARTS_IN_PLACE, *NOT_IN_PLACE],
             "numNodes": 2,

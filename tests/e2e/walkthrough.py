@@ -109,7 +109,7 @@ def walk(user: User, folder: Path) -> str:
     """Type the commands of the page, and return it."""
     script = folder / "train.py"
     script.write_text(SCRIPT.read_text(encoding="utf-8").replace(RIGHT, WRONG), encoding="utf-8")
-    submit = f"ddpjob submit train.py --name {NAME} --image ddpjob/trainer:dev --nodes 2 --nproc 1 --wait"
+    submit = f"ddpjob submit train.py --name {NAME} --image ddpjob/trainer:0.1.0 --nodes 2 --nproc 1 --wait"
     submit += f" \\\n    --set restartPolicy.maxRestarts=1 \\\n    --set '{VOLUME}'"
     failed = user(submit, code=100)
     why = user(f"ddpjob why {NAME}")

@@ -32,7 +32,7 @@ metadata:
   name: lesson-{name}
 spec:
   # CHANGE to the name of the trainer image in your registry (see docs/install.md). Its entrypoint is `ddptrain`.
-  image: ddpjob/trainer:dev
+  image: ddpjob/trainer:0.1.0
   args: [lesson, {name}]
   numNodes: {nodes}
   nprocPerNode: {processes}

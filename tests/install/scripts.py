@@ -42,7 +42,7 @@ metadata:
 spec:
   # CHANGE to an image with torch, your packages and ddprun (docs/scripts.md). This is the trainer image of
   # docs/install.md.
-  image: ddpjob/trainer:dev
+  image: ddpjob/trainer:0.1.0
   command: [ddprun, /scripts/train.py, --epochs, "20"]
   numNodes: 2
   nprocPerNode: 2

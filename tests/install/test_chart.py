@@ -194,6 +194,10 @@ def test_launcher_image_is_the_trainer_image_beside_the_operators(
     env = environment(**values)
     assert env["DDPJOB_OPERATOR_LAUNCHER_IMAGE"] == image
     assert env["DDPJOB_OPERATOR_LAUNCHER_PULL_POLICY"] == policy
+    # `helm test` starts the same.
+    _, tested = of_kind(template(values), "Pod")
+    [container] = tested["spec"]["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (image, policy)
 
 
 def test_every_setting_reaches_the_operator_unchanged() -> None:

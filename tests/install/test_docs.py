@@ -96,6 +96,20 @@ def test_every_named_chart_value_exists() -> None:
         assert key in values[group], f"no value is called {name}"
 
 
+def test_documents_and_examples_name_the_images_of_the_charts_defaults() -> None:
+    """Seen: the installation page loaded one tag of the trainer, and the chart's launcher had another."""
+    release = yaml.safe_load(text(CHART / "Chart.yaml"))["appVersion"]
+    files = [*PAGES, *(ROOT / "manifests").rglob("*.yaml"), ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "images/trainer/Dockerfile"]
+    named = {
+        (file.name, tag)
+        for file in files
+        if file.name != "CHANGELOG.md"
+        for tag in re.findall(r"ddpjob/(?:operator|trainer):([\w.-]+)", text(file))
+    }
+    assert len(named) >= 20
+    assert {(name, tag) for name, tag in named if tag not in (release, "cuda")} == set()
+
+
 def test_operations_page_has_every_setting_with_its_default() -> None:
     page = text(ROOT / "docs" / "operations.md")
     settings = parse([], {})

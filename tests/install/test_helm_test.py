@@ -31,7 +31,7 @@ def installed() -> Iterator[ControlPlane]:
 
 def run_script(plane: ControlPlane, folder: Path, values: Object, *, ready: bool) -> "subprocess.CompletedProcess[str]":
     """Run the test pod's command with the operator's token and a health server that is ready or not."""
-    [pod] = of_kind(template(values), "Pod")
+    pod, _ = of_kind(template(values), "Pod")
     container = pod["spec"]["containers"][0]
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/ddpjob-operator/token"
     token = plane.request(

@@ -172,7 +172,7 @@ def test_plain_manifests_install_and_grant_exactly_the_listed_rights(empty_clust
 
 
 def pods_of(objects: list[Object]) -> list[Object]:
-    """Return the pods of a release: the operator's and that of `helm test`."""
+    """Return the pods of a release: the operator's and those of `helm test`."""
     [deployment] = of_kind(objects, "Deployment")
     made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}}
     return [{**made, "spec": deployment["spec"]["template"]["spec"]}, *of_kind(objects, "Pod")]
@@ -188,7 +188,7 @@ def test_every_pod_of_the_chart_passes_pod_security_restricted(
     }
     control_plane.request("PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
     pods = pods_of(template(values))
-    assert len(pods) == 2
+    assert len(pods) == 3
     path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All&fieldValidation=Strict"
     for pod in pods:
         pod["metadata"].pop("namespace", None)

@@ -14,14 +14,16 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpjob.version import __version__
 from tests.kind.base_images import build_arguments, build_python_image, python_tag, registry_reachable
 from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_folder, source_files
 from tests.kind.command import CommandError, run, step
 from tests.kind.docker import Engine, docker, ensure_engine, image_id
 from tests.kind.toolchain import ToolchainError
 
-OPERATOR_TAG = "ddpjob/operator:dev"
-TRAINER_TAG = "ddpjob/trainer:dev"
+OPERATOR_TAG = f"ddpjob/operator:{__version__}"
+TRAINER_TAG = f"ddpjob/trainer:{__version__}"
+"""The names that the chart's defaults, the documents and the examples use."""
 TORCH_TAG = "ddpjob/torch:dev"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]

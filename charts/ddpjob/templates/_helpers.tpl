@@ -130,6 +130,25 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
+{{/* What the pods of `helm test` have in common. */}}
+{{- define "ddpjob.testPod" -}}
+enableServiceLinks: false
+securityContext:
+  {{- include "ddpjob.podSecurityContext" . | nindent 2 }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* All rights of the operator. docs/operations.md gives the use of each verb; tests/install checks the list. */}}
 {{- define "ddpjob.rules" -}}
 - apiGroups: [ddpjob.dev]
