@@ -89,7 +89,7 @@ def namespace() -> Object:
 
 def plain_manifests() -> dict[str, list[Object]]:
     """Return the objects of the chart's defaults without Helm's labels, by file name."""
-    objects = [without_helm(item) for item in template({"crds.install": False}, hooks=False)]
+    objects = [without_helm(item) for item in template({"crds.install": False, "crds.keep": False}, hooks=False)]
     rights = [item for item in objects if item["kind"] in _RIGHTS]
     others = [item for item in objects if item["kind"] not in _RIGHTS]
     return {RBAC.name: [namespace(), *rights], OPERATOR.name: others}

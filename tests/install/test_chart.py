@@ -71,7 +71,6 @@ def test_chart_has_at_most_34_values_and_each_has_a_comment() -> None:
         ({"fullnameOverride": "Upper"}, "fullnameOverride"),
         ({"fullnameOverride": "x" * 55}, "fullnameOverride"),
         ({"scope": "namespaces"}, "scope"),
-        ({"scope": "cluster", "namespaces": ["team-a"]}, "namespaces"),
         ({"scope": "namespace", "namespaces": ["Team"]}, "namespaces"),
         ({"scope": "namespace", "namespaces": ["a", "a"]}, "namespaces"),
         ({"crds.install": "yes"}, "install"),
@@ -101,6 +100,12 @@ def test_invalid_values_are_refused_by_name(values: dict[str, Any], name: str) -
     message = refusal(values)
     assert "values don't meet the specifications of the schema" in message
     assert name in message
+
+
+def test_namespaces_without_scope_namespace_are_refused_with_what_to_set() -> None:
+    message = refusal({"namespaces": ["team-a"]})
+    assert 'namespaces=["team-a"] has no effect with scope=cluster' in message
+    assert "Set scope=namespace" in message
 
 
 def test_cluster_scope_serves_all_namespaces_with_one_cluster_role() -> None:
@@ -140,11 +145,15 @@ def test_namespace_scope_can_install_no_cluster_wide_object() -> None:
     assert not of_kind(objects, *CLUSTER_SCOPED)
 
 
-def test_crd_is_kept_on_uninstall_unless_crds_keep_is_false() -> None:
-    [kept] = of_kind(template(), "CustomResourceDefinition")
-    [dropped] = of_kind(template({"crds.keep": False}), "CustomResourceDefinition")
-    assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    assert "annotations" not in dropped["metadata"]
+def test_crd_and_user_roles_are_kept_on_uninstall_unless_crds_keep_is_false() -> None:
+    """Seen: jobs stayed, and users were refused to read and stop them, because their roles went."""
+    keep = {"helm.sh/resource-policy": "keep"}
+    for values, crd in (({}, 1), ({"crds.install": False}, 0), ({"crds.keep": False}, 1)):
+        objects = template(values)
+        found = [item["metadata"] for item in of_kind(objects, "CustomResourceDefinition", "ClusterRole")]
+        kept = {item["name"] for item in found if item.get("annotations") == keep}
+        expected = {"ddpjob-edit", "ddpjob-view", *["ddpjobs.ddpjob.dev"][:crd]}
+        assert kept == (set() if "crds.keep" in values else expected)
     assert not of_kind(template({"crds.install": False}), "CustomResourceDefinition")
 
 

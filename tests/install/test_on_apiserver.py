@@ -138,6 +138,7 @@ def test_helm_uninstall_keeps_jobs_and_the_next_release_finds_them(empty_cluster
     assert not exists(plane, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/ddpjob-operator")
     assert not exists(plane, "/apis/rbac.authorization.k8s.io/v1/clusterroles/ddpjob-operator")
     assert exists(plane, f"{JOBS_PATH}/mnist-cpu")
+    assert exists(plane, "/apis/rbac.authorization.k8s.io/v1/clusterroles/ddpjob-edit")
     run_helm(plane, "install", "ddpjob", str(CHART))
     assert exists(plane, f"{JOBS_PATH}/mnist-cpu")
 

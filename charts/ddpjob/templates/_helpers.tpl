@@ -70,6 +70,9 @@ Never
 {{- define "ddpjob.namespaces" -}}
 {{- $served := .Values.namespaces | default (list .Release.Namespace) -}}
 {{- if eq .Values.scope "cluster" -}}
+{{- with .Values.namespaces -}}
+{{- fail (printf "namespaces=%s has no effect with scope=cluster, in which the operator serves every namespace. Set scope=namespace to serve these namespaces only, or leave namespaces out" (toJson .)) -}}
+{{- end -}}
 []
 {{- else if and (has .Release.Namespace $served) (not .Values.serveReleaseNamespace) -}}
 {{- fail (printf "the release would serve its own namespace %s: who may create pods there can run them with the operator's account, which may create pods in every namespace that it serves (docs/security.md). Set namespaces to other namespaces, and install the release in a namespace of its own; or, if only administrators may create pods in %s, set serveReleaseNamespace=true" .Release.Namespace .Release.Namespace) -}}
