@@ -40,14 +40,14 @@ def test_helm_lint_reports_nothing(values: list[str]) -> None:
     assert "[WARNING]" not in done.stdout
 
 
-def test_chart_has_at_most_34_values_and_each_has_a_comment() -> None:
+def test_chart_has_at_most_39_values_and_each_has_a_comment() -> None:
     """Each value is something to decide for who installs the chart. A queue and a gang scheduler are two systems.
 
-    One value allows what lends the operator's account to tenants.
+    One value allows what lends the operator's account to tenants. Five fit the pod into a platform.
     """
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     names = leaves(yaml.safe_load(text))
-    assert len(names) <= 34, names
+    assert len(names) <= 39, names
     for name in names:
         key = name.rsplit(".", 1)[-1]
         lines = text.splitlines()
@@ -91,6 +91,12 @@ def test_chart_has_at_most_34_values_and_each_has_a_comment() -> None:
         ({"resources.limit": {}}, "limit"),
         ({"nodeSelector": {"gpu": True}}, "nodeSelector"),
         ({"tolerations": {}}, "tolerations"),
+        ({"topologySpreadConstraints": {}}, "topologySpreadConstraints"),
+        ({"podLabels": {"team": 1}}, "podLabels"),
+        ({"podAnnotations": []}, "podAnnotations"),
+        ({"serviceAccount.annotation": {}}, "annotation"),
+        ({"extraEnv": [{"value": "x"}]}, "extraEnv"),
+        ({"extraEnv": [{"name": "DDPJOB_OPERATOR_LOG_LEVEL", "value": "debug"}]}, "extraEnv"),
         ({"metrics.enabled": 1}, "enabled"),
         ({"metrics.serviceMonitor": True}, "metrics"),
     ],
@@ -245,6 +251,34 @@ def test_scheduling_values_reach_the_operators_pod() -> None:
     assert pod["imagePullSecrets"] == [{"name": "login"}]
 
 
+def test_values_of_a_platform_reach_the_operators_pod_and_account() -> None:
+    zones = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    values: dict[str, Any] = {
+        "replicas": 2,
+        "podLabels": {"team": "ml", "app.kubernetes.io/name": "another"},
+        "podAnnotations": {"inject": "false"},
+        "serviceAccount.annotations": {"role": "r"},
+        "topologySpreadConstraints": zones,
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    }
+    objects = template(values, hooks=False)
+    [deployment] = of_kind(objects, "Deployment")
+    made, selected = deployment["spec"]["template"]["metadata"], deployment["spec"]["selector"]["matchLabels"]
+    assert made["labels"] == {**selected, "team": "ml"}, "the Deployment selects its pods by its own labels"
+    assert made["annotations"]["inject"] == "false"
+    assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"] == zones
+    assert environment(**values)["HTTPS_PROXY"] == "http://proxy:3128"
+    [account] = of_kind(objects, "ServiceAccount")
+    assert account["metadata"]["annotations"] == {"role": "r"}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_old_pod_works_until_its_successor_is_ready(replicas: int) -> None:
+    """Seen: an upgrade to a tag that does not exist left no operator until the rollback."""
+    [deployment] = of_kind(template({"replicas": replicas}), "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0}}
+
+
 def test_pod_on_a_lost_node_is_replaced_after_30_s_unless_the_values_say_otherwise() -> None:
     added = {
         toleration["key"]: toleration["tolerationSeconds"]
@@ -264,15 +298,16 @@ def test_replicas_share_a_lease_on_different_nodes_and_are_drained_one_by_one() 
     assert environment(replicas=2)["DDPJOB_OPERATOR_LEASE"] == f"{NAMESPACE}/ddpjob-operator"
     [deployment] = of_kind(several, "Deployment")
     labels = deployment["spec"]["selector"]["matchLabels"]
-    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]["type"]) == (2, "RollingUpdate")
+    assert deployment["spec"]["replicas"] == 2
     [spread] = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"] == labels
     [budget] = of_kind(several, "PodDisruptionBudget")
     assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
 
 
-def test_upgrade_may_reuse_the_values_of_a_release_without_replicas_and_network_policy() -> None:
-    assert template({"replicas": None, "networkPolicy": None}) == template()
+def test_upgrade_may_reuse_the_values_of_a_release_that_had_fewer() -> None:
+    later = ("replicas", "networkPolicy", "podLabels", "podAnnotations", "serviceAccount", "extraEnv")
+    assert template(dict.fromkeys((*later, "topologySpreadConstraints"))) == template()
 
 
 def test_operators_of_two_namespaces_have_no_object_of_the_cluster_in_common() -> None:
