@@ -99,7 +99,13 @@ def test_every_named_chart_value_exists() -> None:
 def test_documents_and_examples_name_the_images_of_the_charts_defaults() -> None:
     """Seen: the installation page loaded one tag of the trainer, and the chart's launcher had another."""
     release = yaml.safe_load(text(CHART / "Chart.yaml"))["appVersion"]
-    files = [*PAGES, *(ROOT / "manifests").rglob("*.yaml"), ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "images/trainer/Dockerfile"]
+    files = [
+        *PAGES,
+        *(ROOT / "manifests").rglob("*.yaml"),
+        ROOT / "Makefile",
+        ROOT / "Dockerfile",
+        ROOT / "images/trainer/Dockerfile",
+    ]
     named = {
         (file.name, tag)
         for file in files
