@@ -30,25 +30,31 @@ help:  ## show this list
 
 setup: $(VENV)/.installed  ## create the virtual environment with everything that tests and trainer need
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The demos need no tests and no linters.
+DEMO := $(or $(wildcard $(VENV)/.installed),$(VENV)/.trainer)
+$(VENV)/.installed: EXTRAS := trainer,test
+$(VENV)/.trainer: EXTRAS := trainer
+$(VENV)/.installed $(VENV)/.trainer: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$CI" = true ] && apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; } || \
 		{ echo "error: $(PYTHON) cannot create virtual environments"; echo "hint:  its module ensurepip is missing"; \
 		echo "next:  apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@echo 'Installing PyTorch and the programs of the tests into $(VENV). Up to 3 GB are downloaded; this takes minutes.'
-	$(BIN)/pip install $(QUIET) --disable-pip-version-check $(FIND_LINKS) -c constraints.txt -e '.[trainer,test]'
+	@echo 'Installing PyTorch and what else .[$(EXTRAS)] needs into $(VENV). Up to 3 GB are downloaded; this takes minutes.'
+	$(BIN)/pip install $(QUIET) --disable-pip-version-check $(FIND_LINKS) -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-demo: setup  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
+demo: $(DEMO)  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
 	@data='--data-dir $(MNIST)'; \
 		timeout 120 $(BIN)/ddptrain data fetch --data-dir $(MNIST) --tries 1 >/dev/null 2>&1 || { data='--data digits'; \
 		echo 'NOT MNIST: it cannot be downloaded. Training on handwritten digits of scikit-learn (1,797 images)'; }; \
 		set -x; $(BIN)/ddpjob run manifests/examples/mnist-cpu.yaml --fresh -- $$data
 	@command -v ddpjob >/dev/null || echo "  'source $(BIN)/activate' makes ddpjob and ddptrain available in this shell"
 
-demo-kind: setup  ## train MNIST on a kind cluster, which is created if necessary
+# kind, kubectl and helm of PATH, and a node image of kind, take the place of those that tests build from source.
+demo-kind kind-down: export DDPJOB_INSTALLED = kind kubectl helm
+demo-kind: $(DEMO)  ## train MNIST on a kind cluster, which is created if necessary
 	$(PY) -m tests.e2e.demo
 
 demo-down: kind-down  ## delete what demo-kind created
@@ -130,7 +136,7 @@ images: setup  ## build ddpjob/operator:0.1.0 and ddpjob/trainer:0.1.0
 kind-up: setup  ## create a kind cluster for development (NAME=ddpjob)
 	$(PY) -m tests.kind up --name $(NAME)
 
-kind-down: setup  ## delete that cluster
+kind-down: $(DEMO)  ## delete that cluster
 	$(PY) -m tests.kind down --name $(NAME)
 
 bench-local: setup  ## measure the start of commands, and the time to the first step of `ddpjob run`, ddprun and torchrun

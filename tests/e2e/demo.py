@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import shutil
 import sys
 import time
@@ -25,10 +27,11 @@ from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import EXAMPLE, JOB_KIND
 from tests.e2e.kubectl import Kubectl, condition_of
 from tests.e2e.namespace import JobNamespace
-from tests.kind import images, prepare
+from tests.kind import images, node_image, prepare
+from tests.kind.base_images import registry_reachable
 from tests.kind.cluster import DEFAULT_NAME, Cluster, up
 from tests.kind.command import CommandError
-from tests.kind.docker import DockerUnavailableError
+from tests.kind.docker import DockerUnavailableError, docker, running_engine
 from tests.kind.toolchain import ToolchainError, binary
 
 NAME = "mnist-cpu"
@@ -64,19 +67,34 @@ def main() -> int:
 
 def set_up(name: str) -> Cluster:
     """Create the cluster, build the images, install the operator, and return the cluster."""
-    say("kind cluster: one control plane, two workers (the first build takes minutes)")
+    say("step 1 of 5: kind, kubectl, Helm, Docker and a node image, of this machine or built (which takes minutes)")
+    use_what_is_installed()
     prepare.ensure(*prepare.CLUSTER, "helm", install=True)
+    say("step 2 of 5: kind cluster with one control plane and two workers")
     cluster = up(name)
-    say("images of operator and trainer")
+    say("step 3 of 5: images of operator and trainer")
     for image in images.build_images():
         cluster.load_image(image)
-    say("operator: helm upgrade --install ddpjob charts/ddpjob --namespace ddpjob-system --create-namespace")
+    say("step 4 of 5: helm upgrade --install ddpjob charts/ddpjob --namespace ddpjob-system --create-namespace")
     operator = Installation.of(cluster.kubeconfig)
     known = operator.kubectl.objects("deployments")
     operator.install(images.OPERATOR_TAG, progress_seconds=1)
     # Every build has the same tag: only a new pod uses the new image.
     (operator.restart if known else operator.wait_until_ready)()
     return cluster
+
+
+def use_what_is_installed() -> None:
+    """Use the newest of kind's node images that the engine has, where none can be pulled, and kubectl of PATH on it."""
+    engine = None if registry_reachable() else running_engine()
+    if engine is not None and not os.environ.get("DDPJOB_NODE_IMAGE"):
+        listed = docker("images", "--format", "{{.Repository}}:{{.Tag}}", "kindest/node", engine=engine).stdout.split()
+        known = [([int(part) for part in re.findall(r"\d+", tag)], tag) for tag in listed if "<none>" not in tag]
+        if known:
+            os.environ["DDPJOB_NODE_IMAGE"] = max(known)[1]
+    # A node image that is built here contains the pinned kubectl.
+    names = [name for name in os.environ.get("DDPJOB_INSTALLED", "").split() if name not in node_image.node_programs()]
+    os.environ["DDPJOB_INSTALLED"] = " ".join(names)
 
 
 def delete_earlier(kubectl: Kubectl) -> None:
@@ -95,12 +113,13 @@ def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
             say("MNIST: downloading what is missing (11 MB)")
             fetch.fetch(str(cluster.initial / "data"), log=say)
     except TrainerError as error:
-        say(f"MNIST could not be downloaded ({str(error).splitlines()[0]}): training on scikit-learn's digits instead")
+        why = str(error).splitlines()[0]
+        say(f"step 5 of 5: MNIST could not be downloaded ({why}): training on scikit-learn's digits instead")
         job: Json = yaml.safe_load(EXAMPLE.read_text())
         job["spec"]["args"] = ["train", "--epochs", "2", "--data", "digits"]
         kubectl.apply(job)
         return
-    say(f"kubectl apply -f {EXAMPLE.relative_to(ROOT)}")
+    say(f"step 5 of 5: kubectl apply -f {EXAMPLE.relative_to(ROOT)}")
     kubectl("apply", "--filename", str(EXAMPLE))
 
 
@@ -139,6 +158,10 @@ def ending(cluster: Cluster, job: Json, result: Json) -> str:
             "More:",
             f"  export KUBECONFIG={cluster.kubeconfig}",
             *([] if shutil.which("kubectl") else [f"  alias kubectl={binary('kubectl')}"]),
+            *([] if shutil.which("ddpjob") else ["  source .venv/bin/activate"]),
+            f"  ddpjob get {NAME} --context kind-{cluster.name}",
+            f"  ddpjob why {NAME} --context kind-{cluster.name}",
+            f"  ddpjob pull {NAME} --context kind-{cluster.name} --to trained",
             "  kubectl get ddp",
             f"  kubectl describe ddp {NAME}",
             f"  kubectl logs -l ddpjob.dev/job-name={NAME} --prefix",

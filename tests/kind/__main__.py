@@ -69,7 +69,10 @@ def _prepare(options: argparse.Namespace) -> int:
             f"unknown name: {', '.join(unknown)}. Known names: all, {', '.join((*prepare.GROUPS, *BINARIES))}"
         )
     results = prepare.prepare(names, prepare.print_json if options.json else lambda result: None)
-    return 0 if all(result.state is prepare.State.READY for result in results) else 1
+    failures = prepare.failures(results)
+    if failures and not options.json:
+        raise CommandError(f"not prepared: {failures}")  # the last line, after the progress of all parts
+    return 1 if failures else 0
 
 
 def _binary(options: argparse.Namespace) -> int:

@@ -70,9 +70,7 @@ def prepare(names: Sequence[str], report: Callable[[Result], None] = lambda resu
     known = {name: threading.Event() for name in wanted}
     requirements = {name: [each for each in _requirements(name) if each in known] for name in wanted}
     numbers, one = itertools.count(1), threading.Lock()
-
-    def say(number: int, text: str) -> None:
-        print(f"[{number}/{len(wanted)}] {text}", file=sys.stderr, flush=True)
+    say = partial(_say, len(wanted))
 
     def prepare_in_order(part: Sequence[str]) -> None:
         for name in part:
@@ -100,17 +98,36 @@ def prepare(names: Sequence[str], report: Callable[[Result], None] = lambda resu
 
 
 def ensure(*names: str, install: bool | None = None) -> None:
-    """Prepare the names for a command that needs all of them. Raises the error of the first failure.
+    """Prepare the names for a command that needs all of them, with progress. Raises the error of the first failure.
 
     ``install`` as in ``docker.ensure_engine``.
     """
-    for name in expand(names):
+    wanted = expand(names)
+    for number, name in enumerate(wanted, 1):
+        if len(wanted) > 1:
+            _say(len(wanted), number, name)
         _builder(name, install)()
+
+
+def failures(results: Sequence[Result]) -> str:
+    """Return one line: which names are not prepared and why, each reason once; empty if all are."""
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        if result.state is not State.READY:
+            # The end of a program's output says more than its command.
+            last = result.detail.rstrip().rpartition("\n")[2].strip()
+            reason = result.reason if last == result.reason else f"{result.reason} … {last}"
+            reasons.setdefault(reason, []).append(result.name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 
 
 def print_json(result: Result) -> None:
     """Print a result as one line of JSON on stdout, for the program that started this one."""
     print(json.dumps(asdict(result)), flush=True)
+
+
+def _say(total: int, number: int, text: str) -> None:
+    print(f"[{number}/{total}] {text}", file=sys.stderr, flush=True)
 
 
 def _prepare_one(name: str) -> Result:

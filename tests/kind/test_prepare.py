@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kind import prepare
+from tests.e2e import demo
+from tests.kind import node_image, prepare
+from tests.kind.docker import ensure_engine
 from tests.kind.prepare import State
 from tests.processes import eventually
 
@@ -93,6 +95,19 @@ def test_failed_build_does_not_stop_the_next_one(go: Path) -> None:
     assert "proxy: no route to host" in str(etcd["detail"])
 
 
+def test_last_line_of_a_failed_preparation_says_which_part_and_why(go: Path) -> None:
+    """Seen: `make prepare` ended with "Error 1" alone, and the reason was hundreds of lines above."""
+    (go / "broken").write_text("etcd")
+    command = ("tests.kind", "prepare", "etcd", "helm")
+    _, progress = start_module(go, *command).communicate(timeout=60)
+    last = progress.splitlines()[-1]
+    assert last.startswith("error: not prepared: etcd: etcd could not be built from ")
+    assert last.endswith(" … proxy: no route to host")
+    assert "helm" not in last
+    _, progress = start_module(go, *command, path=str(go / "nothing")).communicate(timeout=60)
+    assert progress.splitlines()[-1].startswith("error: not prepared: etcd, helm: Go is not installed.")
+
+
 def test_without_go_every_program_is_unavailable_with_the_same_reason(go: Path) -> None:
     process = start(go, "etcd", "helm", path=str(go / "nothing"))
     found = results(process)
@@ -170,6 +185,40 @@ def test_unknown_name_is_an_error_that_lists_the_known_ones(go: Path) -> None:
         "error: unknown name: kubctl. Known names: all, docker, node-image, images, chromium, shells, kube-apiserver"
         in error
     )
+
+
+def test_node_image_of_kind_that_the_engine_has_is_used_by_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the Docker client answers as an engine with three images, without a registry."""
+    client = tmp_path / "docker"
+    listed = "kindest/node:v1.9.1 kindest/node:<none> kindest/node:v1.34.0"
+    client.write_text(
+        f'#!/bin/sh\n[ "$1" = images ] && printf "%s\\n" {" ".join(map(repr, listed.split()))} || echo 1\n'
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DDPJOB_NODE_IMAGE", "")  # restored after the test
+    for module in ("kind.node_image", "e2e.demo"):
+        monkeypatch.setattr(f"tests.{module}.registry_reachable", lambda: False)
+    monkeypatch.setenv("DDPJOB_INSTALLED", "kind kubectl helm")
+    demo.use_what_is_installed()
+    assert node_image.node_programs() == []
+    assert node_image.node_image(ensure_engine(install=False)) == "kindest/node:v1.34.0"
+    assert os.environ["DDPJOB_INSTALLED"] == "kind kubectl helm"
+
+
+def test_node_image_that_is_built_for_the_demo_has_the_pinned_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: its key was sought in the folder of the kubectl of PATH."""
+    monkeypatch.setenv("PATH", "/nowhere")  # no engine
+    monkeypatch.setenv("DDPJOB_NODE_IMAGE", "")
+    monkeypatch.setenv("DDPJOB_INSTALLED", "kind kubectl helm")
+    for module in ("kind.node_image", "e2e.demo"):
+        monkeypatch.setattr(f"tests.{module}.registry_reachable", lambda: False)
+    demo.use_what_is_installed()
+    assert "kubectl" in node_image.node_programs()
+    assert os.environ["DDPJOB_INSTALLED"] == "kind helm"
 
 
 def test_names_are_prepared_after_what_they_are_built_from(monkeypatch: pytest.MonkeyPatch) -> None:

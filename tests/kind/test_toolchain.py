@@ -53,6 +53,18 @@ def test_kubernetes_and_its_staging_modules_have_the_stamped_version(folder: str
     assert all(words[0] == words[2] for words in parts)
 
 
+def test_demo_uses_an_installed_program_and_tests_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: the demo compiled kind, kubectl and Helm for ten minutes beside those of the machine."""
+    for name in ("kind", "kube-apiserver"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("DDPJOB_INSTALLED", raising=False)
+    assert toolchain.installed("kind") is None
+    monkeypatch.setenv("DDPJOB_INSTALLED", "helm kind")
+    assert toolchain.build("kind") == binary("kind") == tmp_path / "kind"
+    assert toolchain.installed("kube-apiserver") is None, "only the tests run it, with a pinned version"
+
+
 def test_digest_differs_if_only_the_boundary_of_a_part_differs() -> None:
     assert digest("ab", "c") != digest("a", "bc")
     assert digest("ab", "c") == digest("ab", "c")

@@ -108,11 +108,19 @@ BINARIES = tuple(name for module in MODULES for name in module.packages)
 IN_LAYERS = tuple(name for module in MODULES if module.in_layers for name in module.packages)
 
 
+def installed(name: str) -> Path | None:
+    """Return the program of PATH in place of a pinned one, for the names in ``DDPJOB_INSTALLED``, as in the demo."""
+    found = shutil.which(name) if name in os.environ.get("DDPJOB_INSTALLED", "").split() else None
+    return Path(found) if found else None
+
+
 def binary(name: str) -> Path:
-    """Return the path of the executable ``name`` in the cache.
+    """Return the path of the executable ``name`` in the cache, or of the ``installed`` one.
 
     Raises ToolchainError for an unknown name, without Go, and if it is not built for the current inputs.
     """
+    if found := installed(name):
+        return found
     target = _target(_module_of(name), name)
     if not target.exists():
         raise ToolchainError(f"{name} is not built. Build it with: python -m tests.kind prepare {name}")
@@ -125,7 +133,8 @@ def build(name: str) -> Path:
 
     Raises ToolchainError for an unknown name, without Go, and if the build fails.
     """
-    build_from(_module_of(name), name)
+    if not installed(name):
+        build_from(_module_of(name), name)
     return binary(name)
 
 

@@ -337,6 +337,15 @@ def test_makefile_and_definitions_name_the_same_layers() -> None:
     assert len(BY_NAME) == len(LAYERS)
 
 
+@pytest.mark.parametrize("target", ["demo", "demo-kind", "kind-down"])
+def test_demo_installs_no_programs_of_tests(target: str, tmp_path: Path) -> None:
+    """Seen: `make demo` installed ruff, mypy and pre-commit before it trained."""
+    command = ["make", "--dry-run", f"VENV={tmp_path / 'new'}", target]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    assert "-e '.[trainer]'" in done.stdout
+    assert "trainer,test" not in done.stdout
+
+
 def test_every_need_of_a_layer_can_be_prepared() -> None:
     needs = {name for layer in LAYERS for command in layer.commands for name in command.needs}
     assert needs <= {*BINARIES, *GROUPS}
