@@ -27,7 +27,7 @@ def test_a_proxy_that_asks_for_a_day_delays_a_job_by_a_minute() -> None:
     on_bench(test)
 
 
-def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision() -> None:
+def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision(caplog: pytest.LogCaptureFixture) -> None:
     """Each edit between a read and a write of a job makes the write a conflict."""
 
     async def test(bench: Bench) -> None:
@@ -47,6 +47,7 @@ def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision() -> None:
         bench.server.delete(names.PODS, "default", bench.pods(1)[0]["metadata"]["name"], grace_seconds=0)
         await asyncio.sleep(2)
         assert conflicts == 15 and bench.status()["attempt"] == 2
+        assert "another operator" not in caplog.text
 
     on_bench(test)
 
@@ -59,6 +60,28 @@ def test_a_status_that_always_conflicts_is_written_ever_less_often() -> None:
         bench.submit()
         await asyncio.sleep(600)
         assert bench.sent("patch_status", names.DDPJOBS) < 80
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("operators", [1, 2])
+def test_a_second_operator_of_the_namespace_is_logged_once_for_a_job(
+    operators: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen: two operators served a namespace, and no line and no event said so."""
+
+    async def test(bench: Bench) -> None:
+        if operators == 2:
+            await bench.begin()
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        bench.server.delete(names.PODS, "default", bench.pods(1)[0]["metadata"]["name"], grace_seconds=0)
+        await asyncio.sleep(5)
+        assert bench.status()["attempt"] == 2
+        lines = [record for record in caplog.records if "another operator" in record.getMessage()]
+        assert all(record.levelname == "WARNING" for record in lines)
+        assert 1 <= len(lines) <= 2 if operators == 2 else not lines, "each operator says it once for a job"
 
     on_bench(test)
 

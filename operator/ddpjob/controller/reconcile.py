@@ -74,6 +74,7 @@ class Memory:
     refused_status: the last event about a status that was refused, so that it is sent once.
     stale: a write got no response, so the job must be read again before the next plan.
     absent: monotonic times of the first and the last of the GETs in a row that showed that the job has no Workload.
+    rival: the log says that another operator writes the status.
     """
 
     uid: str
@@ -94,6 +95,7 @@ class Memory:
     refused_status: str = ""
     stale: bool = False
     absent: tuple[float, float] | None = None
+    rival: bool = False
     last_error: str = ""
 
 
@@ -365,6 +367,7 @@ class Reconciler:
             recorded = await self.cluster.patch_status(names.DDPJOBS, *key, body)
         except Conflict:
             await self._refresh(key)
+            self._report_rival(key, job, memory)
             memory.conflicts += 1
             if memory.conflicts <= MAX_CONFLICTS:
                 self.queue.add(key)
@@ -393,6 +396,17 @@ class Reconciler:
             self.queue.add(key)
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
+
+    def _report_rival(self, key: Key, job: Json, memory: Memory) -> None:
+        """Log once a job that another operator has written the status: users have no right to do so."""
+        found = self.cache.job(key)
+        if memory.rival or found is None or found["metadata"]["uid"] != job["metadata"]["uid"]:
+            return
+        if found.get("status") != job.get("status"):
+            memory.rival = True
+            logger.warning(
+                "another operator writes the status of this job; two serve a namespace during an upgrade only"
+            )
 
     def _refused(self, key: Key, job: Json, memory: Memory, error: ClusterError) -> ClusterError:
         """Report a status that the CRD's schema or an admission plugin refuses, in an event: the status cannot show it.
