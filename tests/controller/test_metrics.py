@@ -119,3 +119,12 @@ def time_spent(metrics: Metrics) -> dict[str, float]:
     family = next(family for family in metrics.time_spent.collect())
     counted = ((sample.labels["category"], sample.value) for sample in family.samples if sample.name.endswith("_total"))
     return {category: seconds for category, seconds in counted if seconds}
+
+
+def test_counters_and_histograms_have_no_series_of_the_time_of_their_creation() -> None:
+    """Seen: 41 of 413 series of /metrics were `_created`."""
+    metrics = Metrics()
+    metrics.observe_request("get", "pods", "200", 0.1)
+    lines = metrics.render().decode().splitlines()
+    assert any(line.startswith("ddpjob_api_request_duration_seconds_count{") for line in lines)
+    assert not [line for line in lines if "_created" in line]
