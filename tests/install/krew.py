@@ -6,6 +6,7 @@ The archive has the same bytes wherever it is made, so that the manifest can hol
 import hashlib
 import io
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from tests.install.chart import ROOT, Object
 MANIFEST = ROOT / "manifests" / "krew" / "ddpjob.yaml"
 SCRIPT = ROOT / "manifests" / "krew" / "kubectl-ddpjob"
 ARCHIVE = f"kubectl-ddpjob-{__version__}.zip"
-# Nothing is published yet: whoever releases it puts an address of the own here.
-RELEASES = "https://example.com/ddpjob/releases"
+HOMEPAGE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Homepage"]
+RELEASES = f"{HOMEPAGE}/releases"
 HEAD = "# Generated from tests/install/krew.py by `make generate`; do not edit.\n"
 
 
@@ -47,7 +48,7 @@ def manifest() -> Object:
         "metadata": {"name": "ddpjob"},
         "spec": {
             "version": f"v{__version__}",
-            "homepage": "https://example.com/ddpjob",
+            "homepage": HOMEPAGE,
             "shortDescription": "Run and follow PyTorch DDP jobs",
             "description": "Lists, follows, explains and changes DDPJobs: multi-node PyTorch trainings on Kubernetes.\n"
             "The cluster needs the DDPJob operator.\n",
