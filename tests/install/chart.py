@@ -40,13 +40,13 @@ def template(
     return [document for document in yaml.load_all(done.stdout, loader) if document]
 
 
-def refusal(values: Object) -> str:
+def refusal(values: Object, *options: str) -> str:
     """Return Helm's error for values that it refuses.
 
     Raises:
         AssertionError: Helm accepted the values.
     """
-    done = helm("template", "ddpjob", str(CHART), "--namespace", NAMESPACE, *KUBE_VERSION, *_set(values))
+    done = helm("template", "ddpjob", str(CHART), "--namespace", NAMESPACE, *KUBE_VERSION, *_set(values), *options)
     assert done.returncode != 0, f"accepted {values}"
     return done.stderr
 

@@ -40,14 +40,15 @@ def test_helm_lint_reports_nothing(values: list[str]) -> None:
     assert "[WARNING]" not in done.stdout
 
 
-def test_chart_has_at_most_39_values_and_each_has_a_comment() -> None:
+def test_chart_has_at_most_40_values_and_each_has_a_comment() -> None:
     """Each value is something to decide for who installs the chart. A queue and a gang scheduler are two systems.
 
-    One value allows what lends the operator's account to tenants. Five fit the pod into a platform.
+    One value allows what lends the operator's account to tenants. Five fit the pod into a platform, and one
+    has defaults for the jobs of a team.
     """
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     names = leaves(yaml.safe_load(text))
-    assert len(names) <= 39, names
+    assert len(names) <= 40, names
     for name in names:
         key = name.rsplit(".", 1)[-1]
         lines = text.splitlines()
@@ -90,6 +91,8 @@ def test_chart_has_at_most_39_values_and_each_has_a_comment() -> None:
         ({"operator.readLogs": "no"}, "readLogs"),
         ({"resources.limit": {}}, "limit"),
         ({"nodeSelector": {"gpu": True}}, "nodeSelector"),
+        ({"defaults": {"team-a": {"numNodes": 2}}}, "numNodes"),
+        ({"defaults": {"team-a": {"maxRestarts": -1}}}, "maxRestarts"),
         ({"tolerations": {}}, "tolerations"),
         ({"topologySpreadConstraints": {}}, "topologySpreadConstraints"),
         ({"podLabels": {"team": 1}}, "podLabels"),
@@ -112,6 +115,14 @@ def test_namespaces_without_scope_namespace_are_refused_with_what_to_set() -> No
     message = refusal({"namespaces": ["team-a"]})
     assert 'namespaces=["team-a"] has no effect with scope=cluster' in message
     assert "Set scope=namespace" in message
+
+
+def test_defaults_that_would_have_no_effect_are_refused() -> None:
+    values: dict[str, Any] = {"defaults": {"team-a": {"maxRestarts": 1}}}
+    assert "this API server does not serve: use Kubernetes 1.36" in refusal(values)
+    served = ("--api-versions", "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")
+    scoped = values | {"scope": "namespace", "namespaces": ["team-b"]}
+    assert "the operator does not serve this namespace" in refusal(scoped, *served)
 
 
 def test_cluster_scope_serves_all_namespaces_with_one_cluster_role() -> None:
@@ -306,7 +317,7 @@ def test_replicas_share_a_lease_on_different_nodes_and_are_drained_one_by_one() 
 
 
 def test_upgrade_may_reuse_the_values_of_a_release_that_had_fewer() -> None:
-    later = ("replicas", "networkPolicy", "podLabels", "podAnnotations", "serviceAccount", "extraEnv")
+    later = ("replicas", "networkPolicy", "podLabels", "podAnnotations", "serviceAccount", "extraEnv", "defaults")
     assert template(dict.fromkeys((*later, "topologySpreadConstraints"))) == template()
 
 

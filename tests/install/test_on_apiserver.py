@@ -1,5 +1,6 @@
 """Chart, manifests and examples on a real API server."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, t
 from tests.install.test_examples import EXAMPLES, JOBS
 from tests.install.test_rights import OPERATOR
 from tests.prepared import program
+from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ddpjobs.ddpjob.dev"
@@ -23,7 +25,12 @@ JOBS_PATH = "/apis/ddpjob.dev/v1alpha1/namespaces/default/ddpjobs"
 def empty_cluster() -> Iterator[ControlPlane]:
     """Run a separate control plane, because the test installs and removes the CRD."""
     program("helm")
-    with ControlPlane() as plane:
+    plane = ControlPlane()
+    plane.api_flags = (  # as in Kubernetes 1.36
+        "--feature-gates=MutatingAdmissionPolicy=true",
+        "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
+    )
+    with plane:
         yield plane
 
 
@@ -151,6 +158,33 @@ def test_namespace_scope_grants_nothing_in_other_namespaces(empty_cluster: Contr
     run_helm(plane, "install", "ddpjob", str(CHART), "--create-namespace", *scope)
     assert all(allowed(plane, "team-a", triple) for triple in OPERATOR)
     assert not any(allowed(plane, "team-b", triple) for triple in OPERATOR)
+
+
+def test_job_gets_the_defaults_of_its_namespace_where_its_spec_has_none(empty_cluster: ControlPlane) -> None:
+    plane, given = empty_cluster, {"launcher": "Injected", "ttlSecondsAfterFinished": 3600, "maxRestarts": 5}
+    for name in ("team-a", "team-b"):
+        plane.make_namespace(name)
+    defaults = ("--set-json", f"defaults={json.dumps({'team-a': given})}")
+    run_helm(plane, "install", "ddpjob", str(CHART), "--create-namespace", *defaults)
+    plane.apply_crd()  # waits until it is served
+
+    def created(namespace: str, **spec: Any) -> Object:
+        job = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": "job"}}
+        path = f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs?dryRun=All"
+        stored: Object = plane.request("POST", path, job | {"spec": {"image": "trainer:1", **spec}})["spec"]
+        return {name: stored.get(name) for name in given} | {"maxRestarts": stored["restartPolicy"].get("maxRestarts")}
+
+    def applied() -> bool:
+        try:
+            return created("team-a") == given
+        except ApiError as error:
+            assert error.status == 503, error  # the admission has not seen the CRD yet
+            return False
+
+    eventually("the API server knows the policy", applied)
+    assert created("team-b") == dict.fromkeys(given)
+    own = created("team-a", ttlSecondsAfterFinished=7, restartPolicy={"maxRestarts": 0})
+    assert own == {"launcher": "Injected", "ttlSecondsAfterFinished": 7, "maxRestarts": 0}
 
 
 def test_plain_manifests_install_and_grant_exactly_the_listed_rights(empty_cluster: ControlPlane) -> None:
