@@ -70,8 +70,10 @@ class Installation:
         self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", *settings, timeout=120)
 
     def wait_until_ready(self) -> None:
-        """Wait until every pod of the Deployment has the present template and is ready."""
+        """Wait until every pod of the Deployment has the present template and is ready, and those before have ended."""
         self.kubectl("rollout", "status", DEPLOYMENT, "--timeout=180s", timeout=210)
+        selected = ("pods", "--selector", PODS)
+        until("the old pods have ended", lambda: len(self.kubectl.objects(*selected)) == len(self.pods()), seconds=60)
 
     def restart(self) -> None:
         """Replace the pods, for example because another image was loaded under the same tag."""
