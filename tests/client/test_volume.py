@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from ddpjob.client.volume import reader
-from ddpjob.client.volume.contents import Choice, Place, Pulled, VolumeContents, listing
+from ddpjob.client.volume.contents import RECORD, Choice, Place, Pulled, VolumeContents, listing
 from ddpjob.client.volume.messages import CutError, messages
 from ddpjob.client.volume.pull import pull, read_contents
 from ddpjob.client.volume.receive import Tries
-from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, UnavailableError
+from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints
 from ddprun.reporting.metrics import RowsFile
 
@@ -98,7 +98,7 @@ def flip_a_bit(file: Path) -> None:
 
 
 def files_below(root: Path) -> set[str]:
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != RECORD}
 
 
 def test_contents_are_listed_by_kind_with_digests(volume: Path) -> None:
@@ -341,18 +341,120 @@ def test_a_reader_that_brings_nothing_new_is_given_up(
         pull(reader, at(tmp_path), tmp_path / "to", Choice(everything=True))
 
 
-def test_a_file_that_was_deleted_meanwhile_and_a_disk_that_refuses(volume: Path, tmp_path: Path) -> None:
-    class Deleting(ProcessReader):
-        def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
-            if command == "send":
-                newest(volume).unlink(missing_ok=True)
-            return super().output(command, *arguments)
+class Rotating(ProcessReader):
+    """A volume whose training deletes its oldest checkpoint and saves another before each copy, for some copies."""
 
+    def __init__(self, root: Path, rotations: int) -> None:
+        super().__init__(root)
+        self.rotations, self.store = rotations, Checkpoints(root, keep=2)
+        self.store.claim({"uid": "again"})
+
+    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        if command == "send" and self.rotations > 0:
+            self.rotations -= 1
+            for step in (30 + len(self.asked) * 2, 31 + len(self.asked) * 2):
+                self.store.save(step, os.urandom(1000 + step), {"time": 1_700_000_000.0 + step, "worldSize": 2})
+        return super().output(command, *arguments)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_checkpoints_that_a_training_deletes_meanwhile_are_left_out(
+    everything: bool, volume: Path, tmp_path: Path
+) -> None:
+    done = pulled(Rotating(volume, 2), tmp_path / "here", everything=everything)
+    steps = sorted(path.name for path in volume.rglob("step-*.*"))
+    assert done.complete
+    assert {path.name for path in done.paths} >= set(steps if everything else steps[-2:])
+    assert all((tmp_path / "here" / file.path).is_file() for file in done.files)
+
+
+def test_a_training_that_is_faster_than_each_copy_is_named(volume: Path, tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="was deleted or replaced on the volume of mnist while it was copied"):
+        pulled(Rotating(volume, 100), tmp_path / "newest")
+    assert not pulled(Rotating(volume, 100), tmp_path / "all", everything=True).complete
+
+
+def test_a_disk_that_refuses_is_named(volume: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DDPJobError, match=r"cannot write .*file"):
+    with pytest.raises(TransferError, match=r"cannot write .*file"):
         pulled(volume, tmp_path / "file")
-    with pytest.raises(DDPJobError, match="was deleted from the volume of mnist while it was copied"):
-        pulled(Deleting(volume), tmp_path / "here")
+
+
+@pytest.mark.parametrize("content", ["other", "the same length"], ids=["shorter", "same-size"])
+def test_a_file_that_no_pull_wrote_is_not_replaced(content: str, tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume" / "Makefile").write_text("of the volume: ")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "Makefile").write_text(content)
+    with pytest.raises(TransferError, match="Makefile is here already"):
+        pulled(tmp_path / "volume", here, everything=True)
+    assert (here / "Makefile").read_text() == content
+    assert files_below(here) == {"Makefile"}
+
+
+@pytest.mark.parametrize("content", ["my own longer text", "MINE"], ids=["longer", "same-size"])
+def test_a_pull_replaces_its_own_file_until_the_user_changes_it(content: str, tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    for text in ("one", "three", "four"):  # the last in the place of a user's file
+        (tmp_path / "volume" / "a").write_text(text)
+        assert [file.outcome for file in pulled(tmp_path / "volume", tmp_path / "here", everything=True).files] == [
+            "Copied"
+        ]
+        assert (tmp_path / "here" / "a").read_text() == text
+    (tmp_path / "here" / "a").write_text(content)
+    (tmp_path / "volume" / "a").write_text("five")
+    with pytest.raises(TransferError, match="a is here already"):
+        pulled(tmp_path / "volume", tmp_path / "here", everything=True)
+    assert (tmp_path / "here" / "a").read_text() == content
+
+
+def test_hidden_files_are_copied_only_when_asked_for(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    for path in (".git/config", "run/.envrc", "model.pt", f"sub/{RECORD}", RECORD, ".x.ddpjob-part"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("of the volume")
+    store = Checkpoints(root / ".git", keep=3)
+    store.claim({"uid": "u"})
+    store.save(1, b"content", {"time": 1.0, "worldSize": 1})
+    done = pulled(root, tmp_path / "here", everything=True)
+    assert ([file.path for file in done.files], done.hidden) == (["model.pt"], 8)
+    with pytest.raises(InvalidJobError, match="holds no checkpoint"):
+        pulled(root, tmp_path / "here")
+    copied = pulled(root, tmp_path / "all", everything=True, hidden=True)
+    assert {file.path for file in copied.files} == files_below(root) - {".x.ddpjob-part"}
+
+
+@pytest.mark.parametrize("link", ["run", ".x.ddpjob-part", "x", RECORD])
+def test_no_link_in_the_directory_is_followed(link: str, tmp_path: Path) -> None:
+    root, here, elsewhere = tmp_path / "volume", tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (root / "run", here, elsewhere):
+        folder.mkdir(parents=True)
+    (root / "run" / "y").write_text("of the volume")
+    (root / "x").write_text("of the volume")
+    (elsewhere / "victim").write_text("of the user, and longer")
+    (here / link).symlink_to(elsewhere if link == "run" else elsewhere / "victim")
+    with pytest.raises(TransferError, match=link):
+        pulled(root, here, everything=True)
+    assert files_below(elsewhere) == {"victim"}
+    assert (elsewhere / "victim").read_text() == "of the user, and longer"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [{"file": {"path": "a", "bytes": -1, "modified": 1}}, {"file": {"path": "a" * 5000, "bytes": 1, "modified": 1}}],
+    ids=["size", "name"],
+)
+def test_impossible_sizes_and_names_are_no_output_of_the_reader(line: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="not the output of the reader"):
+        listing(at(tmp_path), messages(Lines(line, ALL).output("list")))
+
+
+def test_a_listing_with_more_names_than_the_reader_sends_is_refused(tmp_path: Path) -> None:
+    files = [{"file": {"path": f"d/{number}", "bytes": 0, "modified": 1}} for number in range(reader.MOST_FILES + 1)]
+    assert len(listing(at(tmp_path), messages(Lines(*files[1:], ALL).output("list"))).files) == reader.MOST_FILES
+    with pytest.raises(UnavailableError, match="not the output of the reader"):
+        listing(at(tmp_path), messages(Lines(*files, ALL).output("list")))
 
 
 def test_a_volume_larger_than_the_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:

@@ -31,7 +31,11 @@ def pull(
     metrics: Annotated[
         bool, Option("--metrics", help="The metrics of all runs; with --step, the checkpoint as well.")
     ] = False,
-    everything: Annotated[bool, Option("--all", help="All files of the volume.")] = False,
+    everything: Annotated[bool, Option("--all", help="All files of the volume but hidden ones.")] = False,
+    hidden: Annotated[
+        bool,
+        Option("--hidden", help="Also files with a name in their path that begins with a dot."),
+    ] = False,
     output: Annotated[
         Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object.")
     ] = "text",
@@ -60,7 +64,9 @@ def pull(
     client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
     try:
         with _sigterm_like_ctrl_c(), client, shown_transfer(quiet=output == "json") as show:
-            done = client.pull(name, to, steps=steps or (), metrics=metrics, everything=everything, on_progress=show)
+            done = client.pull(
+                name, to, steps=steps or (), metrics=metrics, everything=everything, hidden=hidden, on_progress=show
+            )
     except KeyboardInterrupt:
         print("stopped; the same command continues", file=sys.stderr)
         raise
@@ -71,6 +77,8 @@ def pull(
     for file in done.files:
         if file.problem:
             print(f"warning: {one_line(file.path)}: {one_line(file.problem)}", file=sys.stderr)
+    if done.hidden:
+        print(f"warning: hidden files are left out: {done.hidden}; --hidden copies them", file=sys.stderr)
     if not done.complete:
         print("warning: the volume has more files, which are not copied", file=sys.stderr)
     return _NOT_ALL if any(file.problem for file in done.files) or not done.complete else 0

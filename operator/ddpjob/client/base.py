@@ -301,6 +301,7 @@ class Client(Protocol):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
+        hidden: bool = False,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "Pulled":
         """Copy the newest checkpoint of the job, or what else is wanted, and return what was copied.
@@ -311,7 +312,8 @@ class Client(Protocol):
             to: directory, which gets the layout of the volume; default: one named as the job.
             steps: the checkpoints of these steps.
             metrics: the metrics, and with ``steps`` both.
-            everything: all files.
+            everything: all files, without those that are hidden.
+            hidden: also files with a name that begins with a dot in their path; git, shells and editors run some.
             on_progress: called with what it waits for, and with each part that has arrived.
 
         Raises:

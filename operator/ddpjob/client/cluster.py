@@ -179,6 +179,7 @@ class ClusterClient(Client):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
+        hidden: bool = False,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "Pulled":
         from ddpjob.client.volume.cluster import PodReader
@@ -186,7 +187,7 @@ class ClusterClient(Client):
         from ddpjob.client.volume.pull import pull
 
         with PodReader(self._connection, self.get(job), on_progress) as reader:
-            choice = Choice(steps, metrics, everything)
+            choice = Choice(steps, metrics, everything, hidden)
             return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
 
     def metrics(self, job: str | DDPJob) -> Path:

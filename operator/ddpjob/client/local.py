@@ -200,6 +200,7 @@ class LocalClient(Client):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
+        hidden: bool = False,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "Pulled":
         from ddpjob.client.volume.contents import Choice
@@ -207,7 +208,7 @@ class LocalClient(Client):
         from ddpjob.client.volume.pull import pull
 
         place = local_place(self.record(job), self.folder)
-        choice = Choice(steps, metrics, everything)
+        choice = Choice(steps, metrics, everything, hidden)
         return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
 
     def metrics(self, job: str | DDPJob) -> Path:

@@ -11,14 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from pydantic import Field
+
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.client.volume.messages import not_of_reader
+from ddpjob.client.volume.reader import MOST_FILES
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError
 
 _METRICS = re.compile(r"(?:^|/)metrics(?:/run-\d{6,})?\.jsonl$")
 _LOG = re.compile(r"\.log$")
+RECORD = ".ddpjob-pulled"
+"""In a directory with copies: their digests, one JSON object a line."""
+_OWN = re.compile(rf"(?:^|/)(?:{re.escape(RECORD)}|[^/]*\.ddpjob-part)(?:/|$)")
+_HIDDEN = re.compile(r"(?:^|/)\.")
+_LONGEST_PATH, _LONGEST_MANIFEST = 4096, 16_384  # characters
 
 
 class VolumeFile(WireModel):
@@ -26,7 +34,7 @@ class VolumeFile(WireModel):
 
     path: str
     """Path in the volume, relative to the directory of the job."""
-    bytes: int
+    bytes: int = Field(ge=0)
     """Size when it was listed."""
     modified: str
     """When it was last written."""
@@ -105,7 +113,9 @@ class Pulled(WireModel):
     files: list[PulledFile]
     """The files, in the order in which they were copied."""
     complete: bool = True
-    """False if all files were asked for, and the volume has more than could be listed."""
+    """False if all files were asked for, and the volume has more than could be listed and copied."""
+    hidden: int = 0
+    """With all files asked for: how many were left out, because a name in their path begins with a dot."""
 
     @property
     def paths(self) -> list[Path]:
@@ -169,6 +179,8 @@ def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
     for message in found:
         try:
             match message:
+                case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
+                    raise ValueError("too many")
                 case {"file": {"path": path, "bytes": size, "modified": modified}}:
                     files[path] = VolumeFile.model_validate(
                         {"path": _safe(path), "bytes": size, "modified": _time(modified)}
@@ -200,6 +212,8 @@ def _checkpoint(path: str, fields: Mapping[Any, Any]) -> CheckpointFile:
     """Return a checkpoint; it is unreadable if its manifest holds values that none has. Raises ``ValueError``."""
     known = {key: value for key, value in fields.items() if key != "manifest" and value != ""} | {"path": path}
     try:
+        if len(str(known)) > _LONGEST_MANIFEST:
+            raise ValueError("too long")
         return CheckpointFile.model_validate(known | {"saved": _time(fields.get("saved"))})
     except (ValueError, TypeError, OverflowError, OSError):
         name = {key: fields.get(key) for key in ("run", "step")} | {"path": path, "state": "Unreadable"}
@@ -213,6 +227,11 @@ class Choice:
     steps: Collection[int] = ()
     metrics: bool = False
     everything: bool = False
+    hidden: bool = False
+
+    def leaves_out(self, path: str) -> bool:
+        """Return whether a file is hidden and not asked for: git, shells and editors run what such files say."""
+        return bool(_OWN.search(path) or (not self.hidden and _HIDDEN.search(path)))
 
 
 def wanted_files(found: Listing, choice: Choice) -> list[Wanted]:
@@ -224,14 +243,16 @@ def wanted_files(found: Listing, choice: Choice) -> list[Wanted]:
         InvalidJobError: there is nothing of the kind.
         DamagedFileError: a checkpoint that was asked for is damaged.
     """
-    volume = found.contents
+    lists = {kind: getattr(found.contents, kind) for kind in ("checkpoints", "metrics", "logs", "others")}
+    shown = {kind: [file for file in files if not choice.leaves_out(file.path)] for kind, files in lists.items()}
+    volume = found.contents.model_copy(update=shown)
     if choice.everything:
         rest = [*volume.metrics, *volume.logs, *volume.others]
         paths = [path for checkpoint in reversed(volume.checkpoints) for path in _pair(checkpoint)]
         digests = {checkpoint.path: checkpoint.sha256 for checkpoint in volume.checkpoints}
         files = [*rest, *(found.files[path] for path in paths if path in found.files)]
         if not files:
-            raise _nothing(volume, "no files")
+            raise _nothing(volume, "hidden files alone, which --hidden copies" if found.files else "no files")
         return [Wanted(file.path, file.bytes, file.modified, digests.get(file.path)) for file in files]
     chosen: list[Wanted] = []
     for checkpoint in _chosen(volume, choice.steps) if choice.steps or not choice.metrics else ():
@@ -298,6 +319,8 @@ def _safe(path: Any) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path or "/".join(parts) != path:
         raise ValueError(path)
+    if len(path) > _LONGEST_PATH:
+        raise ValueError("too long")
     return str(path)
 
 

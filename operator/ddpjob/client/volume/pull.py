@@ -9,13 +9,16 @@ from ddpjob.client.volume.contents import (
     Listing,
     Place,
     Pulled,
+    PulledFile,
     PullProgress,
     VolumeContents,
     listing,
     wanted_files,
 )
 from ddpjob.client.volume.messages import CutError, Reader, messages
-from ddpjob.client.volume.receive import OnProgress, Tries, ignore, receive
+from ddpjob.client.volume.receive import OnProgress, Tries, gone, ignore, receive
+
+_ROUNDS = 5  # of listing and copying, before a training is faster than the copy
 
 
 def read_contents(
@@ -28,11 +31,27 @@ def read_contents(
 def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: OnProgress | None = None) -> Pulled:
     """Copy what is wanted of the volume into ``to``."""
     tries, shown = Tries(), on_progress or ignore
-    found = _listing(reader, place, shown, tries, verify=False)
-    wanted = wanted_files(found, choice)
-    files = receive(reader, place.job, wanted, to, on_progress=shown, tries=tries)
-    complete = found.contents.complete or not choice.everything
-    return Pulled(job=place.job, namespace=place.namespace, to=str(to.absolute()), files=files, complete=complete)
+    done: dict[str, PulledFile] = {}
+    missing: list[str] = []
+    for _ in range(_ROUNDS):  # a training that goes on deletes checkpoints: list again what is there now
+        found = _listing(reader, place, shown, tries, verify=False)
+        wanted = wanted_files(found, choice)
+        left = [file for file in wanted if file.path not in done]
+        copied, missing = receive(reader, place.job, left, to, on_progress=shown, tries=tries)
+        done |= {file.path: file for file in copied}
+        if not missing:
+            break
+    if missing and not choice.everything:
+        raise gone(place.job, missing[0])
+    files = done.values() if choice.everything else [done[file.path] for file in wanted]
+    return Pulled(
+        job=place.job,
+        namespace=place.namespace,
+        to=str(to.absolute()),
+        files=list(files),
+        complete=not choice.everything or (found.contents.complete and not missing),
+        hidden=sum(map(choice.leaves_out, found.files)) if choice.everything else 0,
+    )
 
 
 def _listing(reader: Reader, place: Place, on_progress: OnProgress, tries: Tries, *, verify: bool) -> Listing:

@@ -3,20 +3,25 @@
 A file arrives as ``.NAME.ddpjob-part`` beside its place. The part stays when the transfer ends early, also by SIGKILL,
 and the next transfer asks for the rest only. The digest of the whole file is compared at the end, so that a part of
 another file, or one that a power cut has damaged, is noticed; the file is then asked for from its beginning, once.
+
+The image that sends the files is not trusted: only a file that an earlier transfer wrote is replaced, and no link below
+the directory is followed. A volume with ``.git/config`` once ran its commands at the next ``git status``.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from ddpjob.client.volume.contents import PulledFile, PullProgress, Wanted, damaged
+from ddpjob.client.volume.contents import RECORD, PulledFile, PullProgress, Wanted, damaged
 from ddpjob.client.volume.messages import CutError, Reader, messages
 from ddpjob.errors import DamagedFileError, TransferError, UnavailableError
 
@@ -24,9 +29,12 @@ PATIENCE_SECONDS = 300.0
 """How long a transfer goes on without one new byte: longer than an API server takes to restart."""
 _LONGEST_DELAY = 5.0
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
+_OPEN_AT_ONCE = 100  # files, of two descriptors each; macOS allows 256
 _READ = 1024 * 1024
 _LONGEST_NAME = 240  # bytes that leave room for the suffix
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_GONE = (errno.ENOENT, errno.ESTALE, None)  # None: it has become shorter, so another has its name
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
 OnProgress = Callable[[PullProgress], None]
 
@@ -64,16 +72,16 @@ class Tries:
 
 def receive(
     reader: Reader, job: str, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, tries: Tries
-) -> list[PulledFile]:
-    """Copy the files into ``to`` and return what became of each.
+) -> tuple[list[PulledFile], list[str]]:
+    """Copy the files into ``to`` and return what became of each, and the paths that are gone from the volume.
 
     Raises:
-        TransferError: the disk is full or refuses, a file is gone, or a digest differs.
+        TransferError: the disk is full or refuses, a file is in the way, or a digest differs.
         UnavailableError: the volume could not be read for too long.
     """
     transfer = _Transfer(job, wanted, to, on_progress)
     try:
-        transfer.require_room()
+        transfer.begin()
         while asked := transfer.next_request():
             try:
                 for message in messages(reader.output("send", json.dumps(asked))):
@@ -87,36 +95,88 @@ def receive(
         raise _disk_error(error, to) from error
     finally:
         transfer.close()
-    return transfer.done
+    return transfer.done, transfer.gone
+
+
+class _Target:
+    """The directory that gets the files. written: digests of what transfers wrote, by path."""
+
+    def __init__(self, to: Path) -> None:
+        self.path = to
+        self.written: dict[str, str] = {}
+        self._root: int | None = None
+
+    def open(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError), self._record(os.O_RDONLY) as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last one may be cut
+                    entry = json.loads(line)
+                    self.written[entry["path"]] = entry["sha256"]
+
+    def folder_of(self, path: str) -> int:
+        """Return a descriptor of the folder of a path below, which is created, without following a link."""
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        for name in path.split("/")[:-1]:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            above = folder
+            try:
+                folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=above)
+            finally:
+                os.close(above)
+        return folder
+
+    def note(self, path: str, sha256: str) -> None:
+        """Record a file before it gets its name, so that after a kill the next transfer may replace it."""
+        with self._record(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as lines:
+            lines.write(json.dumps({"path": path, "sha256": sha256}) + "\n")
+        self.written[path] = sha256
+
+    def close(self) -> None:
+        if self._root is not None:
+            os.close(self._root)
+
+    def _record(self, flags: int) -> TextIO:
+        descriptor = os.open(RECORD, flags | _OPEN, 0o666, dir_fd=self._root)
+        return os.fdopen(descriptor, "a" if flags else "r", encoding="utf-8")
 
 
 class _Part:
     """One file on its way. have: its bytes that are here. Holds a lock, so that two transfers never write one file."""
 
-    def __init__(self, wanted: Wanted, to: Path) -> None:
-        self.wanted, self.path = wanted, to / wanted.path
-        self._part = self.path.with_name(_part_name(self.path.name))
+    def __init__(self, wanted: Wanted, target: _Target) -> None:
+        self.wanted, self.path, self._target = wanted, target.path / wanted.path, target
+        self._part = _part_name(self.path.name)
+        self._folder: int | None = None
         self._file: int | None = None
         self._digest: Any = hashlib.sha256()
         self._is_repeated = False
         self.have, self.was_here, self.is_old = 0, 0, False
 
     def size_here(self) -> int:
-        """Return how many bytes need not be sent, without reading them."""
-        if self.path.is_file() and self.path.stat().st_size == self.wanted.bytes:
+        """Return how many bytes need not be sent, without reading them. Raises ``TransferError`` as ``open``."""
+        here = _state(self.path)
+        if here is not None and here.st_size == self.wanted.bytes:
             return self.wanted.bytes
-        return min(self._part.stat().st_size, self.wanted.bytes) if self._part.is_file() else 0
+        if here is not None and self.wanted.path not in self._target.written:
+            raise self._in_the_way()
+        part = _state(self.path.with_name(self._part))
+        return min(part.st_size, self.wanted.bytes) if part is not None else 0
 
     def open(self) -> None:
-        """Read what is here: a whole file of this size, else the part."""
+        """Read what is here: a whole file of this size, else the part.
+
+        Raises ``TransferError`` if another file is here that no transfer wrote, or that has changed since.
+        """
         if self.have or self._file is not None:
             return
-        if self.path.is_file() and self.path.stat().st_size == self.wanted.bytes and not self._is_repeated:
-            self._read(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
-            self.is_old = True
+        if self._folder is None:
+            self._folder = self._target.folder_of(self.wanted.path)
+        if not self._is_repeated and self._read_here():
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | _OPEN, 0o666, dir_fd=self._folder)
         try:
             _lock(descriptor, self.path)
         except TransferError:
@@ -126,6 +186,34 @@ class _Part:
         if os.fstat(self._file).st_size > self.wanted.bytes:
             os.ftruncate(self._file, 0)
         self._read(self._file)
+
+    def _read_here(self) -> bool:
+        """Return whether a file of this size is here, which is read."""
+        try:
+            descriptor = os.open(self.path.name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=self._folder)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise self._in_the_way()
+        self._read(descriptor)
+        self.is_old = True
+        if self.have == self.wanted.bytes:
+            return True
+        self._forget_old()
+        return False
+
+    def _forget_old(self) -> None:
+        if self.is_old and self._target.written.get(self.wanted.path) != self._digest.hexdigest():
+            raise self._in_the_way()
+        self._digest, self.have, self.was_here, self.is_old = hashlib.sha256(), 0, 0, False
+
+    def _in_the_way(self) -> TransferError:
+        return TransferError(
+            f"{self.path} is here already, and is not as an earlier pull wrote it",
+            "a pull replaces only files that it wrote itself, and that are unchanged since",
+            "move it away, or name another directory with --to",
+        )
 
     @property
     def is_known(self) -> bool:
@@ -150,9 +238,8 @@ class _Part:
     def begin_again(self) -> bool:
         """Discard what is here. Return False if that has been done already."""
         again, self._is_repeated = not self._is_repeated, True
+        self._forget_old()
         self.close()
-        self._part.unlink(missing_ok=True)
-        self._digest, self.have, self.was_here, self.is_old = hashlib.sha256(), 0, 0, False
         return again
 
     def finish(self, sha256: str, problem: str | None) -> PulledFile:
@@ -161,19 +248,22 @@ class _Part:
             modified = datetime.fromisoformat(self.wanted.modified).timestamp()
             os.utime(self._file, (modified, modified))
             os.fsync(self._file)
-            self._part.replace(self.path)
-            self.close()
+            self._target.note(self.wanted.path, sha256)
+            os.replace(self._part, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self.close()
         outcome: Any = "Unchanged" if self.is_old else "Resumed" if self.was_here else "Copied"
         wanted = self.wanted
         return PulledFile(path=wanted.path, bytes=wanted.bytes, sha256=sha256, outcome=outcome, problem=problem)
 
     def close(self) -> None:
-        if self._file is None:
-            return
-        if not self.have:
-            self._part.unlink(missing_ok=True)
-        os.close(self._file)
-        self._file = None
+        if self._file is not None:
+            if not self.have:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._part, dir_fd=self._folder)
+            os.close(self._file)
+        if self._folder is not None:
+            os.close(self._folder)
+        self._file = self._folder = None
 
     def _read(self, descriptor: int) -> None:
         with open(descriptor, "rb", buffering=0, closefd=descriptor != self._file) as stream:
@@ -194,20 +284,21 @@ class _Transfer:
     """The files that are not done, and those that are."""
 
     def __init__(self, job: str, wanted: Sequence[Wanted], to: Path, on_progress: OnProgress) -> None:
-        self._job, self._to, self._on_progress = job, to, on_progress
-        self._left = {file.path: _Part(file, to) for file in wanted}
+        self._job, self._target, self._on_progress = job, _Target(to), on_progress
+        self._left = {file.path: _Part(file, self._target) for file in wanted}
         self._total = sum(file.bytes for file in wanted)
         self._finished = 0  # bytes
         self._current: _Part | None = None
         self.done: list[PulledFile] = []
+        self.gone: list[str] = []
 
-    def require_room(self) -> None:
-        """Raise ``TransferError`` if the disk has too little room for what is missing."""
+    def begin(self) -> None:
+        """Raise ``TransferError`` if a file is in the way, or the disk has too little room for what is missing."""
+        self._target.open()
         missing = sum(part.wanted.bytes - part.size_here() for part in self._left.values())
-        there = next(folder for folder in (self._to.absolute(), *self._to.absolute().parents) if folder.exists())
-        if (free := shutil.disk_usage(there).free) < missing:
+        if (free := shutil.disk_usage(self._target.path).free) < missing:
             raise TransferError(
-                f"{self._to} has too little room: {missing:,} bytes are missing, {free:,} are free",
+                f"{self._target.path} has too little room: {missing:,} bytes are missing, {free:,} are free",
                 "the disk is full, or the volume holds more than you meant",
                 "make room, or name another directory with --to",
             )
@@ -221,7 +312,7 @@ class _Transfer:
                 self._finish(part, str(part.wanted.sha256))
                 continue
             asked.append((part.wanted.path, part.have, part.wanted.bytes))
-            if len(json.dumps(asked)) > _REQUEST:
+            if len(json.dumps(asked)) > _REQUEST or len(asked) == _OPEN_AT_ONCE:
                 break
         return asked
 
@@ -229,15 +320,20 @@ class _Transfer:
         """Take one message of the reader. Return whether it brought something new."""
         is_new = False
         match message:
-            case {"begin": path} if path in self._left:
-                self._current = self._left[path]
+            case {"begin": path}:
+                self._current = self._left.get(path)
             case bytes() if self._current is not None:
                 is_new = self._current.write(message)
             case {"sent": path, "sha256": str(digest)} if path in self._left:
                 self._end(self._left[path], digest)
                 is_new = True
             case {"failed": path, "reason": reason} if path in self._left:
-                raise _unreadable(self._job, path, reason, message.get("errno"))
+                if message.get("errno") not in _GONE:
+                    raise _unreadable(self._job, path, reason)
+                self._left.pop(path).close()
+                self._current = None
+                self.gone.append(path)
+                is_new = True
             case _:
                 return False
         at = self._current.have if self._current is not None else 0
@@ -253,6 +349,7 @@ class _Transfer:
     def close(self) -> None:
         for part in self._left.values():
             part.close()
+        self._target.close()
 
     def _end(self, part: _Part, digest: str) -> None:
         wanted = part.wanted.sha256
@@ -292,18 +389,28 @@ def _lock(descriptor: int, path: Path) -> None:
         return
 
 
-def _unreadable(job: str, path: str, reason: str, number: int | None) -> TransferError:
-    if number in (errno.ENOENT, errno.ESTALE):
-        return TransferError(
-            f"{path} was deleted from the volume of {job} while it was copied",
-            "a training that goes on deletes its older checkpoints",
-            f"ddpjob pull {job} copies the newest; a suspended or finished job deletes none",
-        )
+def gone(job: str, path: str) -> TransferError:
+    """Return the error about a file that is gone each time that it is asked for."""
+    return TransferError(
+        f"{path} was deleted or replaced on the volume of {job} while it was copied",
+        "a training that goes on deletes its older checkpoints",
+        f"ddpjob pull {job} copies the newest; a suspended or finished job deletes none",
+    )
+
+
+def _unreadable(job: str, path: str, reason: str) -> TransferError:
     return TransferError(
         f"{path} on the volume of {job} cannot be read: {reason}",
         "the file belongs to another user, it was replaced, or the volume fails",
         f"check owner and mode of the file; ddpjob checkpoints {job} lists the others",
     )
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _disk_error(error: OSError, to: Path) -> TransferError:
@@ -315,6 +422,6 @@ def _disk_error(error: OSError, to: Path) -> TransferError:
         )
     return TransferError(
         f"cannot write {error.filename or to}: {error.strerror or error}",
-        "it belongs to another user, or a file has the name of a directory",
+        "it belongs to another user, or a file or a symbolic link has the name of a directory",
         "check it, or name another directory with --to",
     )
