@@ -84,18 +84,23 @@ def test_the_finished_job_is_printed_as_an_object(ddpjob: Program) -> None:
 def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_cluster(ddpjob: Program, work: Path) -> None:
     command = ("submit", "work/train.py", "--image", "torch:1", "--workdir", "work", "--launcher", "torchrun")
     done = ddpjob(*command, "--dry-run", "client", "--output", "yaml", env=without_cluster(ddpjob))
-    assert (done.code, done.err) == (0, "")
-    config_map, job = yaml.safe_load_all(done.out)
-    assert (config_map["kind"], job["spec"]["command"], "launcher" in job["spec"]) == (
-        "ConfigMap",
+    assert (done.code, done.err.startswith("· sends ")) == (0, True)
+    secret, job = yaml.safe_load_all(done.out)
+    assert (secret["kind"], job["spec"]["command"], "launcher" in job["spec"]) == (
+        "Secret",
         ["torchrun", "train.py"],
         False,
     )
     assert ddpjob("validate", "-", stdin=done.out).code == 0
     listed = ddpjob(*command, "--dry-run", "client", "--output", "json", env=without_cluster(ddpjob))
-    assert [item["kind"] for item in json.loads(listed.out)["items"]] == ["ConfigMap", "DDPJob"]
+    assert [item["kind"] for item in json.loads(listed.out)["items"]] == ["Secret", "DDPJob"]
     text = ddpjob(*command, "--dry-run", "client", env=without_cluster(ddpjob))
     assert text.out == "train is valid (nothing was sent)\n"
+    (work / ".env.local").write_text("TOKEN=x")
+    assert ddpjob(*command, "--dry-run", "client", env=without_cluster(ddpjob)).err == (
+        f"· sends 3 files of work, {len(TRAIN) + 18} B: .gitignore, pkg/word.py, train.py\n"
+        "· leaves out .env.local: such names often hold passwords or keys\n"
+    )
     local = ddpjob(*command, "--local", "--dry-run", "server", "--output", "name")
     assert (local.code, local.out) == (0, "ddpjob.ddpjob.dev/train\n")
     assert Client.local(ddpjob.state).list() == []
@@ -128,15 +133,15 @@ def test_a_script_is_submitted_to_the_cluster_with_its_directory(
     command = ("submit", "work/train.py", "--nodes", "2", "--nproc", "1", "--image", "torch:1", "--workdir", "work")
     with Client.cluster(kubeconfig=env["KUBECONFIG"]) as client:
         done = ddpjob(*command, "--dry-run", "server", env=env)
-        assert (done.code, done.err, client.list()) == (0, "", [])
+        assert (done.code, done.err.startswith("· sends "), client.list()) == (0, True, [])
         assert done.out.startswith("train is valid (cluster ")
         done = ddpjob(*command, "--", "--lr", "1", env=env)
-        assert (done.code, done.err) == (0, ""), done
+        assert (done.code, done.err.startswith("· sends ")) == (0, True), done
         assert f"namespace {namespace}" in done.out
         (made,) = client.list()
         assert (made.spec.command, made.spec.num_nodes) == (["ddprun", "train.py", "--lr", "1"], 2)
         assert (made.spec.launcher, made.spec.working_dir) == ("Injected", "/workdir")
-        assert "there is a job train already" in ddpjob(*command, env=env).is_refused()[0]
+        assert "there is a job train already" in ddpjob(*command[:-2], env=env).is_refused()[0]
         assert "has no image" in ddpjob("submit", "work/train.py", "--name", "b", env=env).is_refused()[0]
         waited = ddpjob(*command, "--name", "b", "--wait", "--timeout", "0.1", "--output", "name", env=env)
         assert (waited.code, waited.out) == (101, "ddpjob.ddpjob.dev/b\n")

@@ -46,17 +46,17 @@ def work(tmp_path: Path) -> Path:
     return grow(tmp_path / "work", PACKAGE)
 
 
-def config_maps(world: ClusterWorld) -> list[Json]:
-    found = world.plane.request("GET", f"/{names.CONFIG_MAPS.path(world.namespace)}")["items"]
+def secrets(world: ClusterWorld) -> list[Json]:
+    found = world.plane.request("GET", f"/{names.SECRETS.path(world.namespace)}")["items"]
     return [item for item in found if item["metadata"]["name"] != "kube-root-ca.crt"]
 
 
-def owners(config_map: Json) -> list[str]:
-    return [owner["uid"] for owner in config_map["metadata"].get("ownerReferences") or ()]
+def owners(secret: Json) -> list[str]:
+    return [owner["uid"] for owner in secret["metadata"].get("ownerReferences") or ()]
 
 
-def is_without_owner(config_map: Json) -> bool:
-    return names.LABEL_WORKDIR in config_map["metadata"]["labels"] and not owners(config_map)
+def is_without_owner(secret: Json) -> bool:
+    return names.LABEL_WORKDIR in secret["metadata"]["labels"] and not owners(secret)
 
 
 def crash_before(world: ClusterWorld, proxy: FaultProxy, method: str, plural: str, work: Path) -> None:
@@ -76,24 +76,24 @@ def crash_before(world: ClusterWorld, proxy: FaultProxy, method: str, plural: st
 
 def test_a_job_owns_its_files_which_the_api_server_never_lets_change(world: ClusterWorld, work: Path) -> None:
     made = world.client.submit(job(), workdir=work)
-    (config_map,) = config_maps(world)
-    assert owners(config_map) == [made.uid]
-    assert config_map["immutable"]
-    assert names.LABEL_WORKDIR not in config_map["metadata"]["labels"]
-    assert config_map["metadata"]["name"] in made.to_yaml()
+    (secret,) = secrets(world)
+    assert owners(secret) == [made.uid]
+    assert secret["immutable"]
+    assert names.LABEL_WORKDIR not in secret["metadata"]["labels"]
+    assert secret["metadata"]["name"] in made.to_yaml()
     with pytest.raises(JobExistsError, match="there is a job tiny already") as raised:
         world.client.submit(job(), workdir=work)
     assert raised.value.hint and raised.value.next_step
     (work / "train.py").write_text("changed")
     with pytest.raises(JobExistsError):
         world.client.submit(job(), workdir=work)
-    assert config_maps(world) == [config_map], "what was made for a refused job is taken back"
+    assert secrets(world) == [secret], "what was made for a refused job is taken back"
 
 
 def test_a_dry_run_asks_for_the_admission_and_creates_nothing(world: ClusterWorld, work: Path) -> None:
     checked = world.client.submit(job(), workdir=work, dry_run=True)
     assert checked.manifest["spec"]["restartPolicy"]["maxTotalRestarts"] == 100, "a default of the server"
-    assert (config_maps(world), world.client.list()) == ([], [])
+    assert (secrets(world), world.client.list()) == ([], [])
     with pytest.raises(InvalidJobError, match="the cluster refuses it"):
         world.client.submit(DDPJob("tiny", labels={"team": "not valid!"}, image="x"), dry_run=True)
 
@@ -101,46 +101,46 @@ def test_a_dry_run_asks_for_the_admission_and_creates_nothing(world: ClusterWorl
 def test_a_refused_job_takes_its_files_back(world: ClusterWorld, work: Path) -> None:
     with pytest.raises(InvalidJobError, match="the cluster refuses it"):
         world.client.submit(DDPJob("tiny", labels={"team": "not valid!"}, image="x"), workdir=work)
-    assert (config_maps(world), world.client.list()) == ([], [])
+    assert (secrets(world), world.client.list()) == ([], [])
 
 
 def test_a_job_without_its_files_is_taken_back(world: ClusterWorld, proxy: FaultProxy, work: Path) -> None:
-    proxy.once("PATCH", "configmaps", Fault(status=403))
+    proxy.once("PATCH", "secrets", Fault(status=403))
     with pytest.raises(NotAllowedError):
         world.client.submit(job(), workdir=work)
-    assert (config_maps(world), world.client.list()) == ([], [])
+    assert (secrets(world), world.client.list()) == ([], [])
 
 
 def test_a_crash_before_the_job_leaves_files_that_the_next_submission_uses(
     world: ClusterWorld, proxy: FaultProxy, work: Path
 ) -> None:
     crash_before(world, proxy, "POST", "ddpjobs", work)
-    (left,) = config_maps(world)
+    (left,) = secrets(world)
     assert is_without_owner(left)
     assert world.client.list() == []
     made = world.client.submit(job(), workdir=work)
-    (used,) = config_maps(world)
+    (used,) = secrets(world)
     assert (used["metadata"]["uid"], owners(used)) == (left["metadata"]["uid"], [made.uid])
 
 
 def test_what_crashes_left_is_dealt_with_by_a_later_submission(
     world: ClusterWorld, proxy: FaultProxy, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crash_before(world, proxy, "PATCH", "configmaps", work)
+    crash_before(world, proxy, "PATCH", "secrets", work)
     kept = world.client.get("tiny")
-    (other,) = config_maps(world)
+    (other,) = secrets(world)
     metadata = {"name": "gone-workdir-1", "labels": other["metadata"]["labels"] | {names.LABEL_JOB_NAME: "gone"}}
-    path = f"/{names.CONFIG_MAPS.path(world.namespace)}"
+    path = f"/{names.SECRETS.path(world.namespace)}"
     world.plane.request("POST", path, {"metadata": metadata})
     (work / "more.py").touch()
     world.client.submit(DDPJob("new", image="x"), workdir=work)
-    assert len(config_maps(world)) == 3, "another submission may be under way"
+    assert len(secrets(world)) == 3, "another submission may be under way"
     monkeypatch.setattr(cluster_submit, "_LEFT_AFTER", timedelta(seconds=-5))
     world.client.submit(DDPJob("newer", image="x"), workdir=work)
-    found = {config_map["metadata"]["labels"][names.LABEL_JOB_NAME]: config_map for config_map in config_maps(world)}
+    found = {secret["metadata"]["labels"][names.LABEL_JOB_NAME]: secret for secret in secrets(world)}
     assert sorted(found) == ["new", "newer", "tiny"]
     assert owners(found["tiny"]) == [kept.uid]
-    assert not any(is_without_owner(config_map) for config_map in found.values())
+    assert not any(is_without_owner(secret) for secret in found.values())
 
 
 def test_a_lost_answer_leaves_the_files_because_the_job_may_need_them(
@@ -149,8 +149,8 @@ def test_a_lost_answer_leaves_the_files_because_the_job_may_need_them(
     proxy.once("POST", "ddpjobs", Fault(after_commit=True))
     with pytest.raises(UnavailableError, match="may have been carried out"):
         world.client.submit(job(), workdir=work)
-    (config_map,) = config_maps(world)
-    assert config_map["metadata"]["name"] in world.client.get("tiny").to_yaml()
+    (secret,) = secrets(world)
+    assert secret["metadata"]["name"] in world.client.get("tiny").to_yaml()
 
 
 def test_files_that_another_submission_takes_back_meanwhile_are_created_again(
@@ -158,32 +158,32 @@ def test_files_that_another_submission_takes_back_meanwhile_are_created_again(
 ) -> None:
     def rule(request: Any) -> None:
         if request.method == "POST" and "/ddpjobs" in request.path:
-            (config_map,) = config_maps(world)
-            path = f"/{names.CONFIG_MAPS.path(world.namespace)}/{config_map['metadata']['name']}"
+            (secret,) = secrets(world)
+            path = f"/{names.SECRETS.path(world.namespace)}/{secret['metadata']['name']}"
             world.plane.request("DELETE", path)
 
     proxy.rule = rule
     made = world.client.submit(job(), workdir=work)
-    (config_map,) = config_maps(world)
-    assert owners(config_map) == [made.uid]
-    assert not is_without_owner(config_map)
+    (secret,) = secrets(world)
+    assert owners(secret) == [made.uid]
+    assert not is_without_owner(secret)
 
 
 def test_files_of_a_deleted_job_are_not_used_again(world: ClusterWorld, work: Path) -> None:
     first = world.client.submit(job(), workdir=work)
     world.client.delete(first)
-    (before,) = config_maps(world)  # no garbage collector has seen it yet
+    (before,) = secrets(world)  # no garbage collector has seen it yet
     second = world.client.submit(job(), workdir=work)
-    (after,) = config_maps(world)
+    (after,) = secrets(world)
     assert before["metadata"]["uid"] != after["metadata"]["uid"]
     assert owners(after) == [second.uid]
 
 
-def test_a_foreign_config_map_of_the_name_is_refused(world: ClusterWorld, work: Path) -> None:
+def test_a_foreign_secret_of_the_name_is_refused(world: ClusterWorld, work: Path) -> None:
     world.client.submit(job(), workdir=work)
-    (made,) = config_maps(world)
+    (made,) = secrets(world)
     world.client.delete("tiny")
-    path = f"/{names.CONFIG_MAPS.path(world.namespace)}"
+    path = f"/{names.SECRETS.path(world.namespace)}"
     world.plane.request("DELETE", f"{path}/{made['metadata']['name']}")
     world.plane.request("POST", path, {"metadata": {"name": made["metadata"]["name"]}})
     with pytest.raises(InvalidJobError, match="which is not of this job"):
@@ -207,8 +207,8 @@ def test_of_two_submissions_at_once_one_job_with_its_files_is_left(world: Cluste
     for thread in threads:
         thread.join(60)
     (winner,) = made
-    (config_map,) = config_maps(world)
-    assert owners(config_map) == [winner.uid]
+    (secret,) = secrets(world)
+    assert owners(secret) == [winner.uid]
 
 
 @pytest.mark.parametrize("role", ["edit", "view"])
@@ -235,7 +235,7 @@ def test_edit_submits_with_files_and_view_is_refused_in_one_line(
             client.submit(DDPJob("other", image="x"))
             assert client.get("tiny").uid == made.uid
             return
-        for workdir, what in ((None, "ddpjobs"), (work, "configmaps")):
+        for workdir, what in ((None, "ddpjobs"), (work, "secrets")):
             with pytest.raises(NotAllowedError, match=f'cannot create resource "{what}"') as raised:
                 client.submit(job(), workdir=workdir)
             assert "\n" not in raised.value.error

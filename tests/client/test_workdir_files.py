@@ -121,6 +121,47 @@ def test_some_files_are_left_out_without_a_rule_and_a_rule_brings_them_back(tmp_
     assert sent(tmp_path) == [".env", ".gitignore", ".venv/bin/python", "train.py"]
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("line", ["*a" * 22 + "*b", "**/a/" * 15 + "b", "**/*a*a*a*a*a*a/" * 4 + "b"])
+def test_no_rule_takes_exponential_time(line: str, tmp_path: Path) -> None:
+    grow(tmp_path, {".gitignore": line, "a" * 200: "x", "a/" * 200 + "c": "x"})
+    assert len(sent(tmp_path)) == 3
+
+
+CREDENTIALS = [
+    *(".env", ".env.local", "app/.env.production", ".netrc", ".aws/credentials", ".ssh/config", ".kube/config"),
+    *("kubeconfig", "team.kubeconfig", "id_rsa", "keys/id_ed25519", "tls.key", ".git-credentials", ".npmrc", ".pypirc"),
+    *(".docker/config.json", "credentials.json", "server.pem", ".huggingface/token", "terraform.tfstate"),
+]
+
+
+def test_files_with_names_of_credentials_are_left_out_and_named(tmp_path: Path) -> None:
+    grow(tmp_path, dict.fromkeys([*CREDENTIALS, ".env.example", "train.py", "data.log"], "x") | {".gitignore": "*.log"})
+    left_out: list[str] = []
+    assert [file.name for file in files_of(tmp_path, left_out)] == [".env.example", ".gitignore", "train.py"]
+    assert sorted(left_out) == sorted(name.partition("/")[0] if name[0] == "." else name for name in CREDENTIALS)
+
+
+KEYS = {
+    "pem": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n",
+    "json": '{"private_key": "-----BEGIN PRIVATE KEY-----\\nMIIEv"}',
+    "kubeconfig": "users:\n- user:\n    client-key-data: LS0tLS1CRUdJTg==\n",
+}
+
+
+@pytest.mark.parametrize("content", KEYS.values(), ids=KEYS)
+def test_a_file_with_a_private_key_is_refused_unless_a_rule_includes_it(content: str, tmp_path: Path) -> None:
+    grow(tmp_path, {"train.py": "x", "deep/notes.txt": content})
+    with pytest.raises(InvalidJobError, match=r"deep/notes\.txt holds a private key, so nothing is sent") as raised:
+        pack(tmp_path)
+    rule = re.search(r"!\S+", raised.value.next_step)
+    assert rule is not None
+    grow(tmp_path, {".gitignore": rule[0]})
+    assert "deep/notes.txt" in pack(tmp_path).names
+    grow(tmp_path, {".gitignore": "", "deep/notes.txt": 'HEADER = b"-----BEGIN PRIVATE KEY-----"'})
+    assert "deep/notes.txt" in pack(tmp_path).names, "a program that looks for keys"
+
+
 def test_the_rules_of_another_repository_above_do_not_apply(tmp_path: Path) -> None:
     grow(tmp_path, {".gitignore": "*.py", "mine/train.py": "x", "mine/.git": "gitdir: elsewhere"})
     assert sent(tmp_path / "mine") == ["train.py"]

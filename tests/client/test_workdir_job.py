@@ -45,13 +45,13 @@ def pod_of(made: DDPJob) -> Json:
 
 def test_the_init_container_unpacks_the_files_into_the_working_directory(work: Path, tmp_path: Path) -> None:
     made = with_files(job(), work)
-    (config_map,) = made.others
-    (data,) = config_map["binaryData"].values()
+    (secret,) = made.others
+    (data,) = secret["data"].values()
     archive, target = tmp_path / "files.tar.gz", tmp_path / "target"
     archive.write_bytes(base64.b64decode(data))
     target.mkdir()
     (init,) = pod_of(made)["spec"]["initContainers"]
-    source = f"{element(init['volumeMounts'], 'readOnly', True)['mountPath']}/{next(iter(config_map['binaryData']))}"
+    source = f"{element(init['volumeMounts'], 'readOnly', True)['mountPath']}/{next(iter(secret['data']))}"
     command = [part.replace(source, str(archive)).replace(names.WORKDIR_PATH, str(target)) for part in init["command"]]
     assert command != init["command"]
     subprocess.run([sys.executable, *command[1:]], check=True)
@@ -88,9 +88,9 @@ def test_pods_get_the_files_before_the_trainer_starts_and_pass_pod_security(work
     assert "ddprun" in " ".join(trainer["command"])
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert volumes["mine"] and volumes[names.WORKDIR] == {"name": names.WORKDIR, "emptyDir": {}}
-    source = volumes[f"{names.WORKDIR}-archive"]["configMap"]["name"]
-    (config_map,) = made.others
-    assert (config_map["metadata"]["name"], config_map["immutable"]) == (source, True)
+    source = volumes[f"{names.WORKDIR}-archive"]["secret"]["secretName"]
+    (secret,) = made.others
+    assert (secret["metadata"]["name"], secret["immutable"]) == (source, True)
 
 
 def test_a_job_that_was_printed_with_files_can_be_submitted_with_others(work: Path) -> None:

@@ -111,7 +111,7 @@ def submitted_package(trial: Trial) -> Submitted:
 
 
 def _files(trial: Trial) -> list[Any]:
-    return trial.kubectl.objects("configmaps", "--selector", f"{names.LABEL_JOB_NAME}={trial.name}")
+    return trial.kubectl.objects("secrets", "--selector", f"{names.LABEL_JOB_NAME}={trial.name}")
 
 
 TRIALS = Trials.of(2, followed_logs, submitted_package)._replace(has_claim=False)

@@ -45,7 +45,7 @@ def submitted() -> Schema:
     several = {"$ref": "#/$defs/DDPJobWithOthers"}
     kind = {"enum": ["ConfigMap", "Secret"], "description": "Kind of the object."}
     other = _OBJECT | {
-        "description": "The ConfigMap with the files of the job, or a ConfigMap or Secret of its YAML.",
+        "description": "The Secret with the files of the job, or a ConfigMap or Secret of its YAML.",
         "properties": _OBJECT["properties"] | {"kind": kind},
     }
     items = {"anyOf": [{"$ref": "#/$defs/OtherObject"}, one]}

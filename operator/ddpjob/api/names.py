@@ -34,7 +34,7 @@ class Key(NamedTuple):
 DDPJOBS: Final = Resource(API_VERSION, "DDPJob", "ddpjobs")
 PODS: Final = Resource("v1", "Pod", "pods")
 SERVICES: Final = Resource("v1", "Service", "services")
-CONFIG_MAPS: Final = Resource("v1", "ConfigMap", "configmaps")
+SECRETS: Final = Resource("v1", "Secret", "secrets")
 CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENTS: Final = Resource("v1", "Event", "events")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
@@ -128,7 +128,7 @@ WORKDIR: Final = "ddpjob-workdir"
 WORKDIR_PATH: Final = "/workdir"
 """Where the trainer has that volume, unless the job sets a working directory."""
 LABEL_WORKDIR: Final = f"{GROUP}/workdir"
-"""Label of a ConfigMap with files for a job that does not own it yet."""
+"""Label of a Secret with files for a job that does not own it yet."""
 
 # Variables that torchrun and the trainer read.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
@@ -220,5 +220,5 @@ def claim_place(claim: str, sub_path: str | None) -> str:
 
 
 def workdir_name(job: str, digest: str) -> str:
-    """Return the name of the ConfigMap with files for a job. digest: of its content, in hexadecimal digits."""
+    """Return the name of the Secret with files for a job. digest: of its content, in hexadecimal digits."""
     return f"{job}-workdir-{digest[:16]}"

@@ -15,7 +15,7 @@ from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
 from ddpjob.cli.logs import print_lines
 from ddpjob.cli.options import Launcher, StateDir
 from ddpjob.cli.place import Context, for_new_job
-from ddpjob.cli.text import one_line, show_error
+from ddpjob.cli.text import number_of, one_line, show_error, size_text
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
 from ddpjob.errors import DDPJobError, InvalidJobError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
 
 Form = Literal["json", "yaml", "name"]
+_NAMED = 20  # files that are named
 
 
 def submit(
@@ -73,7 +74,8 @@ def submit(
     """Create a job on the cluster of the kubeconfig, or with --local on this machine.
 
     A script, or the directory of --workdir, is sent into the pods: the image needs only Python and PyTorch. Files that
-    .gitignore names are left out. The JSON has the schema docs/schemas/submit.json.
+    .gitignore names are left out, and files such as .env, which often hold passwords or keys. The JSON has the schema
+    docs/schemas/submit.json.
 
     \b
     Exit codes; those from 100 only with --wait or --logs:
@@ -93,11 +95,14 @@ def submit(
         raise InvalidJobError(
             "--logs prints lines, --output an object", "both are for standard output", "leave one out"
         )
+    local = local or state_dir is not None
     shorthands = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "metadata.name": name}
     given = [f"{field}={value}" for field, value in shorthands.items() if value is not None]
     job = _read(source, script_args or [], [*given, *(assignments or ())], launcher, namespace)
+    if workdir is not None and not local:
+        _show_files(workdir)
     if dry_run == "client":
-        _check(job, workdir, output, local=local or state_dir is not None)
+        _check(job, workdir, output, local=local)
         return 0
     with for_new_job(local=local, context=context, namespace=job.namespace, state_dir=state_dir) as client:
         made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
@@ -120,6 +125,24 @@ def _read(
     if file.ignored:
         typer.echo(f"· ignored {len(file.ignored)} other documents: {one_line(', '.join(file.ignored))}", err=True)
     return DDPJob.from_file(file)
+
+
+def _show_files(workdir: Path) -> None:
+    """Print which files are sent, and which may hold credentials and are not."""
+    from ddpjob.client.workdir.files import existing, files_of
+
+    left_out: list[str] = []
+    files = files_of(existing(workdir), left_out)
+    size = size_text(sum(file.size for file in files))
+    sent, kept = (_some(names) for names in ([file.name for file in files], left_out))
+    typer.echo(f"· sends {number_of(len(files), 'file')} of {workdir}, {size}: {sent}", err=True)
+    if left_out:
+        typer.echo(f"· leaves out {kept}: such names often hold passwords or keys", err=True)
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return one_line(", ".join(names[:_NAMED]) + more)
 
 
 def _check(job: "DDPJob", workdir: Path | None, output: Form | None, *, local: bool) -> None:

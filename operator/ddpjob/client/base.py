@@ -151,8 +151,8 @@ class Client(Protocol):
 
         Args:
             workdir: directory that is the working directory of the job: here itself, on a cluster a copy of its files
-                in each pod, without those that ``.gitignore`` names. Without it a cluster gets the script of
-                ``DDPJob.from_script`` alone.
+                in each pod, without those that ``.gitignore`` names or that often hold credentials. Without it a
+                cluster gets the script of ``DDPJob.from_script`` alone.
             dry_run: check all that ``submit`` does, on a cluster with its admission, and create nothing.
 
         Raises:

@@ -1,9 +1,10 @@
-"""A directory as one compressed tar archive, small enough for a ConfigMap."""
+"""A directory as one compressed tar archive, small enough for a Secret."""
 
 import gzip
 import hashlib
 import io
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from ddpjob.client.workdir.files import SourceFile, files_of, too_large
 from ddpjob.errors import InvalidJobError
 
 MAX_BYTES = 1_000_000
-"""Of the compressed archive. An API server takes 1,048,576 bytes of data in a ConfigMap."""
+"""Of the compressed archive. An API server takes 1,048,576 bytes of data in a Secret."""
+_PRIVATE_KEY = re.compile(
+    rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\r?\n|\\n)|^\s*client-key-data: \S", re.MULTILINE
+)
 _TIME = 315_532_800  # 1980, the first year that a zip file can have: the archive depends on the content alone
 _LEVEL = 9
 
@@ -61,6 +65,12 @@ def _tar(files: Sequence[SourceFile]) -> bytes:
                 tar.addfile(entry)
                 continue
             content = file.path.read_bytes()  # its length may differ from what the directory said
+            if _PRIVATE_KEY.search(content) and not file.is_asked_for:
+                raise InvalidJobError(
+                    f"{file.path} holds a private key, so nothing is sent",
+                    "users with the role edit can read the files of a job",
+                    f"list it in .gitignore, or add !/{file.name} there to send it",
+                )
             entry.size, entry.mode = len(content), 0o755 if file.path.stat().st_mode & 0o100 else 0o644
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ddpjob.client.workdir.ignore import Rules, is_ignored
+from ddpjob.client.workdir.ignore import Rules, verdict
 from ddpjob.errors import InvalidJobError
 
 MAX_FILES = 10_000
@@ -18,20 +18,62 @@ _NEVER = ".git"  # a directory, and in a worktree or submodule a file
 _DEFAULTS = (
     *(".hg/", ".svn/", "__pycache__/", "*.py[co]", ".venv/", "venv/", ".tox/", ".nox/", "node_modules/"),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".ipynb_checkpoints/", ".DS_Store"),
-    ".env",  # often holds passwords, and more users may read a ConfigMap than a Secret
 )
-"""Ignored without a rule; a ``.gitignore`` may include them again."""
+_CREDENTIALS = (
+    *(
+        ".env",
+        ".env.*",
+        "!.env.example",
+        "!.env.sample",
+        "!.env.template",
+        ".envrc",
+        ".netrc",
+        "_netrc",
+        ".npmrc",
+        ".pypirc",
+    ),
+    *(
+        ".aws/",
+        ".azure/",
+        ".gnupg/",
+        ".kube/",
+        ".ssh/",
+        ".docker/",
+        "gcloud/",
+        ".kaggle/",
+        ".terraform/",
+        ".huggingface/",
+    ),
+    *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".dockercfg", ".dockerconfigjson", ".git-credentials", ".pgpass"),
+    *(".my.cnf", ".htpasswd", ".vault-token", ".s3cfg", ".boto", "credentials.json", "kaggle.json", "*.tfstate"),
+    *(
+        "application_default_credentials.json",
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+        "*.pem",
+        "*.key",
+        "*.p12",
+    ),
+    *("*.pfx", "*.jks", "*.keystore", "*.ppk", "*.kdbx"),
+)
+"""Ignored without a rule, as are ``_DEFAULTS``; a ``.gitignore`` may include them again. From the lists of scanners."""
 _NEXT = "list what the job does not need in .gitignore; put data on a volume (spec.data), large programs into the image"
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A regular file, or a symbolic link within the directory. name: its path in the directory, with ``/``."""
+    """A regular file, or a symbolic link within the directory. name: its path in the directory, with ``/``.
+
+    is_asked_for: a rule with ! includes it.
+    """
 
     name: str
     path: Path
     size: int
     is_link: bool = False
+    is_asked_for: bool = False
 
 
 def existing(directory: Path) -> Path:
@@ -44,15 +86,17 @@ def existing(directory: Path) -> Path:
     return path
 
 
-def files_of(directory: Path) -> list[SourceFile]:
+def files_of(directory: Path, left_out: list[str] | None = None) -> list[SourceFile]:
     """Return the files to send of a directory whose path has no links, sorted by name.
+
+    left_out: gets the names of files and directories that may hold credentials.
 
     Raises:
         InvalidJobError: a file cannot be read, a link leads out of the directory, or there are too many files.
     """
     try:
-        rules = [Rules(_DEFAULTS, directory), *_rules_above(directory)]
-        found = list(islice(_walk(directory, directory, rules), MAX_FILES + 1))
+        rules = [Rules(_CREDENTIALS, directory), Rules(_DEFAULTS, directory), *_rules_above(directory)]
+        found = list(islice(_walk(directory, directory, rules, [] if left_out is None else left_out), MAX_FILES + 1))
     except OSError as error:
         raise InvalidJobError(
             f"--workdir {directory}: {error.filename} cannot be read: {error.strerror}",
@@ -82,22 +126,24 @@ def too_large(directory: Path, excess: str, sizes: dict[str, int]) -> InvalidJob
     return InvalidJobError(f"--workdir {directory} has {excess}", f"the largest files, in bytes: {named}", _NEXT)
 
 
-def _walk(root: Path, directory: Path, rules: Sequence[Rules]) -> Iterator[SourceFile]:
+def _walk(root: Path, directory: Path, rules: Sequence[Rules], left_out: list[str]) -> Iterator[SourceFile]:
     if (own := Rules.of(directory)) is not None:
         rules = [*rules, own]
     for path in sorted(directory.iterdir()):
         state = path.lstat()
         is_directory = stat.S_ISDIR(state.st_mode)
-        if path.name == _NEVER or is_ignored(path, rules, is_directory=is_directory):
-            continue
         name = path.relative_to(root).as_posix()
-        if is_directory:
-            yield from _walk(root, path, rules)
+        found = verdict(path, rules, is_directory=is_directory)
+        if path.name == _NEVER or found:
+            if path.name != _NEVER and not verdict(path, rules[1:], is_directory=is_directory):
+                left_out.append(name)
+        elif is_directory:
+            yield from _walk(root, path, rules, left_out)
         elif stat.S_ISLNK(state.st_mode):
             _require_inside(root, path)
             yield SourceFile(name, path, 0, is_link=True)
         elif stat.S_ISREG(state.st_mode):  # git leaves out sockets, pipes and devices, too
-            yield SourceFile(name, path, state.st_size)
+            yield SourceFile(name, path, state.st_size, is_asked_for=found is False)
 
 
 def _rules_above(root: Path) -> list[Rules]:
@@ -110,7 +156,7 @@ def _rules_above(root: Path) -> list[Rules]:
     for place in (*reversed(root.parents), root):
         if not place.is_relative_to(repository):
             continue
-        if is_ignored(place, rules, is_directory=True):
+        if verdict(place, rules, is_directory=True):
             return []
         if place != root and (own := Rules.of(place)) is not None:
             rules.append(own)

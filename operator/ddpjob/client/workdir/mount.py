@@ -1,6 +1,6 @@
-"""A job whose pods have files of this machine: a ConfigMap with an archive, and an init container that unpacks it.
+"""A job whose pods have files of this machine: a Secret with an archive, and an init container that unpacks it.
 
-The archive is unpacked rather than mounted, because a mounted ConfigMap is read-only, and programs write to their
+The archive is unpacked rather than mounted, because a mounted Secret is read-only, and programs write to their
 working directory. The init container runs the job's own image, which each pod needs anyway and which has Python.
 """
 
@@ -34,7 +34,7 @@ with tarfile.open("{_ARCHIVE_PATH}/{_KEY}") as archive:
 def with_files(job: DDPJob, workdir: Path | None) -> DDPJob:
     """Return the job whose pods have a directory's files, or its script alone, in their working directory.
 
-    ``others`` of the job has the ConfigMap with the files. Without a directory and a script the job is unchanged.
+    ``others`` of the job has the Secret with the files. Without a directory and a script the job is unchanged.
 
     Raises:
         InvalidJobError: the files cannot be sent, the script is not among them, or a volume is in their place.
@@ -56,7 +56,7 @@ def with_files(job: DDPJob, workdir: Path | None) -> DDPJob:
     name = names.workdir_name(job.name, archive.digest)
     spec |= {"workingDir": place, "template": _template(spec, place, name)}
     made = DDPJob.from_manifest(job.manifest | {"spec": spec})
-    made.others = (*job.others, _config_map(job, name, archive))
+    made.others = (*job.others, _secret(job, name, archive))
     made.directory, made.script = job.directory, job.script
     return made
 
@@ -122,7 +122,7 @@ def _trainer(spec: Json) -> Json:
     return element(pod.get("containers"), "name", names.TRAINER_CONTAINER)
 
 
-def _template(spec: Json, path: str, config_map: str) -> Json:
+def _template(spec: Json, path: str, secret: str) -> Json:
     trainer = _trainer(spec)
     context = {key: value for key, value in (trainer.get("securityContext") or {}).items() if key in _OF_THE_USER}
     policy = spec.get("imagePullPolicy") or trainer.get("imagePullPolicy")
@@ -143,15 +143,15 @@ def _template(spec: Json, path: str, config_map: str) -> Json:
         ],
     }
     mount = {"name": names.TRAINER_CONTAINER, "volumeMounts": [{"name": names.WORKDIR, "mountPath": path}]}
-    volumes = [{"name": names.WORKDIR, "emptyDir": {}}, {"name": _ARCHIVE, "configMap": {"name": config_map}}]
+    volumes = [{"name": names.WORKDIR, "emptyDir": {}}, {"name": _ARCHIVE, "secret": {"secretName": secret}}]
     added: Json = {"spec": {"initContainers": [init], "containers": [mount], "volumes": volumes}}
     # Before other init containers, which may need the files; and it replaces what an earlier submission added.
     return merge(merge(added, spec.get("template") or {}), added)
 
 
-def _config_map(job: DDPJob, name: str, archive: Archive) -> Json:
+def _secret(job: DDPJob, name: str, archive: Archive) -> Json:
     metadata: dict[str, Any] = {"name": name, "labels": {names.LABEL_JOB_NAME: job.name}}
     if job.namespace:
         metadata["namespace"] = job.namespace
-    head = {"apiVersion": names.CONFIG_MAPS.api_version, "kind": names.CONFIG_MAPS.kind, "metadata": metadata}
-    return head | {"immutable": True, "binaryData": {_KEY: base64.b64encode(archive.data).decode()}}
+    head = {"apiVersion": names.SECRETS.api_version, "kind": names.SECRETS.kind, "metadata": metadata}
+    return head | {"immutable": True, "data": {_KEY: base64.b64encode(archive.data).decode()}}
