@@ -30,6 +30,15 @@ MISTAKES = {
         "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 31)),
         "it has more than 1,000,000 values",
     ),
+    "aliases that stand for 2 GB of text": (
+        "a: &a " + "x" * 100_000 + "\nb: [" + "*a, " * 20_000 + "]\n",
+        "it has more than 1,000,000 values, or as much text",
+    ),
+    "aliases that stand for 2 GB of keys": (
+        "a: &a " + "x" * 1000 + "\nb: [" + "{*a : 1}, " * 20_000 + "]\n",
+        "it has more than 1,000,000 values, or as much text",
+    ),
+    "a number to base 60": ("a: !!int 1" + ":1" * 100_000, "line 1, column 4: the value is not a valid int"),
     "merges that copy 9^20 keys": (
         "a0: &a0 {k: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 21)),
         "more than 100,000 keys",
@@ -58,6 +67,11 @@ def test_file_without_a_job_is_refused_with_hint_and_next_step(tmp_path: Path, m
         jobfile.read(str(path))
     assert expected in raised.value.error
     assert raised.value.hint and raised.value.next_step
+
+
+def test_a_value_with_colons_is_text_as_for_kubectl() -> None:
+    (document,) = jobfile.documents_of("values: [1:30, -1:30.5, 0644, yes, 1.5]")
+    assert document["values"] == ["1:30", "-1:30.5", 0o644, True, 1.5]
 
 
 def test_misspelt_file_name_suggests_the_nearest(tmp_path: Path) -> None:

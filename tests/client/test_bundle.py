@@ -392,6 +392,27 @@ def test_the_logs_that_the_operator_would_read_are_known() -> None:
     assert [name for name, _ in needs_logs(made)] == ["mnist-0a1b2-1-1"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "added", "message"),
+    [
+        ("_MOST_BYTES", {"logs/a.log": b"x" * 600_000, "logs/b.log": b"x" * 600_000}, r"it holds 1,2\d\d,\d{3} bytes"),
+        ("_MOST_FILES", {f"logs/{number}.log": b"" for number in range(20)}, "at most .* bytes in 20 files"),
+        ("_MOST_OF_DOCUMENT", {"events.json": b'{"items": [%s]}' % (b" " * 1_000_000)}, "events.json in it is larger"),
+    ],
+)
+def test_a_bundle_that_unpacks_to_too_much_is_not_unpacked(
+    limit: str, added: dict[str, bytes], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = written(tmp_path / "b.zip", recording(WORLDS["runs"]))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as zipped:
+        for name, content in added.items():
+            zipped.writestr(name, content)
+    assert archive.read(path)
+    monkeypatch.setattr(archive, limit, 20 if limit == "_MOST_FILES" else 1_000_000)
+    with pytest.raises(InvalidJobError, match=message):
+        archive.read(path)
+
+
 def test_a_file_that_is_no_bundle(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "b.zip", recording(WORLDS["runs"]))
     with zipfile.ZipFile(path) as zipped:

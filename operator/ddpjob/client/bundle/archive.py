@@ -49,8 +49,9 @@ _WHAT = {
     "logs/": "the end of the log of a pod",
     "metrics/": "metrics that the trainer wrote",
 }
-_MOST_BYTES = 256 * 2**20
-"""Of one file; a zip of some kilobytes can unpack to gigabytes."""
+_MOST_FILES, _MOST_BYTES = 10_000, 256 * 2**20
+"""Of a bundle: a zip of 10 MB once took 10.7 GiB of memory."""
+_MOST_OF_DOCUMENT = 64 * 2**20  # bytes of JSON, whose objects take up to 30 times as much memory
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,11 @@ def read(path: str | Path) -> Bundle:
     """Return a bundle. Raises ``InvalidJobError`` if the file is none, or is of a later release."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found = json.loads(_content(archive, MANIFEST))
+            sizes = [info.file_size for info in archive.infolist()]
+            if len(sizes) > _MOST_FILES or sum(sizes) > _MOST_BYTES:
+                limit = f"at most {_MOST_BYTES:,} bytes in {_MOST_FILES:,} files are read"
+                raise _unreadable(path, f"it holds {sum(sizes):,} bytes in {len(sizes):,} files, {limit}")
+            found = _document(archive, MANIFEST)
             if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT:
                 raise _unreadable(path, f"it has format {found['format']}, and this release reads {FORMAT}")
             manifest = Manifest.model_validate(found, by_alias=True)
@@ -159,7 +164,7 @@ def _recording(archive: zipfile.ZipFile, manifest: Manifest) -> Recording:
     there = set(archive.namelist())
 
     def document(path: str) -> Any:
-        return json.loads(_content(archive, path)) if path in there else None
+        return _document(archive, path) if path in there else None
 
     def items(path: str) -> Sequence[Json]:
         return [_object(item) for item in (document(path) or {"items": []})["items"]]
@@ -189,7 +194,7 @@ def _recording(archive: zipfile.ZipFile, manifest: Manifest) -> Recording:
         events=items(_EVENTS),
         operators=items(_OPERATORS),
         logs={uid: log_failure_of(log) for uid, log in inputs["logs"].items()},
-        texts={path: _content(archive, path).decode(errors="replace") for path in sorted(there) if _is_text(path)},
+        texts={path: archive.read(path).decode(errors="replace") for path in sorted(there) if _is_text(path)},
         versions=manifest.versions,
         unread=[Unread(what=one.what, reason=one.reason) for one in manifest.unread],
     )
@@ -205,10 +210,10 @@ def _object(value: Any, required: Sequence[str] = ("name",)) -> Json:
     return found
 
 
-def _content(archive: zipfile.ZipFile, path: str) -> bytes:
-    if archive.getinfo(path).file_size > _MOST_BYTES:
-        raise ValueError(f"{path} in it is larger than {_MOST_BYTES:,} bytes")
-    return archive.read(path)
+def _document(archive: zipfile.ZipFile, path: str) -> Any:
+    if archive.getinfo(path).file_size > _MOST_OF_DOCUMENT:
+        raise ValueError(f"{path} in it is larger than {_MOST_OF_DOCUMENT:,} bytes")
+    return json.loads(archive.read(path))
 
 
 def _is_text(path: str) -> bool:
