@@ -49,3 +49,12 @@ def test_line_without_line_feed_is_returned_in_parts(tmp_path: Path) -> None:
     pieces = list(log.lines(to_the_end=True))
     assert sum(map(len, pieces)) == path.stat().st_size
     assert max(map(len, pieces)) <= logs._LONGEST + logs._BLOCK
+
+
+def test_a_part_of_a_line_ends_between_two_characters(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    text = "x" + "€" * logs._LONGEST
+    path.write_text(text)
+    pieces = list(LogFile(path).lines(to_the_end=True))
+    assert len(pieces) > 1
+    assert "".join(pieces) == text

@@ -55,6 +55,9 @@ def test_keyword_arguments_yaml_and_models_make_the_same_job() -> None:
     assert made.manifest["metadata"] == {"name": "mnist", "labels": {"team": "a"}}
     assert yaml.safe_load(made.to_yaml())["spec"] == spec
     assert DDPJob.from_yaml(made.to_yaml()).manifest == made.manifest
+    assert DDPJob.from_yaml(json.dumps(made.manifest)).manifest == made.manifest
+    with pytest.raises(InvalidJobError, match="exactly one DDPJob"):
+        DDPJob.from_yaml("")
     assert (made.spec.num_nodes, made.state, made.finished) == (2, "Pending", False)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from ddpjob import DDPJob
 from ddpjob.client.local import LocalClient
+from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError
 from ddpjob.local import LocalError
 from tests.processes import eventually
 
@@ -57,6 +58,88 @@ def test_a_killed_run_is_interrupted_and_resumes_in_its_directory(
     assert client.wait("tiny", timeout=60).status.attempt == 2
     first, second = (list(client.logs("tiny", attempt=attempt)) for attempt in (1, 2))
     assert [line.text for line in first + second] == [str(tmp_path / "work")] * 2
+
+
+def test_of_submissions_at_once_one_creates_the_job(client: LocalClient, tmp_path: Path) -> None:
+    errors: list[DDPJobError] = []
+
+    def submit() -> None:
+        try:
+            client.submit(DDPJob("tiny", image="none", command=["true"]))
+        except DDPJobError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [isinstance(error, JobExistsError) for error in errors] == [True] * 3, errors
+    assert client.wait("tiny", timeout=60).succeeded
+
+
+def test_a_finished_job_is_not_replaced_by_a_submission_that_did_not_see_it(client: LocalClient) -> None:
+    made = client.submit(DDPJob("tiny", image="none", command=["true"]))
+    client.wait(made, timeout=60)
+    record = client.record(made)
+    with pytest.raises(JobExistsError, match="there is a job tiny already"):
+        client._start(record, made.manifest["spec"], {"name": "tiny", "namespace": "default"}, made, is_new=True)
+    assert client.get("tiny").uid == made.uid
+
+
+def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(client: LocalClient) -> None:
+    old = client.submit(DDPJob("tiny", image="none", command=["true"]))
+    client.wait(old, timeout=60)
+    client.delete(old)
+    new = client.submit(DDPJob("tiny", image="none", command=["sleep", "600"]))
+    for act in (client.delete, client.suspend, client.restart, lambda job: client.wait(job, timeout=60)):
+        with pytest.raises(JobNotFoundError, match="there is another of this name"):
+            act(old)
+    assert client.get("tiny").uid == new.uid
+    client.delete(new)
+
+
+def test_modules_of_the_current_directory_are_not_imported(
+    client: LocalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("yaml", "subprocess", "asyncio"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    client.submit(DDPJob("tiny", image="none", command=["true"]))
+    assert client.wait("tiny", timeout=60).succeeded
+
+
+def test_why_quotes_the_error_that_ended_a_run_in_the_background(client: LocalClient, tmp_path: Path) -> None:
+    script = f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"
+    client.submit(DDPJob("tiny", image="none", command=["sh", "-c", script]))
+    record = client.record("tiny")
+    assert (record.path / "ended.json").stat().st_blocks > 0, "room for it on a disk that is full by then"
+    (record.path / "cluster.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
+    (tmp_path / "go").touch()
+    eventually("its process has ended", lambda: record.runner() is None)
+    found = client.explain("tiny")
+    assert (found.state, "cluster.json.tmp: Is a directory" in found.sentence) == ("Interrupted", True)
+    assert "free space" in found.next
+    assert "Is a directory" in (record.path / "background.log").read_text()
+    (record.path / "cluster.json.tmp").rmdir()
+    client.resume("tiny")
+    assert client.wait("tiny", timeout=60).succeeded
+
+
+def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "default" / "tiny" / "background.log").mkdir(parents=True)
+    with pytest.raises(LocalError, match=r"background\.log: Is a directory") as raised:
+        LocalClient(tmp_path).submit(DDPJob("tiny", image="none", command=["true"]))
+    assert "free space" in raised.value.next_step
+
+
+def test_state_and_volumes_belong_to_the_user_alone(client: LocalClient) -> None:
+    client.submit(DDPJob("tiny", image="none", command=["true"], checkpoint={"claimName": "c"}))
+    client.wait("tiny", timeout=60)
+    folders = [path for path in (client.folder.root, *client.folder.root.rglob("*")) if path.is_dir()]
+    assert client.folder.volume("default", "c") in folders
+    outer = [path for path in folders if "pods" not in path.parts]  # they are below the folder of the job
+    assert {path.stat().st_mode & 0o077 for path in outer} == {0}
 
 
 def test_a_second_suspend_waits_for_the_checkpoint_too(client: LocalClient, tmp_path: Path) -> None:

@@ -239,6 +239,7 @@ async def test_record_that_cannot_be_written_ends_the_run_and_its_processes(plac
 
 async def test_other_systems_than_linux_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.delattr("os.sched_getaffinity")
     with pytest.raises(LocalError, match="Linux only"):
         await session(a_local_job("true"), tmp_path).run()
 

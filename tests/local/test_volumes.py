@@ -129,6 +129,7 @@ async def test_one_file_of_a_config_map_can_be_mounted(bench: Bench) -> None:
     [
         ({"configMap": {"name": "settings"}}, "lr:0.1:644\nseed:7:644\n"),
         ({"secret": {"secretName": "keys", "defaultMode": 0o400}}, "token:s3cret:400\n"),
+        ({"secret": {"secretName": "keys"}}, "token:s3cret:600\n"),
         ({"configMap": {"name": "settings", "items": [{"key": "lr", "path": "a/b", "mode": 0o600}]}}, "a/b:0.1:600\n"),
         ({"configMap": {"name": "none", "optional": True}}, ""),
     ],

@@ -55,14 +55,14 @@ class DDPJob:
 
     @classmethod
     def from_yaml(cls, source: str | Path) -> Self:
-        """Return the one job of a YAML file, or of YAML text, which has more than one line.
+        """Return the one job of a YAML file, or of YAML text, which has more than one line or begins with {.
 
         Raises:
             InvalidJobError: it cannot be read, is not YAML, holds no or several jobs, or a field is unknown or wrong.
         """
         from ddpjob.client import jobfile
 
-        if isinstance(source, str) and "\n" in source:
+        if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{") or not source):
             return cls.from_file(jobfile.from_text(source, Path.cwd()))
         return cls.from_file(jobfile.read(str(source)))
 

@@ -77,7 +77,7 @@ class LocalClient(Client):
         require_programs(admitted)
         if dry_run:
             return DDPJob.from_manifest(admitted.body)
-        self._start(record, job.manifest["spec"], metadata, job)
+        self._start(record, job.manifest["spec"], metadata, job, is_new=True)
         return self.get(_at(record))
 
     def get(self, job: str | DDPJob) -> DDPJob:
@@ -159,6 +159,7 @@ class LocalClient(Client):
             settings=SETTINGS,
             pods=record.pods(),
             is_run=found.state not in (INTERRUPTED, "Suspended"),
+            ended=record.ended(),
         )
         ends = {pod: "\n".join(last_lines(record.log(pod), _LOG_LINES)) for pod in needed(facts).logs}
         return explain(replace(facts, logs=ends))
@@ -266,6 +267,8 @@ class LocalClient(Client):
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         record = self.record(job)
+        with contextlib.suppress(LocalError):  # a damaged record, whose job can be deleted
+            _require_same(job, record.job())
         if record.runner() is not None:
             stop(record)
         with record.locked(to_run=False):
@@ -318,6 +321,7 @@ class LocalClient(Client):
     def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         record = self.record(job)
         first = last = _seen(record)
+        _require_same(job, first.manifest)
         end = None if timeout is None else time.monotonic() + timeout
         yield last
         version, looked = None, time.monotonic()
@@ -347,11 +351,12 @@ class LocalClient(Client):
     def _unfinished(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
         record = self.record(job)
         found = _seen(record)
+        _require_same(job, found.manifest)
         if found.finished:
             raise already_finished(found)
         return record, found
 
-    def _start(self, record: JobFolder, spec: Json, metadata: Json, job: str | DDPJob) -> None:
+    def _start(self, record: JobFolder, spec: Json, metadata: Json, job: str | DDPJob, *, is_new: bool = False) -> None:
         """Run the job in the background, where its last run or its YAML file has its directories."""
         from ddpjob.local import background
 
@@ -362,7 +367,8 @@ class LocalClient(Client):
         } | record.place()
         head = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata}
         others = given.others if given else ()
-        background.start(background.Order(head | {"spec": spec}, str(self.folder.root), others=others, **place))
+        order = background.Order(head | {"spec": spec}, str(self.folder.root), others=others, is_new=is_new, **place)
+        background.start(order)
 
     def _until_nothing_runs(self, record: JobFolder) -> None:
         end = time.monotonic() + _STOP_SECONDS
@@ -461,6 +467,16 @@ def _seen(record: JobFolder) -> DDPJob:
     # Nothing ran it before and after: a run that ended, or began, between the two looks is not an interruption.
     interrupted = alone and state in _ACTIVE and record.runner() is None
     return DDPJob.from_manifest(job, state=INTERRUPTED if interrupted else None)
+
+
+def _require_same(given: str | DDPJob, job: Json | None) -> None:
+    """Raise ``JobNotFoundError`` if another job has taken the place of the given one, as a cluster does by its uid."""
+    if isinstance(given, DDPJob) and given.uid and job is not None and job["metadata"]["uid"] != given.uid:
+        raise JobNotFoundError(
+            f"the job {given.name} was deleted, and there is another of this name",
+            "a job that is submitted again is a new job",
+            f"client.get({given.name!r}) returns the new one",
+        )
 
 
 def _at(record: JobFolder) -> DDPJob:

@@ -1,5 +1,6 @@
 """The logs of a local job: each line of its growing files once, also of attempts that begin later."""
 
+import codecs
 import contextlib
 import mmap
 from collections.abc import Collection, Iterator
@@ -103,7 +104,8 @@ class LogFile:
                 self._position += len(block)
                 *complete, self._rest = (self._rest + block).split(b"\n")
                 if len(self._rest) > _LONGEST:
-                    complete, self._rest = [*complete, self._rest], b""
+                    end = codecs.utf_8_decode(self._rest, "replace")[1]  # not inside a character
+                    complete, self._rest = [*complete, self._rest[:end]], self._rest[end:]
                 yield from (line.decode(errors="replace") for line in complete)
         if to_the_end and self._rest:
             rest, self._rest = self._rest, b""

@@ -6,8 +6,12 @@
 ``state`` holds the files that ``ddpjob get``, ``logs`` and ``delete`` read from another shell.
 """
 
-from ddpjob.errors import DDPJobError
+from ddpjob.errors import DDPJobError, JobExistsError
 
 
 class LocalError(DDPJobError):
     """Local mode refuses a job, or cannot carry it out."""
+
+
+class LocalJobExistsError(LocalError, JobExistsError):
+    """A job of this name is in the state folder, or another process runs it or deletes it."""

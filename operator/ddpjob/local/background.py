@@ -15,33 +15,39 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ddpjob.api.objects import Json
-from ddpjob.errors import DDPJobError
-from ddpjob.local import LocalError
+from ddpjob.errors import DDPJobError, JobExistsError
+from ddpjob.local import LocalError, LocalJobExistsError
 from ddpjob.local.admission import admit
 from ddpjob.local.pod_process import Machine
 from ddpjob.local.references import References
 from ddpjob.local.session import Session
-from ddpjob.local.state import HostPaths, StateFolder
+from ddpjob.local.state import ENDED, HostPaths, StateFolder, make_private, unusable
 from ddpjob.local.stop import Stop
 
 START_SECONDS = 120.0
 LOG = "background.log"
+_ROOM = 4096  # bytes for the error that ends the run, which may be a full disk
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to run. root: of the state folder. others: Secrets and ConfigMaps. volumes: claim to directory."""
+    """What to run. root: of the state folder. others: Secrets and ConfigMaps. volumes: claim to directory.
+
+    is_new: refuse to replace or resume a job of this name.
+    """
 
     job: Json
     root: str
     directory: str
     others: Sequence[Json] = ()
     volumes: dict[str, str] = field(default_factory=dict)
+    is_new: bool = False
 
 
 def start(order: Order) -> None:
     """Run a job in the background; return when it is recorded and locked. Raises ``LocalError``."""
-    command = [sys.executable, "-m", "ddpjob.local.background"]
+    # -P: without the current directory, whose yaml.py would be imported.
+    command = [sys.executable, "-P", "-m", "ddpjob.local.background"]
     try:
         done = subprocess.run(
             command,
@@ -65,7 +71,8 @@ def start(order: Order) -> None:
 
 def _refusal(done: "subprocess.CompletedProcess[str]") -> LocalError:
     try:
-        return LocalError(*json.loads(done.stdout))
+        exists, *parts = json.loads(done.stdout)
+        return (LocalJobExistsError if exists else LocalError)(*parts)
     except (ValueError, TypeError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return LocalError(
@@ -89,24 +96,44 @@ def main() -> int:
 
 def _run_detached(order: Order, answer: "_Answer") -> int:
     """Run the job with ``background.log`` as output; write "running" or the error as JSON to the pipe ``answer``."""
+    ended: Path | None = None
     try:
         admitted = admit(order.job)
         volumes = {claim: Path(path) for claim, path in order.volumes.items()}
         paths = HostPaths(admitted.job, StateFolder(Path(order.root)), volumes)
+        ended = paths.record.path / ENDED
         _redirect_output(paths.record.path / LOG)
+        ended.write_text(" " * _ROOM)
         machine = Machine(paths, References(order.others, admitted.job.namespace), Path(order.directory))
-        session = Session(admitted=admitted, machine=machine, on_change=lambda *_: answer.send("running"), say=_say)
+
+        def running(*_: object) -> None:
+            answer.send("running")
+
+        session = Session(admitted=admitted, machine=machine, on_change=running, say=_say, is_new=order.is_new)
         stop = Stop()
         stop.say = _say
         asyncio.run(stop.run(session))
+        return 0
     except DDPJobError as error:
-        answer.send(json.dumps([error.error, error.hint, error.next_step]))
-        return 1
-    return 0
+        found = error
+    except OSError as error:
+        found = unusable(error, Path(order.root))
+    parts = [found.error, found.hint, found.next_step]
+    if not answer.send(json.dumps([isinstance(found, JobExistsError), *parts])) and ended is not None:
+        _keep(ended, parts)
+    return 1
+
+
+def _keep(ended: Path, parts: Sequence[str]) -> None:
+    """Keep the error of a run that nothing waits for; the record may be on a full disk."""
+    with contextlib.suppress(OSError):
+        with ended.open("r+") as file:
+            file.write(json.dumps(parts).ljust(_ROOM))
+        _say("\n".join(parts))
 
 
 def _redirect_output(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(log.parent)
     with log.open("a") as file, open(os.devnull) as nothing:  # noqa: PTH123 - a device
         sys.stdout.flush()
         os.dup2(nothing.fileno(), 0)
@@ -120,13 +147,15 @@ class _Answer:
     def __init__(self, pipe: int) -> None:
         self._pipe: int | None = pipe
 
-    def send(self, text: str) -> None:
+    def send(self, text: str) -> bool:
+        """Return whether this was the first answer."""
         if self._pipe is None:
-            return
+            return False
         pipe, self._pipe = self._pipe, None
         with contextlib.suppress(OSError):  # the starting process gave up waiting
             os.write(pipe, text.encode())
         os.close(pipe)
+        return True
 
 
 def _say(line: str) -> None:

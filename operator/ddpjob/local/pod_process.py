@@ -21,7 +21,7 @@ from ddpjob.engine.injection import PROGRAM
 from ddpjob.local import LocalError
 from ddpjob.local.environment import declared, expand, inherited
 from ddpjob.local.references import NO_REFERENCES, References
-from ddpjob.local.resources import Ports, cpu_share, gpu_variables, visible_gpus
+from ddpjob.local.resources import Ports, available_cpus, cpu_share, gpu_variables, visible_gpus
 from ddpjob.local.state import HostPaths
 from ddpjob.local.translate import LOOPBACK, Translator
 from ddpjob.local.volumes import Volumes
@@ -49,7 +49,7 @@ class Machine:
     references: References = NO_REFERENCES
     directory: Path = field(default_factory=Path.cwd)
     ports: Ports = field(default_factory=Ports)
-    cpus: Sequence[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
+    cpus: Sequence[int] = field(default_factory=available_cpus)
     gpus: Sequence[str] = field(default_factory=visible_gpus)
 
     @property

@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -26,6 +27,17 @@ def cpu_share(available: Sequence[int], rank: int, nodes: int, limit: int | str 
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def available_cpus() -> list[int]:
+    """Return the CPUs that this process may use. Raises ``LocalError`` on a system that is not Linux."""
+    if sys.platform != "linux":
+        raise LocalError(
+            f"local mode runs on Linux only, this is {sys.platform}",
+            "it needs features of the Linux kernel to stop every process of a job",
+            "run it in a Linux virtual machine or container, or use a cluster",
+        )
+    return sorted(os.sched_getaffinity(0))
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _GPU_DRIVER) -> list[str]:

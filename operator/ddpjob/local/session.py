@@ -9,7 +9,6 @@ The status is on disk before any process is started or stopped, so a kill at any
 import asyncio
 import contextlib
 import secrets
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +24,10 @@ from ddpjob.engine.actions import Note, Plan
 from ddpjob.engine.events import RESTARTED_IN_PLACE
 from ddpjob.engine.observed import NOT_POLLED, Observed, owned_pods
 from ddpjob.engine.plan import plan
-from ddpjob.local import LocalError, resume
+from ddpjob.local import LocalJobExistsError, resume
 from ddpjob.local.admission import SETTINGS, AdmittedJob
 from ddpjob.local.pod_process import Machine, PodProcess
-from ddpjob.local.state import EVENTS
+from ddpjob.local.state import EVENTS, unusable
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ class Session:
 
     on_change: called with the DDPJob and its pods at the start and after every change.
     say: prints one line for the user; the line has no line feed.
+    is_new: refuse to replace or resume a job of this name.
     fresh: first remove the job's record and empty the volume of its claimTemplate.
     progress_seconds: time between two progress requests to rank 0.
     job: the DDPJob as it was last recorded.
@@ -56,6 +56,7 @@ class Session:
     on_change: Callable[[Json, Sequence[Json]], None]
     say: Callable[[str], None]
     fresh: bool = False
+    is_new: bool = False
     progress_seconds: float = 0.25
     job: Json = field(init=False)
     _pods: dict[str, PodProcess] = field(default_factory=dict, init=False)
@@ -66,7 +67,6 @@ class Session:
     _token_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _require_linux()
         self.job = self.admitted.body
         self._key = Key(self.admitted.job.namespace, self.admitted.job.name)
         PodProcess(self.admitted.pods[0], self.machine, self._changed.set)  # refuses what it cannot carry out
@@ -92,13 +92,16 @@ class Session:
             with self.machine.paths.record.locked():
                 return await self._run()
         except OSError as error:
-            raise LocalError(
-                f"{error.filename or self.machine.paths.record.path}: {error.strerror or error}",
-                "local mode keeps its state and the job's volumes there",
-                "free space or fix the permissions, or name another folder with --state-dir or DDPJOB_STATE_DIR",
-            ) from error
+            raise unusable(error, self.machine.paths.record.path) from error
 
     async def _run(self) -> Json:
+        record = self.machine.paths.record
+        if self.is_new and record.job() is not None:
+            raise LocalJobExistsError(
+                f"there is a job {record.name} already, in namespace {record.namespace}",
+                "a finished job keeps its name until it is deleted",
+                f"ddpjob delete {record.name} deletes it and keeps its checkpoints; or use another name",
+            )
         if self.fresh:
             resume.remove_state(self.admitted, self.machine.paths, self.say)
         self.job = resume.start_or_resume(self.machine.paths.record, self.admitted, self.say)
@@ -190,12 +193,3 @@ class Session:
             self.say(f"Resumed: attempt {self.job['status']['attempt']} begins")
         elif note.reason == RESTARTED_IN_PLACE:
             self.say(message)
-
-
-def _require_linux() -> None:
-    if sys.platform != "linux":
-        raise LocalError(
-            f"local mode runs on Linux only, this is {sys.platform}",
-            "it needs features of the Linux kernel to stop every process of a job",
-            "run it in a Linux virtual machine or container, or use a cluster",
-        )

@@ -3,6 +3,7 @@
 jobs/<namespace>/<job>/lock          locked by the `ddpjob run` of this job; contains its pid, and where that counts
 jobs/<namespace>/<job>/cluster.json  the DDPJob and its pods, as an API server would store them
 jobs/<namespace>/<job>/events.log    the events of the last run
+jobs/<namespace>/<job>/ended.json    the error that ended the last run in the background; else blanks, which keep room
 jobs/<namespace>/<job>/pods/<pod>/   trainer.log, trainer.termination-log, and while the pod runs its own volumes
 volumes/<namespace>/<claim>/         one directory per PersistentVolumeClaim; kept when the job is deleted
 """
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, is_true
-from ddpjob.local import LocalError
+from ddpjob.local import LocalError, LocalJobExistsError
 
 if TYPE_CHECKING:
     from ddpjob.engine.desired import Job  # what renders pods takes a tenth of the time of a command that reads
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _PROBE_SECONDS = 0.5  # ``runner`` takes the lock, shared, for a moment
 _PAUSE = 0.02
 EVENTS = "events.log"
+ENDED = "ended.json"
 RECORD = "cluster.json"
 """Its name and its form are those of earlier releases, whose jobs are resumed."""
 
@@ -94,7 +96,7 @@ class JobFolder:
         """
         deadline = time.monotonic() + _PROBE_SECONDS
         while True:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)  # specs and logs may be private
+            make_private(self.path)  # specs and logs may be private
             with self._lock.open("a+") as file:
                 if _try_lock(file, exclusive=True) and _is_at(self._lock, file):
                     file.truncate(0)
@@ -107,7 +109,7 @@ class JobFolder:
                     return
                 holder = self.runner()
             if time.monotonic() > deadline:
-                raise LocalError(
+                raise LocalJobExistsError(
                     f"DDPJob {self.name} is running already, in process {holder}"
                     if holder
                     else f"another command is starting or deleting DDPJob {self.name}",
@@ -124,6 +126,15 @@ class JobFolder:
             return None
         return found.st_ino, found.st_mtime_ns
 
+    def ended(self) -> list[str]:
+        """Return error, hint and next step with which the last run in the background ended, if it ended by an error."""
+        try:
+            path = self.path / ENDED
+            lines = json.loads(path.read_bytes()) if path.stat().st_mtime >= self._record.stat().st_mtime else []
+            return [str(line) for line in lines]
+        except (OSError, ValueError, TypeError):
+            return []
+
     def place(self) -> Json:
         """Return where the last run ran the job (``Machine.place``); {} if there is no record, or it does not say."""
         try:
@@ -134,7 +145,7 @@ class JobFolder:
 
     def save(self, job: Json, pods: Iterable[Json], place: Json) -> None:
         """Replace the record atomically."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_private(self.path)
         objects = [[names.DDPJOBS.plural, job], *([names.PODS.plural, pod] for pod in pods)]
         temporary = self._record.with_suffix(".json.tmp")
         temporary.write_text(json.dumps({"objects": objects, "place": place}, separators=(",", ":")))
@@ -212,6 +223,22 @@ class StateFolder:
                     f"{part!r} is not a Kubernetes name", next_step="use lower case letters, digits and '-'"
                 )
         return self.root / kind / namespace / name
+
+
+def make_private(path: Path) -> None:
+    """Create a directory and those above it that do not exist, for this user alone."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def unusable(error: OSError, path: Path) -> LocalError:
+    """Return the error of a state folder or volume that cannot be used. path: of the folder."""
+    return LocalError(
+        f"{error.filename or path}: {error.strerror or error}",
+        "local mode keeps its state and the job's volumes there",
+        "free space or fix the permissions, or name another folder with --state-dir or DDPJOB_STATE_DIR",
+    )
 
 
 def remove_tree(path: Path, root: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ddpjob.api.objects import Json
 from ddpjob.local import LocalError
 from ddpjob.local.references import References
+from ddpjob.local.state import make_private
 
 _SHARED_MEMORY = "/dev/shm"
 
@@ -43,12 +44,12 @@ class Volumes:
     def prepare(self) -> None:
         """Create and fill the directories."""
         for target, (content, mode) in self._files.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_private(target.parent)
+            target.touch(mode=0o600)
             target.write_bytes(content)
             target.chmod(mode)
         for path in self._directories:
-            if not path.exists():  # a subPath can be a file
-                path.mkdir(parents=True, exist_ok=True)  # another job may share the claim
+            make_private(path)  # a subPath can be a file; another job may share the claim
 
     def _mounted(self, mount: Json, volume: Json) -> Path:
         if "subPathExpr" in mount:
@@ -83,9 +84,10 @@ def _files(
 ) -> Iterator[tuple[Path, tuple[bytes, int]]]:
     """Yield path, and content with mode, of the files of a ConfigMap or Secret."""
     data, mode = references.data(kind, source), int(source.get("defaultMode", 0o644))
+    mask = 0o700 if kind == "Secret" else 0o777  # all processes of the job belong to this user
     for item in source.get("items") or ({"key": key, "path": key} for key in data):
         for content in references.data(kind, source | {"key": item["key"]}).values():
-            yield _below(directory, item["path"]), (content, int(item.get("mode", mode)))
+            yield _below(directory, item["path"]), (content, int(item.get("mode", mode)) & mask)
 
 
 def _below(directory: Path, path: str) -> Path:

@@ -84,13 +84,14 @@ def _interrupted(case: Case) -> Explanation:
     """Explain a job of this machine that nothing runs."""
     is_saved = case.status.checkpoint is not None
     goes_on = "it continues from its last checkpoint" if is_saved else "no checkpoint is known, so it may begin again"
+    ended, cause, advice = case.facts.ended or ("", "its process was killed, or the machine was restarted", "")
     found = case.verdict(
         "Interrupted",
         "NoProcess",
-        f"no process of this machine runs {case.name}, which has not finished",
+        f"no process of this machine runs {case.name}, which has not finished" + (f": {ended}" if ended else ""),
         [case.of_job("status.state", case.status.state)],
-        hint=f"its process was killed, or the machine was restarted; {goes_on}",
+        hint=f"{cause}; {goes_on}",
         attempt=case.attempt.number,
-        next=f"ddpjob resume {case.name}",
+        next=f"{advice}, then ddpjob resume {case.name}" if advice else f"ddpjob resume {case.name}",
     )
     return found.model_copy(update={"state": "Interrupted"})

@@ -48,6 +48,7 @@ class Facts:
     operators: the Deployments of operators; None if they could not be read, or there is no cluster.
     logs: the ends of logs, by the pod's name.
     is_run: whether a process of this machine runs the job, which is not suspended; None on a cluster.
+    ended: error, hint and next step with which that process ended, if they are known.
     only_waiting: the pods that run are left out, because there are many.
     unread: the reason, by the kind of what could not be read.
     """
@@ -63,6 +64,7 @@ class Facts:
     operators: Sequence[Json] | None = None
     logs: Mapping[str, str] = field(default_factory=dict)
     is_run: bool | None = None
+    ended: Sequence[str] = ()
     only_waiting: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
 
