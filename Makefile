@@ -43,6 +43,9 @@ $(VENV)/.installed $(VENV)/.trainer: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo 'Installing PyTorch and what else .[$(EXTRAS)] needs into $(VENV). Up to 3 GB are downloaded; this takes minutes.'
 	$(BIN)/pip install $(QUIET) --disable-pip-version-check $(FIND_LINKS) -c constraints.txt -e '.[$(EXTRAS)]'
+	@# Else a folder named ddpjob in the current directory, such as this clone, is imported in place of the package.
+	@printf '%s\n' '$(CURDIR)/operator' '$(CURDIR)/trainer_app' > \
+		"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ddpjob-source.pth"
 	@touch $@
 
 demo: $(DEMO)  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster

@@ -77,3 +77,14 @@ def test_lessons_are_installed_beside_the_trainer(tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(tmp_path / "installed")}
     done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60, check=True)
     assert done.stdout.split() == [str(tmp_path / "installed" / "lessons"), *lesson_names()]
+
+
+def test_a_folder_with_the_name_of_a_package_is_not_imported_in_its_place(tmp_path: Path) -> None:
+    """As a clone named ddpjob is, beside the user's script."""
+    names = ["ddpjob", "ddprun", "ddptrain", "ddpplot"]
+    for name in names:
+        (tmp_path / name / "operator").mkdir(parents=True)
+    script = tmp_path / "script.py"
+    script.write_text(f"import {', '.join(names)}\nprint([one.__file__ for one in ({', '.join(names)})])")
+    done = subprocess.run([sys.executable, script], text=True, capture_output=True, timeout=120, check=True)
+    assert "None" not in done.stdout
