@@ -69,6 +69,20 @@ def test_life_of_a_job_that_is_suspended_resumed_and_restarted(world: World) -> 
             call("mnist")
 
 
+def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World) -> None:
+    client = world.client
+    old = client.submit(world.job("mnist"))
+    client.delete(old)
+    new = client.submit(world.job("mnist"))
+    for act in (client.suspend, client.resume, client.restart, lambda job: client.wait(job, timeout=60)):
+        with pytest.raises(JobNotFoundError, match="there is another of this name"):
+            act(old)
+    with pytest.raises(DDPJobError):
+        client.delete(old)
+    assert client.get(old).uid == new.uid
+    assert not client.get(old).spec.suspend
+
+
 def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> None:
     client, job = world.client, world.job("mnist")
     client.submit(job)

@@ -13,7 +13,7 @@ import pytest
 
 from ddpjob import DDPJob
 from ddpjob.client.local import LocalClient
-from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError
+from ddpjob.errors import DDPJobError, JobExistsError
 from ddpjob.local import LocalError
 from tests.processes import eventually
 
@@ -85,18 +85,6 @@ def test_a_finished_job_is_not_replaced_by_a_submission_that_did_not_see_it(clie
     with pytest.raises(JobExistsError, match="there is a job tiny already"):
         client._start(record, made.manifest["spec"], {"name": "tiny", "namespace": "default"}, made, is_new=True)
     assert client.get("tiny").uid == made.uid
-
-
-def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(client: LocalClient) -> None:
-    old = client.submit(DDPJob("tiny", image="none", command=["true"]))
-    client.wait(old, timeout=60)
-    client.delete(old)
-    new = client.submit(DDPJob("tiny", image="none", command=["sleep", "600"]))
-    for act in (client.delete, client.suspend, client.restart, lambda job: client.wait(job, timeout=60)):
-        with pytest.raises(JobNotFoundError, match="there is another of this name"):
-            act(old)
-    assert client.get("tiny").uid == new.uid
-    client.delete(new)
 
 
 def test_modules_of_the_current_directory_are_not_imported(

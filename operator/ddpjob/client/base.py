@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from ddpjob.api.model import WireModel
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, UnavailableError, WaitTimeoutError
+from ddpjob.errors import DDPJobError, JobNotFoundError, UnavailableError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.manifest import Manifest
@@ -394,6 +394,16 @@ def wanted_nodes(job: DDPJob, attempt: int, failed: Collection[int] = ()) -> set
     """Return the nodes whose logs are shown without a selection: node 0, and those that failed in the attempt."""
     recorded = job.status.failures or ()
     return {0, *failed, *(f.node_rank for f in recorded if f.attempt == attempt and f.node_rank is not None)}
+
+
+def require_same(given: str | DDPJob, uid: str | None) -> None:
+    """Raise ``JobNotFoundError`` if another job, with this uid, has taken the name of the given one."""
+    if isinstance(given, DDPJob) and given.uid not in (None, uid):
+        raise JobNotFoundError(
+            f"the job {given.name} was deleted, and there is another of this name",
+            "a job that is submitted again is a new job",
+            f"client.get({given.name!r}) returns the new one",
+        )
 
 
 def timed_out(job: DDPJob, seconds: float | None) -> WaitTimeoutError:

@@ -20,6 +20,7 @@ from ddpjob.client.base import (
     no_metrics,
     nodes_of,
     of_ranks,
+    require_same,
     timed_out,
 )
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
@@ -250,6 +251,7 @@ class ClusterClient(Client):
 
     def _change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         found = self.get(job)
+        require_same(job, found.uid)
         if found.finished:
             raise already_finished(found)
         patch = {"spec": spec}
@@ -265,6 +267,7 @@ class ClusterClient(Client):
 
     def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         first = last = self.get(job)
+        require_same(job, first.uid)
         end = math.inf if timeout is None else time.monotonic() + timeout
         yield last
         versions = _Versions(self, first)

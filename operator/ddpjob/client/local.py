@@ -25,6 +25,7 @@ from ddpjob.client.base import (
     no_metrics,
     nodes_of,
     of_ranks,
+    require_same,
     timed_out,
 )
 from ddpjob.client.job import DDPJob
@@ -268,7 +269,8 @@ class LocalClient(Client):
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         record = self.record(job)
         with contextlib.suppress(LocalError):  # a damaged record, whose job can be deleted
-            _require_same(job, record.job())
+            if (recorded := record.job()) is not None:
+                require_same(job, recorded["metadata"]["uid"])
         if record.runner() is not None:
             stop(record)
         with record.locked(to_run=False):
@@ -321,7 +323,7 @@ class LocalClient(Client):
     def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         record = self.record(job)
         first = last = _seen(record)
-        _require_same(job, first.manifest)
+        require_same(job, first.uid)
         end = None if timeout is None else time.monotonic() + timeout
         yield last
         version, looked = None, time.monotonic()
@@ -351,7 +353,7 @@ class LocalClient(Client):
     def _unfinished(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
         record = self.record(job)
         found = _seen(record)
-        _require_same(job, found.manifest)
+        require_same(job, found.uid)
         if found.finished:
             raise already_finished(found)
         return record, found
@@ -467,16 +469,6 @@ def _seen(record: JobFolder) -> DDPJob:
     # Nothing ran it before and after: a run that ended, or began, between the two looks is not an interruption.
     interrupted = alone and state in _ACTIVE and record.runner() is None
     return DDPJob.from_manifest(job, state=INTERRUPTED if interrupted else None)
-
-
-def _require_same(given: str | DDPJob, job: Json | None) -> None:
-    """Raise ``JobNotFoundError`` if another job has taken the place of the given one, as a cluster does by its uid."""
-    if isinstance(given, DDPJob) and given.uid and job is not None and job["metadata"]["uid"] != given.uid:
-        raise JobNotFoundError(
-            f"the job {given.name} was deleted, and there is another of this name",
-            "a job that is submitted again is a new job",
-            f"client.get({given.name!r}) returns the new one",
-        )
 
 
 def _at(record: JobFolder) -> DDPJob:
