@@ -130,8 +130,10 @@ class JobFolder:
         """Return error, hint and next step with which the last run in the background ended, if it ended by an error."""
         try:
             path = self.path / ENDED
-            lines = json.loads(path.read_bytes()) if path.stat().st_mtime >= self._record.stat().st_mtime else []
-            return [str(line) for line in lines]
+            if path.stat().st_mtime < self._record.stat().st_mtime:  # a later run, in the foreground
+                return []
+            error, hint, next_step = json.loads(path.read_bytes())
+            return [str(error), str(hint), str(next_step)]
         except (OSError, ValueError, TypeError):
             return []
 
