@@ -137,6 +137,8 @@ def test_only_states_that_need_attention_are_abnormal() -> None:
 def test_a_sparkline_has_the_course_of_the_values() -> None:
     assert sparkline([4.0, 2.0, 0.0], 10) == "█▅▁ 4 → 0"
     assert sparkline([float("nan"), 1.0, 2.0], 10) == ""
+    assert sparkline([4.0, 2.0, 0.0, float("nan"), float("inf")], 10) == "█▅▁×× 4 → inf"
+    assert sparkline([4.0, float("nan"), 2.0, 0.0, float("nan"), float("nan")], 3) == "█▁× 4 → nan"
     assert len(sparkline(list(map(float, range(1000))), 30).split()[0]) <= 30
     assert sparkline([1.0, 1.0, 1.0], 10) == "▁▁▁ 1 → 1"
 

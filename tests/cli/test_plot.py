@@ -105,6 +105,31 @@ def test_page_has_attempts_failures_and_time_and_no_markup_of_the_job(trained: P
     assert "<script" not in page
 
 
+def test_a_loss_that_becomes_nan_is_shown_everywhere(ddpjob: Program) -> None:
+    script = """
+import ddprun
+for step in range(1, 51):
+    ddprun.report(step=step, total_steps=100, loss=1 / step if step < 25 else float("nan"))
+"""
+    (ddpjob.folder / "train.py").write_text(script)
+    job = shell_job("tiny", "exec ddprun train.py", numNodes=1, nprocPerNode=1, **with_volume())
+    assert ddpjob("run", ddpjob.write(job), "-o", "json").result["loss"] == "nan"
+    plain = {"COLUMNS": "90"}
+    drawn = ddpjob("plot", "tiny", env=plain).out
+    assert drawn.splitlines()[0].endswith("step 50 of 100, loss NaN from step 25")
+    assert "  ! step 25: attempt 1: the loss is NaN at step 25 and 25 later" in drawn
+    card = ddpjob("get", "tiny", env=plain).out
+    assert "loss nan" in card and " 1 → nan" in card
+    assert " nan" in ddpjob("ls", "-o", "wide").out
+    assert ddpjob("report", "tiny").code == 0
+    page = (ddpjob.folder / "tiny.html").read_text()
+    assert '<b class="bad">NaN</b><span>training loss from step 25</span>' in page
+    assert ">NaN at step 25<" in page
+    found = plotted(ddpjob)
+    assert [step["loss"] for step in found["steps"]][23:26] == [1 / 24, "NaN", "NaN"]
+    assert [mark["step"] for mark in found["marks"] if mark["kind"] == "notFinite"] == [25]
+
+
 def test_a_copy_of_the_metrics_is_read(trained: Program, tmp_path: Path) -> None:
     volume = trained.state / "volumes" / "default" / "tiny-checkpoints"
     shutil.copytree(volume / "metrics", tmp_path / "copy")

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from ddpjob.cli.top import follow, headline, ranks_table
 from ddpjob.client.base import Client
-from ddpjob.client.ranks import RankState, RankTable
+from ddpjob.client.job import DDPJob
+from ddpjob.client.ranks import RankState, RankTable, rank_table
 from ddpjob.errors import UnavailableError
 from tests.cli.program import ROOT, Program, shell_job
 from tests.json_schema import faults
@@ -54,6 +55,16 @@ def test_the_slow_the_waiting_and_the_silent_rank_are_abnormal() -> None:
         ["n1r3", "[90]", "200.0 ms", "×1.00", "2.0 ms (1%)", "1.00 GiB", "0s ago", "train"],
         ["n2r4", "[0]", "-", "-", "-", "-", "10s ago", "start"],
     ]
+
+
+@pytest.mark.parametrize("field", ['"ageSeconds": NaN', '"stepSeconds": 1e999', f'"memoryBytes": 1{"0" * 400}'])
+def test_an_answer_with_a_number_that_is_none_is_refused(field: str) -> None:
+    row = '{"rank": 0, "node": 0, "step": 1, "phase": "train", "collective": "", "ageSeconds": 1.5, ' + field + "}"
+    job = DDPJob.from_manifest(
+        {"metadata": {"name": "tiny", "namespace": "default"}, "spec": {}, "status": {"attempt": 1}}
+    )
+    with pytest.raises(UnavailableError, match="something else than ranks"):
+        rank_table(job, "this machine", json.loads(f'{{"worldSize": 1, "ranks": [{row}]}}'))
 
 
 def test_a_row_that_is_older_than_the_others_is_not_behind() -> None:

@@ -139,7 +139,7 @@ def test_odd_numbers_of_a_program_stay_short(value: str) -> None:
     world.settle()
     shown = world.status["progress"]
     assert all(len(str(item)) <= 32 for item in shown.values()), shown
-    assert not {"inf", "-inf"} & {str(item) for item in shown.values()}
+    assert not {"inf", "-inf"} & {str(item) for name, item in shown.items() if name != "loss"}
 
 
 def test_numbers_as_trainings_have_them_are_unchanged() -> None:

@@ -43,8 +43,21 @@ def test_unchanged_report_does_not_change_the_status() -> None:
     assert progress(later, before, NOW + timedelta(seconds=10)) == before
 
 
-def test_nan_loss_is_a_string() -> None:
-    assert progress(REPORT | {"loss": float("nan")}).loss == "nan"
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        ("NaN", "nan"),
+        ("Infinity", "inf"),
+        ("-Infinity", "-inf"),
+        (float("nan"), "nan"),
+        (1e308, "1e+308"),
+        ("no", "0.04"),
+    ],
+)
+def test_loss_that_is_no_number_replaces_the_last_good_one(loss: object, shown: str) -> None:
+    during = progress(REPORT | {"step": 301, "loss": loss}, progress(REPORT))
+    assert during.loss == shown
+    assert progress(REPORT | {"step": 302, "loss": None}, during).loss == shown
 
 
 def test_phase_without_a_loss_keeps_the_last_one() -> None:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddpplot import figure
 from ddpplot.history import Failure, History, StepRow
 from ddpplot.recorded import read_history
 from ddpplot.terminal import drawing, loss_drawing
-from tests.plot.rows import restarted
+from tests.plot.rows import restarted, write_run
 
 
 def history_of(losses: dict[int, float]) -> History:
@@ -33,7 +34,14 @@ def test_two_points_draw_no_curve() -> None:
 
 def test_equal_losses_and_a_step_that_is_too_large_are_drawn_or_left_out() -> None:
     points = dict.fromkeys(range(20), 0.0)
-    assert loss_drawing(history_of(points | {10**400: 0.5, 21: math.nan}), 60) == loss_drawing(history_of(points), 60)
+    assert loss_drawing(history_of(points | {10**400: 0.5}), 60) == loss_drawing(history_of(points), 60)
+
+
+def test_axis_ends_at_the_last_step_also_if_its_loss_is_nan() -> None:
+    lines = loss_drawing(history_of({step: 1 / step if step < 25 else math.nan for step in range(1, 50)}), 60)
+    assert lines[-1].split()[-1] == "49"
+    curve = [line for line in lines if "│" in line or "┤" in line]
+    assert max(len(line.rstrip(" │")) for line in curve) < 40, "half of the axis has no curve"
 
 
 def test_curve_of_a_file_of_an_older_trainer_leaves_out_what_a_resumed_run_repeated(tmp_path: Path) -> None:
@@ -70,6 +78,18 @@ def test_marks_are_listed_below_both_curves(tmp_path: Path) -> None:
     ]
     coloured = "\n".join(drawing(history, 90, coloured=True))
     assert "\x1b[31m×\x1b[0m" in coloured and "\x1b[2J" not in coloured
+
+
+def test_first_loss_of_a_run_that_is_no_number_is_listed(tmp_path: Path) -> None:
+    rows = [{"event": "train", "step": step, "loss": loss} for step, loss in ((61, "NaN"), (62, 0.5), (63, "Infinity"))]
+    write_run(tmp_path, 1, range(1, 61), rows=tuple(rows), attempt=1)
+    history = read_history(tmp_path)
+    assert (history.loss, history.diverged) == (math.inf, 63)
+    lines = drawing(history, 90, coloured=False)
+    assert lines[-1] == "  ! step 61: attempt 1: the loss is NaN at step 61 and 1 later"
+    assert any("!" in line for line in lines[:-1]), "a mark below the curve"
+    picture = figure.drawing(history)
+    assert ">NaN at step 61<" in picture and "× loss not finite" in picture and "nan" not in picture
 
 
 def test_of_many_restarts_the_first_and_the_last_are_listed(tmp_path: Path) -> None:

@@ -470,7 +470,7 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
     progress.update(phase="train", step=1, loss=float("nan"), samplesPerSecond=float("inf"))
     third = get("/progress")
     assert third["seq"] == int(str(first["seq"])) + 1
-    assert (third["step"], third["loss"], third["samplesPerSecond"]) == (1, None, None)
+    assert (third["step"], third["loss"], third["samplesPerSecond"]) == (1, "NaN", None)
     assert get("/healthz") == {"ok": True}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get("/elsewhere")

@@ -56,6 +56,12 @@ def test_report_of_a_step_is_read() -> None:
     assert found == TrainerStatus(NOW + 0.5, 40, 90, {"loss": 0.5, "current_step": 120})
 
 
+def test_a_loss_that_is_nan_is_passed_on() -> None:
+    status = parse(json.dumps(sent(40, loss="nan", eval_accuracy="nan", current_step=120)).encode())
+    shown = ReportedTraining().after(status, 0, NOW).added_to(OWN, 0.0)
+    assert (shown["loss"], shown["accuracy"]) == ("NaN", None)
+
+
 def test_time_is_read_in_the_forms_of_python_and_kubernetes() -> None:
     for text in ("2026-11-23T14:05:06+00:00", "2026-11-23T14:05:06Z", "2026-11-23T16:05:06.000000+02:00"):
         assert parse(json.dumps({"trainerStatus": {"lastUpdatedTime": text}}).encode()).sent == NOW

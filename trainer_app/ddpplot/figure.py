@@ -7,13 +7,13 @@ The page embeds the drawing, and commands write it as a file. This module comput
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddpplot.history import History
+from ddpplot.history import History, loss_text
 from ddpplot.marks import Mark, marks, name_of
 
 STYLE = Markup((Path(__file__).parent / "templates" / "curves.css").read_text())  # noqa: S704 - a constant
@@ -23,7 +23,8 @@ TEMPLATES = Environment(
 )  # fmt: skip
 _LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 56, 14, 26, 40, 44  # pixels around and between the panels
 _APART = 6  # pixels between two marks of saves, at least
-_SYMBOLS = {"save": "▲ saved", "failure": "× failed", "restart": "┆ restart", "inPlace": "┊ restart in place"}
+_SYMBOLS = {"save": "▲ saved", "failure": "× failed", "restart": "┆ restart", "inPlace": "┊ restart in place",
+            "notFinite": "× loss not finite"}  # fmt: skip
 _HITS = 90  # columns that show their numbers under the pointer
 _SMOOTHING = 80  # the strong line of the loss averages over two of so many parts of the training
 
@@ -107,12 +108,16 @@ def drawing(history: History, width: int = 960, *, is_page: bool = False) -> str
     again = [(before, across(run.resumed)) for before, run in pairwise(history.runs)]
     bands = [(x, across(run.reached) - x, run.repeated) for run, x in again if across(run.reached) > x]
     found = marks(history)
+    for mark in [mark for mark in found if mark.kind == "notFinite"][-1:]:
+        at_end = across(mark.step) + 90 > across.end
+        x = across(mark.step) + (-9 if at_end else 9)
+        panels[0].label(x, panels[0].bottom - 4, f"{mark.label} at step {mark.step:,}", "end" if at_end else "start")
     kinds = {mark.kind for mark in found}
     return TEMPLATES.get_template("curves.svg.j2").render(
         standalone=not is_page, data=history.data, style=STYLE, width=width, height=panels[-1].bottom + _BOTTOM,
         left=across.start, right=across.end, panels=panels, bands=bands, flags=_flags(found, across),
         restarts=[(across(mark.step), mark) for mark in found if mark.kind in ("restart", "inPlace")],
-        failures=[(across(mark.step), mark) for mark in found if mark.kind == "failure"],
+        failures=[(across(mark.step), mark) for mark in found if mark.kind in ("failure", "notFinite")],
         saves=_saves(found, across), names={run.number: name_of(run) for run in history.runs},
         symbols=" · ".join(text for kind, text in _SYMBOLS.items() if kind in kinds) if width > 600 else "",
         steps=[(x, label, "end" if x > across.end - 20 else "middle") for x, label in ticks],
@@ -162,9 +167,13 @@ def _panel(name: str, across: _Scale, down: _Scale, *, show: Callable[[float], s
 
 
 def _loss(history: History, across: _Scale, top: float, bottom: float) -> _Panel:
-    taken = [(step.step, step.loss) for step in history.steps if step.loss is not None]
+    taken = history.finite
     tested = [(row.step, row.loss) for row in history.evaluations if row.loss is not None]
-    values = [loss for _, loss in (*taken, *tested)] + [step.loss for step in history.lost if step.loss is not None]
+    repeated: dict[int, list[tuple[int, float]]] = {}
+    for step in history.lost:
+        if step.loss is not None and math.isfinite(step.loss):
+            repeated.setdefault(step.run, []).append((step.step, step.loss))
+    values = [loss for _, loss in (*taken, *tested, *chain(*repeated.values()))]
     is_log = bool(values) and min(values) > 0
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     margin = 0.06 * (high - low or 1.0)
@@ -173,8 +182,7 @@ def _loss(history: History, across: _Scale, top: float, bottom: float) -> _Panel
     panel = _panel(name, across, _Scale(low, high, bottom, top, is_log), show=lambda value: f"{value:.3g}", ticks=6)
     panel.curve("raw loss", _extremes(panel.places(taken)))
     reach = max(1, len(taken) // _SMOOTHING)
-    for run in {step.run: None for step in history.lost}:
-        of_run = [(step.step, step.loss) for step in history.lost if step.run == run and step.loss is not None]
+    for of_run in repeated.values():
         panel.curve("lost", _extremes(panel.places(_smooth(of_run, reach))))
     panel.curve("line loss", _thin(panel.places(_smooth(taken, reach))))
     places = panel.places(tested)
@@ -224,7 +232,7 @@ def _hits(history: History, across: _Scale) -> list[tuple[float, float, float, s
     edges = [across.start, *((a + b) / 2 for a, b in pairwise(middles)), across.end]
     hits = []
     for step, x, (left, right) in zip(shown, middles, pairwise(edges), strict=False):
-        loss = f"loss {step.loss:.4f}" if step.loss is not None else ""
+        loss = f"loss {loss_text(step.loss)}" if step.loss is not None else ""
         numbers = f"step {step.step:,}", loss, f"{step.speed:,.0f} samples/s" if step.speed is not None else ""
         hits.append((x, left, max(left, right), " · ".join(filter(None, numbers))))
     return hits

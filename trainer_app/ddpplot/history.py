@@ -1,18 +1,40 @@
 """What the metrics of a training say: the steps that count, those that were computed again, and its runs. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 _PARTS = 80  # a speed that is computed from times is that of so many parts of a run
 _SHORTEST = 0.2  # seconds of such a part; times are in milliseconds
+_LARGEST = 1e300  # what is not smaller cannot be drawn
+
+
+def drawable(value: object) -> float | None:
+    """Return a number of a row; None if it is none, not finite, or too large to draw."""
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
+
+
+def loss_of(value: object) -> float | None:
+    """Return the loss of a row: NaN or infinite if the program reported that, or a number that is too large to draw."""
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        value = float(value)
+    if isinstance(value, int | float) and abs(value) >= _LARGEST:
+        return math.inf if value > 0 else -math.inf
+    return float(value) if isinstance(value, int | float) else None
+
+
+def loss_text(loss: float) -> str:
+    """Return the loss for a person."""
+    return "NaN" if math.isnan(loss) else f"{loss:.4g}"
 
 
 @dataclass(frozen=True)
 class StepRow:
     """One training step.
 
-    ``loss``, ``learning_rate`` and ``speed`` (samples per second) are None if they are not finite or too large to draw.
+    ``learning_rate`` and ``speed`` (samples per second) are None if they are not finite or too large to draw. Such a
+    ``loss`` is NaN or infinite.
     """
 
     run: int
@@ -145,6 +167,21 @@ class History:
     def loss(self) -> float | None:
         """The last training loss."""
         return next((step.loss for step in reversed(self.steps) if step.loss is not None), None)
+
+    @property
+    def finite(self) -> list[tuple[int, float]]:
+        """Step and training loss, where that is a number."""
+        return [(s.step, s.loss) for s in self.steps if s.loss is not None and math.isfinite(s.loss)]
+
+    @property
+    def diverged(self) -> int | None:
+        """The step from which no training loss is a finite number; None if the last one is."""
+        first = None
+        for step in reversed(self.steps):
+            if step.loss is not None and math.isfinite(step.loss):
+                break
+            first = first if step.loss is None else step.step
+        return first
 
     @property
     def began(self) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ddpplot import figure
-from ddpplot.history import History
+from ddpplot.history import History, loss_text
 from ddpplot.job import FORMULA, Job
 from ddpplot.timeline import bars, span
 
@@ -43,7 +43,7 @@ class Page:
 
 def as_html(page: Page) -> str:
     """Return the page."""
-    figure.TEMPLATES.filters["duration"] = duration
+    figure.TEMPLATES.filters.update(duration=duration, loss=loss_text)
     history = page.history
     return figure.TEMPLATES.get_template("page.html.j2").render(
         page=page,

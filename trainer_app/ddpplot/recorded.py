@@ -5,18 +5,17 @@ Of a directory without metrics, the state in the checkpoints of transformers is 
 
 import contextlib
 import json
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ddpplot.history import EvaluationRow, History, Run, SaveRow, StepRow
+from ddpplot.history import EvaluationRow, History, Run, SaveRow, StepRow, drawable, loss_of
 from ddpplot.trainer_state import read_trainer_state
 from ddprun.checkpoint_files import all_manifests, reading, run_folder
 from ddprun.errors import DataMissing
 from ddprun.reporting.metrics import FOLDER, RecordedMetrics, read_metrics, whole
 
 __all__ = ["DataMissing", "read_history"]
-_LARGEST = 1e300  # what is not smaller cannot be drawn
 
 
 def read_history(root: Path) -> History:
@@ -49,17 +48,20 @@ def read_history(root: Path) -> History:
         if event == "stopped":
             stops[run] = str(row.get("message") or "stopped")
         elif event == "save":
-            saves[run, step] = _number(row.get("seconds"))
+            saves[run, step] = drawable(row.get("seconds"))
         elif event == "train" and step:
-            numbers = (_number(row.get(name)) for name in ("loss", "lr", "samplesPerSecond", "time"))
-            (steps if found.counts(row) else lost).append(StepRow(run, step, *numbers))
-        elif event == "eval" and found.counts(row) and (accuracy := _number(row.get("accuracy"))) is not None:
-            evaluations.append(EvaluationRow(run, step, accuracy, _number(row.get("loss"))))
+            numbers = (drawable(row.get(name)) for name in ("lr", "samplesPerSecond", "time"))
+            (steps if found.counts(row) else lost).append(StepRow(run, step, loss_of(row.get("loss")), *numbers))
+        elif event == "eval" and found.counts(row) and (accuracy := drawable(row.get("accuracy"))) is not None:
+            evaluations.append(EvaluationRow(run, step, accuracy, drawable(row.get("loss"))))
     for counted in (steps, evaluations):
         counted.sort(key=lambda row: row.step)
     kept = [SaveRow(*at, seconds) for at, seconds in saves.items() if found.counts({"run": at[0], "step": at[1]})]
     newest = found.starts[max(found.starts)]
-    runs = [_run(root, number, found, steps, lost) for number in sorted(found.starts)]
+    own, repeated = defaultdict[int, list[StepRow]](list), Counter(step.run for step in lost)
+    for taken in (*steps, *lost):
+        own[taken.run].append(taken)
+    runs = [_run(root, number, found, own[number], repeated[number]) for number in sorted(found.starts)]
     return History(
         [replace(run, cause=stops.get(run.number, "")) for run in _with_restarts_in_place(runs)],
         steps,
@@ -71,10 +73,9 @@ def read_history(root: Path) -> History:
     )
 
 
-def _run(root: Path, number: int, found: RecordedMetrics, steps: list[StepRow], lost: list[StepRow]) -> Run:
+def _run(root: Path, number: int, found: RecordedMetrics, own: list[StepRow], lost: int) -> Run:
     start, origin = found.starts[number], found.origins[number]
-    own = [step for step in (*steps, *lost) if step.run == number]
-    times = [time for time in (_number(start.get("time")), *(step.time for step in own)) if time is not None]
+    times = [time for time in (drawable(start.get("time")), *(step.time for step in own)) if time is not None]
     host, attempt, resumed = "", start.get("attempt"), origin[1] if origin else 0
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the folder of an old run may be gone
         owner = json.loads((run_folder(root, number) / "owner.json").read_bytes())
@@ -88,7 +89,7 @@ def _run(root: Path, number: int, found: RecordedMetrics, steps: list[StepRow], 
         min(times, default=None),
         max(times, default=None),
         max((step.step for step in own), default=resumed),
-        sum(step.run == number for step in lost),
+        lost,
         life=whole(start.get("life")) or None,
     )
 
@@ -99,7 +100,3 @@ def _with_restarts_in_place(runs: list[Run]) -> list[Run]:
         replace(run, is_in_place=before is not None and before.attempt == run.attempt and (run.life or 1) > 1)
         for before, run in pairs
     ]
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None

@@ -15,8 +15,8 @@ _LARGEST_STEP = 10**12  # that a drawing shows
 _MOST_LINES = 12  # of starts, failures and stops below the curves; then the first and the last ones
 _MOST_OF_A_MARK = 3  # lines
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_COLOURS = {"restart": "orange", "inPlace": "blue", "failure": "red", "stop": "gray"}
-_SYMBOLS = {"restart": "│", "inPlace": "┊", "failure": "×", "stop": "■", "save": "▴"}
+_COLOURS = {"restart": "orange", "inPlace": "blue", "failure": "red", "stop": "gray", "notFinite": "red"}
+_SYMBOLS = {"restart": "│", "inPlace": "┊", "failure": "×", "stop": "■", "save": "▴", "notFinite": "!"}
 
 Points = Sequence[tuple[int, float]]
 
@@ -40,7 +40,7 @@ def drawing(history: History, width: int, *, coloured: bool) -> list[str]:
 
 
 def _losses(history: History) -> Points:
-    return [(step.step, step.loss) for step in history.steps if step.loss is not None]
+    return [(step.step, step.loss) for step in history.steps if step.loss is not None]  # NaN, too: it has a place
 
 
 def _legend(found: Sequence[Mark], width: int, *, coloured: bool) -> list[str]:
@@ -76,6 +76,7 @@ def _drawing(
 ) -> list[str]:
     kept = [[(step, value) for step, value in run if math.isfinite(value) and step <= _LARGEST_STEP] for run in runs]
     points = [point for run in kept for point in run]
+    steps = [step for run in runs for step, _ in run if step <= _LARGEST_STEP]  # also those of a loss that is NaN
     if len(points) < 3:
         return []
     import plotext  # type: ignore[import-untyped]
@@ -88,15 +89,15 @@ def _drawing(
     bundle = math.ceil(len(points) / (4 * width))
     for run in filter(None, kept):
         groups = [run[i : i + bundle] for i in range(0, len(run), bundle)]
-        steps = [group[len(group) // 2][0] for group in groups]
-        plotext.plot(steps, [sum(value for _, value in group) / len(group) for group in groups], marker="braille")
-    steps = [step for step, _ in points]
+        middles = [group[len(group) // 2][0] for group in groups]
+        plotext.plot(middles, [sum(value for _, value in group) / len(group) for group in groups], marker="braille")
     low = 0.0 if from_zero else min(value for _, value in points)
     high = max(low, *(value for _, value in points))
     heights = [low + (high - low) * part / 4 for part in range(5)][:: 1 if height > _SPEED_HEIGHT else 2]
     plotext.yticks(heights, [_number(value).rjust(_LABELS) for value in heights])
     _draw_marks([mark for mark in found if min(steps) <= mark.step <= max(steps)], low, high)
     plotext.title(title)
+    plotext.xlim(min(steps), max(steps))
     ticks = sorted({min(steps), steps[len(steps) // 2], max(steps)})
     plotext.xticks(ticks, [f"{step:,}" for step in ticks])
     text = plotext.build()
@@ -123,7 +124,7 @@ def _number(value: float) -> str:
 
 
 def _painted(text: str, kind: str) -> str:
-    codes = {"restart": 33, "inPlace": 34, "failure": 31, "stop": 90}
+    codes = {"restart": 33, "inPlace": 34, "failure": 31, "stop": 90, "notFinite": 31}
     return f"\x1b[{codes[kind]}m{text}\x1b[0m"
 
 

@@ -6,14 +6,13 @@ Each has the log of all steps up to it, of the attempts before, too. It names no
 import contextlib
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpplot.history import EvaluationRow, History, Run, SaveRow, StepRow
+from ddpplot.history import EvaluationRow, History, Run, SaveRow, StepRow, drawable, loss_of
 
 _FILE, _FOLDER = "trainer_state.json", re.compile(r"checkpoint-(\d+)$")
-_LARGEST, _TOO_LARGE = 10**12, 1e300  # step, number that is drawn
+_LARGEST = 10**12  # step
 
 
 def read_trainer_state(root: Path) -> History | None:
@@ -30,14 +29,14 @@ def read_trainer_state(root: Path) -> History | None:
     output = newest.parent.parent if _FOLDER.match(newest.parent.name) else newest.parent
     rows = [(step, row) for row in state["log_history"] if isinstance(row, dict) and (step := _step(row.get("step")))]
     steps = {
-        step: StepRow(1, step, _number(row, "loss"), _number(row, "learning_rate"), None, None)
+        step: StepRow(1, step, loss_of(row["loss"]), drawable(row.get("learning_rate")), None, None)
         for step, row in rows
         if "loss" in row
     }
     evaluations = {
-        step: EvaluationRow(1, step, accuracy, _number(row, "eval_loss"))
+        step: EvaluationRow(1, step, accuracy, drawable(row.get("eval_loss")))
         for step, row in rows
-        if (accuracy := _number(row, "eval_accuracy")) is not None
+        if (accuracy := drawable(row.get("eval_accuracy"))) is not None
     }
     saves = [SaveRow(1, int(found[1]), None) for path in output.iterdir() if (found := _FOLDER.match(path.name))]
     last = max([*steps, *evaluations, 0])
@@ -63,8 +62,3 @@ def _state(path: Path) -> dict[str, Any] | None:
 
 def _step(value: Any) -> int | None:
     return value if type(value) is int and 0 < value <= _LARGEST else None
-
-
-def _number(row: Mapping[str, Any], name: str) -> float | None:
-    value = row.get(name)
-    return float(value) if isinstance(value, int | float) and abs(value) < _TOO_LARGE else None

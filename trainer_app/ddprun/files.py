@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,16 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(inner) for inner in value]
     return value
+
+
+def with_named_loss(values: Mapping[str, Any]) -> Json:
+    """Return the values; a loss that JSON has no number for is one of the texts NaN, Infinity and -Infinity.
+
+    With null in its place, status and curves showed the last good loss for ever.
+    """
+    loss = values.get("loss")
+    named = {"loss": json.dumps(loss)} if isinstance(loss, float) and not math.isfinite(loss) else {}
+    return {**values, **named}
 
 
 def dumps_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:

@@ -20,6 +20,7 @@ from ddpjob.api.text import clean, shorten
 
 _MAX_INT = 2**53  # every JSON reader represents it exactly
 _MAX_FLOAT = float_info.max
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _MAX_PHASE = 64
 _MAX_LIVES = 5
 _MAX_TEXT = 4096  # bytes of a termination message
@@ -35,6 +36,12 @@ def _number(value: object) -> float | None:
     if type(value) is float:
         return value if isnan(value) else max(-_MAX_FLOAT, min(value, _MAX_FLOAT))  # 1e999 is infinite
     return float(value) if type(value) is int and abs(value) <= _MAX_INT else None
+
+
+def _loss(value: object) -> float | None:
+    """Return a loss, also one that is NaN or infinite, which JSON has as text."""
+    number = float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+    return number if type(number) is float else _number(number)
 
 
 def _text(limit: Callable[[str], str]) -> PlainValidator:
@@ -54,6 +61,7 @@ _Count = Annotated[int | None, _integer(0, _MAX_INT)]
 _Percent = Annotated[int | None, _integer(0, 100)]
 _Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
 _Number = Annotated[float | None, PlainValidator(_number)]
+_Loss = Annotated[float | None, PlainValidator(_loss)]
 _Phase = Annotated[str | None, PlainValidator(lambda v: clean(v)[:_MAX_PHASE] if isinstance(v, str) else None)]
 _Name = Annotated[str | None, _text(lambda text: text[: limits.MAX_REASON])]
 _Advice = Annotated[str | None, _text(lambda text: shorten(text, limits.MAX_ADVICE))]
@@ -154,7 +162,7 @@ class TrainingReport:
     step: _Count = None
     total_steps: _Count = None
     percent: _Percent = None
-    loss: _Number = None
+    loss: _Loss = None
     accuracy: _Number = None
     samples_per_second: _Number = None
     steps_per_second: _Number = None

@@ -89,7 +89,7 @@ def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fa
     if pause := pause_text(job, now):
         yield Fact("", pause, is_abnormal=True)
     if drawn := sparkline(losses, _SPARKS):
-        yield Fact("loss", drawn)
+        yield Fact("loss", drawn, is_abnormal=not math.isfinite(losses[-1]))
     yield from _attempts(job, now)
     if status.failures:
         yield from _failure(status.failures[-1], now, is_abnormal=job.state in ABNORMAL_STATES)
@@ -211,13 +211,16 @@ def _past(start: str | None, end: datetime | str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the course of the values in one line of at most ``width`` bars; empty for fewer than three values."""
-    finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < 3:
+    """Return the course of the values in one line of at most ``width`` bars; empty for fewer than three finite values.
+
+    A bar of values that are NaN or infinite is ``×``.
+    """
+    if len([value for value in values if math.isfinite(value)]) < 3:
         return ""
-    bundle = math.ceil(len(finite) / width)
-    means = [sum(group) / len(group) for group in (finite[i : i + bundle] for i in range(0, len(finite), bundle))]
-    low, high = min(means), max(means)
+    bundle = math.ceil(len(values) / width)
+    groups = [[v for v in values[i : i + bundle] if math.isfinite(v)] for i in range(0, len(values), bundle)]
+    means = [sum(group) / len(group) if group else None for group in groups]
+    low, high = min(mean for mean in means if mean is not None), max(mean for mean in means if mean is not None)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    bars = "".join(_BARS[round((mean - low) * scale)] for mean in means)
-    return f"{bars} {finite[0]:.4g} → {finite[-1]:.4g}"
+    bars = "".join("×" if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
+    return f"{bars} {values[0]:.4g} → {values[-1]:.4g}"

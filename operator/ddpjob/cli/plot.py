@@ -103,11 +103,13 @@ def write_file(file: Path, text: str, about: "Job") -> None:
 def text_lines(training: "Training", width: int, *, coloured: bool) -> Iterator[str]:
     """Yield the lines for a terminal."""
     from ddpplot import terminal
+    from ddpplot.history import loss_text
 
     history, job = training.history, training.job
     total = f" of {history.total_steps:,}" if history.total_steps else ""
     facts = [f"step {history.last_step:,}{total}"]
-    facts += [f"loss {history.loss:.4g}"] if history.loss is not None else []
+    since = f" from step {history.diverged:,}" if history.diverged is not None else ""
+    facts += [f"loss {loss_text(history.loss)}{since}"] if history.loss is not None else []
     if job.restarts:
         in_place = f" ({job.in_place} in place)" if job.in_place else ""
         facts.append(number_of(job.restarts, "restart") + in_place)

@@ -1,5 +1,7 @@
 """What ``plot`` and ``report`` show: the history in the metrics of a job, and what its status adds; also as JSON."""
 
+import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -132,8 +134,9 @@ class PlottedRun(WireModel):
 class PlottedMark(WireModel):
     """One event, in the order in which they happened."""
 
-    kind: Literal["restart", "inPlace", "failure", "stop", "save"]
-    """restart: a new attempt, or a new start without an operator. inPlace: a restart in the same pods."""
+    kind: Literal["restart", "inPlace", "failure", "stop", "save", "notFinite"]
+    """restart: a new attempt, or a new start without an operator. inPlace: a restart in the same pods. notFinite: the
+    first loss of a run that is NaN or infinite."""
     step: int
     """Of a start the step from which it continued, else the last step before the event."""
     run: int
@@ -145,7 +148,8 @@ class PlottedStep(WireModel):
 
     run: int
     step: int
-    loss: float | None = None
+    loss: float | Literal["NaN", "Infinity", "-Infinity"] | None = None
+    """Training loss; a text if it is no finite number, which JSON does not have."""
     learning_rate: float | None = None
     samples_per_second: float | None = None
     time: float | None = None
@@ -251,7 +255,7 @@ def _steps(history: History, *, lost: bool) -> Iterator[PlottedStep]:
         yield PlottedStep(
             run=row.run,
             step=row.step,
-            loss=row.loss,
+            loss=row.loss if row.loss is None or math.isfinite(row.loss) else json.dumps(row.loss),  # type: ignore[arg-type]
             learning_rate=row.learning_rate,
             samples_per_second=row.speed,
             time=row.time,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
@@ -19,6 +19,8 @@ _OF_TORCH = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 class RankState(WireModel):
     """One process of the training."""
+
+    model_config = ConfigDict(allow_inf_nan=False)  # which the JSON of Python can hold
 
     rank: int
     """Global rank."""
@@ -36,7 +38,7 @@ class RankState(WireModel):
     """Time of a step: the mean over the last 10 to 20 s, or of the last step if that took longer."""
     data_wait_seconds: float | None = None
     """Of that, the wait for batches of a DataLoader in the main thread; absent if there is none."""
-    memory_bytes: int | None = None
+    memory_bytes: int | None = Field(None, le=2**63)
     """Resident memory of the process and of all that it has started; memory that they share counts in each."""
 
 

@@ -142,9 +142,9 @@ def complete_body(received: bytes, *, is_end: bool = False) -> bytes | None:
 
 
 def parse(body: bytes) -> Json:
-    """Return the JSON object; NaN and infinities, which are not JSON, become None. Raises ``UnusableAnswerError``."""
+    """Return the JSON object; NaN and infinities, which are no JSON, are texts. Raises ``UnusableAnswerError``."""
     try:
-        value = json.loads(body, parse_constant=lambda name: None)
+        value = json.loads(body, parse_constant=str)
     except (ValueError, RecursionError) as error:
         raise UnusableAnswerError(f"not JSON: {type(error).__name__}") from error
     if not isinstance(value, dict):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeGuard
 
-from ddprun.files import Json
+from ddprun.files import Json, with_named_loss
 
 _MOST_METRICS = 512
 _LONGEST_TEXT = 256  # characters of a metric's name or value
@@ -34,7 +34,7 @@ class TrainerStatus:
     Attributes:
         sent: when, in seconds since 1970.
         remaining: seconds until the training ends.
-        metrics: those that are used and whose values are finite numbers.
+        metrics: those that are used and whose values are numbers; only a loss may be NaN or infinite.
     """
 
     sent: float
@@ -90,7 +90,7 @@ def _integer(status: Json, name: str, highest: int) -> int | None:
 
 
 def _metrics(value: Any) -> dict[str, float]:
-    """Return the numbers; a metric that is not finite, such as a gradient's norm, is no reason to refuse the others."""
+    """Return the numbers; one that is not finite, such as a speed, is left out, except a loss: it has diverged."""
     if value is None:
         return {}
     if not isinstance(value, list) or len(value) > _MOST_METRICS:
@@ -101,7 +101,7 @@ def _metrics(value: Any) -> dict[str, float]:
         if not (_is_short(name) and _is_short(text)):
             raise ValueError(f"a metric has no name and value, texts of at most {_LONGEST_TEXT} characters")
         number = _number(text) if name in _USED else None
-        if number is not None:
+        if number is not None and (math.isfinite(number) or name in _SHOWN["loss"]):
             found[name] = number
     return found
 
@@ -112,10 +112,9 @@ def _is_short(value: Any) -> TypeGuard[str]:
 
 def _number(text: str) -> float | None:
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class ReportedTraining:
             name: next((metrics[metric] for metric in names if metric in metrics), None)
             for name, names in _SHOWN.items()
         }
-        known |= {"etaSeconds": self.remaining, "epoch": _epoch(metrics)}
+        known = with_named_loss(known) | {"etaSeconds": self.remaining, "epoch": _epoch(metrics)}
         shown = own | {"epoch": own["epoch"] or None}  # 0 if the script has not reported it
         shown |= {name: value for name, value in known.items() if shown.get(name) is None}
         shown |= {"seq": own["seq"] + self.reports, "ageSeconds": min(own["ageSeconds"], round(age, 3))}

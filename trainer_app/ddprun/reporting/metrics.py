@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.files import Json, dumps_json, make_shared, share, sync, sync_directory
+from ddprun.files import Json, dumps_json, make_shared, share, sync, sync_directory, with_named_loss
 
 FOLDER = "metrics"
 _OLDER_FILE = "metrics.jsonl"  # of all runs; written by versions up to 0.1
@@ -49,7 +49,7 @@ class RowsFile:
         """Add one row to the buffer; ``at`` is its time, if that is not now."""
         row = {"event": event, "run": self.run, **values, "time": round(time.time() if at is None else at, 3)}
         with self._rows:
-            self._buffer += dumps_json(row).encode() + b"\n"
+            self._buffer += dumps_json(with_named_loss(row)).encode() + b"\n"
 
     def write(self, *, durable: bool) -> None:
         """Write the buffer; what a full volume does not take stays in it.

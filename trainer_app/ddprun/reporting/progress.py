@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.files import BackgroundWrite, Json, dumps_json, finite, write_atomically
+from ddprun.files import BackgroundWrite, Json, dumps_json, finite, with_named_loss, write_atomically
 from ddprun.heartbeat import RETURNED, HeartbeatRecord
 from ddprun.reporting.progress_port import ProgressPort
 from ddprun.shared_text import SharedText
@@ -91,7 +91,8 @@ class Progress:
         with self._lock:
             self._continue()
             self._is_counted = is_counted or ("step" not in values and self._is_counted)
-            changed = {name: value for name, value in finite(values).items() if value != self._values.get(name)}
+            given = finite(with_named_loss(values))
+            changed = {name: value for name, value in given.items() if value != self._values.get(name)}
             phase_changed = "phase" in changed
             self._values.update(changed)
             if changed.keys() - _AT_EACH_STEP:

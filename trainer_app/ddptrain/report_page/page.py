@@ -17,7 +17,7 @@ from ddpplot.history import History
 from ddpplot.timeline import span
 from ddprun.checkpoint_files import read_newest
 from ddprun.errors import DataError, Mismatch, UsageError
-from ddprun.files import Json, dumps_json, write_result
+from ddprun.files import Json, dumps_json, with_named_loss, write_result
 from ddprun.reporting import metrics
 from ddptrain import __version__
 from ddptrain.config import Config
@@ -124,8 +124,8 @@ def as_json(contents: Contents) -> Json:
         "step": history.last_step, "totalSteps": history.total_steps, "seconds": round(last - first, 3),
         "samplesPerSecond": speed.median if speed.unit == "samples" else None, "restarts": len(history.restarts),
         "runs": [asdict(run) for run in history.runs],
-        "steps": [asdict(step) for step in history.steps],
-        "lost": [asdict(step) for step in history.lost],
+        "steps": [with_named_loss(asdict(step)) for step in history.steps],
+        "lost": [with_named_loss(asdict(step)) for step in history.lost],
         "evaluations": [asdict(one) for one in history.evaluations],
         "checkpoint": place, "config": contents.manifest.get("config"),
         "confusion": mistakes.confusion if mistakes else None, "misses": worst, "problem": contents.problem or None,
