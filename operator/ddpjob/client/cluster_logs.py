@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 
+from urllib3.exceptions import ReadTimeoutError
+
 from ddpjob.api import names
 from ddpjob.api.objects import element
 from ddpjob.client.base import LogLine, log_line, wanted_nodes
@@ -32,7 +34,8 @@ from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
 
 _QUIET_SECONDS = 60.0
-"""A log that is silent for so long is asked for again: the connection may be dead without an error."""
+"""A log that is silent for so long is asked for again: the connection may be dead without an error. This is no error of
+its own: a download is silent for longer, and a kubelet sends the head of its answer with the first line."""
 _CONNECT_SECONDS = 10.0
 _PAUSE = 0.5  # seconds between two looks at a pod that has not started
 _MOST_FOLLOWED = 200  # pods, with a connection and a thread each
@@ -92,6 +95,7 @@ class JobLogs:
         self._all_nodes = all_nodes
         self._lines: queue.Queue[LogLine | Exception] = queue.Queue(_MOST_WAITING)
         self._readers: dict[tuple[int, int], tuple[PodLog, threading.Thread]] = {}
+        self._given_up: set[threading.Thread] = set()  # readers of logs that cannot be read
         self._has_ended = False
         self.stopped = threading.Event()
 
@@ -100,8 +104,16 @@ class JobLogs:
         newest = self.job.status.attempt or 0
         for number in (attempt,) if attempt else range(newest, max(newest - 2, 0), -1):
             logs = [PodLog(self, number, node) for node in self._wanted(number)]
+            unread = []
             for log in logs:
-                yield from log.lines(follow=False)
+                try:
+                    yield from log.lines(follow=False)
+                except DDPJobError as error:
+                    unread.append(error)
+            if unread and len(unread) == len(logs):
+                raise unread[0]
+            for failure in unread:
+                _warn(failure)
             if any(log.existed for log in logs):
                 return
         raise _no_logs(self.job, attempt)
@@ -174,6 +186,13 @@ class JobLogs:
         try:
             for line in log.lines(follow=True):
                 self._put(line)
+        except DDPJobError as error:
+            self._given_up.add(threading.current_thread())
+            readers = [thread for _, thread in list(self._readers.values())]
+            if self.is_over(log.attempt) or any(t.is_alive() and t not in self._given_up for t in readers):
+                _warn(error)
+            else:
+                self._put(error)
         except Exception as error:  # as above
             self._put(error)
 
@@ -197,7 +216,7 @@ class PodLog:
 
     def __init__(self, logs: JobLogs, attempt: int, node: int) -> None:
         self._logs = logs
-        self._attempt = attempt
+        self.attempt = attempt
         self._node = node
         self._pod = names.pod_name(logs.job.name, str(logs.job.uid), attempt, node)
         self._namespace = str(logs.job.namespace)
@@ -207,10 +226,13 @@ class PodLog:
         self.existed = False
 
     def lines(self, *, follow: bool) -> Iterator[LogLine]:
-        """Yield the lines of the log; with ``follow`` until the trainer has ended and all its lines are read."""
+        """Yield the lines of the log; with ``follow`` until the trainer has ended and all its lines are read.
+
+        Raises ``DDPJobError`` if it cannot be read for long.
+        """
         patience, state = Patience(None if follow else self._logs.connection.timeout), "absent"
         while not self._logs.stopped.is_set():
-            over = self._logs.is_over(self._attempt)
+            over = self._logs.is_over(self.attempt)
             try:
                 state = self._state()
                 if state == "absent" and (self.existed or over or not follow):
@@ -221,7 +243,7 @@ class PodLog:
                         return
                     self._logs.stopped.wait(_PAUSE)
                     continue
-                for line in self._stream(follow=follow and state == "running"):
+                for line in self._stream(patience, follow=follow and state == "running"):
                     patience.reset()
                     yield self._line(line)
                 if not follow or state == "ended":
@@ -232,11 +254,9 @@ class PodLog:
                 error = request_error(trouble)
                 if error.status == 400 and (state == "ended" or not follow):
                     return  # the container never started
-                if not self._wait_after(error, patience):
-                    return
+                self._wait_after(error, patience)
             except ValueError as fault:  # the kubelet's own text in place of a line
-                if not self._wait_after(RequestError(str(fault), 500, {}), patience):
-                    return
+                self._wait_after(RequestError(str(fault), 500, {}), patience)
 
     def shut(self) -> None:
         """Let a blocked read return."""
@@ -244,19 +264,14 @@ class PodLog:
             with contextlib.suppress(Exception):
                 response.shutdown()
 
-    def _wait_after(self, error: RequestError, patience: Patience) -> bool:
-        """Wait before the next try. After a long time raise the error, or if later attempts go on return False."""
+    def _wait_after(self, error: RequestError, patience: Patience) -> None:
+        """Wait before the next try; after a long time raise the error."""
         pause = _PAUSE if error.status == 400 else patience.pause(error)  # 400: the container has not started
         if pause is None and not self._logs.stopped.is_set():
-            unreadable = _unreadable(self._pod, self._logs.connection.explained(error))
-            if not self._logs.is_over(self._attempt):
-                raise unreadable from error
-            warnings.warn(unreadable.error, RuntimeWarning, stacklevel=1)  # a lost node must not end what others print
-            return False
+            raise _unreadable(self._pod, self._logs.connection.explained(error)) from error
         if error.status == 401:
             self._logs.connection.renew()
         self._logs.stopped.wait(pause)
-        return True
 
     def _state(self) -> str:
         """Return absent, waiting, running or ended, of the pod's trainer."""
@@ -272,19 +287,25 @@ class PodLog:
             return "ended"
         return "running" if "running" in state else "waiting"
 
-    def _stream(self, *, follow: bool) -> Iterator[bytes]:
+    def _stream(self, patience: Patience, *, follow: bool) -> Iterator[bytes]:
         """Yield the new lines of one connection, without their timestamps; keep what is behind the last line feed."""
         self._position.reconnect()
-        self._rest = b""
-        response = self._response = self._open(follow)
-        if self._logs.stopped.is_set():
-            self.shut()
-        with contextlib.closing(lines_of(response)) as lines:
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    self._rest = line
-                elif (text := self._position.text(line[:-1])) is not None:
-                    yield text
+        self._rest, self._response = b"", None
+        try:
+            response = self._response = self._open(follow)
+            if self._logs.stopped.is_set():
+                self.shut()
+            with contextlib.closing(lines_of(response)) as lines:
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        self._rest = line
+                    elif (text := self._position.text(line[:-1])) is not None:
+                        yield text
+        except TROUBLES as trouble:
+            # The API server has shown the running pod, so that a log which is silent, or cut, is no error in a row.
+            if follow and (self._response is not None or isinstance(trouble.__cause__, ReadTimeoutError)):
+                patience.reset()
+            raise
 
     def _open(self, follow: bool) -> Response:
         since = self._position.since
@@ -302,7 +323,12 @@ class PodLog:
     def _line(self, text: bytes) -> LogLine:
         world = self._logs.job.status.world
         nproc = world.nproc_per_node if world else None
-        return log_line(self._node, self._attempt, text.decode(errors="replace"), nproc)
+        return log_line(self._node, self.attempt, text.decode(errors="replace"), nproc)
+
+
+def _warn(error: DDPJobError) -> None:
+    """Warn of a log that cannot be read: a lost node must not end what others print."""
+    warnings.warn(error.error, RuntimeWarning, stacklevel=2)
 
 
 def _unreadable(pod: str, error: DDPJobError) -> DDPJobError:
