@@ -1,11 +1,15 @@
 """`wait`, `suspend`, `resume` and `restart` on jobs of this machine, and where a command acts."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddpjob.cli import place
+from ddpjob.cli.logs import print_lines
+from ddpjob.client.base import LogLine
+from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 from tests.cli.program import Program, shell_job, with_volume
 from tests.processes import eventually
@@ -17,6 +21,23 @@ echo up
 until [ -s $DDPJOB_CHECKPOINT_DIR/code ]; do sleep 0.02; done
 exit $(cat $DDPJOB_CHECKPOINT_DIR/code)
 """
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "printed"),
+    [(False, "first\n  0%|\n 50%|#\n100%|##\nlast\n"),
+     (True, "first\n  0%|\x1b[K\r 50%|#\x1b[K\r100%|##\x1b[K\nlast\n")],
+)  # fmt: skip
+def test_a_progress_bar_is_drawn_again_on_a_terminal_and_is_lines_elsewhere(
+    is_terminal: bool, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    bar = [LogLine(0, 0, 1, "  0%|", unfinished=True), LogLine(0, 0, 1, " 50%|#", unfinished=True)]
+    whole = LogLine(0, 0, 1, "\r  0%|\r 50%|#\r100%|##")
+    lines = [LogLine(0, 0, 1, "first"), *bar, whole, LogLine(0, 0, 1, "last")]
+    print_lines(DDPJob("tiny", image="none"), lines, flush=False)
+    assert capsys.readouterr().out == printed
 
 
 def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob: Program) -> None:

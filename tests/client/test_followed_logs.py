@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,28 @@ def test_a_silent_pod_is_followed_for_longer_than_errors_are_survived(
     with ScriptedApi(tmp_path, after_reconnects(answers)) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
         assert [line.text for line in client.logs("mnist", follow=True)] == ["first", "last"]
         assert api.asked("sinceTime") > 3
+
+
+def test_a_progress_bar_is_seen_while_it_moves(tmp_path: Path) -> None:
+    seen = threading.Event()
+
+    def log(answer: Answer, node: int, query: dict[str, str]) -> None:
+        answer.begin()
+        answer.send(f"{TIME} begin\n{TIME} \r  0%|")
+        threading.Timer(30, seen.set).start()  # if it is not seen
+        answer.until(seen)
+        answer.send("\r 50%|#  \r100%|##\n")
+        answer.api.ended.set()
+        answer.send("")
+
+    with ScriptedApi(tmp_path, log) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
+        lines = []
+        for line in client.logs("mnist", follow=True):
+            lines.append((line.text, line.unfinished))
+            if line.unfinished:
+                seen.set()
+        assert lines == [("begin", False), ("  0%|", True), ("\r  0%|\r 50%|#  \r100%|##", False)]
+        assert [line.unfinished for line in client.logs("mnist")] == [False, False]
 
 
 def test_a_node_whose_log_cannot_be_read_does_not_end_the_others(tmp_path: Path) -> None:

@@ -177,6 +177,17 @@ def test_followed_logs_have_what_an_attempt_prints_while_the_next_runs(client: L
     assert {line.rank - line.node for line in lines if line.rank is not None} == {0}, "one process per node"
 
 
+def test_a_progress_bar_is_seen_while_it_moves(client: LocalClient, tmp_path: Path) -> None:
+    bar = r"printf '\r  0%%|'; until test -e seen; do sleep 0.05; done; printf '\r100%%|#\n'"
+    client.submit(DDPJob("tiny", image="none", command=["sh", "-c", bar]), workdir=tmp_path)
+    lines = []
+    for line in client.logs("tiny", follow=True):
+        lines.append((line.text, line.unfinished))
+        (tmp_path / "seen").touch()
+    assert lines == [("  0%|", True), ("\r  0%|\r100%|#", False)]
+    assert [(line.text, line.unfinished) for line in client.logs("tiny")] == lines[1:]
+
+
 def test_a_bundle_has_the_metrics_of_the_job_but_no_file_that_they_link_to(client: LocalClient, tmp_path: Path) -> None:
     (tmp_path / "private").write_text("mine")
     checkpoint = tmp_path / "state/volumes/default/c"

@@ -396,6 +396,16 @@ def test_a_progress_bar_costs_what_it_shows_and_not_what_it_has_drawn() -> None:
     assert begun == b"next"
 
 
+def test_a_progress_bar_that_moves_for_long_is_printed_every_ten_seconds() -> None:
+    worker = ended(0, 0, 0.0)
+    printed = [(now, line) for now in range(100, 131) for line in worker.take(b"\r%3d%%" % now, float(now))]
+    assert printed == [(110, b"110%"), (120, b"120%"), (130, b"130%")]
+    assert worker.take(b"\r131%\n\r  1%", 131.0) == [b"130%\r131%"]
+    assert worker.take(b"\r  2%", 140.0) == [], "the next bar has just begun"
+    assert worker.take(b"\n", 150.0) == [b"  2%"]
+    assert worker.take(b"not a bar", 200.0) + worker.take(b", without an end", 300.0) == []
+
+
 def test_an_endless_line_is_divided_and_nothing_is_lost() -> None:
     lines, begun = [b""][:0], b""
     for _ in range(100):

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Literal
 
@@ -99,6 +101,8 @@ def logs(
         if output == "text":
             found = _announced(found, job, client.place, is_any=wanted is None)
         lines = found if pattern is None else (line for line in found if pattern.search(line.text))
+        if out_dir is not None or output == "json":
+            lines = (line for line in lines if not line.unfinished)
         if out_dir is not None:
             _write(lines, out_dir, flush=follow)
             return 0
@@ -125,10 +129,21 @@ def _announced(lines: "Iterator[LogLine]", job: "DDPJob", place: str, *, is_any:
 
 
 def print_lines(job: "DDPJob", lines: Iterable["LogLine"], *, flush: bool) -> None:
-    """Print lines of a job, each after the node or rank that printed it."""
-    several = job.manifest["spec"].get("numNodes", 1) > 1
+    """Print lines of a job, each after the node or rank that printed it.
+
+    On a terminal the next line replaces a progress bar, cut to the width; elsewhere each state of it is a line.
+    """
+    several, width = job.manifest["spec"].get("numNodes", 1) > 1, shutil.get_terminal_size().columns - 8
+    is_terminal = sys.stdout.isatty()
+    erase = ""
     for line in lines:
-        print(shown(line, several=several), flush=flush)
+        if is_terminal and line.unfinished:
+            bar = replace(line, text=line.text[:width])
+            print(f"{shown(bar, several=several)}\x1b[K", end="\r", flush=flush)
+            erase = "\x1b[K"
+        else:
+            print(shown(line, several=several) + erase, flush=flush)
+            erase = ""
 
 
 def shown(line: "LogLine", *, several: bool) -> str:

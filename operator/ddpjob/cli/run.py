@@ -26,6 +26,7 @@ from ddpjob.local.session import Session
 from ddpjob.local.stop import Stop
 
 _OUTPUT_SECONDS = 0.2
+_BAR_SECONDS = 10.0  # between two lines of a progress bar
 
 
 def execute(request: Request) -> int:
@@ -59,7 +60,7 @@ def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> 
     for warning in prepared.warnings:
         warn(warning)
     admitted, paths = prepared.admitted, prepared.paths
-    output = LogReader(paths.record, nodes={0})
+    output = LogReader(paths.record, nodes={0}, redrawn_seconds=_BAR_SECONDS)
     job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:

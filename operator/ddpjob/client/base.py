@@ -1,7 +1,9 @@
 """``Client``: what a user can do with jobs, on this machine and on a cluster alike."""
 
 import importlib
+import math
 import re
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +42,14 @@ class LogLine:
     node: node rank. attempt: number of the attempt. rank: the process that printed it; None if several run on the node
     and the line does not say which.
     text: the line as it was printed, without the line feed; it may contain escape sequences.
+    unfinished: what a line shows now that the program draws again, as a progress bar; the whole line follows later.
     """
 
     node: int
     rank: int | None
     attempt: int
     text: str
+    unfinished: bool = False
 
 
 class PrintedLine(WireModel):
@@ -61,13 +65,31 @@ class PrintedLine(WireModel):
     """The line without the line feed and ddprun's prefix; it may contain escape sequences."""
 
 
-def log_line(node: int, attempt: int, text: str, nproc_per_node: int | None) -> LogLine:
+def log_line(node: int, attempt: int, text: str, nproc_per_node: int | None, *, unfinished: bool = False) -> LogLine:
     """Return a line of a node with the rank that printed it."""
+    rank = node if nproc_per_node == 1 else None
     if (prefix := RANK_PREFIX.match(text)) is not None:
-        return LogLine(node, int(prefix.group(1)), attempt, text)
-    if (prefix := _TORCHRUN_PREFIX.match(text)) is not None and nproc_per_node:
-        return LogLine(node, node * nproc_per_node + int(prefix.group(1)), attempt, text)
-    return LogLine(node, node if nproc_per_node == 1 else None, attempt, text)
+        rank = int(prefix.group(1))
+    elif (prefix := _TORCHRUN_PREFIX.match(text)) is not None and nproc_per_node:
+        rank = node * nproc_per_node + int(prefix.group(1))
+    return LogLine(node, rank, attempt, text, unfinished)
+
+
+class Redrawn:
+    """A line that its program draws again, as a progress bar does: what it shows is returned at most once in a time."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self._shown = b""
+        self._time = -math.inf
+
+    def now(self, begun: bytes) -> bytes | None:
+        """Return what the begun line shows; None if it is no such line, unchanged, or was shown a moment ago."""
+        state = begun.rstrip(b"\r").rpartition(b"\r")[2]
+        if b"\r" not in begun or state == self._shown or time.monotonic() < self._time + self._seconds:
+            return None
+        self._shown, self._time = state, time.monotonic()
+        return state
 
 
 def nodes_of(job: DDPJob, ranks: Collection[int]) -> set[int] | None:
@@ -214,7 +236,7 @@ class Client(Protocol):
         tail: int | None = None,
         since: float | None = None,
     ) -> Iterator[LogLine]:
-        """Yield what the nodes of a job printed, each line once.
+        """Yield what the nodes of a job printed, each line once; with ``follow`` also the course of a progress bar.
 
         Args:
             nodes: default: node 0 and the nodes that failed.

@@ -18,7 +18,7 @@ from urllib3.exceptions import ReadTimeoutError
 
 from ddpjob.api import names
 from ddpjob.api.objects import element
-from ddpjob.client.base import LogLine, log_line, wanted_nodes
+from ddpjob.client.base import LogLine, Redrawn, log_line, wanted_nodes
 from ddpjob.client.connection import (
     TROUBLES,
     Connection,
@@ -220,7 +220,7 @@ class PodLog:
         self._node = node
         self._pod = names.pod_name(logs.job.name, str(logs.job.uid), attempt, node)
         self._namespace = str(logs.job.namespace)
-        self._position = Position()
+        self._position, self._redrawn = Position(), Redrawn()
         self._rest = b""
         self._response: Response | None = None
         self.existed = False
@@ -243,9 +243,9 @@ class PodLog:
                         return
                     self._logs.stopped.wait(_PAUSE)
                     continue
-                for line in self._stream(patience, follow=follow and state == "running"):
+                for line, unfinished in self._stream(patience, follow=follow and state == "running"):
                     patience.reset()
-                    yield self._line(line)
+                    yield self._line(line, unfinished=unfinished)
                 if not follow or state == "ended":
                     last = self._position.text(self._rest) if self._rest else None
                     yield from [] if last is None else [self._line(last)]
@@ -287,20 +287,26 @@ class PodLog:
             return "ended"
         return "running" if "running" in state else "waiting"
 
-    def _stream(self, patience: Patience, *, follow: bool) -> Iterator[bytes]:
-        """Yield the new lines of one connection, without their timestamps; keep what is behind the last line feed."""
+    def _stream(self, patience: Patience, *, follow: bool) -> Iterator[tuple[bytes, bool]]:
+        """Yield the new lines of one connection, without their timestamps, and whether they are unfinished.
+
+        What is behind the last line feed is kept.
+        """
         self._position.reconnect()
         self._rest, self._response = b"", None
         try:
             response = self._response = self._open(follow)
             if self._logs.stopped.is_set():
                 self.shut()
-            with contextlib.closing(lines_of(response)) as lines:
+            with contextlib.closing(lines_of(response, begun=follow)) as lines:
                 for line in lines:
-                    if not line.endswith(b"\n"):
+                    if line.startswith(b"\r"):
+                        if (state := self._redrawn.now(line)) is not None:
+                            yield _STAMP.sub(b"", state), True
+                    elif not line.endswith(b"\n"):
                         self._rest = line
                     elif (text := self._position.text(line[:-1])) is not None:
-                        yield text
+                        yield text, False
         except TROUBLES as trouble:
             # The API server has shown the running pod, so that a log which is silent, or cut, is no error in a row.
             if follow and (self._response is not None or isinstance(trouble.__cause__, ReadTimeoutError)):
@@ -320,10 +326,10 @@ class PodLog:
         path = path_of(names.PODS, self._namespace, self._pod, "log")
         return self._logs.connection.send("GET", path, query, seconds=(_CONNECT_SECONDS, _QUIET_SECONDS))
 
-    def _line(self, text: bytes) -> LogLine:
+    def _line(self, text: bytes, *, unfinished: bool = False) -> LogLine:
         world = self._logs.job.status.world
         nproc = world.nproc_per_node if world else None
-        return log_line(self._node, self.attempt, text.decode(errors="replace"), nproc)
+        return log_line(self._node, self.attempt, text.decode(errors="replace"), nproc, unfinished=unfinished)
 
 
 def _warn(error: DDPJobError) -> None:

@@ -147,18 +147,25 @@ def parsed(data: bytes, status: int, keys: set[str]) -> Json:
     raise RequestError("the answer is not from an API server", status, {})
 
 
-def lines_of(response: Response) -> Generator[bytes, None, None]:
+def lines_of(response: Response, *, begun: bool = False) -> Generator[bytes, None, None]:
     """Yield the lines of a stream as they come, with their line feeds, and close it; the last line may have none.
+
+    begun: also yield the new part of a line without its end, if a program draws that again: it has a carriage return.
 
     Raises one of ``TROUBLES``.
     """
-    rest = b""
+    rest: list[bytes] = []
     try:
         for block in response.stream(65_536, decode_content=False):
-            *complete, rest = (rest + block).split(b"\n")
-            yield from (line + b"\n" for line in complete)
-        if rest:
-            yield rest
+            *complete, last = block.split(b"\n")
+            for line in complete:
+                yield b"".join([*rest, line, b"\n"])
+                rest = []
+            rest.append(last)
+            if begun and b"\r" in last:
+                yield b"\r" + last
+        if last := b"".join(rest):
+            yield last
     finally:
         response.close()
         response.release_conn()

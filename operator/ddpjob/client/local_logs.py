@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
-from ddpjob.client.base import LogLine, log_line, wanted_nodes
+from ddpjob.client.base import LogLine, Redrawn, log_line, wanted_nodes
 from ddpjob.client.job import DDPJob
 from ddpjob.local.state import JobFolder
 
@@ -31,6 +31,8 @@ class LogReader:
     attempt: int | None = None
     all_nodes: bool = False
     tail: int | None = None
+    redrawn_seconds: float = 1.0
+    """Between two lines for what a progress bar shows."""
     found: set[tuple[int, int]] = field(default_factory=set)
     """Attempt and node of every log so far."""
     _open: dict[tuple[int, int], "LogFile"] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class LogReader:
         for (attempt, node), log in sorted(self._open.items()):
             for text in log.lines(to_the_end=to_the_end or (attempt, node) in ended):
                 yield log_line(node, attempt, text, self._nproc)
+            if (bar := log.redrawn()) is not None:
+                yield log_line(node, attempt, bar, self._nproc, unfinished=True)
         for key in ended & self._open.keys():
             del self._open[key]
         self.tail = None if self.found else self.tail  # what is printed from now on is not limited
@@ -62,7 +66,7 @@ class LogReader:
             for node, pod in found[attempt].items():
                 if (self.all_nodes or node in wanted) and (attempt, node) not in self.found:
                     self.found.add((attempt, node))
-                    self._open[attempt, node] = LogFile(self.record.log(pod), last=self.tail)
+                    self._open[attempt, node] = LogFile(self.record.log(pod), self.tail, self.redrawn_seconds)
         # A pod of an earlier attempt is no longer recorded when it has ended and is deleted.
         alive = {(pod.attempt, pod.node_rank) for pod in pods if pod.exit_code is None}
         newest = max(shown.status.attempt or 0, *found)
@@ -87,9 +91,10 @@ def attempts(record: JobFolder, job: Json | None) -> dict[int, dict[int, str]]:
 class LogFile:
     """Returns each line of a growing file once. The file may be created later."""
 
-    def __init__(self, path: Path, last: int | None = None) -> None:
+    def __init__(self, path: Path, last: int | None = None, redrawn_seconds: float = 1.0) -> None:
         """last: begin with that many lines before the end; None: with the first line."""
         self._path = path
+        self._redrawn = Redrawn(redrawn_seconds)
         self._position = 0 if last is None else _start_of_last(path, last)
         self._rest = b""
 
@@ -110,6 +115,11 @@ class LogFile:
         if to_the_end and self._rest:
             rest, self._rest = self._rest, b""
             yield rest.decode(errors="replace")
+
+    def redrawn(self) -> str | None:
+        """Return what a last line without a line feed shows, if it is a progress bar that has moved."""
+        state = self._redrawn.now(self._rest)
+        return None if state is None else state.decode(errors="replace")
 
 
 def last_lines(path: Path, count: int) -> list[str]:

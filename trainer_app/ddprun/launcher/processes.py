@@ -42,6 +42,7 @@ from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _CANCEL_INTERVAL = 0.1  # seconds
 LONGEST_LINE = 65536  # bytes
+_BAR_SECONDS = 10.0  # between two lines of a progress bar
 _LAST_LINES = 50  # that may say why a signal ended a rank
 _CRASH = "Fatal Python error: "  # by faulthandler, which then prints the stacks
 _CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
@@ -83,6 +84,7 @@ class WorkerProcess:
     process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
     tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=4 * _LAST_LINES))
     unfinished: bytes = b""
+    drawn: float = 0.0  # when the line without an end began, or what it shows was printed last
     ending: bytes = b""  # as JSON
     status: int | None = None
     ended: float = 0.0
@@ -95,6 +97,19 @@ class WorkerProcess:
         """Whether the script of this rank has returned, although its process may not have ended."""
         last = self.diagnostics.last_heartbeat()
         return not self.sends_an_ending and last.phase == RETURNED and not last.collective
+
+    def take(self, data: bytes, now: float) -> list[bytes]:
+        """Return the lines that the data ends, and from time to time what a progress bar shows.
+
+        A container runtime logs whole lines, so the bar of an epoch would be seen at its end.
+        """
+        is_new = not self.unfinished
+        lines, self.unfinished = split_lines(self.unfinished, data)
+        if lines or is_new:
+            self.drawn = now
+        elif b"\r" in data and now - self.drawn >= _BAR_SECONDS:
+            self.drawn, lines = now, [self.unfinished.rstrip(b"\r")]
+        return lines
 
     def close(self) -> None:
         """Release the descriptors of an ended rank."""

@@ -341,7 +341,7 @@ class Supervisor:
             worker.ending += data
             self._note_failure(worker)
             return bool(data)
-        lines, worker.unfinished = processes.split_lines(worker.unfinished, data)
+        lines = worker.take(data, time.monotonic())
         if not data:
             begun, of_stderr = worker.diagnostics.take_begun_lines()
             lines, worker.unfinished = [line for line in (worker.unfinished + begun, of_stderr) if line], b""
