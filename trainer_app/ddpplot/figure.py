@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddpplot.history import History, loss_text
+from ddpplot.history import History, loss_text, round_values
 from ddpplot.marks import Mark, marks, name_of
 
 STYLE = Markup((Path(__file__).parent / "templates" / "curves.css").read_text())  # noqa: S704 - a constant
@@ -27,6 +28,7 @@ _SYMBOLS = {"save": "▲ saved", "failure": "× failed", "restart": "┆ restart
             "notFinite": "× loss not finite"}  # fmt: skip
 _HITS = 90  # columns that show their numbers under the pointer
 _SMOOTHING = 80  # the strong line of the loss averages over two of so many parts of the training
+_SMOOTHED = 4000  # means from which that line is made of a long training; a drawing has fewer columns
 
 Places = Sequence[tuple[float, float]]
 
@@ -54,11 +56,7 @@ class _Scale:
                 if len(found) <= most:
                     return found if len(found) > 1 else [self.low, self.high]
             return found[:: -(-len(found) // most)]  # of so many powers of ten, every second or third
-        rough = (self.high - self.low) / most or 1.0
-        unit = 10.0 ** math.floor(math.log10(rough))
-        size = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
-        first = math.ceil(self.low / size - 1e-9)
-        return [n * size for n in range(first, math.floor(self.high / size + 1e-9) + 1)]
+        return round_values(self.low, self.high, most)
 
 
 @dataclass
@@ -139,16 +137,21 @@ def _panels(history: History, across: _Scale) -> list[_Panel]:
     return panels
 
 
-def _flags(found: Sequence[Mark], across: _Scale) -> list[tuple[float, float, str, Mark]]:
-    """Return (x, width, label, mark) of the restarts; the flags of restarts close together would overlap."""
-    flags, free, restarts = [], -math.inf, [mark for mark in found if mark.kind in ("restart", "inPlace")]
+def _flags(found: Sequence[Mark], across: _Scale) -> list[tuple[float, float, float, str, Mark]]:
+    """Return (x, y below the top, width, label, mark) of the restarts.
+
+    A flag that would overlap another is in a row below; of many restarts it is left out.
+    """
+    restarts = [mark for mark in found if mark.kind in ("restart", "inPlace")]
+    flags, ends = [], [-math.inf] * (len(restarts) if len(restarts) <= 3 else 1)
     for number, mark in enumerate(restarts, 1):
         label = mark.label if len(restarts) <= 3 else f"{number}"
         x, size = across(mark.step), 7.2 * len(label) + 12
         x = x - size if x + size > across.end else x
-        if x > free:
-            flags.append((x, size, label, mark))
-            free = x + size + 2
+        row = next((row for row, end in enumerate(ends) if x > end), None)
+        if row is not None:
+            flags.append((x, 20.0 * row, size, label, mark))
+            ends[row] = x + size + 2
     return flags
 
 
@@ -180,11 +183,12 @@ def _loss(history: History, across: _Scale, top: float, bottom: float) -> _Panel
     low, high = (low / 1.12, high * 1.12) if is_log else (low - margin, high + margin)
     name = "loss (logarithmic)" if is_log else "loss"
     panel = _panel(name, across, _Scale(low, high, bottom, top, is_log), show=lambda value: f"{value:.3g}", ticks=6)
-    panel.curve("raw loss", _extremes(panel.places(taken)))
-    reach = max(1, len(taken) // _SMOOTHING)
+    panel.curve("raw loss", panel.places(_extremes(taken, across)))
+    size = -(-len(taken) // _SMOOTHED) or 1
+    reach = max(1, len(taken) // size // _SMOOTHING)
     for of_run in repeated.values():
-        panel.curve("lost", _extremes(panel.places(_smooth(of_run, reach))))
-    panel.curve("line loss", _thin(panel.places(_smooth(taken, reach))))
+        panel.curve("lost", panel.places(_extremes(_smooth(_means(of_run, size), reach), across)))
+    panel.curve("line loss", _thin(panel.places(_smooth(_means(taken, size), reach))))
     places = panel.places(tested)
     panel.dots += [("loss", x, y) for x, y in places]
     if tested and len(tested) <= 40:
@@ -220,7 +224,7 @@ def _speed(history: History, across: _Scale, top: float, bottom: float) -> _Pane
     show = lambda value: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"  # noqa: E731
     panel = _panel(f"{throughput.unit} per second", across, down, show=show, ticks=4)
     for run in throughput.runs:  # a new run starts its average again
-        panel.curve("line speed", _extremes(panel.places(run)))
+        panel.curve("line speed", panel.places(_extremes(run, across)))
     return panel
 
 
@@ -238,6 +242,14 @@ def _hits(history: History, across: _Scale) -> list[tuple[float, float, float, s
     return hits
 
 
+def _means(found: Sequence[tuple[int, float]], size: int) -> Sequence[tuple[int, float]]:
+    """Return the mean of each ``size`` neighbouring values, at the step of the one in the middle."""
+    if size == 1:
+        return found
+    groups = [found[at : at + size] for at in range(0, len(found), size)]
+    return [(group[len(group) // 2][0], math.fsum(value for _, value in group) / len(group)) for group in groups]
+
+
 def _smooth(found: Sequence[tuple[int, float]], reach: int) -> list[tuple[int, float]]:
     """Return the mean of each value and up to ``reach`` values on each side, the same number on both.
 
@@ -251,15 +263,16 @@ def _smooth(found: Sequence[tuple[int, float]], reach: int) -> list[tuple[int, f
     return result
 
 
-def _extremes(places: Places) -> Places:
-    """Return at most two places per pixel column, its highest and its lowest, so that a long curve keeps its noise."""
-    columns: dict[int, list[tuple[float, float]]] = {}
-    for place in places:
-        columns.setdefault(int(place[0]), []).append(place)
-    thinned: list[tuple[float, float]] = []
+def _extremes(found: Sequence[tuple[int, float]], across: _Scale) -> Sequence[tuple[int, float]]:
+    """Return at most two points per pixel column, its highest and its lowest, so that a long curve keeps its noise."""
+    columns: dict[int, list[tuple[int, float]]] = {}
+    pixels = (across.end - across.start) / (across.high - across.low)
+    for point in found:
+        columns.setdefault(int(across.start + point[0] * pixels), []).append(point)
+    thinned: list[tuple[int, float]] = []
     for column in columns.values():
-        kept = {min(column, key=lambda place: place[1]), max(column, key=lambda place: place[1])}
-        thinned += sorted(kept)
+        value = itemgetter(1)
+        thinned += sorted({min(column, key=value), max(column, key=value)})
     return thinned
 
 

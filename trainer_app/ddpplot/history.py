@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 
 _PARTS = 80  # a speed that is computed from times is that of so many parts of a run
@@ -27,6 +28,14 @@ def loss_of(value: object) -> float | None:
 def loss_text(loss: float) -> str:
     """Return the loss for a person."""
     return "NaN" if math.isnan(loss) else f"{loss:.4g}"
+
+
+def round_values(low: float, high: float, most: int) -> list[float]:
+    """Return at most about ``most`` round values in the range, for an axis."""
+    rough = (high - low) / most or 1.0
+    unit = 10.0 ** math.floor(math.log10(rough))
+    size = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
+    return [n * size for n in range(math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9) + 1)]
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ class History:
         """The last training loss."""
         return next((step.loss for step in reversed(self.steps) if step.loss is not None), None)
 
-    @property
+    @cached_property
     def finite(self) -> list[tuple[int, float]]:
         """Step and training loss, where that is a number."""
         return [(s.step, s.loss) for s in self.steps if s.loss is not None and math.isfinite(s.loss)]
@@ -191,7 +200,7 @@ class History:
     def ended(self) -> float | None:
         return max((run.ended for run in self.runs if run.ended is not None), default=None)
 
-    @property
+    @cached_property
     def throughput(self) -> Throughput:
         by_run: dict[int, list[StepRow]] = {}
         for step in self.steps:

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from ddpplot.history import History
+from ddpplot.history import History, round_values
 from ddpplot.marks import Mark, marks
 
 _LOSS = "training loss by step"
@@ -93,7 +93,7 @@ def _drawing(
         plotext.plot(middles, [sum(value for _, value in group) / len(group) for group in groups], marker="braille")
     low = 0.0 if from_zero else min(value for _, value in points)
     high = max(low, *(value for _, value in points))
-    heights = [low + (high - low) * part / 4 for part in range(5)][:: 1 if height > _SPEED_HEIGHT else 2]
+    heights = round_values(low, high, 5 if height > _SPEED_HEIGHT else 3) or [low]
     plotext.yticks(heights, [_number(value).rjust(_LABELS) for value in heights])
     _draw_marks([mark for mark in found if min(steps) <= mark.step <= max(steps)], low, high)
     plotext.title(title)
