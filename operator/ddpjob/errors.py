@@ -62,6 +62,13 @@ class WaitTimeoutError(DDPJobError, TimeoutError):
     """The job did not reach the awaited state in time."""
 
 
+class StoppedError(DDPJobError):
+    """A wait, a watch or logs ended because the client was closed, or the caller asked for it. The jobs go on."""
+
+    def __init__(self, error: str = "the client was closed, or the caller has stopped to wait") -> None:
+        super().__init__(error, "the jobs go on")
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return a hint at the most similar of the known names, or ``otherwise``."""
     choices = {choice.lower(): choice for choice in known}

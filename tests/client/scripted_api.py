@@ -128,6 +128,9 @@ class Answer(BaseHTTPRequestHandler):
             self._json({"kind": "Pod", "metadata": {}, "status": {"phase": "Running", "containerStatuses": [trainer]}})
         elif query.get("watch"):
             self._watch(float(query["timeoutSeconds"]), query["resourceVersion"])
+        elif path.endswith("/ddpjobs"):
+            version = {"resourceVersion": self.api.job["metadata"]["resourceVersion"]}
+            self._json({"kind": "DDPJobList", "metadata": version, "items": [self.api.job]})
         else:
             self._json(self.api.job)
 

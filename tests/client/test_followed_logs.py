@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +14,9 @@ import pytest
 
 from ddpjob import Client
 from ddpjob.client import cluster_logs, connection
-from ddpjob.errors import UnavailableError
+from ddpjob.errors import StoppedError, UnavailableError
 from tests.client.scripted_api import TIME, Answer, ScriptedApi
+from tests.processes import eventually
 
 QUIET, PATIENCE = 0.2, 1.0
 
@@ -123,3 +126,73 @@ def test_a_log_that_cannot_be_read_is_an_error_if_there_is_no_other(tmp_path: Pa
     refused = pytest.raises(UnavailableError, match=r"the log of mnist-.* cannot be read: .*no kubelet")
     with ScriptedApi(tmp_path, log, nodes=2) as api, Client.cluster(kubeconfig=api.kubeconfig) as client, refused:
         list(client.logs("mnist", follow=True, all_nodes=True))
+
+
+def quiet_log(answer: Answer, node: int, query: dict[str, str]) -> None:
+    answer.begin()
+    answer.send(f"{TIME} first\n")
+    answer.until(answer.api.ended)
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ddpjob-")]
+
+
+def test_logs_that_are_no_longer_read_leave_no_thread_and_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_logs, "_QUIET_SECONDS", 600.0)
+    with ScriptedApi(tmp_path, quiet_log) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
+        for _ in range(3):
+            for line in client.logs("mnist", follow=True):
+                assert line.text == "first"
+                break
+        eventually("all threads have ended", lambda: not own_threads(), timeout=30)
+        api.is_left_alone()
+
+
+@pytest.mark.parametrize("what", ["wait", "watch", "watch_all", "logs"])
+def test_close_ends_what_another_thread_waits_for(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_logs, "_QUIET_SECONDS", 600.0)
+    raised = queue.Queue[BaseException]()
+    with ScriptedApi(tmp_path, quiet_log) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
+        calls: dict[str, Callable[[], object]] = {
+            "wait": lambda: client.wait("mnist"),
+            "watch": lambda: list(client.watch("mnist")),
+            "watch_all": lambda: list(client.watch_all()),
+            "logs": lambda: list(client.logs("mnist", follow=True)),
+        }
+
+        def call() -> None:
+            try:
+                calls[what]()
+            except BaseException as error:
+                raised.put(error)
+
+        threading.Thread(target=call, daemon=True).start()
+        eventually("it waits", lambda: api.asked("watch=") and (what != "logs" or api.asked("/log")))
+        client.close()
+        assert isinstance(raised.get(timeout=30), StoppedError)
+        api.is_left_alone()
+
+
+def test_a_task_that_is_cancelled_stops_to_wait(tmp_path: Path) -> None:
+    with ScriptedApi(tmp_path, quiet_log) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
+
+        async def wait(stop: threading.Event) -> None:
+            try:
+                await asyncio.to_thread(client.wait_all, ["mnist", "mnist"], stop=stop.is_set)
+            finally:
+                stop.set()
+
+        async def cancel() -> None:
+            task = asyncio.create_task(wait(threading.Event()))
+            await asyncio.to_thread(eventually, "both wait", lambda: api.asked("watch=") == 2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(asyncio.wait_for(cancel(), 60))
+        eventually("all threads have ended", lambda: not own_threads(), timeout=30)
+        api.is_left_alone()
+        assert client.get("mnist").state == "Running"

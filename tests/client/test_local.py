@@ -7,13 +7,14 @@ import signal
 import subprocess
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ddpjob import DDPJob
 from ddpjob.client.local import LocalClient
-from ddpjob.errors import DDPJobError, JobExistsError
+from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, StoppedError
 from ddpjob.local import LocalError
 from tests.processes import eventually
 
@@ -186,6 +187,41 @@ def test_a_progress_bar_is_seen_while_it_moves(client: LocalClient, tmp_path: Pa
         (tmp_path / "seen").touch()
     assert lines == [("  0%|", True), ("\r  0%|\r100%|#", False)]
     assert [(line.text, line.unfinished) for line in client.logs("tiny")] == lines[1:]
+
+
+def test_several_jobs_are_waited_for_in_the_order_of_their_ends(client: LocalClient, tmp_path: Path) -> None:
+    until = ["sh", "-c", 'until test -e "go-$NAME"; do sleep 0.05; done']
+    for name in ("a", "b"):
+        client.submit(DDPJob(name, image="none", command=until, env={"NAME": name}), workdir=tmp_path)
+    ended = []
+    (tmp_path / "go-b").touch()
+    for job in client.as_completed(["a", "b"]):
+        ended.append((job.name, job.state))
+        (tmp_path / "go-a").touch()
+    assert ended == [("b", "Succeeded"), ("a", "Succeeded")]
+    assert [job.name for job in client.wait_all(["a", "b"], timeout=60)] == ["a", "b"]
+    with pytest.raises(JobNotFoundError):
+        list(client.as_completed(["a", "c"]))
+
+
+@pytest.mark.parametrize("end", ["close", "stop"])
+def test_a_wait_of_another_thread_can_be_ended(client: LocalClient, end: str) -> None:
+    client.submit(DDPJob("tiny", image="none", command=["sleep", "60"]))
+    stop, waits = threading.Event(), ThreadPoolExecutor(2)
+    try:
+        found = [waits.submit(client.wait, "tiny", stop=stop.is_set)]
+        if end == "stop":
+            stop.set()
+        else:
+            found.append(waits.submit(list, client.logs("tiny", follow=True)))
+            client.close()
+        for one in found:
+            with pytest.raises(StoppedError):
+                one.result(timeout=30)
+        assert client.get("tiny").state in ("Pending", "Running"), "a closed client can still be asked"
+    finally:
+        waits.shutdown(wait=False)
+        client.delete("tiny")
 
 
 def test_a_bundle_has_the_metrics_of_the_job_but_no_file_that_they_link_to(client: LocalClient, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import importlib
 import math
+import queue
 import re
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -199,16 +201,22 @@ class Client(Protocol):
         """Yield the jobs now and after each change, sorted as by ``list``; it never ends by itself."""
         ...
 
-    def watch(self, job: str | DDPJob, *, timeout: float | None = None) -> Iterator[DDPJobStatus]:
+    def watch(
+        self, job: str | DDPJob, *, timeout: float | None = None, stop: Callable[[], object] | None = None
+    ) -> Iterator[DDPJobStatus]:
         """Yield the status now and after each change, and end after the status of the finished job.
 
         Statuses that follow each other at once may be left out; the last is never left out and never repeated.
 
+        Args:
+            stop: called several times a second, maybe in another thread; if it returns true, the watch ends.
+
         Raises:
             JobNotFoundError: there is no such job, or it was deleted.
             WaitTimeoutError: the job has not finished after ``timeout`` seconds.
+            StoppedError: ``stop`` returned true, or the client was closed.
         """
-        return (watched.status for watched in self._watched(job, timeout))
+        return (watched.status for watched in self._watched(job, timeout, stop))
 
     def wait(
         self,
@@ -216,13 +224,54 @@ class Client(Protocol):
         *,
         until: Callable[[DDPJobStatus], object] = is_finished,
         timeout: float | None = None,
+        stop: Callable[[], object] | None = None,
     ) -> DDPJob:
         """Return the job as soon as ``until`` holds for its status, or it has finished. Raises as ``watch``."""
         watched = None
-        for watched in self._watched(job, timeout):
+        for watched in self._watched(job, timeout, stop):
             if until(watched.status):
                 break
         return cast(DDPJob, watched)
+
+    def as_completed(
+        self,
+        jobs: Iterable[str | DDPJob],
+        *,
+        timeout: float | None = None,
+        stop: Callable[[], object] | None = None,
+    ) -> Iterator[DDPJob]:
+        """Yield each of the jobs as soon as it has finished. Raises as ``watch``, if it does so for one of them."""
+        ended = threading.Event()
+        waits: queue.Queue[DDPJob | Exception] = queue.Queue()
+
+        def wait(job: str | DDPJob) -> None:
+            try:
+                waits.put(self.wait(job, timeout=timeout, stop=lambda: ended.is_set() or (stop is not None and stop())))
+            except Exception as error:  # raised to the caller
+                waits.put(error)
+
+        threads = [threading.Thread(target=wait, args=(job,), name="ddpjob-wait", daemon=True) for job in jobs]
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in threads:
+                if isinstance(done := waits.get(), Exception):
+                    raise done
+                yield done
+        finally:
+            ended.set()
+
+    def wait_all(
+        self,
+        jobs: Iterable[str | DDPJob],
+        *,
+        timeout: float | None = None,
+        stop: Callable[[], object] | None = None,
+    ) -> Jobs:
+        """Return all jobs when the last has finished, in the order in which they are given. Raises as ``watch``."""
+        wanted = [self.get(job) for job in jobs]
+        done = {job.uid: job for job in self.as_completed(wanted, timeout=timeout, stop=stop)}
+        return [done[job.uid] for job in wanted]
 
     def logs(
         self,
@@ -389,7 +438,7 @@ class Client(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Waits, watches and followed logs of all threads end by ``StoppedError``."""
         ...
 
     def __enter__(self) -> Self:
@@ -402,7 +451,9 @@ class Client(Protocol):
         """Return what can be read of a job."""
         ...
 
-    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
+    def _watched(
+        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
+    ) -> Iterator[DDPJob]:
         """Yield the job as ``watch`` yields its status."""
         ...
 

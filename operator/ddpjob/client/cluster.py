@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,7 @@ class ClusterClient(Client):
             nodes = nodes_of(found, ranks)
             all_nodes = nodes is None
         logs = JobLogs(self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail, since=since)
-        lines = logs.follow(self._watched(found, None), attempt) if follow else logs.read(attempt)
+        lines = logs.follow(partial(self._changes, found, None), attempt) if follow else logs.read(attempt)
         return lines if ranks is None else of_ranks(lines, found, ranks)
 
     def explain(self, job: str | DDPJob) -> "Explanation":
@@ -265,12 +266,19 @@ class ClusterClient(Client):
     def _path(self, job: str | DDPJob) -> str:
         return path_of(DDPJOBS, *self._key(job))
 
-    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
-        first = last = self.get(job)
-        require_same(job, first.uid)
+    def _watched(
+        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
+    ) -> Iterator[DDPJob]:
+        found = self.get(job)
+        require_same(job, found.uid)
+        with self._connection.part(stop) as connection:
+            yield from self._changes(found, timeout, connection)
+
+    def _changes(self, last: DDPJob, timeout: float | None, connection: Connection) -> Iterator[DDPJob]:
+        """Yield the job and each change of its status until it has finished."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         yield last
-        versions = _Versions(self, first)
+        versions = _Versions(connection, last, self._key(last))
         while not last.finished:
             if time.monotonic() > end:
                 raise timed_out(last, timeout)
@@ -285,10 +293,8 @@ class ClusterClient(Client):
 class _Versions:
     """The versions of one job, from its watch events, and where these end from the job itself."""
 
-    def __init__(self, client: ClusterClient, job: DDPJob) -> None:
-        self._first = job
-        self._connection = client._connection
-        self._key = client._key(job)
+    def __init__(self, connection: Connection, job: DDPJob, key: names.Key) -> None:
+        self._first, self._connection, self._key = job, connection, key
         self._version: str = job.manifest["metadata"]["resourceVersion"]
         self._patience = Patience()
         self._is_gone = False
@@ -317,7 +323,7 @@ class _Versions:
             else:
                 if error.status == 401:
                     self._connection.renew()
-                time.sleep(min(pause, max(seconds, 0.0)))
+                self._connection.closed.wait(min(pause, max(seconds, 0.0)))
 
     def _read_again(self) -> Iterator[DDPJob]:
         try:
@@ -325,7 +331,7 @@ class _Versions:
         except TROUBLES as trouble:
             if request_error(trouble).names(DDPJOBS.plural):
                 raise self._deleted() from None
-            time.sleep(self._patience.pause(request_error(trouble)) or 1.0)
+            self._connection.closed.wait(self._patience.pause(request_error(trouble)) or 1.0)
 
     def _events(self, seconds: float) -> Iterator[DDPJob]:
         namespace, name = self._key

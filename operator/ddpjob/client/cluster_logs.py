@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from datetime import datetime
 
 from urllib3.exceptions import ReadTimeoutError
@@ -31,7 +31,7 @@ from ddpjob.client.connection import (
     request_error,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, StoppedError, UnavailableError
 
 _QUIET_SECONDS = 60.0
 """A log that is silent for so long is asked for again: the connection may be dead without an error. This is no error of
@@ -97,7 +97,6 @@ class JobLogs:
         self._readers: dict[tuple[int, int], tuple[PodLog, threading.Thread]] = {}
         self._given_up: set[threading.Thread] = set()  # readers of logs that cannot be read
         self._has_ended = False
-        self.stopped = threading.Event()
 
     def read(self, attempt: int | None) -> Iterator[LogLine]:
         """Yield the lines of an attempt; without a number of the newest that has pods."""
@@ -118,10 +117,12 @@ class JobLogs:
                 return
         raise _no_logs(self.job, attempt)
 
-    def follow(self, watched: Iterable[DDPJob], attempt: int | None) -> Iterator[LogLine]:
+    def follow(
+        self, watch: Callable[[Connection], Iterable[DDPJob]], attempt: int | None
+    ) -> Generator[LogLine, None, None]:
         """Yield the lines of an attempt, and without a number those of later attempts, until the job has finished.
 
-        watched: the job and each of its changes.
+        watch: returns the job and each of its changes.
         """
         if len(wanted := self._wanted(attempt or 1)) > _MOST_FOLLOWED:
             raise InvalidJobError(
@@ -129,13 +130,16 @@ class JobLogs:
                 f"each needs a connection; at most {_MOST_FOLLOWED} are possible",
                 "--node 0 selects a node, in Python nodes={0, 1} several",
             )
-        watcher = threading.Thread(target=self._watch, args=(watched, attempt), name="ddpjob-watch", daemon=True)
-        watcher.start()
-        try:
+        with self.connection.part() as self.connection:  # whose streams end when the caller closes the generator
+            watched = watch(self.connection)
+            watcher = threading.Thread(target=self._watch, args=(watched, attempt), name="ddpjob-watch", daemon=True)
+            watcher.start()
             while True:
                 try:
                     line = self._lines.get(timeout=_PAUSE / 2)
                 except queue.Empty:
+                    if self.connection.closed.is_set():
+                        raise StoppedError from None
                     if watcher.is_alive() or any(thread.is_alive() for _, thread in self._readers.values()):
                         continue
                     if not self._lines.empty():
@@ -146,10 +150,6 @@ class JobLogs:
                 if isinstance(line, Exception):
                     raise line
                 yield line
-        finally:
-            self.stopped.set()
-            for log, _ in list(self._readers.values()):
-                log.shut()
 
     def is_over(self, attempt: int) -> bool:
         """Return whether no pod of this attempt is created any more."""
@@ -165,7 +165,7 @@ class JobLogs:
                 for number in range(first, (attempt if attempt and newest >= attempt else newest) + 1):
                     for node in self._wanted(number):
                         self._start(number, node)
-                if self.stopped.is_set() or (attempt and newest > attempt):
+                if self.connection.closed.is_set() or (attempt and newest > attempt):
                     break
         except JobNotFoundError:
             pass  # the pods go with it; their readers end
@@ -186,6 +186,8 @@ class JobLogs:
         try:
             for line in log.lines(follow=True):
                 self._put(line)
+        except StoppedError:
+            pass
         except DDPJobError as error:
             self._given_up.add(threading.current_thread())
             readers = [thread for _, thread in list(self._readers.values())]
@@ -198,7 +200,7 @@ class JobLogs:
 
     def _put(self, line: LogLine | Exception) -> None:
         """Wait for a place in the queue, as long as lines are taken from it."""
-        while not self.stopped.is_set():
+        while not self.connection.closed.is_set():
             with contextlib.suppress(queue.Full):
                 return self._lines.put(line, timeout=_PAUSE)
         return None
@@ -231,7 +233,7 @@ class PodLog:
         Raises ``DDPJobError`` if it cannot be read for long.
         """
         patience, state = Patience(None if follow else self._logs.connection.timeout), "absent"
-        while not self._logs.stopped.is_set():
+        while not self._logs.connection.closed.is_set():
             over = self._logs.is_over(self.attempt)
             try:
                 state = self._state()
@@ -241,7 +243,7 @@ class PodLog:
                 if state in ("absent", "waiting"):
                     if not follow:
                         return
-                    self._logs.stopped.wait(_PAUSE)
+                    self._logs.connection.closed.wait(_PAUSE)
                     continue
                 for line, unfinished in self._stream(patience, follow=follow and state == "running"):
                     patience.reset()
@@ -258,20 +260,14 @@ class PodLog:
             except ValueError as fault:  # the kubelet's own text in place of a line
                 self._wait_after(RequestError(str(fault), 500, {}), patience)
 
-    def shut(self) -> None:
-        """Let a blocked read return."""
-        if (response := self._response) is not None:
-            with contextlib.suppress(Exception):
-                response.shutdown()
-
     def _wait_after(self, error: RequestError, patience: Patience) -> None:
         """Wait before the next try; after a long time raise the error."""
         pause = _PAUSE if error.status == 400 else patience.pause(error)  # 400: the container has not started
-        if pause is None and not self._logs.stopped.is_set():
+        if pause is None and not self._logs.connection.closed.is_set():
             raise _unreadable(self._pod, self._logs.connection.explained(error)) from error
         if error.status == 401:
             self._logs.connection.renew()
-        self._logs.stopped.wait(pause)
+        self._logs.connection.closed.wait(pause)
 
     def _state(self) -> str:
         """Return absent, waiting, running or ended, of the pod's trainer."""
@@ -296,8 +292,6 @@ class PodLog:
         self._rest, self._response = b"", None
         try:
             response = self._response = self._open(follow)
-            if self._logs.stopped.is_set():
-                self.shut()
             with contextlib.closing(lines_of(response, begun=follow)) as lines:
                 for line in lines:
                     if line.startswith(b"\r"):

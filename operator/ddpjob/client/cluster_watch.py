@@ -1,7 +1,6 @@
 """Watches of DDPJobs: the events of one stream, and all jobs after each change, through lost connections."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 
 from ddpjob.api.names import DDPJOBS
@@ -79,7 +78,7 @@ def all_jobs(
                 raise connection.explained(error) from error
             if error.status == 401:
                 connection.renew()
-            time.sleep(pause)
+            connection.closed.wait(pause)
         except DDPJobError as failure:  # of ``read``, after its own tries
             if shown is None or not isinstance(failure.__cause__, RequestError):
                 raise

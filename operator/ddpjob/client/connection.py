@@ -4,13 +4,16 @@ Requests name a path, and answers are JSON objects: the typed classes of the off
 and its models refuse fields that they do not know.
 """
 
+import copy
 import json
 import logging
 import os
 import random
+import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -36,6 +39,7 @@ from ddpjob.errors import (
     JobNotFoundError,
     NotAllowedError,
     NotServedError,
+    StoppedError,
     UnavailableError,
 )
 from ddpjob.version import __version__
@@ -55,6 +59,7 @@ REFUSED_SECONDS = 60.0
 _SOON_OTHERWISE = (200, 401, 403, 404)  # 200: but not from an API server
 _DELAYS = (0.2, 0.5, 1.0, 2.0)
 _LONGEST_DELAY = 5.0
+_STOP_SECONDS = 0.2
 _NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
 _ACCEPT = f"{JSON}, */*"  # a log is text
 _OF_AN_API_SERVER = {"kind", "gitVersion"}  # each object and each Status has a kind; /version alone has none
@@ -184,6 +189,8 @@ class Connection:
         self._context = context
         self._kubeconfig = str(kubeconfig) if kubeconfig else None
         self.timeout = timeout
+        self.closed = threading.Event()
+        self._open, self._keeping = weakref.WeakSet[Response | Connection](), threading.Lock()
         self.namespace = "default"
         self.api = self._load()
 
@@ -237,7 +244,7 @@ class Connection:
             pause = delay * random.uniform(0.5, 1.5)  # noqa: S311 - spreads clients
             if not again or time.monotonic() + pause + 0.1 > end:
                 raise self.explained(error) from error
-            time.sleep(pause)
+            self.closed.wait(pause)
         raise AssertionError("more tries than a timeout allows")
 
     def once(
@@ -274,7 +281,11 @@ class Connection:
         """Return the response of one request, whose body is not read yet: a stream. Raises ``RequestError``.
 
         seconds: default: ``timeout``.
+
+        Raises ``StoppedError`` once the connection is shut down.
         """
+        if self.closed.is_set():
+            raise StoppedError
         given = [(key, value) for key, value in (query or {}).items() if value is not None]
         headers = {"Accept": _ACCEPT} | ({} if body is None else {"Content-Type": content_type})
         try:
@@ -283,6 +294,10 @@ class Connection:
             )
             sent = self.api.call_api(*request, _request_timeout=self.timeout if seconds is None else seconds)
             response = cast(Response, sent.response)
+            self._keep(response)
+            if self.closed.is_set():  # meanwhile
+                response.close()
+                raise StoppedError
             if 200 <= response.status <= 299:
                 return response
             raise _refusal(response.status, response.reason, response.data)
@@ -295,7 +310,42 @@ class Connection:
         self.api.configuration = fresh.configuration
         self.api.rest_client = fresh.rest_client
 
+    @contextmanager
+    def part(self, stop: Callable[[], object] | None = None) -> "Iterator[Connection]":
+        """Give the same connection for streams that end with the block, with this connection, or by ``stop``."""
+        part = copy.copy(self)
+        part.closed, part._open = threading.Event(), weakref.WeakSet()
+        self._keep(part)
+        if self.closed.is_set():
+            part.closed.set()
+
+        def ask() -> None:
+            while not part.closed.wait(_STOP_SECONDS):
+                if stop is not None and stop():
+                    part.shutdown()
+
+        if stop is not None:
+            threading.Thread(target=ask, name="ddpjob-stop", daemon=True).start()
+        try:
+            yield part
+        finally:
+            part.shutdown()
+
+    def shutdown(self) -> None:
+        """End the streams and the pauses, also those of other threads."""
+        self.closed.set()
+        with self._keeping:
+            found = list(self._open)
+        for one in found:
+            with suppress(Exception):  # a response that has ended
+                one.shutdown()
+
+    def _keep(self, one: "Response | Connection") -> None:
+        with self._keeping:
+            self._open.add(one)
+
     def close(self) -> None:
+        self.shutdown()
         self.api.close()  # type: ignore[no-untyped-call]
 
     def explained(self, error: RequestError) -> DDPJobError:

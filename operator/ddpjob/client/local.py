@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -29,7 +30,7 @@ from ddpjob.client.base import (
     timed_out,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
+from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, StoppedError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
 from ddpjob.local.translate import LOOPBACK
@@ -55,6 +56,7 @@ class LocalClient(Client):
     def __init__(self, state_dir: str | Path | None = None, *, namespace: str | None = None) -> None:
         self.folder = StateFolder(Path(state_dir).expanduser() if state_dir else None)
         self._namespace = namespace
+        self._closed = threading.Event()
 
     @property
     def place(self) -> str:
@@ -108,7 +110,7 @@ class LocalClient(Client):
             if (now := [(job.manifest, job.state) for job in jobs]) != last:
                 last = now
                 yield jobs
-            time.sleep(_LOOK_SECONDS)
+            self._pause(_LOOK_SECONDS)
 
     def logs(
         self,
@@ -141,7 +143,7 @@ class LocalClient(Client):
     def _lines(self, record: JobFolder, reader: "LogReader", *, follow: bool) -> Iterator[LogLine]:
         while follow and record.runner() is not None:
             yield from reader.read()
-            time.sleep(_PAUSE)
+            self._pause(_PAUSE)
         yield from reader.read(to_the_end=True)
         if not reader.found:
             raise _no_logs(record, reader.nodes, reader.attempt)
@@ -280,7 +282,12 @@ class LocalClient(Client):
             remove_tree(path, self.folder.root)
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        self._closed.set()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait. Raises ``StoppedError`` once the client is closed."""
+        if self._closed.wait(seconds):
+            raise StoppedError
 
     def volume(self, record: JobFolder) -> Path | None:
         """Return the directory of the volume made from a job's claimTemplate, or None if there is none."""
@@ -320,7 +327,9 @@ class LocalClient(Client):
         record = self.record(job)
         return read_recording(self.folder, record, _seen(record).manifest, logs=logs)
 
-    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
+    def _watched(
+        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
+    ) -> Iterator[DDPJob]:
         record = self.record(job)
         first = last = _seen(record)
         require_same(job, first.uid)
@@ -330,7 +339,9 @@ class LocalClient(Client):
         while not last.finished:
             if end is not None and time.monotonic() > end:
                 raise timed_out(last, timeout)
-            time.sleep(_PAUSE)
+            if stop is not None and stop():
+                raise StoppedError
+            self._pause(_PAUSE)
             # A change of the record is seen at once; that its process ended without one, a little later.
             before, version = version, record.version()
             if version == before and time.monotonic() - looked < _LOOK_SECONDS:
