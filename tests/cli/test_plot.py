@@ -1,15 +1,25 @@
 """`ddpjob plot` and `ddpjob report` of a job of this machine whose script was killed, failed and resumed."""
 
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Self
 
 import pytest
 
+from ddpjob import DDPJob
 from ddpjob.api.objects import Json
+from ddpjob.cli.main import main
+from ddpjob.client.connection import Connection
+from ddpjob.client.volume import cluster as volume_cluster
+from ddpjob.client.volume.contents import Place
+from ddpjob.client.volume.local import FolderReader
 from tests.cli.program import ROOT, Program, shell_job, with_volume
+from tests.client.scripted_api import ScriptedApi
 from tests.json_schema import faults
+from tests.plot.rows import write_run
 
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "plot.json").read_text(encoding="utf-8"))
 # Killed after the save of step 4: restarted in place. In its second life it raises: a second attempt resumes.
@@ -158,5 +168,50 @@ def test_a_job_without_metrics_says_who_writes_them(ddpjob: Program) -> None:
     lines = ddpjob("plot", "none").is_refused(1)
     assert "no volume" in lines[0] and "ddprun.report" in lines[1] and "--metrics DIR" in lines[2]
     ddpjob("run", ddpjob.write(shell_job("other", "true", **with_volume())))
-    lines = ddpjob("report", "other").is_refused(1)
+    lines = ddpjob("plot", "other").is_refused(1)
     assert "no metrics of a training in" in lines[0] and "ddpjob logs other" in lines[2]
+    assert "no metrics" in ddpjob("report", "other", "--metrics", str(ddpjob.folder)).is_refused(1)[0]
+
+
+def test_a_page_about_a_job_without_metrics_has_attempts_failures_and_time(ddpjob: Program) -> None:
+    job = shell_job("plain", "sleep 2; echo 'ValueError: sample 17 is <bad>'; exit 3", restartPolicy={"maxRestarts": 1})
+    assert ddpjob("run", ddpjob.write(job)).code == 1
+    done = ddpjob("report", "plain")
+    assert (done.code, done.out) == (0, "")
+    note, wrote = done.err.splitlines()
+    assert note.startswith("note: without curves: ") and wrote == "wrote plain.html: plain (this machine)"
+    page = (ddpjob.folder / "plain.html").read_text()
+    assert page.count('<div class="bar failed"') == 2, "both attempts"
+    assert "Where the time went" in page and "no metrics · 1 node" in page
+    ends = re.findall(r"plain-\w+-(\d)-0\) ended with exit code 3", page)
+    assert ends == ["1", "2"]
+    assert "Loss and throughput" not in page and "moving average" not in page
+
+
+def test_metrics_of_a_cluster_are_read_through_the_pod_of_its_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "volume", 1, range(1, 31), totalSteps=30, attempt=1)
+    readers = []
+
+    class Reader(FolderReader):  # instead of a pod, which needs a kubelet
+        def __init__(self, connection: Connection, job: DDPJob, on_progress: object) -> None:
+            super().__init__(tmp_path / "volume")
+            self.place = Place(job.name, str(job.namespace), "claim", "/checkpoints")
+            readers.append(job.name)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(volume_cluster, "PodReader", Reader)
+    monkeypatch.chdir(tmp_path)
+    with ScriptedApi(tmp_path, lambda *_: None) as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
+        assert main(["plot", "mnist", "--context", "test", "-o", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [step["step"] for step in found["steps"]] == list(range(1, 31)) and found["state"] == "Running"
+        assert main(["report", "mnist", "--context", "test"]) == 0
+        assert "Loss and throughput" in (tmp_path / "mnist.html").read_text()
+    assert readers == ["mnist", "mnist"]

@@ -69,7 +69,7 @@ class ScriptedApi:
         return {
             "apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind,
             "metadata": metadata | {"resourceVersion": "20" if finished else "10"},
-            "spec": {"image": "none", "numNodes": self._nodes, "nprocPerNode": 1},
+            "spec": {"image": "none", "numNodes": self._nodes, "nprocPerNode": 1, "checkpoint": {"claimName": "c"}},
             "status": status | {"conditions": [condition | {"lastTransitionTime": TIME}] if finished else []},
         }  # fmt: skip
 

@@ -45,12 +45,13 @@ def as_html(page: Page) -> str:
     """Return the page."""
     figure.TEMPLATES.filters.update(duration=duration, loss=loss_text)
     history = page.history
+    widths = (960, 400) if history.steps or history.evaluations or page.job is None else ()
     return figure.TEMPLATES.get_template("page.html.j2").render(
         page=page,
         history=history,
         job=page.job,
         style=figure.STYLE,
-        curves=[Markup(figure.drawing(history, width, is_page=True)) for width in (960, 400)],  # noqa: S704 - escapes its texts
+        curves=[Markup(figure.drawing(history, width, is_page=True)) for width in widths],  # noqa: S704 - escapes its texts
         last=history.evaluations[-1] if history.evaluations else None,
         throughput=history.throughput,
         bars=bars(history, page.job),

@@ -35,8 +35,8 @@ def bars(history: History, job: Job | None) -> list[Bar]:
 
     attached = {id(run.failure) for run in history.runs}
     others: Sequence[Failure] = [f for f in (job.failures if job else ()) if id(f) not in attached]
-    found = [(run.began or first, bar(run, run.failure, run.began, run.ended)) for run in history.runs]
-    found += [(one.time or first, bar(None, one, one.time, one.time)) for one in others]
+    found = [(one.time or first, bar(None, one, one.time, one.time)) for one in others]  # before what they started
+    found += [(run.began or first, bar(run, run.failure, run.began, run.ended)) for run in history.runs]
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 

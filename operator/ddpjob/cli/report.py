@@ -25,7 +25,8 @@ def report(
 ) -> int:
     """Write an HTML page about a job: curves, attempts with their failures, and where the time went.
 
-    The page is one file without scripts, and requests nothing from a network. Metrics are found as by ddpjob plot.
+    The page is one file without scripts, and requests nothing from a network. Metrics are found as by ddpjob plot; a
+    page about a job without any has no curves.
 
     \b
     Example:
@@ -35,7 +36,7 @@ def report(
     from ddpplot.page import Page, as_html
 
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
-        training = read_training(client, name, metrics)
+        training = read_training(client, name, metrics, is_needed=False)
     page = Page(name, f"ddpjob {__version__}", training.history, training.job)
     write_file(Path(output).expanduser() if output else Path(f"{name}.html"), as_html(page), training.job)
     return 0

@@ -2,21 +2,28 @@
 
 import json
 import math
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.status import DDPJobStatus, TimeSpent
 from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time
-from ddpjob.client.base import INTERRUPTED, Client
+from ddpjob.cli.place import is_of_this_machine
+from ddpjob.cli.text import one_line
+from ddpjob.cli.transfer import shown_transfer
+from ddpjob.client.base import INTERRUPTED, Client, no_metrics
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import UnavailableError
+from ddpjob.errors import DDPJobError, UnavailableError
 from ddpplot import recorded
-from ddpplot.history import Failure, History
+from ddpplot.history import Failure, History, Run
 from ddpplot.job import Job, with_failures
 from ddpplot.marks import marks
 
@@ -31,24 +38,57 @@ class Training:
     time: TimeSpent | None
 
 
-def read_training(client: Client, name: str, metrics: str | None) -> Training:
+def read_training(client: Client, name: str, metrics: str | None, *, is_needed: bool = True) -> Training:
     """Return the training of a job.
 
+    Args:
+        is_needed: the metrics are needed; else, if none was named that cannot be read, the attempts alone are returned.
+
     Raises:
-        UnavailableError: its metrics are not on this machine, cannot be read, or there are none.
+        DDPJobError: its metrics cannot be read, or there are none.
         JobNotFoundError: there is no such job.
     """
     found = client.get(name)
-    directory = Path(metrics).expanduser() if metrics is not None else client.metrics(found)
     try:
-        history = recorded.read_history(directory)
-    except recorded.DataMissing as error:
-        raise UnavailableError(str(error), error.hint, _elsewhere(name, metrics)) from error
-    now, time = datetime.now(UTC), found.status.time
-    if time is not None and found.state != INTERRUPTED:
-        time = time.at(now)
-    job = _job(found, client.place, now, time)
-    return Training(found, job, with_failures(history, job), time)
+        history = _history(client, found, metrics)
+    except DDPJobError as error:
+        if is_needed or metrics is not None:
+            raise
+        print(f"note: without curves: {one_line(error.error)}", file=sys.stderr)
+        history = History(list(_attempt(found)), [], [], [], None, "")
+    now, spent = datetime.now(UTC), found.status.time
+    if spent is not None and found.state != INTERRUPTED:
+        spent = spent.at(now)
+    job = _job(found, client.place, now, spent)
+    return Training(found, job, with_failures(history, job), spent)
+
+
+def _history(client: Client, found: DDPJob, metrics: str | None) -> History:
+    with ExitStack() as opened:
+        if metrics is not None:
+            directory = Path(metrics).expanduser()
+        elif is_of_this_machine(client):
+            directory = client.metrics(found)
+        else:
+            if found.manifest["spec"].get("checkpoint") is None:
+                raise no_metrics(found)
+            directory = Path(opened.enter_context(TemporaryDirectory(prefix="ddpjob-")))
+            show = opened.enter_context(shown_transfer(quiet=not sys.stderr.isatty()))
+            client.pull(found, directory, metrics=True, on_progress=show)
+        try:
+            return recorded.read_history(directory)
+        except recorded.DataMissing as error:
+            raise UnavailableError(str(error), error.hint, _elsewhere(found.name, metrics)) from error
+
+
+def _attempt(found: DDPJob) -> Iterator[Run]:
+    """Yield the current attempt as a run; the status has the failures of those before it."""
+    status, current = found.status, found.status.current_attempt
+    if current is not None and current.number:
+        began, ended = _seconds(current.start_time), _seconds(status.completion_time) or time.time()
+        world, reached = status.world, status.progress.step if status.progress else None
+        size = world.world_size if world else None
+        yield Run(current.number, str(current.number), "", size, 0, began, ended, reached or 0)
 
 
 def _elsewhere(name: str, metrics: str | None) -> str:
