@@ -303,7 +303,8 @@ class PodLog:
                         yield text, False
         except TROUBLES as trouble:
             # The API server has shown the running pod, so that a log which is silent, or cut, is no error in a row.
-            if follow and (self._response is not None or isinstance(trouble.__cause__, ReadTimeoutError)):
+            silent = self._response is not None or isinstance(trouble.__cause__, ReadTimeoutError)
+            if follow and silent and not self._logs.is_over(self.attempt):
                 patience.reset()
             raise
 
