@@ -13,9 +13,11 @@ import yaml
 
 from ddpjob import DDPJob
 from ddpjob.api.objects import Json
-from ddpjob.api.spec import Checkpoint, RestartPolicy
+from ddpjob.api.spec import Checkpoint, DDPJobSpec, RestartPolicy
+from ddpjob.client.jobspec import SpecFields
 from ddpjob.errors import InvalidJobError
 from tests.client.worlds import TIME, condition
+from tests.kind.cache import cache_dir
 
 FAILURE = {
     "attempt": 2,
@@ -61,6 +63,49 @@ def test_keyword_arguments_yaml_and_models_make_the_same_job() -> None:
     assert (made.spec.num_nodes, made.state, made.finished) == (2, "Pending", False)
 
 
+def claim(access: str, **fields: str) -> Json:
+    spec = {"accessModes": [access], "resources": {"requests": {"storage": "10Gi"}}} | fields
+    return {"claimTemplate": {"spec": spec}}
+
+
+def test_short_words_are_fields_of_the_spec() -> None:
+    made = DDPJob("mnist", image="a:1", num_nodes=2, gpus=8, memory="8Gi", max_restarts=0, checkpoint="10Gi:fast")
+    assert made.manifest["spec"] == {
+        "image": "a:1",
+        "numNodes": 2,
+        "resources": {"limits": {"nvidia.com/gpu": 8, "memory": "8Gi"}, "requests": {"memory": "8Gi"}},
+        "restartPolicy": {"maxRestarts": 0},
+        "checkpoint": claim("ReadWriteMany", storageClassName="fast"),
+    }
+    assert (made.spec.nproc_per_node, made.spec.devices_per_node) == ("auto", 8)
+    one = DDPJob("mnist", image="a:1", checkpoint="10Gi", restart_policy={"maxTotalRestarts": 9}, max_restarts=1)
+    assert one.manifest["spec"]["checkpoint"] == claim("ReadWriteOnce")
+    assert one.manifest["spec"]["restartPolicy"] == {"maxTotalRestarts": 9, "maxRestarts": 1}
+    known = DDPJob("mnist", image="a:1", checkpoint="runs", gpus=2, resources={"requests": {"nvidia.com/gpu": 1}})
+    assert known.manifest["spec"]["checkpoint"] == {"claimName": "runs"}
+    assert known.manifest["spec"]["resources"]["requests"] == {"nvidia.com/gpu": 2}, "Kubernetes refuses two numbers"
+
+
+def test_each_field_of_the_spec_is_a_typed_keyword() -> None:
+    assert set(SpecFields.__annotations__) == {*DDPJobSpec.model_fields, "gpus", "memory", "max_restarts"}
+
+
+def test_a_type_checker_finds_a_wrong_keyword(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from ddpjob import DDPJob\n"
+        "DDPJob('a', image='b:1', num_nodes=2, gpus=8, env={'A': '1'}, restart_policy={'maxRestarts': 1})\n"
+        "DDPJob.from_script('a.py', '--lr', '1', checkpoint='10Gi', labels={'team': 'a'})\n"
+        "DDPJob('a', image='b:1', num_node=2)\n"
+        "DDPJob.from_script('a.py', memory=8)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache_dir() / "types-of-users"), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    wrong = [line.split(":", 2)[1] for line in done.stdout.splitlines() if ": error:" in line]
+    assert wrong == ["4", "5"], done
+    assert 'Unexpected keyword argument "num_node"' in done.stdout
+
+
 def test_a_script_runs_under_ddprun_with_its_arguments(tmp_path: Path) -> None:
     script = tmp_path / "Train_MNIST.py"
     script.write_text("")
@@ -80,6 +125,12 @@ def test_a_script_runs_under_ddprun_with_its_arguments(tmp_path: Path) -> None:
         ({"num_nodes": "2"}, r"spec\.num_nodes: must be a valid integer"),
         ({"name": "Mnist"}, "lower-case letters"),
         ({"restart_policy": {"max_restart": 1}}, "unknown field"),
+        ({"num_nodes": 2, "numNodes": 2}, "num_nodes and numNodes are one field"),
+        ({"env": {"A": 1}}, '(?s)env A is 1, not text.*write "1"'),
+        ({"labels": {"debug": True}}, '(?s)labels debug is True, not text.*write "true"'),
+        ({"checkpoint": "10gi"}, "'10gi' is neither a size nor the name of a claim"),
+        ({"checkpoint": "s3://bucket/run"}, "is neither a size nor the name of a claim"),
+        ({"memory": "lots"}, r"memory: must be a non-negative quantity"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_to_do(arguments: dict[str, Any], text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from ddpjob.cli.options import Launcher
+from ddpjob.cli.options import Env, Gpus, Launcher, MaxRestarts, Memory, Volume
 from ddpjob.cli.text import one_line
 from ddpjob.errors import InvalidJobError
 
@@ -24,6 +24,11 @@ def init(
     nproc: Annotated[
         int | None, Option("--nproc", min=1, metavar="N", help="Processes per node.", show_default="one per GPU")
     ] = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    checkpoint: Volume = None,
+    max_restarts: MaxRestarts = None,
+    env: Env = None,
     name: Annotated[
         str | None, Option("--name", metavar="NAME", help="Name of the job.", show_default="the name of the script")
     ] = None,
@@ -48,6 +53,7 @@ def init(
         launcher=launcher or "ddprun",
         nodes=nodes,
         nproc=nproc,
+        words={"gpus": gpus, "memory": memory, "checkpoint": checkpoint, "maxRestarts": max_restarts, "env": env},
     )
     if file is None:
         typer.echo(text, nl=False)

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
-from ddpjob.cli.options import Launcher, Request, StateDir
+from ddpjob.cli.options import Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, Request, StateDir, Volume
 from ddpjob.cli.text import show_error
 from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
@@ -44,11 +44,13 @@ def run(
         ),
     ] = None,
     *,
-    nodes: Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")] = None,
-    nproc: Annotated[
-        int | None,
-        Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode)."),
-    ] = None,
+    nodes: Nodes = None,
+    nproc: Nproc = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    checkpoint: Volume = None,
+    max_restarts: MaxRestarts = None,
+    env: Env = None,
     launcher: Launcher = None,
     assignments: Annotated[
         list[str] | None,
@@ -102,13 +104,13 @@ def run(
     """
     from ddpjob.cli.run import execute
 
-    shorthands = {"numNodes": nodes, "nprocPerNode": nproc, "metadata.name": name}
-    given = [f"{field}={value}" for field, value in shorthands.items() if value is not None]
+    words = {"numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory, "checkpoint": checkpoint}
     request = Request(
         source,
         script_args,
         launcher=launcher,
-        assignments=[*given, *(assignments or ())],
+        words=words | {"maxRestarts": max_restarts, "env": env},
+        assignments=[*([f"metadata.name={name}"] if name is not None else ()), *(assignments or ())],
         volumes=volumes,
         fresh=fresh,
         state_dir=state_dir,

@@ -1,8 +1,8 @@
 """Options that several commands share, and the options of ``ddpjob run``."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -33,19 +33,44 @@ Launcher = Annotated[
     ScriptLauncher | None,
     Option("--launcher", help="What starts the processes of a script.", show_default="ddprun"),
 ]
+# Short words for fields of the spec; ``jobspec.with_words`` puts them there.
+Nodes = Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")]
+Nproc = Annotated[int | None, Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).")]
+Gpus = Annotated[
+    int | None,
+    Option("--gpus", min=1, metavar="N", help="GPUs of each node (limit nvidia.com/gpu), with a process for each."),
+]
+Memory = Annotated[
+    str | None, Option("--memory", metavar="SIZE", help="Memory of each node, for example 8Gi (request and limit).")
+]
+Volume = Annotated[
+    str | None,
+    Option(
+        "--checkpoint",
+        metavar="SIZE[:CLASS]|CLAIM",
+        help="Volume of the checkpoints: a new one, for example 10Gi, or an existing claim (spec.checkpoint).",
+    ),
+]
+MaxRestarts = Annotated[
+    int | None, Option("--max-restarts", min=0, metavar="N", help="Restarts that count (restartPolicy.maxRestarts).")
+]
+Env = Annotated[
+    list[str] | None, Option("--env", metavar="NAME=VALUE", help="Environment variable (spec.env). May be repeated.")
+]
 
 
 @dataclass(frozen=True)
 class Request:
     """The options of ``ddpjob run``.
 
-    assignments: FIELD=VALUE of ``--nodes``, ``--nproc``, ``--name`` and ``--set``.
+    words: fields and short words of the spec. assignments: FIELD=VALUE of ``--name`` and ``--set``.
     again: the command that resumes the job.
     """
 
     source: str
     script_args: Sequence[str] | None = None
     launcher: ScriptLauncher | None = None
+    words: Mapping[str, Any] = field(default_factory=dict)
     assignments: Sequence[str] = ()
     volumes: Sequence[str] | None = None
     fresh: bool = False

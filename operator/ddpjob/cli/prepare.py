@@ -16,6 +16,7 @@ from ddpjob.api.objects import Json
 from ddpjob.cli.options import Request
 from ddpjob.client import jobfile
 from ddpjob.client.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
+from ddpjob.client.jobspec import with_words
 from ddpjob.engine.launcher import injection_warning, launch_warning
 from ddpjob.errors import DDPJobError, did_you_mean
 from ddpjob.local import LocalError
@@ -44,7 +45,7 @@ class Prepared:
 
 def prepare(request: Request) -> Prepared:
     """Return the admitted job with every change that the options make. Raises ``LocalError``."""
-    file = read_changed(request.source, request.script_args or (), request.assignments, request.launcher)
+    file = read_changed(request.source, request.script_args or (), request.words, request.assignments, request.launcher)
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
@@ -56,13 +57,18 @@ def prepare(request: Request) -> Prepared:
 
 
 def read_changed(
-    source: str, script_args: Sequence[str], assignments: Sequence[str], launcher: ScriptLauncher | None
+    source: str,
+    script_args: Sequence[str],
+    words: Mapping[str, Any],
+    assignments: Sequence[str],
+    launcher: ScriptLauncher | None,
 ) -> JobFile:
-    """Return the job of a file or for a script, with the fields that ``--set`` assigns.
+    """Return the job of a file or for a script, with the short words of the options, and then what ``--set`` assigns.
 
     script_args: of the script, or appended to ``spec.args``, also if ``--set`` replaces these.
     """
     file = jobfile.read(source, script_args, launcher)
+    file.job["spec"] = with_words(file.job["spec"], words)
     for assignment in assignments:
         assign(file.job, assignment)
     if file.script is None:

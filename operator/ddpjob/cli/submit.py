@@ -3,17 +3,17 @@
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
 from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
 from ddpjob.cli.logs import print_lines
-from ddpjob.cli.options import Launcher, StateDir
+from ddpjob.cli.options import Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, StateDir, Volume
 from ddpjob.cli.place import Context, for_new_job
 from ddpjob.cli.text import number_of, one_line, show_error, size_text
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
@@ -38,10 +38,13 @@ def submit(
     ] = None,
     *,
     image: Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")] = None,
-    nodes: Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")] = None,
-    nproc: Annotated[
-        int | None, Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).")
-    ] = None,
+    nodes: Nodes = None,
+    nproc: Nproc = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    checkpoint: Volume = None,
+    max_restarts: MaxRestarts = None,
+    env: Env = None,
     launcher: Launcher = None,
     workdir: Annotated[
         Path | None,
@@ -96,9 +99,11 @@ def submit(
             "--logs prints lines, --output an object", "both are for standard output", "leave one out"
         )
     local = local or state_dir is not None
-    shorthands = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "metadata.name": name}
-    given = [f"{field}={value}" for field, value in shorthands.items() if value is not None]
-    job = _read(source, script_args or [], [*given, *(assignments or ())], launcher, namespace)
+    words = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory}
+    words |= {"checkpoint": checkpoint, "maxRestarts": max_restarts}
+    head = (("name", name), ("namespace", namespace))
+    given = [f"metadata.{key}={value}" for key, value in head if value is not None]
+    job = _read(source, script_args or [], words | {"env": env}, [*given, *(assignments or ())], launcher)
     if workdir is not None and not local:
         _show_files(workdir)
     if dry_run == "client":
@@ -113,15 +118,17 @@ def submit(
 
 
 def _read(
-    source: str, script_args: list[str], assignments: list[str], launcher: ScriptLauncher | None, namespace: str | None
+    source: str,
+    script_args: list[str],
+    words: Mapping[str, Any],
+    assignments: list[str],
+    launcher: ScriptLauncher | None,
 ) -> "DDPJob":
     """Return the job of a file or for a script, with the fields of the options."""
     from ddpjob.cli.prepare import read_changed
     from ddpjob.client.job import DDPJob
 
-    file = read_changed(source, script_args, assignments, launcher)
-    if namespace is not None:
-        file.job["metadata"]["namespace"] = namespace
+    file = read_changed(source, script_args, words, assignments, launcher)
     if file.ignored:
         typer.echo(f"· ignored {len(file.ignored)} other documents: {one_line(', '.join(file.ignored))}", err=True)
     return DDPJob.from_file(file)

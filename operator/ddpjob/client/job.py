@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from ddpjob.api import names
 from ddpjob.api.objects import SET_BY_SERVER, Json
@@ -14,6 +14,7 @@ from ddpjob.api.text import attributed
 if TYPE_CHECKING:
     from ddpjob.api.spec import DDPJobSpec
     from ddpjob.client.jobfile import JobFile
+    from ddpjob.client.jobspec import ScriptFields, SpecFields
 
 
 class DDPJob:
@@ -37,11 +38,15 @@ class DDPJob:
         namespace: str | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
-        **spec: Any,
+        **spec: "Unpack[SpecFields]",
     ) -> None:
         """Make a job from the fields of its spec, for example ``DDPJob("mnist", image="mnist:1", num_nodes=2)``.
 
-        Fields are those of docs/fields.md, as ``num_nodes`` or ``numNodes``; ``env`` may be a dict.
+        Fields are those of docs/fields.md, as ``num_nodes`` or ``numNodes``; a type checker knows the first form.
+        ``env`` may be a dict, and ``checkpoint`` ``"10Gi"``, ``"10Gi:my-storage-class"`` or the name of a claim.
+
+        Args:
+            spec: also ``gpus`` and ``memory`` of each node, and ``max_restarts``.
 
         Raises:
             InvalidJobError: a field is unknown or wrong.
@@ -73,8 +78,10 @@ class DDPJob:
         *args: str,
         name: str = "",
         namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
         launcher: names.ScriptLauncher = "ddprun",
-        **spec: Any,
+        **spec: "Unpack[ScriptFields]",
     ) -> Self:
         """Return a job that runs a Python script of this machine, named as the file without ``name``.
 
@@ -91,7 +98,8 @@ class DDPJob:
 
         file = jobfile.read(str(script), args, launcher)
         given = file.job["spec"] | spec
-        made = cls(name or file.job["metadata"]["name"], namespace=namespace, **given)
+        name = name or file.job["metadata"]["name"]
+        made = cls(name, namespace=namespace, labels=labels, annotations=annotations, **given)
         made.directory, made.script = file.directory, file.script
         return made
 

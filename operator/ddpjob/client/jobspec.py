@@ -1,20 +1,91 @@
-"""Checks of the spec of a ``DDPJob``: of a whole object, and of keyword arguments.
+"""The spec of a ``DDPJob``: its checks, its keyword arguments, and the short words of the command line in it.
 
 Apart from ``job``, because listing the jobs of a cluster checks none: importing the models of the spec takes as long as
 the request.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
 from ddpjob.api.objects import Json
-from ddpjob.api.spec import NAME_RULE, DDPJobSpec, explain, is_job_name, parse_spec
+from ddpjob.api.pods import EnvFromSource, EnvVar, LocalReference, PodTemplate, Resources, is_object_name
+from ddpjob.api.scheduling import Scheduling
+from ddpjob.api.spec import (
+    NAME_RULE,
+    DDPJobSpec,
+    PodSecurity,
+    Rendezvous,
+    RestartPolicy,
+    SharedMemory,
+    explain,
+    is_job_name,
+    parse_spec,
+)
+from ddpjob.api.volumes import Checkpoint, Data
+from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError, did_you_mean
 
 _REFERENCE = "docs/fields.md lists every field and what it may hold"
 _CORRECT = "correct the field"
+_GPU = "nvidia.com/gpu"
+_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[MGTPE])")
+_LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size, but also a valid name of a claim
+
+
+class ScriptFields(TypedDict, total=False):
+    """The keyword arguments of ``DDPJob.from_script``: fields of docs/fields.md, and short words for frequent ones."""
+
+    # Short words, as options of `ddpjob submit`.
+    gpus: int | None
+    max_restarts: int | None
+    memory: str | None
+    # Fields that also take a short form: SIZE[:CLASS] or a claim, and names with their values.
+    checkpoint: Checkpoint | Json | str | None
+    env: Sequence[EnvVar | Json] | Mapping[str, str] | None
+    # Other fields.
+    image: str | None
+    env_from: Sequence[EnvFromSource | Json] | None
+    working_dir: str | None
+    resources: Resources | Json | None
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None
+    image_pull_secrets: Sequence[LocalReference | Json] | None
+    template: PodTemplate | Json | None
+    num_nodes: int | None
+    min_nodes: int | None
+    nproc_per_node: int | Literal["auto"] | None
+    rendezvous: Rendezvous | Json | None
+    shared_memory: SharedMemory | Json | None
+    pod_security: PodSecurity | Json | None
+    network_policy: Literal["Isolated"] | None
+    restart_policy: RestartPolicy | Json | None
+    success_policy: Literal["AllNodes", "NodeZero"] | None
+    active_deadline_seconds: int | None
+    startup_deadline_seconds: int | None
+    progress_deadline_seconds: int | None
+    completion_grace_seconds: int | None
+    ttl_seconds_after_finished: int | None
+    pod_retention: Literal["LastAttempt", "None", "All"] | None
+    log_tail: Literal["Include", "Omit"] | None
+    suspend: bool | None
+    restarted_at: str | None
+    managed_by: str | None
+    data: Data | Json | None
+    scheduling: Scheduling | Json | None
+
+
+class SpecFields(ScriptFields, total=False):
+    """The keyword arguments of ``DDPJob``."""
+
+    command: Sequence[str] | None
+    args: Sequence[str] | None
+    launcher: Literal["Injected"] | None
+
+
+_ALIASES = {key: field.alias or key for key, field in DDPJobSpec.model_fields.items()}
+_WORDS = {"gpus": "gpus", "max_restarts": "maxRestarts", "memory": "memory"}
 
 
 def require_valid(manifest: Json) -> None:
@@ -26,6 +97,8 @@ def require_valid(manifest: Json) -> None:
             NAME_RULE.message,
             "give the job another name" if name else "give the job a name",
         )
+    for field in ("labels", "annotations"):
+        require_texts(f"metadata.{field}", manifest["metadata"].get(field) or {})
     try:
         parse_spec(manifest)
     except ValidationError as error:
@@ -36,21 +109,97 @@ def require_valid(manifest: Json) -> None:
 
 def spec_of(name: str, given: Mapping[str, Any]) -> Json:
     """Return the spec as JSON, with the names of the API. Raises ``InvalidJobError``."""
-    fields = {text for key, field in DDPJobSpec.model_fields.items() for text in (key, field.alias or key)}
-    for key in given:
-        if key not in fields:
-            hint = did_you_mean(key, sorted(fields), _REFERENCE)
+    known = _ALIASES | _WORDS
+    known |= {alias: alias for alias in known.values()}
+    values: Json = {}
+    words: Json = {}
+    for key, value in given.items():
+        if key not in known:
+            hint = did_you_mean(key, sorted(known), _REFERENCE)
             raise InvalidJobError(f'a DDPJob has no field "{key}"', hint, "options of the trainer belong into args")
-    values: dict[str, Any] = {key: _json(value) for key, value in given.items() if value is not None}
-    if isinstance(values.get("env"), dict):
-        values["env"] = [{"name": key, "value": value} for key, value in values["env"].items()]
+        if twin := next((other for other in (*values, *words) if known[other] == known[key]), None):
+            raise InvalidJobError(f"{twin} and {key} are one field", "it is given twice", "leave out one of them")
+        is_word = known[key] in _WORDS.values() or (key == "checkpoint" and isinstance(value, str))
+        is_word = is_word or (key == "env" and isinstance(value, Mapping))
+        if value is not None:
+            (words if is_word else values)[key] = _json(value)
     try:
         spec = DDPJobSpec.model_validate(values, by_alias=True, by_name=True)
     except ValidationError as error:
         raise InvalidJobError(
             f"the DDPJob {name} is wrong: {'; '.join(explain(error))}", _REFERENCE, _CORRECT
         ) from error
-    return spec.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+    made = spec.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+    return with_words(made, {known[key]: value for key, value in words.items()})
+
+
+def with_words(spec: Json, words: Mapping[str, Any]) -> Json:
+    """Return the spec with fields, and with the short words of the command line and of ``DDPJob``; None is left out.
+
+    Args:
+        words: ``gpus`` and ``memory`` of each node, ``maxRestarts``, ``checkpoint`` as ``SIZE[:CLASS]`` or CLAIM,
+            ``env`` as NAME=VALUE or a mapping; others are fields.
+
+    Raises:
+        InvalidJobError: a value is not of its form.
+    """
+    given = {key: value for key, value in words.items() if value is not None}
+    gpus, restarts, memory = (given.pop(word, None) for word in _WORDS.values())
+    parts: Json = {"restartPolicy": None if restarts is None else {"maxRestarts": restarts}}
+    if limits := {key: value for key, value in ((_GPU, gpus), ("memory", memory)) if value is not None}:
+        requested = (spec.get("resources") or {}).get("requests") if isinstance(spec.get("resources"), dict) else None
+        # Kubernetes refuses a request of a device that differs from its limit.
+        requests = {key: value for key, value in limits.items() if key == "memory" or key in (requested or {})}
+        parts["resources"] = {"limits": limits} | ({"requests": requests} if requests else {})
+    if (env := given.pop("env", None)) and isinstance(spec.get("env") or [], list):
+        parts["env"] = _variables(env)
+    merged = merge(spec, parts | given)
+    if isinstance(volume := given.get("checkpoint"), str):
+        nodes = merged.get("numNodes", 1)
+        merged["checkpoint"] = _volume(volume, spec.get("checkpoint"), is_shared=nodes != 1)
+    return merged
+
+
+def _volume(text: str, known: Any, *, is_shared: bool) -> Json:
+    """Return ``spec.checkpoint`` with a claim to create, or with an existing one."""
+    size, _, storage_class = text.partition(":")
+    kept = known if isinstance(known, dict) else {}
+    kept = {key: value for key, value in kept.items() if key not in ("claimName", "claimTemplate")}
+    if _SIZE.fullmatch(size):
+        access = "ReadWriteMany" if is_shared else "ReadWriteOnce"
+        claim: Json = {"accessModes": [access], "resources": {"requests": {"storage": size}}}
+        return kept | {
+            "claimTemplate": {"spec": claim | ({"storageClassName": storage_class} if storage_class else {})}
+        }
+    if _LIKE_A_SIZE.fullmatch(size) or not is_object_name(text):
+        raise InvalidJobError(
+            f"checkpoint {text!r} is neither a size nor the name of a claim",
+            "a size makes a volume, with the cluster's storage class or another; a name is that of an existing claim",
+            "for example 10Gi, 10Gi:my-storage-class or my-claim",
+        )
+    return kept | {"claimName": text}
+
+
+def _variables(given: Sequence[str] | Mapping[str, Any]) -> list[Json]:
+    """Return the entries of ``spec.env`` for NAME=VALUE, or for a mapping."""
+    if not isinstance(given, Mapping):
+        pairs = [text.partition("=") for text in given]
+        for name, equals, _ in pairs:
+            if not (name and equals):
+                raise InvalidJobError(f"env {name or '='}: it is not NAME=VALUE", "a part is missing", "LOG_LEVEL=info")
+        given = {name: value for name, _, value in pairs}
+    require_texts("env", given)
+    return [{"name": name, "value": value} for name, value in given.items()]
+
+
+def require_texts(what: str, values: Mapping[str, Any]) -> None:
+    """Raise ``InvalidJobError`` if a value of a mapping is not text."""
+    for key, value in values.items():
+        if not isinstance(value, str):
+            text = str(value).lower() if isinstance(value, bool) else value
+            raise InvalidJobError(
+                f"{what} {key} is {value!r}, not text", "Kubernetes takes text only", f'write "{text}"'
+            )
 
 
 def _json(value: Any) -> Any:

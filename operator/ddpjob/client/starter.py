@@ -1,5 +1,8 @@
 """A commented DDPJob to begin with; ``#field`` is YAML to uncomment, ``# text`` is a comment."""
 
+import re
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -7,7 +10,8 @@ import yaml
 from ddpjob.api import limits, names
 from ddpjob.api.crd import Dumper
 from ddpjob.client.job import DDPJob
-from ddpjob.client.jobfile import script_spec
+from ddpjob.client.jobfile import dump_yaml, script_spec
+from ddpjob.client.jobspec import with_words
 
 _STARTER = """\
 # A training on one or more nodes, with one pod on each.
@@ -89,9 +93,16 @@ spec:
 
 
 def starter(
-    *, name: str, image: str, script: str, launcher: names.ScriptLauncher, nodes: int, nproc: int | None
+    *,
+    name: str,
+    image: str,
+    script: str,
+    launcher: names.ScriptLauncher,
+    nodes: int,
+    nproc: int | None,
+    words: Mapping[str, Any],
 ) -> str:
-    """Return the YAML of a job that runs a script.
+    """Return the YAML of a job that runs a script. words: as of ``with_words``, in place of the commented fields.
 
     Raises:
         InvalidJobError: a value breaks a rule of its field.
@@ -109,6 +120,9 @@ def starter(
         nodes=nodes,
         nproc=_line("auto" if nproc is None else nproc),
     )
+    for key, value in with_words({"numNodes": nodes}, words).items():
+        field = textwrap.indent(dump_yaml({key: value}), "  ")
+        text = re.sub(rf"(?m)^#  {key}:.*\n(#    .*\n)*", field.replace("\\", r"\\"), text)
     DDPJob.from_yaml(text)
     return text
 
