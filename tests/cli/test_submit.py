@@ -41,7 +41,8 @@ def test_a_package_runs_in_its_directory_in_the_background(ddpjob: Program, work
     options = ("--local", "--workdir", "work", "--nodes", "2", "--nproc", "1", "--name", "mine", "--wait")
     done = ddpjob("submit", "work/train.py", *options, "--", "--lr", "0.1")
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines() == ["mine is submitted (this machine)", "mine is Succeeded (this machine)"]
+    first, *_ = done.out.partition("\nmine is Succeeded (this machine)\n")[0].splitlines()
+    assert first == "mine is submitted (this machine)"
     assert (work / "wrote").exists(), "the directory itself, not a copy"
     lines = ddpjob("logs", "mine", "--all").out.splitlines()
     assert sorted(line.split("sent")[1] for line in lines if "sent" in line) == [" ['--lr', '0.1']"] * 2
@@ -78,7 +79,31 @@ def test_the_finished_job_is_printed_as_an_object(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "true", **NEVER))
     done = ddpjob("submit", file, "--local", "--wait", "--output", "yaml")
     assert (done.code, yaml.safe_load(done.out)["status"]["state"]) == (0, "Succeeded")
-    assert done.err == "tiny is Succeeded (this machine)\n"
+    assert "\ntiny is Succeeded (this machine)\n" in done.err
+
+
+def test_a_wait_shows_each_change_and_ends_with_what_why_says(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "until [ -e go ]; do sleep 0.02; done; exit 3", **NEVER))
+    with ddpjob.started("submit", file, "--local", "--wait") as submit:
+        assert submit.stdout is not None
+        lines = iter(submit.stdout.readline, "")
+        assert next(lines) == "tiny is submitted (this machine)\n"
+        assert next(line for line in lines if "  Running, nodes 1/1" in line), "while it runs"
+        (ddpjob.folder / "go").touch()
+        changes = [line.rstrip("\n") for line in lines]
+        assert submit.wait(100) == 100
+    assert any("  Failed, nodes 0/1" in line for line in changes), changes
+    end = changes.index("tiny is Failed (this machine)")
+    assert changes[end + 1 :] == ddpjob("why", "tiny").out.splitlines()
+
+
+def test_a_wait_on_a_terminal_shows_the_table_of_run(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "exit 0", **NEVER))
+    with ddpjob.on_terminal("submit", file, "--local", "--wait") as terminal:
+        assert terminal.ends() == 0
+        shown = terminal()
+    for text in ("NODE", "FOR", "tiny is Succeeded", "stage: "):
+        assert text in shown, shown
 
 
 def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_cluster(ddpjob: Program, work: Path) -> None:

@@ -60,13 +60,16 @@ def of_process(line: str) -> tuple[str, str]:
 class PlainDisplay(Display):
     """Writes a line for every change."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float] = time.monotonic, *, interval: float = INTERVAL
+    ) -> None:
         self._stream = stream
         self._clock = clock
+        self._interval = interval
         self._begin = clock()
         self._line = ""
         self._written = ""
-        self._written_at = -INTERVAL
+        self._written_at = -interval
         self._urgent: tuple[object, ...] = ()
         self._nodes: dict[int, Node] = {}
 
@@ -76,7 +79,7 @@ class PlainDisplay(Display):
         self._line = ", ".join(fact for fact in facts if fact)
         training = (snapshot.epoch, snapshot.accuracy, snapshot.resumed_from_step, snapshot.step is None)
         urgent = (snapshot.state, *snapshot.job_facts(), snapshot.message, *training)
-        if urgent != self._urgent or self._clock() - self._written_at >= INTERVAL:
+        if urgent != self._urgent or self._clock() - self._written_at >= self._interval:
             self._write_status()
         self._urgent = urgent
         for node in snapshot.nodes:

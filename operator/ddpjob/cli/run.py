@@ -11,7 +11,7 @@ from typing import TextIO
 
 from ddpjob.api.objects import Json
 from ddpjob.cli.options import Request
-from ddpjob.cli.output import Display, JsonDisplay, PlainDisplay, guarded
+from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guarded
 from ddpjob.cli.prepare import Prepared, differences, prepare
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
@@ -38,7 +38,7 @@ def execute(request: Request) -> int:
     stop = Stop()
     stdout = guarded(sys.stdout, lambda: stop.request(signal.SIGPIPE))
     begin = time.monotonic()
-    with _display(request.output, stdout) as display:
+    with display_of(request.output, stdout) as display:
         stop.say = display.note
         job = _run(request, prepared, stop, display)
         result = RunResult(job, prepared.paths, time.monotonic() - begin, request.again, stop.number)
@@ -115,15 +115,16 @@ def _dry_run(request: Request, prepared: Prepared) -> int:
     return 0
 
 
-def _display(output: str | None, stdout: TextIO) -> Display:
+def display_of(output: str | None, stdout: TextIO, interval: float = INTERVAL) -> Display:
+    """Return how a job is shown. interval: seconds between lines that report only progress."""
     if output == "json":
         return JsonDisplay(stdout)
     if output == "yaml":
-        return PlainDisplay(guarded(sys.stderr))
+        return PlainDisplay(guarded(sys.stderr), interval=interval)
     if output == "table" or (output is None and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")):
         from rich.console import Console
 
         from ddpjob.cli.live import LiveDisplay
 
         return LiveDisplay(Console(file=stdout, highlight=False, emoji=False, markup=False))
-    return PlainDisplay(stdout)
+    return PlainDisplay(stdout, interval=interval)

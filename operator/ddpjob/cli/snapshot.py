@@ -105,7 +105,7 @@ class Snapshot(Training):
 def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
     """Return the snapshot of an admitted job and its pods."""
     from ddpjob.api.pod_view import pod_view
-    from ddpjob.api.spec import RestartPolicy
+    from ddpjob.api.spec import parse_spec
     from ddpjob.api.status import recorded_status
 
     status, spec = job.get("status") or {}, job["spec"]
@@ -119,7 +119,7 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
         "message": _message(status) or None,
         "attempt": attempt,
         "restarts": int(status.get("restartsCountedTowardsLimit") or 0),
-        "maxRestarts": RestartPolicy.model_validate(spec["restartPolicy"]).limit(
+        "maxRestarts": parse_spec(job, ignore_unknown=True).restart_policy.limit(
             has_trained=recorded_status(status).has_trained
         ),
         "restartsInPlace": int(status.get("restartsInPlace") or 0),

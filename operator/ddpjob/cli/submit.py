@@ -55,7 +55,7 @@ def submit(
         Option("--set", metavar="FIELD=VALUE", help="Set a field below spec to a YAML value, as in run. Repeatable."),
     ] = None,
     name: Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")] = None,
-    wait: Annotated[bool, Option("--wait", help="Wait until the job has finished.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Show the job until it has finished, then why it ended so.")] = False,
     logs: Annotated[bool, Option("--logs", help="Follow the logs until the job has finished.")] = False,
     timeout: Annotated[
         float | None, Option("--timeout", min=0, metavar="SECONDS", help="Give up waiting after it.")
@@ -172,7 +172,7 @@ def _follow(client: "Client", job: "DDPJob", output: Form | None, *, logs: bool,
     sys.stdout.flush()
     if logs:
         return _follow_logs(client, job, timeout)
-    code = wait_for(client, job, timeout=timeout, to_stderr=output is not None)
+    code = wait_for(client, job, timeout=timeout, to_stderr=output is not None, follow=True)
     if output is not None and code != NOT_FOUND:
         _show(client.get(job), output, "")
     return code

@@ -1,6 +1,8 @@
 """``ddpjob wait``: waits for a state of a job, and says by its exit code what became of it."""
 
 import re
+import sys
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,15 +10,19 @@ from typer import Option
 
 from ddpjob.cli.options import Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import show_error
-from ddpjob.errors import InvalidJobError, JobNotFoundError, WaitTimeoutError
+from ddpjob.cli.text import is_coloured, show_error
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, WaitTimeoutError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ddpjob.api.status import DDPJobStatus
     from ddpjob.client.base import Client
     from ddpjob.client.job import DDPJob
 
 _FAILED, TIMEOUT, _SUSPENDED, NOT_FOUND = 100, 101, 102, 103
+_PROGRESS_SECONDS = 60.0
+"""Between lines without a terminal that report only progress: a job takes days, and its lines are kept in a log."""
 
 
 def wait(
@@ -64,10 +70,13 @@ def wait_for(
     timeout: float | None = None,
     *,
     to_stderr: bool = False,
+    follow: bool = False,
 ) -> int:
     """Wait for a state of a job, say what became of it, and return the exit code.
 
-    to_stderr: say it on standard error, because standard output has an object.
+    Args:
+        to_stderr: say it on standard error, because standard output has an object.
+        follow: show the job meanwhile as ``run`` does, and at the end say why, as ``ddpjob why``.
     """
     step = _step(until)
 
@@ -83,7 +92,10 @@ def wait_for(
         return status.is_true("Suspended") and bool(client.get(job).manifest["spec"].get("suspend"))
 
     try:
-        ended = client.wait(job, until=lambda status: reached(status) or suspended(status), timeout=timeout)
+        with _shown(client, job, to_stderr=to_stderr) if follow else nullcontext(lambda: None) as show:
+            ended = client.wait(
+                job, until=lambda status: (show(), reached(status) or suspended(status))[1], timeout=timeout
+            )
     except JobNotFoundError as error:
         show_error(error)
         return NOT_FOUND
@@ -91,9 +103,40 @@ def wait_for(
         show_error(error)
         return TIMEOUT
     typer.echo(f"{ended.name} is {ended.state} ({client.place})", err=to_stderr)
+    if follow:
+        _say_why(client, ended, to_stderr=to_stderr)
     if ended.finished:
         return 0 if ended.succeeded else _FAILED
     return 0 if reached(ended.status) else _SUSPENDED
+
+
+@contextmanager
+def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterator[Callable[[], None]]":
+    """Yield what shows the job as it is now: on a terminal in a table that stays in place, elsewhere as a line."""
+    from ddpjob.cli.run import display_of
+    from ddpjob.cli.snapshot import take_snapshot
+
+    with display_of("yaml" if to_stderr else None, sys.stdout, _PROGRESS_SECONDS) as display:
+
+        def show() -> None:
+            pods = []
+            with suppress(DDPJobError):  # the wait survives what one request does not
+                found = client.get(job)
+                with suppress(DDPJobError):  # the user may not read pods
+                    pods = client._pods(found)
+                display.show(take_snapshot(found.manifest, pods))
+
+        yield show
+
+
+def _say_why(client: "Client", job: "DDPJob", *, to_stderr: bool) -> None:
+    from ddpjob.cli.why import verdict_lines
+
+    try:
+        lines = verdict_lines(client.explain(job), client.place, coloured=not to_stderr and is_coloured())
+        typer.echo("\n".join(lines), err=to_stderr)
+    except DDPJobError as error:  # the exit code says how the job ended
+        show_error(error)
 
 
 def _step(until: str) -> int:

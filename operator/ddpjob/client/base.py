@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from ddpjob.api.model import WireModel
+from ddpjob.api.objects import Json
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, JobNotFoundError, UnavailableError, WaitTimeoutError
@@ -35,6 +36,7 @@ INTERRUPTED = "Interrupted"
 Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the method
 Events = list["JobEvent"]
 Pods = list["JobPod"]
+Items = list[Json]
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,7 @@ class Client(Protocol):
 
     def pods(self, job: str | DDPJob) -> Pods:
         """Return the pods of the job that there still are, the newest attempt first. Raises as ``events``."""
-        ...
+        return cast(Pods, _load("timeline").job_pods(self._pods(job)))
 
     def checkpoints(
         self,
@@ -449,6 +451,10 @@ class Client(Protocol):
 
     def _recording(self, job: str | DDPJob, *, logs: bool) -> "Recording":
         """Return what can be read of a job."""
+        ...
+
+    def _pods(self, job: str | DDPJob) -> Items:
+        """Return the pods of the job as Kubernetes has them."""
         ...
 
     def _watched(

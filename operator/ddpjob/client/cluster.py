@@ -14,9 +14,9 @@ from ddpjob.api.objects import Json
 from ddpjob.client.base import (
     Client,
     Events,
+    Items,
     Jobs,
     LogLine,
-    Pods,
     already_finished,
     no_metrics,
     nodes_of,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
-Items = list[Json]  # named, because in the class ``list`` is the method
 _PAGE = 100  # jobs of one request
 
 
@@ -154,11 +153,10 @@ class ClusterClient(Client):
         found = self.get(job)
         return timeline(found, pods_of(self._connection, found), events_of(self._connection, found))
 
-    def pods(self, job: str | DDPJob) -> Pods:
+    def _pods(self, job: str | DDPJob) -> Items:
         from ddpjob.client.cluster_story import pods_of
-        from ddpjob.client.timeline import job_pods
 
-        return job_pods(pods_of(self._connection, self.get(job)))
+        return pods_of(self._connection, job if isinstance(job, DDPJob) and job.uid else self.get(job))
 
     def checkpoints(
         self,

@@ -19,9 +19,9 @@ from ddpjob.client.base import (
     INTERRUPTED,
     Client,
     Events,
+    Items,
     Jobs,
     LogLine,
-    Pods,
     already_finished,
     no_metrics,
     nodes_of,
@@ -178,10 +178,8 @@ class LocalClient(Client):
             lines = []
         return timeline(found, record.pods(), local_events(found, lines))
 
-    def pods(self, job: str | DDPJob) -> Pods:
-        from ddpjob.client.timeline import job_pods
-
-        return job_pods(self.record(job).pods())
+    def _pods(self, job: str | DDPJob) -> Items:
+        return self.record(job).pods()
 
     def checkpoints(
         self,
