@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,66 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
     assert "has finished" in ddpjob("resume", "tiny").is_refused()[0]
     ddpjob("delete", "tiny")
     assert ddpjob("wait", "tiny").code == 103
+
+
+def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(ddpjob: Program) -> None:
+    for name, team in (("one", "a"), ("two", "a"), ("three", "b")):
+        job = shell_job(name, "true", suspend=name != "two")
+        job["metadata"]["labels"] = {"team": team}
+        assert ddpjob("submit", ddpjob.write(job), "--local", "--wait").code in (0, 102)
+    assert ddpjob("ls", "-l", "team=a", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/one", "ddpjob.ddpjob.dev/two"]
+    some = ddpjob("suspend", "one", "two", "three", "one")
+    assert (some.code, some.out) == (1, "one suspended (this machine)\nthree suspended (this machine)\n")
+    first, *_, last = some.err.splitlines()
+    assert (first, last) == ("error: the job two has finished: it succeeded", "2 of 3 jobs suspended; not two")
+    assert "no job missing" in ddpjob("delete", "one", "missing").is_refused()[0], "and none is deleted"
+    for wrong in ((), ("one", "-l", "team=a"), ("-l", " ")):
+        assert "name the jobs, or select them" in ddpjob("delete", *wrong).is_refused()[0]
+    assert "no job has the labels team=c" in ddpjob("delete", "-l", "team=c").is_refused()[0]
+    with ddpjob.on_terminal("delete", "-l", "team=a") as terminal:
+        terminal.answer("delete 2 jobs, one, two (this machine)?", "y")
+        assert terminal.ends() == 0
+    assert ddpjob("ls", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/three"]
+
+
+def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjob: Program, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        cluster = {"cluster": {"server": f"http://127.0.0.1:{server.server_port}"}, "name": "c"}
+        config = {"clusters": [cluster], "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}
+        config |= {"users": [{"name": "u", "user": {"token": "t"}}], "current-context": "x"}
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | config))
+        names = [f"job-{number}" for number in range(60)]
+        done = ddpjob("suspend", *names, env={"KUBECONFIG": str(path)})
+        server.shutdown()
+    assert (done.code, done.out) == (1, "")
+    assert 0 < len({path.rpartition("/")[2] for path in asked}) < len(names), "each try takes 30 s"
+    assert done.err.splitlines()[-1] == f"0 of 60 jobs suspended; not {', '.join(names)}"
+
+
+def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "true", suspend=True, activeDeadlineSeconds=60))
+    assert ddpjob("submit", file, "--local", "--wait").code == 102
+    done = ddpjob("set", "tiny", "maxRestarts=5", "progressDeadlineSeconds=90", "activeDeadlineSeconds=null")
+    assert (done.code, done.out) == (0, "tiny changed (this machine)\n"), done
+    spec = ddpjob.job("tiny")["spec"]
+    assert (spec["restartPolicy"]["maxRestarts"], spec["progressDeadlineSeconds"]) == (5, 90)
+    assert "activeDeadlineSeconds" not in spec
+    assert "command is immutable" in ddpjob("set", "tiny", "command=[false]").is_refused()[0]
+    assert 'no field "maxRestart"' in ddpjob("set", "tiny", "restartPolicy.maxRestart=1").is_refused()[0]
+    assert "only fields of the spec" in ddpjob("set", "tiny", "metadata.labels.a=b").is_refused()[0]
+    assert "no container to run a command in" in ddpjob("exec", "tiny", "--", "true").is_refused()[0]
 
 
 def test_an_unknown_state_is_refused(ddpjob: Program) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 
-from ddpjob import DDPJob
+from ddpjob import Client, DDPJob
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.errors import (
     DDPJobError,
@@ -17,7 +18,7 @@ from ddpjob.errors import (
     UnavailableError,
     WaitTimeoutError,
 )
-from tests.client.worlds import World
+from tests.client.worlds import LocalWorld, World
 
 
 def is_running(status: DDPJobStatus) -> bool:
@@ -97,6 +98,78 @@ def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> 
     with pytest.raises(JobNotFoundError, match="mnist was deleted"):
         list(statuses)
     deletion.join()
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("team=a", ["one", "two"]),
+        ("team==a,stage!=test", ["two"]),
+        ("stage", ["one", "two"]),
+        ("!stage", ["three"]),
+        ("stage in (test, prod), team = a", ["one", "two"]),
+        ("team notin (a)", ["three"]),
+        ("ddpjob.dev/mine=", ["three"]),
+        ("team=none", []),
+    ],
+)
+def test_labels_select_jobs_here_as_on_a_cluster(labelled: Client, selector: str, expected: list[str]) -> None:
+    assert sorted(expected) == [job.name for job in labelled.list(label_selector=selector)]
+    assert sorted(expected) == [job.name for job in next(labelled.watch_all(label_selector=selector))]
+
+
+@pytest.mark.parametrize("selector", ["team=a b", "a in b", "!team=a", "=a", "a,,b", "team in (a"])
+def test_a_text_that_is_no_selector_is_refused(labelled: Client, selector: str) -> None:
+    with pytest.raises(DDPJobError):
+        labelled.list(label_selector=selector)
+
+
+@pytest.fixture
+def labelled(world: World) -> Client:
+    """Provide three suspended jobs with labels."""
+    for name, labels in (
+        ("one", {"team": "a", "stage": "test"}),
+        ("two", {"team": "a", "stage": "prod"}),
+        ("three", {"team": "b", "ddpjob.dev/mine": ""}),
+    ):
+        world.client.submit(DDPJob(name, image="none", command=["true"], labels=labels, suspend=True))
+    return world.client
+
+
+def test_a_job_equals_itself_and_what_is_no_job_reaches_none(world: World) -> None:
+    client = world.client
+    made = client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True))
+    copy = DDPJob.from_manifest(deepcopy(made.manifest), state=made.state)
+    assert made == copy and copy in [made] and len({made, copy}) == 1
+    assert made != DDPJob("mnist", image="none") and made != "mnist"
+    for nothing in (None, ""):
+        for call in (client.get, client.delete, client.suspend, client.wait):
+            with pytest.raises(InvalidJobError, match="is not a job"):
+                call(nothing)  # type: ignore[arg-type]
+    assert [job.name for job in client.list()] == ["mnist"]
+
+
+def test_fields_that_may_change_change_and_others_are_refused(world: World) -> None:
+    client = world.client
+    made = client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True, active_deadline_seconds=60))
+    if isinstance(world, LocalWorld):
+        client.wait(made, until=lambda status: status.state == "Suspended", timeout=60)
+    patch = {"restartPolicy": {"maxRestarts": 7}, "numNodes": 2, "activeDeadlineSeconds": None}
+    changed = client.change("mnist", patch).spec
+    assert (changed.restart_policy.max_restarts, changed.num_nodes, changed.active_deadline_seconds) == (7, 2, None)
+    assert client.get("mnist").spec == changed
+    for wrong in ({"command": ["false"]}, {"restartPolicy": {"maxRestart": 1}}, {"numNodes": 0}):
+        with pytest.raises(InvalidJobError, match=r"command|maxRestart|numNodes"):
+            client.change("mnist", wrong)
+    assert client.get("mnist").spec == changed
+    if not isinstance(world, LocalWorld):
+        return
+    running = client.submit(world.job("running"))
+    world.run(running)
+    with pytest.raises(DDPJobError, match="changes only while it is suspended"):
+        client.change("running", {"restartPolicy": {"maxRestarts": 7}})
+    with pytest.raises(DDPJobError, match="no container"):
+        client.exec("running", ["true"], on_output=print)
 
 
 def test_a_watch_of_all_jobs_shows_each_that_comes_changes_and_goes(world: World) -> None:

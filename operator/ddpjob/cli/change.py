@@ -1,66 +1,147 @@
-"""``ddpjob suspend``, ``resume`` and ``restart``: the changes of a job that is not finished."""
+"""``ddpjob suspend``, ``resume``, ``restart`` and ``set``: the changes of jobs that are not finished."""
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument
 
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.api.objects import Json
+from ddpjob.cli.options import Name, Names, Namespace, Selector, StateDir
+from ddpjob.cli.place import Context, Local, chosen, find
+from ddpjob.cli.text import show_error
+from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
+
+if TYPE_CHECKING:
+    from ddpjob.client.base import Client
+
+_AT_ONCE = 8
+_NOT_ALL = 1
+Action = Callable[["Client", str], object]
+"""Changes one job; a text that it returns is another line to print about it."""
 
 
 def suspend(
-    name: Name,
+    name: Names = None,
+    selector: Selector = None,
+    *,
     local: Local = False,
     context: Context = None,
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Stop the pods of a job after they saved a checkpoint; `resume` starts them again.
+    """Stop the pods of jobs after they saved a checkpoint; `resume` starts them again.
 
     \b
     Example:
       ddpjob suspend mnist-cpu
     """
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-    with client:
-        client.suspend(name)
-    typer.echo(f"{name} suspended ({client.place})")
-    return 0
+    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    return on_each(jobs, lambda client, job: client.suspend(job), "suspended")
 
 
 def resume(
-    name: Name,
+    name: Names = None,
+    selector: Selector = None,
+    *,
     local: Local = False,
     context: Context = None,
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Start a suspended job again, on this machine in the background. This is not a restart.
+    """Start suspended jobs again, on this machine in the background. This is not a restart.
 
     \b
     Example:
       ddpjob resume mnist-cpu
     """
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-    with client:
-        client.resume(name)
-    typer.echo(f"{name} resumed ({client.place})")
-    return 0
+    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    return on_each(jobs, lambda client, job: client.resume(job), "resumed")
 
 
 def restart(
-    name: Name,
+    name: Names = None,
+    selector: Selector = None,
+    *,
     local: Local = False,
     context: Context = None,
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Restart all pods of a job after they saved a checkpoint. This restart does not count towards the limit.
+    """Restart all pods of jobs after they saved a checkpoint. This restart does not count towards the limit.
 
     \b
     Example:
       ddpjob restart mnist-cpu
     """
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-    with client:
-        client.restart(name)
-    typer.echo(f"{name} restarted ({client.place})")
+    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    return on_each(jobs, lambda client, job: client.restart(job), "restarted")
+
+
+def set(  # noqa: A001 - the name of the command
+    name: Name,
+    assignments: Annotated[
+        list[str], Argument(metavar="FIELD=VALUE...", help="Fields of the spec, as --set of run; null removes one.")
+    ],
+    *,
+    local: Local = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Change fields of a job that has not finished: maxRestarts, deadlines, and while it is suspended its size.
+
+    docs/fields.md says which fields are fixed. On this machine the job must be suspended.
+
+    \b
+    Example:
+      ddpjob set mnist-cpu maxRestarts=5
+    """
+    from ddpjob.cli.prepare import assign
+
+    patch: Json = {"metadata": {}, "spec": {}}
+    for assignment in assignments:
+        assign(patch, assignment, is_patch=True)
+    if patch["metadata"]:
+        raise InvalidJobError("only fields of the spec can be set", "metadata is fixed", "kubectl label changes labels")
+    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+        client.change(name, patch["spec"])
+        typer.echo(f"{name} changed ({client.place})")
     return 0
+
+
+def on_each(jobs: "Sequence[tuple[Client, str]]", action: Action, done: str) -> int:
+    """Carry out an action on each job, on several at once, and print what became of each. Return the exit code.
+
+    A cluster that does not answer is asked once, not once for each job. Raises ``DDPJobError`` for a single job.
+    """
+    away: dict[Client, DDPJobError] = {}
+
+    def carried_out(job: "tuple[Client, str]") -> object:
+        client, name = job
+        try:
+            return away.get(client) or action(client, name)
+        except DDPJobError as error:
+            if len(jobs) == 1:
+                raise
+            if isinstance(error, UnavailableError):
+                away[client] = error
+            return error
+
+    left: dict[str, DDPJobError] = {}
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-change")
+    try:
+        for (client, name), result in zip(jobs, pool.map(carried_out, jobs), strict=True):
+            if isinstance(result, DDPJobError):
+                if result not in left.values():
+                    show_error(result)
+                left[name] = result
+                continue
+            typer.echo(f"{name} {done} ({client.place})" + (f"\n{result}" if isinstance(result, str) else ""))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if left:
+        print(f"{len(jobs) - len(left)} of {len(jobs)} jobs {done}; not {', '.join(left)}", file=sys.stderr)
+    return _NOT_ALL if left else 0

@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.change import on_each
+from ddpjob.cli.options import Names, Namespace, Selector, StateDir
+from ddpjob.cli.place import Context, Local, chosen, is_of_this_machine
 from ddpjob.cli.text import one_line
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
-    from ddpjob.client.local import LocalClient
 
 _REFUSED = 1
 
 
 def delete(
-    name: Name,
+    name: Names = None,
+    selector: Selector = None,
     *,
     volumes: Annotated[
         bool | None,
@@ -34,54 +35,50 @@ def delete(
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Stop a job if it runs, and delete its record and logs. --volumes also deletes its checkpoints.
+    """Stop jobs if they run, and delete their records and logs. --volumes also deletes their checkpoints.
 
     On a terminal it asks before it deletes, also about the volume unless an option decides; elsewhere it never asks.
 
     \b
     Exit codes:
-      0  the job is deleted
-      1  you answered no, or the cluster refused it
+      0  all jobs are deleted
+      1  you answered no, or the cluster refused to delete one
 
     \b
     Example:
       ddpjob delete mnist-cpu
     """
-    from ddpjob.client.local import LocalClient
-
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
-        if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-            has_volume = _has_volume(client, name)
-            if not typer.confirm(f"delete {one_line(name)} ({one_line(client.place)})?", err=True):
-                typer.echo("nothing is deleted", err=True)
-                return _REFUSED
-            if volumes is None and has_volume:
-                volumes = typer.confirm("also delete its volume: checkpoints, metrics, data?", err=True)
-        if isinstance(client, LocalClient):
-            _delete_here(client, name, volume=bool(volumes))
-        else:
-            client.delete(name, volume=bool(volumes))
-            typer.echo(f"{name} deleted ({client.place})")
-    return 0
+    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        has_volume = [_has_volume(client, job) for client, job in jobs]
+        what = jobs[0][1] if len(jobs) == 1 else f"{len(jobs)} jobs, {', '.join(job for _, job in jobs)}"
+        places = " and ".join(dict.fromkeys(client.place for client, _ in jobs))
+        if not typer.confirm(f"delete {one_line(what)} ({one_line(places)})?", err=True):
+            typer.echo("nothing is deleted", err=True)
+            return _REFUSED
+        if volumes is None and any(has_volume):
+            whose = "its volume" if len(jobs) == 1 else f"the volumes of {sum(has_volume)}"
+            volumes = typer.confirm(f"also delete {whose}: checkpoints, metrics, data?", err=True)
+    return on_each(jobs, lambda client, job: _delete(client, job, volume=bool(volumes)), "deleted")
 
 
 def _has_volume(client: "Client", name: str) -> bool:
     """Return whether a volume was made for the job. Raises ``JobNotFoundError``: nothing is asked about no job."""
-    from ddpjob.client.local import LocalClient
-
-    if isinstance(client, LocalClient):  # its record may be damaged
+    if is_of_this_machine(client):  # its record may be damaged
         return client.volume(client.record(name)) is not None
     return bool((client.get(name).manifest["spec"].get("checkpoint") or {}).get("claimTemplate"))
 
 
-def _delete_here(client: "LocalClient", name: str, *, volume: bool) -> None:
+def _delete(client: "Client", name: str, *, volume: bool) -> str | None:
+    """Delete a job, and return what became of its volume on this machine."""
+    if not is_of_this_machine(client):
+        client.delete(name, volume=volume)
+        return None
     record = client.record(name)
     if (pid := record.runner()) is not None:
         typer.echo(f"stopping {name} (process {pid}): waiting for its trainer to save and exit", err=True)
     directory = client.volume(record)
     client.delete(name, volume=volume)
-    typer.echo(f"{name} deleted ({client.place})")
-    if directory is not None and volume:
-        typer.echo(f"volume {directory.name} deleted")
-    elif directory is not None:
-        typer.echo(f"the volume of {name} is kept: {one_line(directory)}")
+    if directory is None:
+        return None
+    return f"volume {directory.name} deleted" if volume else f"the volume of {name} is kept: {one_line(directory)}"

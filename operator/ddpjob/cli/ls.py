@@ -12,7 +12,7 @@ from typer import Option
 from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
-from ddpjob.cli.options import Namespace, StateDir
+from ddpjob.cli.options import Namespace, Selector, StateDir
 from ddpjob.cli.place import Context, Local, first_answer, is_of_this_machine
 from ddpjob.cli.table import Cell, live, show, table
 from ddpjob.cli.text import age, one_line, show_error
@@ -36,6 +36,7 @@ def ls(
     output: Output = None,
     *,
     watch: Watch = False,
+    selector: Selector = None,
     all_namespaces: AllNamespaces = False,
     local: Local = False,
     context: Context = None,
@@ -58,7 +59,8 @@ def ls(
 
     def begin(asked: "Client") -> "Iterator[Jobs]":
         """Return the lists of jobs; the first is read here, so that a client that has none raises."""
-        lists = asked.watch_all(all_namespaces=all_namespaces) if watch else _listed(asked, damaged, all_namespaces)
+        which: Json = {"all_namespaces": all_namespaces, "label_selector": selector}
+        lists = asked.watch_all(**which) if watch else _listed(asked, damaged, which)
         return chain([next(lists)], lists)
 
     client, lists, trouble = first_answer(begin, local=local, context=context, namespace=namespace, state_dir=state_dir)
@@ -83,12 +85,12 @@ def ls(
     return USAGE if damaged else 0
 
 
-def _listed(client: "Client", damaged: list[DDPJobError], all_namespaces: bool) -> "Iterator[Jobs]":
+def _listed(client: "Client", damaged: list[DDPJobError], which: Json) -> "Iterator[Jobs]":
     """Yield the jobs once. Of this machine, one damaged record must not hide the others."""
     if is_of_this_machine(client):
-        yield client.list(all_namespaces=all_namespaces, on_error=damaged.append)
+        yield client.list(**which, on_error=damaged.append)
     else:
-        yield client.list(all_namespaces=all_namespaces)
+        yield client.list(**which)
 
 
 def show_jobs(jobs: "Jobs", output: str | None, *, single: bool = False) -> None:

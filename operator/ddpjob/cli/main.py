@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -121,12 +122,12 @@ def run(
     return execute(request)
 
 
-_ON_JOBS = "run submit ls get why top logs events describe wait suspend resume restart delete"
+_ON_JOBS = "run submit ls get why top logs events describe wait suspend resume restart set exec delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle replay"
 _VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
-_MODULES = dict.fromkeys(("suspend", "resume", "restart"), "change")
+_MODULES = dict.fromkeys(("suspend", "resume", "restart", "set"), "change")
 """Modules that have another name than their command."""
 
 
@@ -169,7 +170,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    warnings.filterwarnings("ignore", message="Unverified HTTPS request")  # the kubeconfig says so: once was enough
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] in (["--show-completion"], ["--install-completion"]) and arguments[1:]:
+        os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # Typer then takes the name of a shell
     if os.environ.get("_DDPJOB_COMPLETE", "").startswith("complete_"):
         return _complete()
     try:

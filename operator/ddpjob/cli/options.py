@@ -29,6 +29,13 @@ MetricsDir = Annotated[
     ),
 ]
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.")]
+Names = Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Names of the jobs.")]
+Selector = Annotated[
+    str | None,
+    Option(
+        "--selector", "-l", metavar="LABELS", help="Jobs with these labels, for example team=a or 'stage in (a, b)'."
+    ),
+]
 Launcher = Annotated[
     ScriptLauncher | None,
     Option("--launcher", help="What starts the processes of a script.", show_default="ddprun"),

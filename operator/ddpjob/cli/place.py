@@ -10,7 +10,7 @@ from typer import Option
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotServedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TypeGuard
 
     from ddpjob.client.base import Client
@@ -35,17 +35,63 @@ def find(
         JobNotFoundError: it is not known here, and there is no kubeconfig, or ``local`` excludes it.
         InvalidJobError: the options contradict each other.
     """
+    [(client, _)] = _find([name], local=local, context=context, namespace=namespace, state_dir=state_dir)
+    return client
+
+
+def chosen(
+    given: "Sequence[str] | None",
+    selector: str | None,
+    *,
+    local: bool,
+    context: str | None,
+    namespace: str | None,
+    state_dir: str | None,
+) -> "list[tuple[Client, str]]":
+    """Return the named jobs, or those with the labels, each with its client.
+
+    Labels select jobs of the cluster of the kubeconfig, and without one, or with ``local``, of this machine.
+
+    Raises:
+        InvalidJobError: there are names and labels, or neither; or the labels select every job.
+        JobNotFoundError: as ``find``; or no job has the labels.
+    """
+    if bool(given) == (selector is not None) or (selector is not None and not selector.strip()):
+        raise InvalidJobError(
+            "name the jobs, or select them by labels", "one of both is needed", "for example -l team=a"
+        )
+    if selector is None:
+        return _find(
+            list(dict.fromkeys(given or ())), local=local, context=context, namespace=namespace, state_dir=state_dir
+        )
+    is_there = _is_on_cluster(local=local, context=context, state_dir=state_dir)
+    client = on_cluster(context, namespace) if is_there else on_this_machine(namespace, state_dir)
+    if not (found := client.list(label_selector=selector)):
+        raise JobNotFoundError(f"no job has the labels {selector}", client.place, "ddpjob ls lists the jobs")
+    return [(client, job.name) for job in found]
+
+
+def _find(
+    given: "Sequence[str]", *, local: bool, context: str | None, namespace: str | None, state_dir: str | None
+) -> "list[tuple[Client, str]]":
+    """Return each name with the client of ``find``."""
     if context is not None:
         _require_one_place(local, state_dir)
-        return on_cluster(context, namespace)
-    here = on_this_machine(namespace, state_dir)
-    try:
-        here.record(name)
-    except JobNotFoundError:
-        if local or state_dir is not None or not has_kubeconfig():
-            raise
-        return on_cluster(None, namespace)
-    return here
+    cluster = on_cluster(context, namespace) if context is not None else None
+    here = on_this_machine(namespace, state_dir) if context is None else None
+    found: list[tuple[Client, str]] = []
+    for name in given:
+        try:
+            if here is not None:
+                here.record(name)
+                found.append((here, name))
+                continue
+        except JobNotFoundError:
+            if local or state_dir is not None or not has_kubeconfig():
+                raise
+        cluster = cluster or on_cluster(None, namespace)
+        found.append((cluster, name))
+    return found
 
 
 def for_new_job(*, local: bool, context: str | None, namespace: str | None, state_dir: str | None) -> "Client":
@@ -81,9 +127,7 @@ def first_answer(
         DDPJobError: of the question; with ``context`` also that the cluster does not answer.
     """
     trouble = None
-    if context is not None:
-        _require_one_place(local, state_dir)
-    if context is not None or not (local or state_dir is not None or not has_kubeconfig()):
+    if _is_on_cluster(local=local, context=context, state_dir=state_dir):
         try:
             # This machine's jobs are shown at once while the cluster is away, unless it was asked for.
             cluster = on_cluster(context, namespace, _LIST_SECONDS, retries=context is not None)
@@ -95,6 +139,14 @@ def first_answer(
                 trouble = type(error)(error.error, error.hint, "--local lists the jobs of this machine alone")
     here = on_this_machine(namespace, state_dir)
     return here, ask(here), trouble
+
+
+def _is_on_cluster(*, local: bool, context: str | None, state_dir: str | None) -> bool:
+    """Return whether the options mean a cluster. Raises ``InvalidJobError`` if they contradict each other."""
+    if context is not None:
+        _require_one_place(local, state_dir)
+        return True
+    return not (local or state_dir is not None) and has_kubeconfig()
 
 
 def _require_one_place(local: bool, state_dir: str | None) -> None:

@@ -29,6 +29,7 @@ Part = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""
 _PART = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
 _ROOTS = ("metadata", "spec")
+_SHORT: Mapping[str, list[Part]] = {"maxRestarts": ["spec", "restartPolicy", "maxRestarts"]}
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 
@@ -118,8 +119,10 @@ def _missing_gpus(admitted: AdmittedJob) -> str | None:
     return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None
 
 
-def assign(job: Json, assignment: str) -> None:
+def assign(job: Json, assignment: str, *, is_patch: bool = False) -> None:
     """Carry out one ``--set FIELD=VALUE``: a path below spec, and a YAML value. ``null`` removes the field.
+
+    is_patch: the job is a merge patch, in which ``null`` stays.
 
     Raises:
         LocalError: there is no such field or entry, or the value is missing or not YAML.
@@ -129,10 +132,12 @@ def assign(job: Json, assignment: str) -> None:
         if not equals:
             raise LocalError("the = is missing", "it takes FIELD=VALUE")
         parts = _parts(path.strip())
-        _put(job, parts, _value(text, _schema_of(parts)))
+        _put(job, parts, _value(text, _schema_of(parts)), keeps_null=is_patch)
         require_known_fields(job)
     except DDPJobError as error:
-        raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
+        raise LocalError(
+            f"{'' if is_patch else '--set '}{assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES
+        ) from error
 
 
 def _parts(path: str) -> list[Part]:
@@ -147,6 +152,7 @@ def _parts(path: str) -> list[Part]:
         position = found.end()
     if not parts or isinstance(parts[0], int):
         raise LocalError("it names no field", "it takes FIELD=VALUE")
+    parts = _SHORT.get(str(parts[0]), parts) if len(parts) == 1 else parts
     return parts if parts[0] in _ROOTS and len(parts) > 1 else ["spec", *parts]
 
 
@@ -175,7 +181,7 @@ def _value(text: str, node: Json) -> Any:
     return value
 
 
-def _put(job: Json, parts: list[Part], value: Any) -> None:
+def _put(job: Json, parts: list[Part], value: Any, *, keeps_null: bool = False) -> None:
     """Set the value at a path. Missing objects on the way are added, and the entry after the last of a list."""
     holder: Any = job
     path = ""
@@ -190,7 +196,7 @@ def _put(job: Json, parts: list[Part], value: Any) -> None:
                 holder[part] = [] if isinstance(after, int) else {}
             holder = holder[part]
     holder[part] = value
-    if value is None:
+    if value is None and not keeps_null:
         del holder[part]
 
 

@@ -6,7 +6,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -15,7 +15,7 @@ from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, JobNotFoundError, UnavailableError, WaitTimeoutError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.manifest import Manifest
@@ -131,6 +131,12 @@ class Client(Protocol):
     the API server for five minutes each.
     """
 
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Refuse ``Client()``, which names no place. Raises ``TypeError``."""
+        if cls is Client:
+            raise TypeError("Client() names no place: use Client.local() or Client.cluster()")
+        return super().__new__(cls)
+
     @staticmethod
     def local(state_dir: str | Path | None = None, *, namespace: str | None = None) -> "Client":
         """Return a client for the jobs of this machine.
@@ -191,15 +197,18 @@ class Client(Protocol):
         """Return the job with its status. Raises ``JobNotFoundError``."""
         ...
 
-    def list(self, *, all_namespaces: bool = False) -> Jobs:
+    def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         """Return the jobs, sorted by namespace and name.
+
+        Args:
+            label_selector: only jobs with these labels, for example ``team=a,stage in (test, prod)``.
 
         Raises:
             NotServedError: the cluster has no DDPJobs, because the CustomResourceDefinition is not installed.
         """
         ...
 
-    def watch_all(self, *, all_namespaces: bool = False) -> Iterator[Jobs]:
+    def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
         """Yield the jobs now and after each change, sorted as by ``list``; it never ends by itself."""
         ...
 
@@ -431,6 +440,37 @@ class Client(Protocol):
         """Restart all pods after they saved a checkpoint. This restart does not count towards the limit."""
         ...
 
+    def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
+        """Change fields that may change: of a running job for example its limits, of a suspended one also its size.
+
+        Args:
+            spec: the new values, as a JSON merge patch with the names of docs/fields.md: None removes a field.
+
+        Raises:
+            InvalidJobError: a field is fixed, unknown or wrong.
+            DDPJobError: the job has finished, or runs on this machine, where it must be suspended.
+        """
+        ...
+
+    def exec(
+        self,
+        job: str | DDPJob,
+        command: Sequence[str],
+        *,
+        node: int = 0,
+        on_output: Callable[[bytes, bool], object],
+    ) -> int:
+        """Run a command in the trainer's container of a node, and return its exit code; only on a cluster.
+
+        Args:
+            on_output: called with each part of the output, and whether it is of standard error.
+
+        Raises:
+            NotAllowedError: the user may not run commands in pods.
+            UnavailableError: the node does not run, or the connection was cut.
+        """
+        ...
+
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         """Stop the job if it runs, and delete it with its pods and logs.
 
@@ -467,6 +507,19 @@ class Client(Protocol):
 def _load(module: str) -> Any:
     """Import a module of this package by its name, because it imports this module."""
     return importlib.import_module(f"ddpjob.client.{module}")
+
+
+def identity(job: str | DDPJob) -> tuple[str, str | None]:
+    """Return name and namespace of a job.
+
+    Raises:
+        InvalidJobError: it is no job. The request of None would be that of all jobs of the namespace, also to delete.
+    """
+    if isinstance(job, DDPJob):
+        return job.name, job.namespace
+    if not isinstance(job, str) or not job:
+        raise InvalidJobError(f"{job!r} is not a job", "a job is given by its name, or as a DDPJob", "client.list()")
+    return job, None
 
 
 def wanted_nodes(job: DDPJob, attempt: int, failed: Collection[int] = ()) -> set[int]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from ddpjob.client.base import (
     Jobs,
     LogLine,
     already_finished,
+    identity,
     no_metrics,
     nodes_of,
     of_ranks,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
 _PAGE = 100  # jobs of one request
+_STRICT = {"fieldValidation": "Strict"}  # without it an API server drops a field that it does not know
 
 
 class ClusterClient(Client):
@@ -81,28 +83,30 @@ class ClusterClient(Client):
     def get(self, job: str | DDPJob) -> DDPJob:
         return DDPJob.from_manifest(self._connection.request("GET", self._path(job)))
 
-    def list(self, *, all_namespaces: bool = False) -> Jobs:
-        return list(map(DDPJob.from_manifest, self._listed(None if all_namespaces else self.namespace)[0]))
-
-    def watch_all(self, *, all_namespaces: bool = False) -> Iterator[Jobs]:
+    def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         namespace = None if all_namespaces else self.namespace
-        for items in all_jobs(self._connection, namespace, lambda: self._listed(namespace)):
+        return list(map(DDPJob.from_manifest, self._listed(namespace, label_selector)[0]))
+
+    def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
+        namespace = None if all_namespaces else self.namespace
+        changes = all_jobs(self._connection, namespace, label_selector, lambda: self._listed(namespace, label_selector))
+        for items in changes:
             yield list(map(DDPJob.from_manifest, items))
 
-    def _listed(self, namespace: str | None) -> tuple[Items, str]:
+    def _listed(self, namespace: str | None, selector: str | None) -> tuple[Items, str]:
         """Return all jobs, sorted by namespace and name, and the version of the list."""
-        path = path_of(DDPJOBS, namespace)
+        path, which = path_of(DDPJOBS, namespace), {"labelSelector": selector}
         found: Items = []
         token: str | None = ""
         page: Json = {}
         while token is not None:
             # The server forgets an old token; then all jobs are asked for at once, without pages.
             try:
-                page = self._connection.request("GET", path, {"limit": _PAGE, "continue": token or None})
+                page = self._connection.request("GET", path, {**which, "limit": _PAGE, "continue": token or None})
             except DDPJobError:
                 if not token:
                     raise
-                found, page = [], self._connection.request("GET", path)
+                found, page = [], self._connection.request("GET", path, which)
             found += page["items"]
             token = (page.get("metadata") or {}).get("continue") or None
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
@@ -221,6 +225,29 @@ class ClusterClient(Client):
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return self._change(job, {"suspend": False, "restartedAt": now})
 
+    def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
+        from ddpjob.client.jobspec import changed_spec
+
+        found = self.get(job)
+        changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
+        return self._change(found, spec)
+
+    def exec(
+        self,
+        job: str | DDPJob,
+        command: Sequence[str],
+        *,
+        node: int = 0,
+        on_output: Callable[[bytes, bool], object],
+    ) -> int:
+        from ddpjob.client.ranks import require_running
+        from ddpjob.client.volume.pod_exec import exit_code_of
+
+        found = self.get(job)
+        pod = names.pod_name(found.name, str(found.uid), require_running(found), node)
+        place = (str(found.namespace), pod, names.TRAINER_CONTAINER)
+        return exit_code_of(self._connection, *place, list(command), on_output=on_output)
+
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         uid = job.uid if isinstance(job, DDPJob) else None
         self._connection.request("DELETE", self._path(job), body=_deletion(uid, propagationPolicy="Background"))
@@ -254,11 +281,11 @@ class ClusterClient(Client):
         if found.finished:
             raise already_finished(found)
         patch = {"spec": spec}
-        changed = self._connection.request("PATCH", self._path(found), body=patch, content_type=MERGE_PATCH)
+        changed = self._connection.request("PATCH", self._path(found), _STRICT, patch, content_type=MERGE_PATCH)
         return DDPJob.from_manifest(changed)
 
     def _key(self, job: str | DDPJob) -> names.Key:
-        name, namespace = (job.name, job.namespace) if isinstance(job, DDPJob) else (job, None)
+        name, namespace = identity(job)
         return names.Key(namespace or self.namespace, name)
 
     def _path(self, job: str | DDPJob) -> str:

@@ -28,13 +28,20 @@ Place = tuple[str, str]
 
 
 def events_after(
-    connection: Connection, version: str, seconds: float, *, namespace: str | None, name: str | None = None
+    connection: Connection,
+    version: str,
+    seconds: float,
+    *,
+    namespace: str | None,
+    name: str | None = None,
+    selector: str | None = None,
 ) -> Iterator[Json]:
     """Yield the events after a version for about this time, until the stream ends. Raises one of ``TROUBLES``."""
     whole = max(1, math.ceil(seconds))
     query: Query = {
         "watch": True,
         "fieldSelector": f"metadata.name={name}" if name else None,
+        "labelSelector": selector,
         "resourceVersion": version,
         "allowWatchBookmarks": True,
         "timeoutSeconds": whole,
@@ -52,7 +59,7 @@ def events_after(
 
 
 def all_jobs(
-    connection: Connection, namespace: str | None, read: Callable[[], tuple[list[Json], str]]
+    connection: Connection, namespace: str | None, selector: str | None, read: Callable[[], tuple[list[Json], str]]
 ) -> Iterator[list[Json]]:
     """Yield all jobs now and after each change, as ``read`` returns them with the version of the list; without end.
 
@@ -65,7 +72,7 @@ def all_jobs(
             if items != shown:
                 yield (shown := items)
             jobs = {_place(item): item for item in items}
-            for event in events_after(connection, version, WATCH_SECONDS, namespace=namespace):
+            for event in events_after(connection, version, WATCH_SECONDS, namespace=namespace, selector=selector):
                 patience.reset()
                 if event["type"] != "BOOKMARK":
                     _apply(jobs, event)

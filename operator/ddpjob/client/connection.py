@@ -510,7 +510,7 @@ def _conflict(error: RequestError) -> DDPJobError:
         return JobExistsError(
             f"there is a job {name} already",
             "a finished job keeps its name until it is deleted",
-            f"client.delete({name!r}) deletes it and keeps its checkpoints; or use another name",
+            f"ddpjob delete {name} deletes it and keeps its checkpoints; or use another name",
         )
     return UnavailableError(f"the job changed meanwhile: {error.message}", "", "look at it, then try again")
 

@@ -60,14 +60,14 @@ class DDPJob:
 
     @classmethod
     def from_yaml(cls, source: str | Path) -> Self:
-        """Return the one job of a YAML file, or of YAML text, which has more than one line or begins with {.
+        """Return the one job of a YAML file, or of YAML or JSON text, which has more than one line or begins with {.
 
         Raises:
             InvalidJobError: it cannot be read, is not YAML, holds no or several jobs, or a field is unknown or wrong.
         """
         from ddpjob.client import jobfile
 
-        if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{") or not source):
+        if isinstance(source, str) and ("\n" in source or source.strip()[:1] in ("", "{")):
             return cls.from_file(jobfile.from_text(source, Path.cwd()))
         return cls.from_file(jobfile.read(str(source)))
 
@@ -178,6 +178,16 @@ class DDPJob:
         metadata = {key: value for key, value in self.manifest["metadata"].items() if key not in SET_BY_SERVER}
         job = {key: value for key, value in self.manifest.items() if key != "status"} | {"metadata": metadata}
         return dump_yaml(*self.others, job)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DDPJob) and (self.manifest, self.others, self.state) == (
+            other.manifest,
+            other.others,
+            other.state,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self.name))
 
     def __repr__(self) -> str:
         place = f", namespace={self.namespace!r}" if self.namespace else ""

@@ -21,6 +21,7 @@ from ddpjob.api.spec import (
     RestartPolicy,
     SharedMemory,
     explain,
+    forbidden_changes,
     is_job_name,
     parse_spec,
 )
@@ -105,6 +106,23 @@ def require_valid(manifest: Json) -> None:
         raise InvalidJobError(
             f"the DDPJob {name} is wrong: {'; '.join(explain(error))}", _REFERENCE, _CORRECT
         ) from error
+
+
+def changed_spec(name: str, spec: Json, patch: Json) -> Json:
+    """Return a stored spec after a JSON merge patch (RFC 7386). Raises ``InvalidJobError`` for a fixed field."""
+    made = _patched(spec, patch)
+    if wrong := forbidden_changes(spec, made):
+        raise InvalidJobError(
+            f"the job {name} cannot change so: {'; '.join(wrong)}", _REFERENCE, f"ddpjob get {name} -o yaml shows it"
+        )
+    return made
+
+
+def _patched(value: Any, patch: Json) -> Json:
+    made: Json = dict(value) if isinstance(value, dict) else {}
+    for key, item in patch.items():
+        made[key] = _patched(made.get(key), item) if isinstance(item, dict) else item
+    return {key: item for key, item in made.items() if item is not None}
 
 
 def spec_of(name: str, given: Mapping[str, Any]) -> Json:

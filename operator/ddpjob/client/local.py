@@ -7,7 +7,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from ddpjob.client.base import (
     Jobs,
     LogLine,
     already_finished,
+    identity,
     no_metrics,
     nodes_of,
     of_ranks,
@@ -75,7 +76,7 @@ class LocalClient(Client):
             raise JobExistsError(
                 f"there is a job {job.name} already, in namespace {record.namespace}",
                 "a finished job keeps its name until it is deleted",
-                f"client.delete({job.name!r}) deletes it and keeps its checkpoints; or use another name",
+                f"ddpjob delete {job.name} deletes it and keeps its checkpoints; or use another name",
             )
         require_programs(admitted)
         if dry_run:
@@ -86,9 +87,18 @@ class LocalClient(Client):
     def get(self, job: str | DDPJob) -> DDPJob:
         return _seen(self.record(job))
 
-    def list(self, *, all_namespaces: bool = False, on_error: Callable[[DDPJobError], None] | None = None) -> Jobs:
+    def list(
+        self,
+        *,
+        all_namespaces: bool = False,
+        label_selector: str | None = None,
+        on_error: Callable[[DDPJobError], None] | None = None,
+    ) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
+        from ddpjob.client.selector import matching
+
         self.folder.require_directory()
+        is_wanted = matching(label_selector or "")
         found = []
         for record in self.folder.jobs():
             if not all_namespaces and self._namespace not in (None, record.namespace):
@@ -101,12 +111,16 @@ class LocalClient(Client):
                 on_error(error)
             except JobNotFoundError:  # deleted meanwhile
                 continue
-        return found
+        return [job for job in found if is_wanted(job.manifest["metadata"].get("labels") or {})]
 
-    def watch_all(self, *, all_namespaces: bool = False) -> Iterator[Jobs]:
+    def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
         last: list[tuple[Json, str]] | None = None
         while True:
-            jobs = self.list(all_namespaces=all_namespaces, on_error=lambda _: None)  # a damaged record is no change
+            jobs = self.list(
+                all_namespaces=all_namespaces,
+                label_selector=label_selector,
+                on_error=lambda _: None,  # a damaged record is no change
+            )
             if (now := [(job.manifest, job.state) for job in jobs]) != last:
                 last = now
                 yield jobs
@@ -266,6 +280,38 @@ class LocalClient(Client):
         self._start(record, found.manifest["spec"] | asked, found.manifest["metadata"], job)
         return _seen(record)
 
+    def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
+        from ddpjob.client.jobspec import changed_spec
+        from ddpjob.local.admission import admit
+
+        record, found = self._unfinished(job)
+        if record.runner() is not None:
+            raise LocalError(
+                f"{found.name} runs, and on this machine a job changes only while it is suspended",
+                "its process has read the spec",
+                f"ddpjob suspend {found.name}, then the change, then ddpjob resume {found.name}",
+            )
+        stored = found.manifest["spec"] | {"suspend": True}
+        made = changed_spec(found.name, stored, spec) | {"suspend": True}
+        admit(found.manifest | {"spec": made})
+        self._start(record, made, found.manifest["metadata"], job)
+        self._until_nothing_runs(record)
+        return _seen(record)
+
+    def exec(
+        self,
+        job: str | DDPJob,
+        command: Sequence[str],
+        *,
+        node: int = 0,
+        on_output: Callable[[bytes, bool], object],
+    ) -> int:
+        raise LocalError(
+            f"{self.record(job).name} runs on this machine, where a node is no container to run a command in",
+            "its processes, files and programs are those of this machine",
+            "run the command itself; ddpjob top shows the ranks",
+        )
+
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         record = self.record(job)
         with contextlib.suppress(LocalError):  # a damaged record, whose job can be deleted
@@ -294,7 +340,7 @@ class LocalClient(Client):
 
     def record(self, job: str | DDPJob) -> JobFolder:
         """Return the folder of a job. Raises ``JobNotFoundError``, or ``LocalError`` if several have this name."""
-        name, namespace = (job.name, job.namespace) if isinstance(job, DDPJob) else (job, None)
+        name, namespace = identity(job)
         namespace = namespace or self._namespace
         jobs = [record for record in self.folder.jobs() if namespace in (None, record.namespace)]
         found = [record for record in jobs if record.name == name]
@@ -356,7 +402,7 @@ class LocalClient(Client):
                 raise LocalError(
                     f"nothing runs the job {seen.name}",
                     "the process that ran it was killed, or the machine was restarted",
-                    f"client.resume({seen.name!r}) continues it from its last checkpoint",
+                    f"ddpjob resume {seen.name} continues it from its last checkpoint",
                 )
 
     def _unfinished(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:

@@ -5,12 +5,12 @@ https://kubernetes.io/docs/reference/generated/kubernetes-api/v1.34/#-strong-pro
 
 import json
 import ssl
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, cast
 
 import certifi
 from kubernetes.stream.ws_client import get_websocket_url, websocket_proxycare
-from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketException
+from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketException, WebSocketTimeoutException
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -38,21 +38,66 @@ def output_of(
     """
     socket = _opened(connection, namespace, pod, container, command)
     errors = b""
+    for channel, data in _frames(socket):
+        if channel == _STDOUT:
+            yield data
+        elif channel == _STDERR:
+            errors = (errors + data)[-_STDERR_BYTES:]
+        elif channel == _STATUS:
+            _require_success(data, errors.decode(errors="replace"))
+            return
+
+
+def exit_code_of(
+    connection: Connection,
+    namespace: str,
+    pod: str,
+    container: str,
+    command: list[str],
+    *,
+    on_output: Callable[[bytes, bool], object],
+) -> int:
+    """Run a program in a pod, and return its exit code; it may be silent for any time.
+
+    Raises:
+        NotAllowedError: the user may not run programs in pods.
+        UnavailableError: there is no such pod, the program could not be started, or the connection was cut.
+    """
+    try:
+        for channel, data in _frames(_opened(connection, namespace, pod, container, command), is_patient=True):
+            if channel == _STATUS:
+                return _exit_code(data)
+            on_output(data, channel == _STDERR)
+        raise CutError("the connection was closed before the program ended")
+    except CutError as error:
+        raise UnavailableError(
+            f"the command in pod {pod} has no result: {error}",
+            "the pod does not run, the container has no such program, or the connection was cut",
+            "ddpjob get shows whether the node runs; the command may go on in the pod",
+        ) from error
+
+
+def _frames(socket: Any, *, is_patient: bool = False) -> Generator[tuple[int, bytes], None, None]:
+    """Yield channel and data of each frame, and close the socket. Raises ``CutError``.
+
+    is_patient: after a silence ask the other side whether it is there.
+    """
+    is_asked = False
     try:
         while True:
-            opcode, frame = socket.recv_data_frame(control_frame=True)
+            try:
+                opcode, frame = socket.recv_data_frame(control_frame=True)
+            except WebSocketTimeoutException:
+                if is_asked or not is_patient:
+                    raise
+                is_asked = True
+                socket.ping()
+                continue
+            is_asked = False
             if opcode == ABNF.OPCODE_CLOSE:
                 return
-            if opcode not in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) or not frame.data:
-                continue
-            channel, data = frame.data[0], frame.data[1:]
-            if channel == _STDOUT:
-                yield data
-            elif channel == _STDERR:
-                errors = (errors + data)[-_STDERR_BYTES:]
-            elif channel == _STATUS:
-                _require_success(data, errors.decode(errors="replace"))
-                return
+            if opcode in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data:
+                yield frame.data[0], frame.data[1:]
     except (WebSocketException, OSError) as error:
         raise CutError(" ".join(str(error).split()) or type(error).__name__) from error
     finally:
@@ -107,7 +152,7 @@ def _refused(connection: Connection, error: WebSocketBadStatusException, pod: st
     if error.status_code == 403:
         return NotAllowedError(
             f"not allowed: {message}",
-            "the program that reads the volume runs by pods/exec, which the role edit has, and view has not",
+            "programs run in a pod by pods/exec, which the role edit has, and view has not",
             "kubectl auth can-i create pods/exec",
         )
     if error.status_code == 401:
@@ -117,19 +162,27 @@ def _refused(connection: Connection, error: WebSocketBadStatusException, pod: st
 
 def _require_success(data: bytes, errors: str) -> None:
     """Raise an error unless the program ended with 0."""
-    try:
-        status = cast(Json, json.loads(data))
-        causes = (status.get("details") or {}).get("causes") or ()
-        code = next((cause.get("message") for cause in causes if cause.get("reason") == "ExitCode"), None)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise CutError(f"not a status: {data[:200]!r}") from error
-    if status.get("status") == "Success":
+    if (code := _exit_code(data)) == 0:
         return
-    message = (errors.strip().splitlines() or [str(status.get("message"))])[-1]
-    if code == "1":  # the program itself failed; it is killed by a signal when its pod ends
+    message = (errors.strip().splitlines() or [f"exit code {code}"])[-1]
+    if code == 1:  # the program itself failed; it is killed by a signal when its pod ends
         raise UnavailableError(
             f"the program that reads the volume failed: {message}",
             "python3 of the job's image is older than 3.7, or the program has an error",
             "report it with this message",
         )
     raise CutError(f"exit code {code}: {message}")
+
+
+def _exit_code(data: bytes) -> int:
+    """Return the exit code in the status of a program. Raises ``CutError`` if it was not started, or not heard of."""
+    try:
+        status = cast(Json, json.loads(data))
+        if status.get("status") == "Success":
+            return 0
+        causes = (status.get("details") or {}).get("causes") or ()
+        return int(next(cause["message"] for cause in causes if cause.get("reason") == "ExitCode"))
+    except StopIteration:
+        raise CutError(str(status.get("message"))) from None
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise CutError(f"not a status: {data[:200]!r}") from error
