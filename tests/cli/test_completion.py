@@ -90,6 +90,12 @@ def typed(ddpjob: Program, shell: str, *lines: str) -> list[str]:
         os.close(master)
 
 
+def test_the_script_for_a_shell_is_printed_for_the_shell_that_is_named(ddpjob: Program) -> None:
+    for shell, text in (("zsh", "#compdef ddpjob"), ("fish", "complete --command ddpjob"), ("bash", "complete -o")):
+        done = ddpjob("--show-completion", shell, env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": ""})
+        assert (done.code, done.err) == (0, "") and text in done.out, done
+
+
 @pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=pytest.mark.soak)])
 def test_a_shell_completes_jobs_namespaces_contexts_and_nodes(ddpjob: Program, shell: str) -> None:
     needs(shell)

@@ -40,6 +40,19 @@ def test_validate_reads_standard_input_and_a_warning_is_no_error(ddpjob: Program
     assert done.out.endswith("-: 1 DDPJob, valid\n")
 
 
+def test_validate_warns_of_a_device_that_nobody_has_and_of_nodes_without_checkpoints(ddpjob: Program) -> None:
+    job = shell_job("mnist", "true", numNodes=4, resources={"limits": {"nvidia.com/gpus": 8}})
+    done = ddpjob("validate", "-", stdin=yaml.safe_dump(job))
+    assert done.code == 0
+    assert 'no known device is named nvidia.com/gpus (did you mean "nvidia.com/gpu"?)' in done.out
+    assert "without checkpoint each restart begins the training again" in done.out
+    fine = shell_job("mnist", "true", resources={"limits": {"nvidia.com/gpu": 8, "nvidia.com/mig-1g.5gb": 1}})
+    assert ddpjob("validate", "-", stdin=yaml.safe_dump(fine)).out == "-: 1 DDPJob, valid\n"
+    wrong = shell_job("mnist", "true", restartPolicy=[], args="--lr")
+    text = ddpjob("validate", "-", stdin=yaml.safe_dump(wrong)).out
+    assert "restartPolicy: must be a mapping of fields" in text and "args: must be a list, as [a, b]" in text
+
+
 def test_validate_json_follows_its_model(ddpjob: Program) -> None:
     bad = yaml.safe_dump(shell_job("mnist", "true", numNodes=0))
     done = ddpjob("validate", "-", "-o", "json", stdin=bad)
@@ -90,7 +103,7 @@ def test_render_refuses_an_invalid_job_in_three_lines(ddpjob: Program) -> None:
 def test_init_writes_a_job_that_is_valid_and_renders(ddpjob: Program) -> None:
     options = ("--image", "me/train:2", "--script", "src/My_Train.py", "--nodes", "3", "--nproc", "2", "-f", "job.yaml")
     assert ddpjob("init", *options).code == 0
-    assert ddpjob("validate", "job.yaml").out == "job.yaml: 1 DDPJob, valid\n"
+    assert ddpjob("validate", "job.yaml").out.endswith("\njob.yaml: 1 DDPJob, valid\n")
     pods = [item for item in yaml.safe_load_all(ddpjob("render", "job.yaml").out) if item["kind"] == "Pod"]
     trainer = pods[0]["spec"]["containers"][0]
     assert len(pods) == 3

@@ -99,7 +99,7 @@ def test_picture_goes_to_standard_output_or_a_file(trained: Program, tmp_path: P
     classes = [element.get("class") for element in ET.fromstring(printed).iter()]  # noqa: S314 - our own
     assert [classes.count(kind) for kind in ("restart", "restart inplace", "save")] == [1, 1, 3]
     assert "failure" in classes
-    done = trained("plot", "tiny", "--output", "tiny.svg", cwd=tmp_path)
+    done = trained("plot", "tiny", "--file", "tiny.svg", cwd=tmp_path)
     assert (done.code, done.out, done.err) == (0, "", "wrote tiny.svg: tiny (this machine)\n")
     assert (tmp_path / "tiny.svg").read_text() == printed
 

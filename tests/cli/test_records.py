@@ -34,6 +34,16 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return ddpjob
 
 
+def test_a_narrow_terminal_cuts_long_texts_with_a_mark_and_shows_every_column(ddpjob: Program) -> None:
+    name = "a-job-with-a-name-of-some-length"
+    assert ddpjob("run", ddpjob.write(shell_job(name, "true"))).code == 0
+    with ddpjob.on_terminal("ls", columns=75) as terminal:
+        assert terminal.ends() == 0
+        _, header, row = [line for line in terminal().splitlines() if line.strip()]
+    assert header.split()[0] == "NAME" and header.split()[-1] == "AGE", header
+    assert len(header.split()) == 7 and name in row and "…" in row, row
+
+
 def test_logs_show_node_0_and_the_failed_node_of_the_last_attempt(failed: Program) -> None:
     lines = failed("logs", "bad").out.splitlines()
     assert lines == ["n0 node 0 of attempt 2", "n0 second line", "n2 node 2 of attempt 2", "n2 second line"]

@@ -11,6 +11,14 @@ from tests.cli.program import Done, Program, shell_job
 PROGRAM = (sys.executable, "-m", "ddpjob.cli.main")  # Python opens its standard streams when it starts
 
 
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    """A module that is imported at the start sends the signal."""
+    (tmp_path / "typer.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT); signal.pause()")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from ddpjob.cli import start; sys.exit(start())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def in_a_shell(ddpjob: Program, *arguments: str, streams: str) -> Done:
     """Run a command whose standard streams a shell redirects."""
     words = ["sh", "-c", f'"$@" {streams}', "sh", *PROGRAM, *arguments]

@@ -46,7 +46,9 @@ def test_a_package_runs_in_its_directory_in_the_background(ddpjob: Program, work
     assert (work / "wrote").exists(), "the directory itself, not a copy"
     lines = ddpjob("logs", "mine", "--all").out.splitlines()
     assert sorted(line.split("sent")[1] for line in lines if "sent" in line) == [" ['--lr', '0.1']"] * 2
-    assert ddpjob("submit", "work/train.py", *options).is_refused()[0].startswith("error: there is a job mine already")
+    again = ddpjob("submit", "work/train.py", *options).is_refused()
+    assert again[0].startswith("error: there is a job mine already")
+    assert again[2] == "next:  ddpjob delete mine deletes it and keeps its checkpoints; or use another name"
 
 
 def test_logs_are_followed_to_the_end_and_the_exit_code_says_how_it_ended(ddpjob: Program) -> None:
@@ -110,6 +112,7 @@ def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_clust
     command = ("submit", "work/train.py", "--image", "torch:1", "--workdir", "work", "--launcher", "torchrun")
     done = ddpjob(*command, "--dry-run", "client", "--output", "yaml", env=without_cluster(ddpjob))
     assert (done.code, done.err.startswith("· sends ")) == (0, True)
+    assert max(map(len, done.out.splitlines())) < 200, "the base64 of the files is in lines"
     secret, job = yaml.safe_load_all(done.out)
     assert (secret["kind"], job["spec"]["command"], "launcher" in job["spec"]) == (
         "Secret",
@@ -215,6 +218,8 @@ def test_a_script_is_submitted_to_the_cluster_with_its_directory(
         assert (done.code, done.err.startswith("· sends ")) == (0, True), done
         assert f"namespace {namespace}" in done.out
         (made,) = client.list()
+        shown = ddpjob(*command, "--name", "c", "--dry-run", "client", "-o", "yaml", env=env)
+        control_plane.request("POST", f"/api/v1/namespaces/{namespace}/secrets", next(yaml.safe_load_all(shown.out)))
         assert (made.spec.command, made.spec.num_nodes) == (["ddprun", "train.py", "--lr", "1"], 2)
         assert (made.spec.launcher, made.spec.working_dir) == ("Injected", "/workdir")
         assert "there is a job train already" in ddpjob(*command[:-2], env=env).is_refused()[0]

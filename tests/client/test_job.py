@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpjob import DDPJob
+from ddpjob import Client, DDPJob
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import Checkpoint, DDPJobSpec, RestartPolicy
 from ddpjob.client.jobspec import SpecFields
@@ -146,6 +146,18 @@ def test_a_notebook_shows_state_progress_and_the_last_failure_without_markup_of_
         assert text in shown
     assert "&lt;script&gt;" in shown
     assert "<script>" not in shown
+
+
+def test_text_is_taken_as_text_also_if_it_is_json_on_one_line_or_empty() -> None:
+    made = DDPJob("mnist", image="a:1")
+    assert DDPJob.from_yaml(json.dumps(made.manifest)) == made
+    with pytest.raises(InvalidJobError, match="exactly one DDPJob, and it holds 0"):
+        DDPJob.from_yaml("")
+
+
+def test_a_client_of_no_place_is_refused_with_the_two_that_there_are() -> None:
+    with pytest.raises(TypeError, match=r"Client\.local\(\) or Client\.cluster\(\)"):
+        Client()  # type: ignore[misc]
 
 
 def test_a_job_of_another_release_is_shown() -> None:

@@ -197,7 +197,7 @@ def with_the_volume(name: str, user: User) -> None:
 def drawn(name: str, user: User) -> None:
     """Draw the curves of a copy of the metrics."""
     assert user.read("plot", name, "--metrics", "copy")["steps"]
-    user("report", name, "--metrics", "copy", "-o", "page.html")
+    user("report", name, "--metrics", "copy", "-f", "page.html")
     assert "<svg" in (user.folder / "page.html").read_text()
 
 

@@ -652,7 +652,13 @@ def without(value: Any, locations: Iterable[Location]) -> Any:
     return copied
 
 
-_TEXTS = {"extra_forbidden": "unknown field", "missing": "required field is missing"}
+_TEXTS = {
+    "extra_forbidden": "unknown field",
+    "missing": "required field is missing",
+    "model_type": "must be a mapping of fields, as {field: value}",
+    "dict_type": "must be a mapping, as {name: value}",
+    "list_type": "must be a list, as [a, b]",
+}
 _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) should ")
 
 

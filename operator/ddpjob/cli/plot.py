@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
@@ -20,22 +20,20 @@ if TYPE_CHECKING:
     from ddpjob.cli.training import Training
     from ddpplot.job import Job
 
-_FORMS = ("text", "svg", "json")
 _WIDEST, _NARROWEST = 160, 40  # characters
 
 
 def plot(
     name: Name,
     output: Annotated[
-        str,
-        Option(
-            "--output",
-            "-o",
-            metavar="FORM|FILE",
-            help="text, svg or json; or a file to write, whose name ends in .svg or .json.",
-        ),
-    ] = "text",
+        Literal["text", "svg", "json"] | None,
+        Option("--output", "-o", metavar="FORM", help="text, svg or json.", show_default="text"),
+    ] = None,
     *,
+    file: Annotated[
+        Path | None,
+        Option("--file", "-f", metavar="FILE", help="Write this file, whose name ends in .svg or .json."),
+    ] = None,
     metrics: MetricsDir = None,
     local: Local = False,
     context: Context = None,
@@ -51,7 +49,9 @@ def plot(
     Example:
       ddpjob plot mnist-cpu
     """
-    form, file = _form(output)
+    form: str = output or "text"
+    if file is not None:
+        form = _form(file.expanduser(), output)
     from ddpjob.cli.training import plot_of, read_training
 
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
@@ -69,22 +69,20 @@ def plot(
     if file is None:
         print(text, end="")
     else:
-        write_file(file, text, training.job)
+        write_file(file.expanduser(), text, training.job)
     return 0
 
 
-def _form(output: str) -> tuple[str, Path | None]:
-    """Return the form, and the file to write, if one is named."""
-    if output in _FORMS:
-        return output, None
-    file = Path(output).expanduser()
-    if (form := file.suffix.removeprefix(".")) in ("svg", "json"):
-        return form, file
-    raise InvalidJobError(
-        f"--output {output}: there is no such form",
-        "it takes text, svg, json, or a file whose name ends in .svg or .json",
-        "ddpjob report writes a page, FILE.html" if form.startswith("htm") else "-o svg",
-    )
+def _form(file: Path, output: str | None) -> str:
+    """Return the form of a file: the end of its name."""
+    form = file.suffix.removeprefix(".")
+    if form not in ("svg", "json") or output not in (None, form):
+        raise InvalidJobError(
+            f"--file {file}: it would not hold {output or 'svg or json'}",
+            "the end of its name is the form, .svg or .json",
+            "ddpjob report writes a page, FILE.html" if form.startswith("htm") else "-f plot.svg",
+        )
+    return form
 
 
 def write_file(file: Path, text: str, about: "Job") -> None:

@@ -13,8 +13,8 @@ from ddpjob.version import __version__
 
 def report(
     name: Name,
-    output: Annotated[
-        str | None, Option("--output", "-o", metavar="FILE", help="The page; default: NAME.html in this directory.")
+    file: Annotated[
+        str | None, Option("--file", "-f", metavar="FILE", help="The page; default: NAME.html in this directory.")
     ] = None,
     *,
     metrics: MetricsDir = None,
@@ -30,7 +30,7 @@ def report(
 
     \b
     Example:
-      ddpjob report mnist-cpu -o report.html
+      ddpjob report mnist-cpu -f report.html
     """
     from ddpjob.cli.training import read_training
     from ddpplot.page import Page, as_html
@@ -38,5 +38,5 @@ def report(
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
         training = read_training(client, name, metrics, is_needed=False)
     page = Page(name, f"ddpjob {__version__}", training.history, training.job)
-    write_file(Path(output).expanduser() if output else Path(f"{name}.html"), as_html(page), training.job)
+    write_file(Path(file).expanduser() if file else Path(f"{name}.html"), as_html(page), training.job)
     return 0

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
+from ddpjob.api.objects import Json
 from ddpjob.cli.logs import print_lines
 from ddpjob.cli.options import Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, StateDir, Volume
 from ddpjob.cli.place import Context, for_new_job
@@ -225,8 +227,15 @@ def _show(job: "DDPJob", output: Form | None, line: str) -> None:
     elif output == "yaml":
         from ddpjob.client.jobfile import dump_yaml
 
-        typer.echo(dump_yaml(*job.others, job.manifest), nl=False)
+        typer.echo(dump_yaml(*map(_in_lines, job.others), job.manifest), nl=False)
     else:
         objects = [*job.others, job.manifest]
         shown = {"apiVersion": "v1", "kind": "List", "items": objects} if job.others else job.manifest
         typer.echo(json.dumps(shown, indent=2))
+
+
+def _in_lines(other: Json) -> Json:
+    """Return a Secret with its base64 in lines; Kubernetes skips the line feeds in it."""
+    data = (other.get("data") or {}) if other.get("kind") == "Secret" else {}
+    lines = {key: "\n".join(textwrap.wrap(value, 100)) for key, value in data.items()}
+    return other | ({"data": lines} if lines else {})

@@ -172,6 +172,8 @@ def _failed(result: RunResult) -> list[str]:
     message = str(failure.get("message") or finished.get("message") or "no reason was reported").strip()
     restarts = result.status.get("restarts")
     after = f" after {number_of(restarts, 'restart')}" if restarts else ""
+    if in_place := result.status.get("restartsInPlace"):
+        after += f", {in_place} of them in place"
     node = f" --node {failure['nodeRank']}" if failure.get("nodeRank") is not None else " --all"
     attempt = f" --attempt {failure['attempt']}" if failure.get("attempt") else ""
     logs_command = f"ddpjob logs {result.name}{node}{attempt}"

@@ -1,7 +1,7 @@
 """Tables of jobs, ranks and pods, drawn by Rich. Imports it late: most commands print no table."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpjob.cli.text import is_coloured, one_line
@@ -16,6 +16,9 @@ _UNLIMITED = 10_000  # columns of a pipe or a file: nothing is cut there
 
 
 _LEAST = 20  # columns of texts that are folded
+_GAP = 2  # between columns
+_SHORTEST = (9, 3)
+"""To which columns are cut: first only long ones, then, where this is not enough, all."""
 
 
 class Cell(NamedTuple):
@@ -48,20 +51,39 @@ def table(
     made = Table(
         box=None,
         pad_edge=False,
-        padding=(0, 2, 0, 0),
+        padding=(0, _GAP, 0, 0),
         header_style="",
     )
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     texts = [[one_line("" if cell.text is None else cell.text) for cell in row] for row in cells]
-    for number, name in enumerate(header):
-        longest = max(map(len, (name, *(row[number] for row in texts))))
-        least = longest if name in whole else _LEAST if name == folded else None
+    widths = [max(map(len, (name, *(row[number] for row in texts)))) for number, name in enumerate(header)]
+    if folded is None:
+        widths = _fitting(widths, {number for number, name in enumerate(header) if name in whole})
+    for name, width in zip(header, widths, strict=True):
+        # Rich would leave out columns at the right, and cut others without a mark.
         made.add_column(
-            name, no_wrap=name != folded, overflow="ellipsis" if name != folded else "fold", min_width=least
+            name,
+            no_wrap=name != folded,
+            overflow="ellipsis" if name != folded else "fold",
+            min_width=width if name in whole or folded is None else _LEAST if name == folded else None,
+            max_width=width if folded is None else None,
         )
     for row, shown in zip(cells, texts, strict=True):
         made.add_row(*(Text(text, "red" if cell.is_abnormal else "") for cell, text in zip(row, shown, strict=True)))
     return made
+
+
+def _fitting(widths: Sequence[int], whole: Collection[int]) -> list[int]:
+    """Return the widths of columns on this terminal: the longest are cut first, and some remain whole."""
+    found = list(widths)
+    excess = sum(found) + _GAP * (len(found) - 1) - _console().width
+    for least in _SHORTEST:
+        for number in sorted(range(len(found)), key=lambda number: -widths[number]):
+            if number not in whole:
+                cut = max(0, min(excess, found[number] - least))
+                found[number] -= cut
+                excess -= cut
+    return found
 
 
 def show(drawn: "RenderableType") -> None:

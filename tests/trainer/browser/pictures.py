@@ -37,8 +37,8 @@ def draw(state: Path, data: Path) -> None:
     directory = state / "volumes" / "default" / "mnist-cpu-checkpoints"
     with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
         page, page_of_job = Path(scratch) / "report.html", Path(scratch) / "mnist-cpu.html"
-        _run("ddpjob", "plot", "mnist-cpu", "--state-dir", state, "-o", CURVES)
-        _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-o", page_of_job)
+        _run("ddpjob", "plot", "mnist-cpu", "--state-dir", state, "-f", CURVES)
+        _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-f", page_of_job)
         _run("ddptrain", "report", directory, "--data-dir", data, "--out", page)
         _photograph(chromium, page_of_job, PAGE_OF_JOB, until="footer")
         _photograph(chromium, page, PAGE, until="#settings")

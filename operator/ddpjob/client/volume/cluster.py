@@ -99,6 +99,7 @@ class PodReader:
         except JobExistsError:  # the answer to the first try was lost
             return self._read() or body
         except NotAllowedError as error:
+            self._pod = ""  # there is none to delete
             cause = error.__cause__
             if isinstance(cause, RequestError) and "cannot create resource" in cause.message:
                 raise NotAllowedError(
