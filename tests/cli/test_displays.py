@@ -228,6 +228,13 @@ def test_failure_ends_with_three_lines_and_the_end_of_the_log(tmp_path: Path) ->
     assert result.exit_code == 1
 
 
+def test_restarts_in_place_are_named_beside_all_restarts(tmp_path: Path) -> None:
+    status = {"state": "Failed", "restarts": 7, "restartsInPlace": 4, "failures": [FAILURE | {"message": "it ended"}]}
+    assert summary_lines(a_result(tmp_path, status), 80)[1] == (
+        "error: mnist failed after 7 restarts, 4 of them in place: it ended"
+    )
+
+
 def test_sentences_in_a_message_choose_no_hint(tmp_path: Path) -> None:
     sentence = "no mirror delivered FILE: they belong to another configuration"
     result = a_result(tmp_path, {"state": "Failed", "failures": [FAILURE | {"message": sentence}]})

@@ -16,7 +16,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
 from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
-from ddpjob.cli.text import duration, one_line
+from ddpjob.cli.text import SIMILAR, duration, one_line
 from ddpjob.client.base import RANK_PREFIX
 from ddpjob.errors import DDPJobError
 
@@ -235,4 +235,4 @@ class _Guarded(io.FileIO):
 def guarded(stream: TextIO, on_broken_pipe: Callable[[], None] = lambda: None) -> TextIO:
     """Return a stream to the same file; ``on_broken_pipe`` is called when its reader is gone."""
     file = io.BufferedWriter(_Guarded(stream.fileno(), on_broken_pipe))
-    return io.TextIOWrapper(file, stream.encoding, errors="backslashreplace", line_buffering=True)
+    return io.TextIOWrapper(file, stream.encoding, errors=SIMILAR, line_buffering=True)
