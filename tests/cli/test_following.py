@@ -84,6 +84,7 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
     assert (some.code, some.out) == (1, "one suspended (this machine)\nthree suspended (this machine)\n")
     first, *_, last = some.err.splitlines()
     assert (first, last) == ("error: the job two has finished: it succeeded", "2 of 3 jobs suspended; not two")
+    assert ddpjob("suspend", "-l", "team=a").out == "one suspended (this machine)\n", "the other has finished"
     assert "no job missing" in ddpjob("delete", "one", "missing").is_refused()[0], "and none is deleted"
     for wrong in ((), ("one", "-l", "team=a"), ("-l", " ")):
         assert "name the jobs, or select them" in ddpjob("delete", *wrong).is_refused()[0]

@@ -147,6 +147,17 @@ def test_a_user_with_the_role_edit_reads_and_changes_everything(ddpjob: Program,
     assert kept == []
 
 
+def test_a_kubeconfig_that_checks_no_certificate_prints_no_warning(ddpjob: Program, world: ClusterWorld) -> None:
+    config = yaml.safe_load(Path(user(ddpjob, world, "viewer").environment["KUBECONFIG"]).read_text())
+    for entry in config["clusters"]:
+        entry["cluster"] = {"server": entry["cluster"]["server"], "insecure-skip-tls-verify": True}
+    path = ddpjob.folder / "insecure"
+    path.write_text(yaml.safe_dump(config))
+    world.client.submit(world.job("there"))
+    done = ddpjob("ls", env={"KUBECONFIG": str(path)})
+    assert (done.code, done.err) == (0, f"jobs on cluster {world.plane.server}, namespace {world.namespace}:\n")
+
+
 def test_a_user_without_rights_is_told_so_by_each_command(ddpjob: Program, world: ClusterWorld) -> None:
     stranger = user(ddpjob, world, "stranger")
     world.client.submit(world.job("mnist"))

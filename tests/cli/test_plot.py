@@ -154,8 +154,9 @@ def test_a_copy_of_the_metrics_is_read(trained: Program, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["tiny", "-o", "x.png"], "--output x.png: there is no such form"),
-        (["tiny", "-o", "missing/x.svg"], "cannot be written"),
+        (["tiny", "-f", "x.png"], "--file x.png: it would not hold svg or json"),
+        (["tiny", "-f", "x.json", "-o", "svg"], "--file x.json: it would not hold svg"),
+        (["tiny", "-f", "missing/x.svg"], "cannot be written"),
         (["tniy"], "there is no job tniy"),
     ],
 )

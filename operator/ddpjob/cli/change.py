@@ -38,7 +38,9 @@ def suspend(
     Example:
       ddpjob suspend mnist-cpu
     """
-    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    jobs = chosen(
+        name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir, finished=False
+    )
     return on_each(jobs, lambda client, job: client.suspend(job), "suspended")
 
 
@@ -57,7 +59,9 @@ def resume(
     Example:
       ddpjob resume mnist-cpu
     """
-    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    jobs = chosen(
+        name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir, finished=False
+    )
     return on_each(jobs, lambda client, job: client.resume(job), "resumed")
 
 
@@ -76,7 +80,9 @@ def restart(
     Example:
       ddpjob restart mnist-cpu
     """
-    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    jobs = chosen(
+        name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir, finished=False
+    )
     return on_each(jobs, lambda client, job: client.restart(job), "restarted")
 
 

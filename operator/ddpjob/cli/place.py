@@ -47,10 +47,12 @@ def chosen(
     context: str | None,
     namespace: str | None,
     state_dir: str | None,
+    finished: bool = True,
 ) -> "list[tuple[Client, str]]":
     """Return the named jobs, or those with the labels, each with its client.
 
     Labels select jobs of the cluster of the kubeconfig, and without one, or with ``local``, of this machine.
+    finished: labels select also jobs that have finished.
 
     Raises:
         InvalidJobError: there are names and labels, or neither; or the labels select every job.
@@ -66,8 +68,10 @@ def chosen(
         )
     is_there = _is_on_cluster(local=local, context=context, state_dir=state_dir)
     client = on_cluster(context, namespace) if is_there else on_this_machine(namespace, state_dir)
-    if not (found := client.list(label_selector=selector)):
-        raise JobNotFoundError(f"no job has the labels {selector}", client.place, "ddpjob ls lists the jobs")
+    found = [job for job in client.list(label_selector=selector) if finished or not job.finished]
+    if not found:
+        which = "" if finished else " that has not finished"
+        raise JobNotFoundError(f"no job{which} has the labels {selector}", client.place, "ddpjob ls lists the jobs")
     return [(client, job.name) for job in found]
 
 

@@ -93,9 +93,12 @@ def wait_for(
 
     try:
         with _shown(client, job, to_stderr=to_stderr) if follow else nullcontext(lambda: None) as show:
-            ended = client.wait(
-                job, until=lambda status: (show(), reached(status) or suspended(status))[1], timeout=timeout
-            )
+
+            def is_over(status: "DDPJobStatus") -> bool:
+                show()
+                return reached(status) or suspended(status)
+
+            ended = client.wait(job, until=is_over, timeout=timeout)
     except JobNotFoundError as error:
         show_error(error)
         return NOT_FOUND
