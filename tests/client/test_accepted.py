@@ -30,7 +30,7 @@ def test_converted_job_and_its_objects_are_accepted(control_plane: ControlPlane,
 
 
 def test_starter_with_every_field_and_its_objects_are_accepted(control_plane: ControlPlane, namespace: str) -> None:
-    text = starter(name="first", image="me/train:1", script="train.py", nodes=2, nproc=2, launcher="ddprun")
+    text = starter(name="first", image="me/train:1", script="train.py", nodes=2, nproc=2, launcher="ddprun", words={})
     head, _, fields = text.partition("apiVersion:")
     (job,) = documents_of("apiVersion:" + fields.replace("\n#", "\n"))
     assert head and "claimTemplate" in job["spec"]["checkpoint"]

@@ -144,7 +144,7 @@ def test_a_job_equals_itself_and_what_is_no_job_reaches_none(world: World) -> No
     assert made != DDPJob("mnist", image="none") and made != "mnist"
     for nothing in (None, ""):
         for call in (client.get, client.delete, client.suspend, client.wait):
-            with pytest.raises(InvalidJobError, match="is not a job"):
+            with pytest.raises(InvalidJobError, match="not a name of a DDPJob"):
                 call(nothing)  # type: ignore[arg-type]
     assert [job.name for job in client.list()] == ["mnist"]
 

@@ -130,6 +130,7 @@ def test_a_script_runs_under_ddprun_with_its_arguments(tmp_path: Path) -> None:
         ({"labels": {"debug": True}}, '(?s)labels debug is True, not text.*write "true"'),
         ({"checkpoint": "10gi"}, "'10gi' is neither a size nor the name of a claim"),
         ({"checkpoint": "s3://bucket/run"}, "is neither a size nor the name of a claim"),
+        ({"gpus": 1, "resources": {"requests": 5}}, "resources.requests: must be a mapping"),
         ({"memory": "lots"}, r"memory: must be a non-negative quantity"),
     ],
 )

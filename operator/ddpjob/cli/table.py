@@ -45,6 +45,7 @@ def table(
         whole: columns that a narrow terminal does not cut, because users copy them.
         folded: the column whose texts take several lines on a narrow terminal.
     """
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
@@ -56,7 +57,7 @@ def table(
     )
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     texts = [[one_line("" if cell.text is None else cell.text) for cell in row] for row in cells]
-    widths = [max(map(len, (name, *(row[number] for row in texts)))) for number, name in enumerate(header)]
+    widths = [max(map(cell_len, (name, *(row[number] for row in texts)))) for number, name in enumerate(header)]
     if folded is None:
         widths = _fitting(widths, {number for number, name in enumerate(header) if name in whole})
     for name, width in zip(header, widths, strict=True):

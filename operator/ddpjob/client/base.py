@@ -37,6 +37,7 @@ Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the met
 Events = list["JobEvent"]
 Pods = list["JobPod"]
 Items = list[Json]
+OnOutput = Callable[[bytes, bool], object]
 
 
 @dataclass(frozen=True)
@@ -452,14 +453,7 @@ class Client(Protocol):
         """
         ...
 
-    def exec(
-        self,
-        job: str | DDPJob,
-        command: Sequence[str],
-        *,
-        node: int = 0,
-        on_output: Callable[[bytes, bool], object],
-    ) -> int:
+    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
         """Run a command in the trainer's container of a node, and return its exit code; only on a cluster.
 
         Args:
@@ -518,7 +512,9 @@ def identity(job: str | DDPJob) -> tuple[str, str | None]:
     if isinstance(job, DDPJob):
         return job.name, job.namespace
     if not isinstance(job, str) or not job:
-        raise InvalidJobError(f"{job!r} is not a job", "a job is given by its name, or as a DDPJob", "client.list()")
+        raise InvalidJobError(
+            f"{job!r} is not a name of a DDPJob", "a job is given by its name, or as a DDPJob", "ddpjob ls"
+        )
     return job, None
 
 

@@ -17,6 +17,7 @@ from ddpjob.client.base import (
     Items,
     Jobs,
     LogLine,
+    OnOutput,
     already_finished,
     identity,
     no_metrics,
@@ -232,14 +233,7 @@ class ClusterClient(Client):
         changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
         return self._change(found, spec)
 
-    def exec(
-        self,
-        job: str | DDPJob,
-        command: Sequence[str],
-        *,
-        node: int = 0,
-        on_output: Callable[[bytes, bool], object],
-    ) -> int:
+    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
         from ddpjob.client.ranks import require_running
         from ddpjob.client.volume.pod_exec import exit_code_of
 

@@ -99,7 +99,8 @@ def require_valid(manifest: Json) -> None:
             "give the job another name" if name else "give the job a name",
         )
     for field in ("labels", "annotations"):
-        require_texts(f"metadata.{field}", manifest["metadata"].get(field) or {})
+        if isinstance(texts := manifest["metadata"].get(field), Mapping):
+            require_texts(f"metadata.{field}", texts)
     try:
         parse_spec(manifest)
     except ValidationError as error:
@@ -165,9 +166,11 @@ def with_words(spec: Json, words: Mapping[str, Any]) -> Json:
     gpus, restarts, memory = (given.pop(word, None) for word in _WORDS.values())
     parts: Json = {"restartPolicy": None if restarts is None else {"maxRestarts": restarts}}
     if limits := {key: value for key, value in ((_GPU, gpus), ("memory", memory)) if value is not None}:
-        requested = (spec.get("resources") or {}).get("requests") if isinstance(spec.get("resources"), dict) else None
+        known = spec.get("resources")
+        requested = known.get("requests") if isinstance(known, dict) else None
         # Kubernetes refuses a request of a device that differs from its limit.
-        requests = {key: value for key, value in limits.items() if key == "memory" or key in (requested or {})}
+        own = ["memory", *(requested if isinstance(requested, dict) else ())]
+        requests = {key: value for key, value in limits.items() if key in own}
         parts["resources"] = {"limits": limits} | ({"requests": requests} if requests else {})
     if (env := given.pop("env", None)) and isinstance(spec.get("env") or [], list):
         parts["env"] = _variables(env)

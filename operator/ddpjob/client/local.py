@@ -22,6 +22,7 @@ from ddpjob.client.base import (
     Items,
     Jobs,
     LogLine,
+    OnOutput,
     already_finished,
     identity,
     no_metrics,
@@ -298,14 +299,7 @@ class LocalClient(Client):
         self._until_nothing_runs(record)
         return _seen(record)
 
-    def exec(
-        self,
-        job: str | DDPJob,
-        command: Sequence[str],
-        *,
-        node: int = 0,
-        on_output: Callable[[bytes, bool], object],
-    ) -> int:
+    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
         raise LocalError(
             f"{self.record(job).name} runs on this machine, where a node is no container to run a command in",
             "its processes, files and programs are those of this machine",
