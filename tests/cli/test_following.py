@@ -74,12 +74,22 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
     assert ddpjob("wait", "tiny").code == 103
 
 
+JOBS = ("one", "two", "three")
+
+
 def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(ddpjob: Program) -> None:
-    for name, team in (("one", "a"), ("two", "a"), ("three", "b")):
+    for name, team in zip(JOBS, "aab", strict=True):
         job = shell_job(name, "true", suspend=name != "two")
         job["metadata"]["labels"] = {"team": team}
         assert ddpjob("submit", ddpjob.write(job), "--local", "--wait").code in (0, 102)
     assert ddpjob("ls", "-l", "team=a", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/one", "ddpjob.ddpjob.dev/two"]
+    assert ddpjob("ls", "--state", "succeeded", "-o", "name").out == "ddpjob.ddpjob.dev/two\n"
+    ages = {job["metadata"]["name"]: job["metadata"]["creationTimestamp"] for job in map(ddpjob.job, JOBS)}
+    newest_first = sorted(JOBS, key=lambda name: ages[name], reverse=True)
+    listed = ddpjob("ls", "--sort", "age", "-o", "json")
+    assert [ages[item["metadata"]["name"]] for item in json.loads(listed.out)["items"]] == [
+        ages[name] for name in newest_first
+    ]
     some = ddpjob("suspend", "one", "two", "three", "one")
     assert (some.code, some.out) == (1, "one suspended (this machine)\nthree suspended (this machine)\n")
     first, *_, last = some.err.splitlines()

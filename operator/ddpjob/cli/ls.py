@@ -37,6 +37,11 @@ def ls(
     *,
     watch: Watch = False,
     selector: Selector = None,
+    states: Annotated[
+        list[str] | None,
+        Option("--state", metavar="STATE", help="Jobs in this state, for example Running. May be repeated."),
+    ] = None,
+    sort: Annotated[Literal["name", "age"], Option("--sort", help="By name, or by age, the newest first.")] = "name",
     all_namespaces: AllNamespaces = False,
     local: Local = False,
     context: Context = None,
@@ -61,7 +66,12 @@ def ls(
         """Return the lists of jobs; the first is read here, so that a client that has none raises."""
         which: Json = {"all_namespaces": all_namespaces, "label_selector": selector}
         lists = asked.watch_all(**which) if watch else _listed(asked, damaged, which)
-        return chain([next(lists)], lists)
+        return map(wanted, chain([next(lists)], lists))
+
+    def wanted(jobs: "Jobs") -> "Jobs":
+        known = {state.lower() for state in states or ()}
+        found = [job for job in jobs if not known or job.state.lower() in known]
+        return found if sort == "name" else sorted(found, key=_created, reverse=True)
 
     client, lists, trouble = first_answer(begin, local=local, context=context, namespace=namespace, state_dir=state_dir)
     with client:
@@ -83,6 +93,10 @@ def ls(
     if trouble is not None:
         raise trouble
     return USAGE if damaged else 0
+
+
+def _created(job: "DDPJob") -> str:
+    return str(job.manifest["metadata"].get("creationTimestamp") or "")
 
 
 def _listed(client: "Client", damaged: list[DDPJobError], which: Json) -> "Iterator[Jobs]":
