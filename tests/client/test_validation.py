@@ -144,7 +144,8 @@ def test_probable_mistake_that_is_allowed_is_a_warning(more: str, field: str) ->
 
 def test_what_a_server_has_set_is_no_problem() -> None:
     job = a_job(status={"state": "Running"}) | {"metadata": {"name": "mnist", "uid": UID, "managedFields": []}}
-    assert validate("job.yaml", yaml.safe_dump(job)).problems == []
+    problems = validate("job.yaml", yaml.safe_dump(job)).problems
+    assert [problem.field for problem in problems if problem.severity == "error"] == []
 
 
 @pytest.mark.parametrize(
