@@ -95,7 +95,7 @@ CONTROL_PLANE = "1 node(s) had untolerated taint {node-role.kubernetes.io/contro
         (f"0/3 nodes are available: {CONTROL_PLANE}, 2 Insufficient nvidia.com/gpu.", "Placement", "Resource", "High"),
         ("0/2 nodes are available: 2 node(s) had untolerated taint {gpu: only}.", "Placement", "Taint", "High"),
         (f"0/1 nodes are available: {CONTROL_PLANE}.", "Placement", "Taint", "High"),
-        ("0/4 nodes are available: 4 node(s) had untolerated taint(s).", "Placement", "Taint", "High"),  # since 1.34
+        ("0/4 nodes are available: 4 node(s) had untolerated taint(s).", "Placement", "Taint", "Medium"),  # since 1.34
         (
             "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
             "Placement",

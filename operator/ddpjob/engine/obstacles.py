@@ -34,6 +34,8 @@ GATED = "AdmissionGated"
 FORMER_PODS = "FormerPodsRun"
 EARLIER_PODS = "EarlierPodsRun"
 """The next attempt waits for pods of an earlier one, which may still write."""
+NOT_DELETED = "and nothing has deleted it"
+"""In the message of ``FORMER_PODS``: the pods run without limit, and what follows is the command that ends them."""
 SHARED = "VolumeShared"
 """All nodes run, and another job that saves in the same directory runs, too; nothing follows from it."""
 CONTAINER_CREATING = "ContainerCreating"
@@ -74,7 +76,7 @@ def earlier_pods(s: JobState) -> Obstacle | None:
         return None
     left, pod = s.stopping[0]
     more = f" and {len(s.stopping) - 1} more" if len(s.stopping) > 1 else ""
-    until = f"at the latest at {whole_second_after(s.now, left)}" if isfinite(left) else "and nothing has deleted it"
+    until = f"at the latest at {whole_second_after(s.now, left)}" if isfinite(left) else NOT_DELETED
     if s.attempt.number:
         text = f"pod {pod.name} of attempt {pod.attempt} on Kubernetes node {pod.node_name}{more} may still write"
         return EARLIER_PODS, f"{text}: the next attempt waits for its end, {until}"

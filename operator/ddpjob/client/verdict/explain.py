@@ -60,9 +60,11 @@ def _after_failure(case: Case, found: Explanation) -> Explanation:
 def needed(facts: Facts) -> Needed:
     """Return what else has to be read, after the job and its pods."""
     case = Case(facts)
-    waits = [p for p in case.current if p.state == "pending" and not p.waiting][:_MOST]
+    pending = [p for p in case.current if p.state == "pending"]
+    waits = [p for p in pending if not p.waiting][:_MOST]
     claims = dict.fromkeys(name for pod in waits for name in _claims(case, pod.name))
-    about = [("Pod", pod.name) for pod in waits if pod.unschedulable is None and pod.node_name]
+    about = [("Pod", pod.name) for pod in [p for p in pending if p.waiting][:1]]
+    about += [("Pod", pod.name) for pod in waits if pod.unschedulable is not None or pod.node_name]
     about += [("PersistentVolumeClaim", name) for name in claims]
     if case.attempt.refusals:
         about.append(("DDPJob", case.name))

@@ -141,6 +141,16 @@ class Case:
         present = {pod.node_rank for pod in self.current if pod.state in ("running", "succeeded")}
         return sorted({*range(self.num_nodes)} - present - {*(self.status.succeeded_nodes or ())})
 
+    def place_of(self, pod: PodView) -> dict[str, Any]:
+        """Return the fields of an ``Explanation`` that name a pod which does not run."""
+        return {
+            "attempt": pod.attempt,
+            "node_rank": pod.node_rank,
+            "pod": pod.name,
+            "node_name": pod.node_name,
+            "missing_nodes": self.missing_nodes if self.running_nodes else None,
+        }
+
     def condition(self, kind: str) -> Condition | None:
         return next((c for c in self.status.conditions or () if c.type == kind), None)
 

@@ -1,18 +1,20 @@
 """The verdict on a job whose pods do not all run: refused, quota, placement, volume, image, configuration."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import LAUNCHER
-from ddpjob.api.objects import Json, condition, element
+from ddpjob.api.objects import Json, condition, element, event_time
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
+from ddpjob.client.verdict.autoscalers import NODE_ADDED, no_node_added, node_added, scaling
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
+from ddpjob.client.verdict.images import image_advice
 from ddpjob.engine.evidence import REFUSALS
-from ddpjob.engine.obstacles import CONTAINER_CREATING, obstacles
+from ddpjob.engine.obstacles import CONTAINER_CREATING, EARLIER_PODS, FORMER_PODS, NOT_DELETED, obstacles
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.scheduling.base import UNAVAILABLE
 from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITING
@@ -28,7 +30,18 @@ _OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|Volume
 _QUOTA = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
 _UNSEEN_SECONDS = 30.0
 """A scheduler looks at a new pod within a second; a busy one takes longer."""
+_MOST_PROBLEMS = 8
+"""Pods with different problems that are explained."""
 
+_STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
+"""Events of a pod that come after its volumes are mounted and its network is set up, or after it got its node."""
+_NAMED_VOLUME = re.compile(r'volume "([^"]+)"')
+
+# Taints that the control plane, an autoscaler or a driver sets while a node is not ready, or is being removed.
+_OF_STATE = (
+    r"node\.kubernetes\.io/(?!unschedulable)|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
+    r"|karpenter\.sh/(?:disrupt|unregistered)|cloud\.google\.com/impending-node-termination|[\w.-]+/agent-not-ready"
+)
 # Clauses of the scheduler's message, in the order in which the most specific one decides.
 # https://github.com/kubernetes/kubernetes/tree/v1.34.0/pkg/scheduler/framework/plugins
 _CLAUSES: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -39,11 +52,15 @@ _CLAUSES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("Volume", re.compile(r"available persistent volumes to bind|max volume count|StorageClass", re.I)),
     ("Resource", re.compile(r"Insufficient [\w./-]+|Too many pods")),
     ("Affinity", re.compile(r"didn't match Pod's node affinity/selector|affinity rules|anti-affinity|topology spread")),
-    ("Taint", re.compile(r"untolerated taint|had taint")),
-    ("Cordoned", re.compile(r"were unschedulable")),
+    ("NodeNotReady", re.compile(rf"taint \{{(?:{_OF_STATE})")),
+    ("Taint", re.compile(rf"(?:untolerated|had) taint(?! \{{(?:{_OF_STATE}|node\.kubernetes\.io/unschedulable))")),
+    ("Cordoned", re.compile(r"were unschedulable|taint \{node\.kubernetes\.io/unschedulable")),
     ("Ports", re.compile(r"didn't have free ports")),
 )
 _CONTROL_PLANE = re.compile(r"had untolerated taint \{node-role\.kubernetes\.io/(control-plane|master)[^}]*\}")
+_UNNAMED_TAINT = "untolerated taint(s)"
+"""The scheduler names no taint since Kubernetes 1.34, so the nodes may also be broken."""
+_TAINTS = "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"
 _ADVICE: Mapping[str, tuple[str, str]] = {
     "Resource": (
         "no Kubernetes node has so much free: other pods use it, or no node is that large",
@@ -51,7 +68,16 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     "Taint": (
         "the nodes that would fit are reserved for pods that tolerate their taint",
-        "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints; tolerate it in spec.template",
+        f"{_TAINTS}; tolerate it in spec.template",
+    ),
+    _UNNAMED_TAINT: (
+        "the nodes that would fit are reserved by a taint, or are not ready, which a taint under node.kubernetes.io/ "
+        "shows",
+        f"{_TAINTS}; repair nodes that are not ready; a taint that reserves nodes can be tolerated in spec.template",
+    ),
+    "NodeNotReady": (
+        "the nodes that would fit are not ready or are being removed: the taint shows this, and ends with it",
+        "kubectl get nodes; kubectl describe node NODE; the job starts when they are ready",
     ),
     "Affinity": (
         "no Kubernetes node has the labels that nodeSelector or affinity in spec.template require",
@@ -192,25 +218,59 @@ def _of_quota(case: Case, name: str) -> Iterator[Evidence]:
 
 def waiting(case: Case) -> Explanation | None:
     """Explain why not all nodes run; None if they do, or have ended."""
-    if case.attempt.is_closed or not _waits(case):
+    if not _waits(case):
         return None
     running = case.condition("Running")
+    if running is not None and running.reason in (FORMER_PODS, EARLIER_PODS):
+        return _held(case, running)
+    if case.attempt.is_closed:
+        return _starting(case, "")
     if running is not None and running.reason == guard.PARTIAL:
         return _partly_placed(case, running)
     pods = [pod for pod in case.current if pod.state == "pending"]
     found = next(obstacles(case.state), None) if case.state is not None and case.facts.pods is not None else None
     # In the order of the engine's obstacles, so that the condition and the verdict name the same pod.
-    for applies, explained in (
-        (lambda pod: pod.waiting is not None, _not_started),
-        (lambda pod: pod.unschedulable is not None, _unschedulable),
-        (lambda pod: bool(_gates(case, pod)), _gated),
-        (lambda pod: _is_unseen(case, pod), _no_scheduler),
-    ):
-        if (pod := next(filter(applies, pods), None)) is not None:
-            return explained(case, pod)
+    problems = [
+        (explained, pod)
+        for applies, explained in (
+            (lambda pod: pod.waiting is not None, _not_started),
+            (lambda pod: pod.unschedulable is not None, _unschedulable),
+            (lambda pod: bool(_gates(case, pod)), _gated),
+            (lambda pod: _is_unseen(case, pod), _no_scheduler),
+        )
+        for pod in filter(applies, pods)
+    ]
+    if problems:
+        return _with_others(case, problems)
     if found is not None and found[0] in _NOT_PREPARED:
         return _not_prepared(case, pods, *found)
     return _starting(case, found[1] if found else "")
+
+
+def _with_others(case: Case, problems: Sequence[tuple[Callable[[Case, PodView], Explanation], PodView]]) -> Explanation:
+    """Return the verdict on the first problem, with a different problem of another pod as evidence."""
+    different = {(pod.waiting, pod.unschedulable): (explained, pod) for explained, pod in reversed(problems)}
+    found, *others = [explained(case, pod) for explained, pod in [*reversed(different.values())][:_MOST_PROBLEMS]]
+    by_reason = {other.reason: other for other in reversed(others) if other.reason != found.reason}
+    quoted = [
+        other.evidence[0].model_copy(update={"value": f"and node_rank {other.node_rank}: {other.evidence[0].value}"})
+        for other in reversed(by_reason.values())
+    ]
+    return found.model_copy(update={"evidence": [*found.evidence, *quoted]})
+
+
+def _held(case: Case, running: Condition) -> Explanation:
+    """Explain a job that waits for pods that may still write where its next attempt reads."""
+    _, is_forgotten, command = running.message.partition(NOT_DELETED)
+    return case.verdict(
+        "Starting",
+        running.reason,
+        f"{case.name} waits: {running.message}",
+        [case.of_condition(running)],
+        is_abnormal=bool(is_forgotten),
+        next=command.lstrip(": ") if is_forgotten else f"ddpjob why {case.name}, again later",
+        attempt=case.attempt.number or None,
+    )
 
 
 def gave_back(case: Case) -> Explanation | None:
@@ -234,14 +294,23 @@ def gave_back(case: Case) -> Explanation | None:
 def _partly_placed(case: Case, found: Condition) -> Explanation:
     hint, todo = _OF_GANGS
     pod = next((pod for pod in case.current if not pod.node_name), None)
+    why, quoted = "", None
+    if (scaled := scaling(case)) is not None:
+        if scaled[1]["reason"] in NODE_ADDED:
+            return node_added(case, *scaled)
+        why, hint, todo, quoted = no_node_added(scaled[1])
     return case.verdict(
         "Placement",
         found.reason,
-        f"{case.name} waits: {found.message}",
-        [case.of_condition(found), case.of_job("status.currentAttempt.partialSince", case.attempt.partial_since)],
+        f"{case.name} waits: {found.message}{why}",
+        [
+            quoted,
+            case.of_condition(found),
+            case.of_job("status.currentAttempt.partialSince", case.attempt.partial_since),
+        ],
         hint=hint,
         next=todo,
-        **(_place(case, pod) if pod is not None else {"attempt": case.attempt.number}),
+        **(case.place_of(pod) if pod is not None else {"attempt": case.attempt.number}),
     )
 
 
@@ -252,35 +321,51 @@ def _waits(case: Case) -> bool:
     return running is None or running.status != "True"
 
 
-def _place(case: Case, pod: PodView) -> dict[str, Any]:
-    return {
-        "attempt": pod.attempt,
-        "node_rank": pod.node_rank,
-        "pod": pod.name,
-        "node_name": pod.node_name,
-        "missing_nodes": case.missing_nodes if case.running_nodes else None,
-    }
-
-
 def _unschedulable(case: Case, pod: PodView) -> Explanation:
     message = pod.unschedulable or ""
     causes = _causes(message)
     reason = causes[0] if causes else "Unschedulable"
-    hint, todo = _ADVICE.get(reason, ("", f"kubectl describe pod {pod.name} -n {case.namespace}"))
-    without = [p for p in case.current if p.unschedulable is not None]
-    why = f"; {case.unbound}" if reason == "Volume" and case.unbound else ""
+    hint, todo = _advice(causes, message)
+    todo = todo.format(namespace=case.namespace) or f"kubectl describe pod {pod.name} -n {case.namespace}"
+    is_sure = len(causes) == 1 and _UNNAMED_TAINT not in message
     quoted = Evidence(kind="Pod", name=pod.name, field="status.conditions[PodScheduled].message", value=message)
+    if reason == "Volume":
+        return case.verdict(
+            "Volume",
+            reason,
+            f"{case.name} waits for a volume: {'; '.join(filter(None, (case.unbound, message)))}",
+            [quoted, *_of_claims(case)],
+            hint=hint,
+            next=todo,
+            needs=["claims", "events"],
+            confidence="High" if is_sure else "Medium",
+            **case.place_of(pod),
+        )
+    why, event = "", None
+    if (scaled := scaling(case)) is not None:
+        if scaled[1]["reason"] in NODE_ADDED:
+            return node_added(case, *scaled)
+        why, hint, todo, event = no_node_added(scaled[1])
+    without = [p for p in case.current if p.unschedulable is not None]
     return case.verdict(
-        "Volume" if reason == "Volume" else "Placement",
+        "Placement",
         reason,
         f"no Kubernetes node fits {len(without)} of {case.num_nodes} pods of {case.name}: {message}{why}",
-        [quoted, *(_of_claims(case) if reason == "Volume" else _asked(case, pod, reason))],
+        [quoted, event, *_asked(case, pod, reason)],
         hint=hint,
-        next=todo.format(namespace=case.namespace),
-        needs=["claims", "events"] if reason == "Volume" else (),
-        confidence="High" if len(causes) == 1 else "Medium",
-        **_place(case, pod),
+        next=todo,
+        needs=["events"],  # by them, an autoscaler may be adding a node
+        confidence="High" if is_sure else "Medium",
+        **case.place_of(pod),
     )
+
+
+def _advice(causes: list[str], message: str) -> tuple[str, str]:
+    """Return hint and next for what the scheduler says of the nodes; empty if that is not known."""
+    hint, todo = _ADVICE.get(causes[0], ("", "")) if causes else ("", "")
+    if causes[:1] == ["Taint"] and _UNNAMED_TAINT in message:
+        hint, todo = _ADVICE[_UNNAMED_TAINT]
+    return f"{hint}; or the nodes that fit are those that are not ready" if "NodeNotReady" in causes[1:] else hint, todo
 
 
 def _causes(message: str) -> list[str]:
@@ -341,7 +426,7 @@ def _gated(case: Case, pod: PodView) -> Explanation:
         [Evidence(kind="Pod", name=pod.name, field="spec.schedulingGates", value=value)],
         hint="a queue such as Kueue removes the gate when there is quota for the whole job",
         next=f"kubectl get workloads,localqueues -n {case.namespace}",
-        **_place(case, pod),
+        **case.place_of(pod),
     )
 
 
@@ -364,7 +449,7 @@ def _no_scheduler(case: Case, pod: PodView) -> Explanation:
         confidence="Medium",
         hint=hint,
         next=todo,
-        **_place(case, pod),
+        **case.place_of(pod),
     )
 
 
@@ -378,12 +463,17 @@ def _not_started(case: Case, pod: PodView) -> Explanation:
     quoted = [Evidence(kind="Pod", name=pod.name, field=field, value=f"{reason}: {message}")]
     stage: Stage = "Image" if reason in _IMAGE else "Configuration"
     if stage == "Image":
-        quoted.append(Evidence(kind="Pod", name=pod.name, field=f"spec.containers[{container}].image", value=image))
-        hint = "the name or the tag is wrong, the registry needs a Secret, or the node cannot reach the registry"
-        todo = "correct spec.image, or name the Secret in spec.imagePullSecrets"
+        path = f"spec.{'initContainers' if pod.waiting_init else 'containers'}[{container}].image"
+        quoted.append(Evidence(kind="Pod", name=pod.name, field=path, value=image))
+        failed = [e for e in case.events_of("Pod", pod.name) if e.get("reason") == "Failed" and image in e["message"]]
+        hint, todo, is_named = image_advice(message, image)
+        if failed and not is_named:  # a message "Back-off pulling image" alone says nothing
+            hint, todo, _ = image_advice(failed[-1]["message"], image)
+            quoted.append(of_event(failed[-1]))
+        todo = todo.format(node=pod.node_name)
         what = f"the image {image} of {pod.where} cannot be pulled"
         if pod.waiting_init == LAUNCHER:
-            hint, todo = "this is the launcher image of the operator", "ask the administrator of the operator"
+            hint, todo = f"this is the launcher image of the operator; {hint}", "ask the administrator of the operator"
     else:
         hint = "the Secret, ConfigMap or key that the message names does not exist, or the command is wrong"
         todo = "create it, or correct env, envFrom, command or template and create the job again"
@@ -396,7 +486,7 @@ def _not_started(case: Case, pod: PodView) -> Explanation:
         hint=hint,
         next=f"{todo}; kubectl describe pod {pod.name} -n {case.namespace}",
         confidence="High" if reason in _IMAGE | _CONTAINER else "Medium",
-        **_place(case, pod),
+        **case.place_of(pod),
     )
 
 
@@ -411,8 +501,8 @@ def _not_prepared(case: Case, pods: list[PodView], reason: str, message: str) ->
     with_node = [pod for pod in pods if pod.node_name]
     pod = next((p for p in with_node if case.events_of("Pod", p.name)), with_node[0])
     events = case.events_of("Pod", pod.name)
-    warnings = [event for event in events if event.get("type") == "Warning"]
-    place = _place(case, pod) | {"next": f"kubectl describe pod {pod.name} -n {case.namespace}"}
+    warnings = _warnings(events)
+    place = case.place_of(pod) | {"next": f"kubectl describe pod {pod.name} -n {case.namespace}"}
     if warnings:
         last, why = warnings[-1], str(warnings[-1].get("reason"))
         is_volume = _OF_VOLUMES.search(why) is not None
@@ -431,6 +521,26 @@ def _not_prepared(case: Case, pods: list[PodView], reason: str, message: str) ->
     return case.verdict(
         "Starting", reason, f"{case.name} waits: {message}", [what], needs=["events"], confidence="Medium", **place
     )
+
+
+def _warnings(events: list[Json]) -> list[Json]:
+    """Return the warnings of a pod with a Kubernetes node that no later event of the pod disproves.
+
+    In the first seconds a kubelet often warns of a volume or a network which it then has.
+    """
+    started = max((event_time(event) for event in events if event.get("reason") in _STARTED), default=None)
+    attached = {
+        name[1]: event_time(event)
+        for event in events
+        if event.get("reason") == "SuccessfulAttachVolume" and (name := _NAMED_VOLUME.search(str(event.get("message"))))
+    }
+
+    def holds(event: Json) -> bool:
+        name = _NAMED_VOLUME.search(str(event.get("message")))
+        until = attached.get(name[1]) if name is not None and event.get("reason") == "FailedAttachVolume" else None
+        return all(end is None or event_time(event) > end for end in (started, until))
+
+    return [event for event in events if event.get("type") == "Warning" and holds(event)]
 
 
 def _starting(case: Case, message: str) -> Explanation:
@@ -457,14 +567,15 @@ def _starting(case: Case, message: str) -> Explanation:
 def _from_condition(case: Case, reason: str, message: str) -> Explanation:
     """Explain with the operator's own words, without the pods."""
     stage: Stage = "Starting"
+    hint, todo = "", ""
     if reason == "Unschedulable":
         causes = _causes(message)
         stage, reason = ("Volume" if "Volume" in causes[:1] else "Placement"), (causes or [reason])[0]
+        hint, todo = _advice(causes, message)
     elif reason in _IMAGE:
         stage = "Image"
     elif reason in _CONTAINER:
         stage = "Configuration"
-    hint, todo = _ADVICE.get(reason, ("", ""))
     running = case.condition("Running")
     return case.verdict(
         stage,

@@ -1,0 +1,82 @@
+"""What an autoscaler says of pods that no Kubernetes node fits: whether it adds a node, or why it adds none."""
+
+import re
+
+from ddpjob.api.objects import Json, event_time
+from ddpjob.api.pod_view import PodView
+from ddpjob.client.verdict.explanation import Evidence, Explanation
+from ddpjob.client.verdict.facts import Case, of_event
+
+# Reasons of the events of autoscalers about a pod: Cluster Autoscaler, also of GKE, and Karpenter, also of EKS.
+# https://github.com/kubernetes/autoscaler/tree/cluster-autoscaler-1.34.0/cluster-autoscaler/processors/status
+# https://github.com/kubernetes-sigs/karpenter/tree/v1.7.0/pkg/controllers/provisioning/scheduling
+NODE_ADDED = frozenset({"TriggeredScaleUp", "Nominated"})
+_NO_NODE_ADDED = frozenset({"NotTriggerScaleUp", "FailedScaleUp"})
+_KARPENTER = frozenset({"karpenter", "eks-auto-mode/compute"})
+"""Components whose FailedScheduling says that no node is added; it is also the reason of the scheduler."""
+_PROVISION_SECONDS = 900.0
+"""After this time both autoscalers give up a machine that has not become a node (--max-node-provision-time)."""
+_CAUSES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (
+        re.compile(r"max node group size|max cluster \w+ limit|exceed limits"),
+        "the node group or node pool may not get larger",
+        "wait until other pods end, request less in spec.resources, or ask the administrator for a larger maximum",
+    ),
+    (
+        re.compile(r"FailedScaleUp|in backoff|insufficient capacity", re.I),
+        "the cloud has no such machine at present, or a quota of the cloud is used up",
+        "wait: the autoscaler tries again; the administrator can allow another machine type or zone, or more quota",
+    ),
+    (
+        re.compile(r"[Ii]ncompatible|didn't match|not tolerate|untolerated|Insufficient|no instance type"),
+        "no node group or node pool has machines that fit what the pods ask for",
+        "correct spec.resources, or nodeSelector, affinity and tolerations in spec.template",
+    ),
+)
+"""Hint and next by the reason and message of an event that no node is added; a message may have several causes."""
+
+
+def scaling(case: Case) -> tuple[PodView, Json] | None:
+    """Return a pod without a Kubernetes node, and the last event of an autoscaler about it; a refusal first."""
+    events = [(pod, _of_autoscaler(case, pod)) for pod in case.current if pod.unschedulable is not None]
+    found = [(pod, event) for pod, event in events if event is not None]
+    return min(found, key=lambda each: each[1]["reason"] in NODE_ADDED, default=None)
+
+
+def _of_autoscaler(case: Case, pod: PodView) -> Json | None:
+    for event in reversed(case.events_of("Pod", pod.name)):
+        component = event.get("reportingComponent") or (event.get("source") or {}).get("component")
+        is_of_karpenter = event.get("reason") == "FailedScheduling" and component in _KARPENTER
+        if is_of_karpenter or event.get("reason") in NODE_ADDED | _NO_NODE_ADDED:
+            return event
+    return None
+
+
+def node_added(case: Case, pod: PodView, event: Json) -> Explanation:
+    """Explain a pod for which an autoscaler has ordered a machine."""
+    age = case.seconds_since(event_time(event))
+    is_late = age > _PROVISION_SECONDS
+    what = f"was to be added {int(age / 60)} min ago and has not come" if is_late else "is being added"
+    return case.verdict(
+        "Placement",
+        str(event["reason"]),
+        f"{case.name} waits: a Kubernetes node {what} for {pod.where}: {event.get('message')}",
+        [of_event(event)],
+        is_abnormal=is_late,
+        confidence="Medium" if is_late else "High",
+        hint="the cloud has no such machine at present, or the machine cannot join the cluster" if is_late else "",
+        next="kubectl get nodes,events -A" if is_late else f"ddpjob why {case.name}, again in some minutes",
+        **case.place_of(pod),
+    )
+
+
+def no_node_added(event: Json) -> tuple[str, str, str, Evidence]:
+    """Return why an autoscaler adds no node, with hint, next and the event."""
+    text = f"{event['reason']}: {event.get('message')}"
+    found = [(hint, todo) for pattern, hint, todo in _CAUSES if pattern.search(text)] or [_CAUSES[-1][1:]]
+    return (
+        f"; no node is added: {event.get('message')}",
+        "; or ".join(hint for hint, _ in found),
+        found[0][1],
+        of_event(event),
+    )

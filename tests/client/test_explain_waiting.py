@@ -1,0 +1,329 @@
+"""The verdict on pods that wait, by the texts of schedulers, autoscalers, kubelets and registries."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
+from ddpjob.client.verdict.explain import needed
+from tests.builders import NOW, World, a_job, running
+from tests.client.test_explain import facts, pending, started, unschedulable, waits_for, why
+from tests.engine.test_two_writers import a_first_attempt
+
+NO_GPU = (
+    "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 3 No preemption "
+    "victims found for incoming pod."
+)
+NOT_COMPATIBLE = (
+    'Failed to schedule pod, incompatible with nodepool "default", daemonset overhead={"cpu":"150m","pods":"4"}, no '
+    'instance type satisfied resources {"cpu":"150m","nvidia.com/gpu":"8","pods":"5"} and requirements '
+    "karpenter.sh/capacity-type In [on-demand], karpenter.sh/nodepool In [default] (no instance type which had enough "
+    "resources and the required offering met the scheduling requirements)"
+)
+
+
+def event(pod: Json, reason: str, message: str, *, age: float = 5, component: str = "kubelet", now: World) -> Json:
+    """Return an event about a pod, which was last seen so many seconds ago."""
+    is_warning = reason.startswith("Failed")
+    return {
+        "metadata": {}, "involvedObject": {"kind": "Pod", "name": pod["metadata"]["name"]},
+        "type": "Warning" if is_warning else "Normal", "reason": reason, "message": message,
+        "lastTimestamp": timestamp(now.now - timedelta(seconds=age)), "source": {"component": component},
+        "reportingComponent": component,
+    }  # fmt: skip
+
+
+TRIGGERED = ("TriggeredScaleUp", "pod triggered scale-up: [{gpu-pool 1->3 (max: 10)}]", "cluster-autoscaler")
+NOMINATED = ("Nominated", "Pod should schedule on: nodeclaim/gpu-l4-x7k2q", "karpenter")
+
+
+@pytest.mark.parametrize(("reason", "message", "component"), [TRIGGERED, NOMINATED])
+def test_a_node_that_an_autoscaler_adds_is_waited_for_until_it_is_late(
+    reason: str, message: str, component: str
+) -> None:
+    world = started()
+    pods = [pending(world, rank, **unschedulable(NO_GPU)) for rank in (0, 1)]
+    assert ("Pod", pods[0]["metadata"]["name"]) in needed(facts(world)).about
+    for age, is_late in ((5, False), (1000, True)):
+        found = why(world, events=[event(pods[0], reason, message, age=age, component=component, now=world)])
+        assert (found.stage, found.reason, found.is_abnormal) == ("Placement", reason, is_late)
+        assert message in found.sentence and "spec.resources" not in f"{found.hint} {found.next}"
+    unread = why(world, unread={"events": "events could not be read: you may not read this"})
+    assert (unread.reason, unread.confidence) == ("Resource", "Medium"), "a node may be on its way"
+    partial = started()
+    pod = pending(partial, 1, **unschedulable(NO_GPU))
+    pending(partial, 0, node="worker")
+    partial.forward(10)
+    partial.settle()
+    assert why(partial).reason == "PartiallyScheduled"
+    found = why(partial, events=[event(pod, reason, message, component=component, now=partial)])
+    assert (found.reason, found.is_abnormal, found.node_rank) == (reason, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "component", "hint"),
+    [
+        (
+            *("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached", "cluster-autoscaler"),
+            "may not get larger",
+        ),
+        (
+            *("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up"),
+            *("cluster-autoscaler", "the cloud has no such machine"),
+        ),
+        (
+            *("NotTriggerScaleUp", "pod didn't trigger scale-up: 2 Insufficient nvidia.com/gpu", "cluster-autoscaler"),
+            "no node group or node pool has machines that fit",
+        ),
+        (
+            "FailedScaleUp",
+            "Node scale up in zones us-central1-c associated with this pod failed: GCE out of resources. Pod is at "
+            "risk of not being scheduled.",
+            *("cluster-autoscaler", "the cloud has no such machine"),
+        ),
+        ("FailedScheduling", NOT_COMPATIBLE, "karpenter", "no node group or node pool has machines that fit"),
+        (
+            *(
+                "FailedScheduling",
+                'Failed to schedule pod, all available instance types exceed limits for nodepool: "gpu"',
+            ),
+            *("eks-auto-mode/compute", "may not get larger"),
+        ),
+    ],
+)
+def test_an_autoscaler_that_adds_no_node_says_why(reason: str, message: str, component: str, hint: str) -> None:
+    world = started()
+    pods = [pending(world, rank, **unschedulable(NO_GPU)) for rank in (0, 1)]
+    events = [
+        event(pods[0], *TRIGGERED[:2], age=2, component=TRIGGERED[2], now=world),
+        event(pods[1], "Nominated", "-", age=60, component=component, now=world),
+        event(pods[1], reason, message, age=40, component=component, now=world),
+        event(pods[1], "FailedScheduling", NO_GPU, age=1, component="default-scheduler", now=world),
+    ]
+    found = why(world, events=events)
+    assert (found.stage, found.reason, found.is_abnormal) == ("Placement", "Resource", True)
+    assert message in found.sentence and hint in str(found.hint)
+    assert ("no such machine" in str(found.hint)) == ("no such machine" in hint), "a capacity type is no lack of it"
+
+
+@pytest.mark.parametrize(
+    "taint",
+    [
+        "node.kubernetes.io/not-ready: ", "node.kubernetes.io/unreachable: ", "node.kubernetes.io/disk-pressure: ",
+        "node.kubernetes.io/network-unavailable: ", "node.cloudprovider.kubernetes.io/uninitialized: true",
+        "ToBeDeletedByClusterAutoscaler: 1769999999", "karpenter.sh/disrupted: ", "karpenter.sh/unregistered: ",
+        "node.cilium.io/agent-not-ready: true",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_the_taint_of_a_broken_node_is_nothing_to_tolerate(taint: str, is_readable: bool) -> None:
+    world = started()
+    pending(world, **unschedulable(f"0/3 nodes are available: 3 node(s) had untolerated taint {{{taint}}}."))
+    found = why(world) if is_readable else why(world, pods=None, unread={"pods": "-"})
+    assert (found.stage, found.reason) == ("Placement", "NodeNotReady")
+    assert "tolerate" not in f"{found.hint} {found.next}" and "not ready" in str(found.hint)
+
+
+def test_each_kind_of_taint_has_its_advice() -> None:
+    world = started()
+
+    def found(message: str) -> tuple[str, str, str]:
+        pending(world, **unschedulable(f"0/3 nodes are available: {message}."))
+        verdict = why(world)
+        return verdict.reason, verdict.confidence, f"{verdict.hint} {verdict.next}"
+
+    broken = "1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }"
+    assert found("3 node(s) had untolerated taint {node.kubernetes.io/unschedulable: }")[:2] == ("Cordoned", "High")
+    assert found(f"{broken}, 2 node(s) had untolerated taint {{gpu: only}}")[:2] == ("NodeNotReady", "Medium")
+    reason, confidence, advice = found(f"{broken}, 2 Insufficient nvidia.com/gpu")
+    assert (reason, confidence) == ("Resource", "Medium")
+    assert "those that are not ready" in advice, "the only node with GPUs may be broken"
+    unnamed = found("3 node(s) had untolerated taint(s)")
+    assert unnamed[:2] == ("Taint", "Medium") and "not ready" in unnamed[2]
+
+
+CONFIGMAP = (
+    'MountVolume.SetUp failed for volume "code" : failed to sync configmap cache: timed out waiting for the condition'
+)
+SANDBOX = (
+    "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox: plugin "
+    'type="calico" failed (add): stat /var/lib/calico/nodename: no such file or directory'
+)
+MULTI_ATTACH = 'Multi-Attach error for volume "pvc-7" Volume is already used by pod(s) mnist-99999-1-0'
+PULLING = ("Pulling", 'Pulling image "trainer:1"')
+
+
+@pytest.mark.parametrize(
+    ("events", "stage", "reason"),
+    [
+        ([("FailedMount", CONFIGMAP, 600), (*PULLING, 599)], "Image", "Pulling"),
+        ([("FailedMount", CONFIGMAP, 600), (*PULLING, 600)], "Image", "Pulling"),
+        ([("FailedCreatePodSandBox", SANDBOX, 600), (*PULLING, 500)], "Image", "Pulling"),
+        (
+            [("FailedScheduling", NO_GPU, 600), ("Scheduled", "Successfully assigned default/mnist to worker", 500)],
+            *("Starting", "PodNotPrepared"),
+        ),
+        (
+            [
+                ("FailedAttachVolume", MULTI_ATTACH, 600),
+                ("SuccessfulAttachVolume", 'AttachVolume.Attach succeeded for volume "pvc-7"', 500),
+            ],
+            *("Starting", "PodNotPrepared"),
+        ),
+        (
+            [
+                ("FailedAttachVolume", MULTI_ATTACH, 600),
+                ("SuccessfulAttachVolume", 'AttachVolume.Attach succeeded for volume "pvc-8"', 500),
+            ],
+            *("Volume", "FailedAttachVolume"),
+        ),
+        ([("FailedMount", CONFIGMAP, 5), ("Nominated", NOMINATED[1], 1)], "Volume", "FailedMount"),
+        ([(*PULLING, 600), ("FailedCreatePodSandBox", SANDBOX, 5)], "Configuration", "FailedCreatePodSandBox"),
+    ],
+)
+def test_a_warning_counts_until_a_later_event_of_the_pod_disproves_it(
+    events: list[tuple[str, str, int]], stage: str, reason: str
+) -> None:
+    world = started()
+    pending(world, 1, node="other")
+    conditions = [{"type": "PodReadyToStartContainers", "status": "False"}]
+    pod = pending(world, node="worker", startTime=timestamp(NOW), conditions=conditions)
+    world.forward(700)
+    world.settle()
+    found = why(world, events=[event(pod, what, text, age=age, now=world) for what, text, age in events])
+    assert (found.stage, found.reason) == (stage, reason)
+    assert found.is_abnormal == (stage in ("Volume", "Configuration"))
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("is_readable", [False, True])
+def test_a_first_attempt_that_waits_for_pods_of_a_deleted_job(is_deleted: bool, is_readable: bool) -> None:
+    """Seen: "all nodes have run for 0 s", and a command about a pod of attempt 0."""
+    deadline = {"deletionTimestamp": timestamp(NOW + timedelta(seconds=600))} if is_deleted else {}
+    world = a_first_attempt(running(), **deadline)
+    world.settle()
+    found = why(world) if is_readable else why(world, pods=None, unread={"pods": "-"})
+    assert (found.stage, found.reason, found.is_abnormal) == ("Starting", "FormerPodsRun", not is_deleted)
+    assert "pod mnist-99999-1-0 of another job on Kubernetes node worker may still save" in found.sentence
+    command = "kubectl delete pod -n default -l ddpjob.dev/job-uid=99999"
+    assert found.next == ("ddpjob why mnist, again later" if is_deleted else command)
+
+
+TAG = "reg.example.com/team/trainer:429-denied"
+PULL = f'failed to pull and unpack image "{TAG}": failed to'
+DENIED = (
+    "pull access denied, repository does not exist or may require authorization: server message: insufficient_scope: "
+    "authorization failed"
+)
+IMAGES = [
+    (
+        f"{PULL} copy: httpReadSeeker: failed open: unexpected status code https://registry-1.docker.io/v2/x: 429 "
+        "Too Many Requests - Server message: toomanyrequests: You have reached your unauthenticated pull rate limit.",
+        *("limits how often", "mirror"),
+    ),
+    (f'failed to pull and unpack image "{TAG}": no match for platform in manifest: not found', "architecture", "arch"),
+    (f"{PULL} extract layer sha256:0a: write /lib/libtorch_cuda.so: no space left on device", "full", "node worker"),
+    (
+        f'{PULL} resolve reference "{TAG}": failed to do request: Head "https://reg.example.com/v2/": tls: failed to '
+        "verify certificate: x509: certificate signed by unknown authority",
+        *("certificate", "administrator"),
+    ),
+    (
+        f'{PULL} resolve reference "{TAG}": failed to do request: Head "https://reg.example.com/v2/": dial tcp: lookup '
+        "reg.example.com on 10.96.0.10:53: no such host",
+        *("cannot reach the registry", "DNS"),
+    ),
+    (f'{PULL} resolve reference "{TAG}": {DENIED}', "the same for both", "Secret"),
+    (
+        f'{PULL} resolve reference "{TAG}": failed to authorize: failed to fetch oauth token: unexpected status: 401 '
+        "Unauthorized",
+        *("credentials", "Secret"),
+    ),
+    (f'{PULL} resolve reference "{TAG}": {TAG}: not found', "the name or the tag is wrong", "correct spec.image"),
+]
+
+
+@pytest.mark.parametrize(("text", "hint", "todo"), IMAGES)
+@pytest.mark.parametrize("is_event", [False, True])
+def test_the_message_of_the_registry_decides_the_hint_of_an_image(
+    text: str, hint: str, todo: str, is_event: bool
+) -> None:
+    world = started(a_job(image=TAG))
+    short = f'Back-off pulling image "{TAG}"'  # the whole message of kubelets before 1.30
+    pod = pending(world, node="worker", **waits_for("ImagePullBackOff", short if is_event else f"{short}: {text}"))
+    for raw in world.pods.values():
+        raw["spec"]["containers"][0]["image"] = TAG
+    assert ("Pod", pod["metadata"]["name"]) in needed(facts(world)).about
+    events = [
+        event(pod, "Failed", f'Failed to pull image "{TAG}": {text}', age=9, now=world),
+        event(pod, "Failed", "Error: ErrImagePull", age=9, now=world),
+    ]
+    found = why(world, events=events if is_event else [])
+    assert (found.stage, found.reason, found.confidence) == ("Image", "ImagePullBackOff", "High")
+    assert hint in str(found.hint) and todo in str(found.next)
+    others = [other[1] for other in IMAGES if other[1] != hint]
+    assert not [other for other in others if other in str(found.hint)]
+
+
+def test_an_image_whose_message_says_nothing_has_all_usual_causes() -> None:
+    world = started(a_job(image=TAG))
+    pending(world, node="worker", **waits_for("ImagePullBackOff", f'Back-off pulling image "{TAG}"'))
+    for raw in world.pods.values():
+        raw["spec"]["containers"][0]["image"] = TAG
+    hint = str(why(world).hint)
+    assert all(cause in hint for cause in ("tag is wrong", "Secret", "cannot reach"))
+
+
+def test_the_image_of_an_init_container_is_quoted_from_its_field() -> None:
+    world = started()
+    status = waits_for("ErrImageNeverPull", kind="initContainerStatuses", name="ddpjob-launcher")
+    pod = pending(world, node="worker", **status)
+    pod["spec"]["initContainers"] = [{"name": "ddpjob-launcher", "image": "ddpjob/trainer:0.1.0"}]
+    found = why(world)
+    quoted = {item.field: item.value for item in found.evidence}
+    assert quoted["spec.initContainers[ddpjob-launcher].image"] == "ddpjob/trainer:0.1.0"
+    assert "launcher image of the operator" in str(found.hint)
+
+
+def test_a_claim_that_does_not_exist_is_named_before_the_nodes() -> None:
+    world = started(a_job(checkpoint={"claimName": "data"}))
+    for rank in (0, 1):
+        pending(world, rank, **unschedulable('persistentvolumeclaim "data" not found'))
+    found = why(world, claims={"data": None})
+    assert found.sentence.startswith("mnist waits for a volume: claim data does not exist"), found.sentence
+    assert (found.stage, found.reason, found.confidence) == ("Volume", "Volume", "High")
+
+
+SECRET = ("CreateContainerConfigError", 'secret "hf-token" not found')
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason", "other"),
+    [
+        (waits_for("ErrImagePull"), unschedulable("0/3 nodes are available: 3 Insufficient cpu."), "ImagePullBackOff",
+         "Insufficient cpu"),
+        (waits_for(*SECRET), waits_for("ErrImagePull", "not found"), SECRET[0], "ImagePullBackOff: not found"),
+        (unschedulable("1 Insufficient cpu."), unschedulable('persistentvolumeclaim "x" not found'), "Resource",
+         'persistentvolumeclaim "x" not found'),
+    ],
+)  # fmt: skip
+def test_of_two_different_problems_both_are_named(first: Json, second: Json, reason: str, other: str) -> None:
+    world = started(a_job(numNodes=3))
+    pending(world, 0, **first)
+    pending(world, 1, **second)
+    pending(world, 2, **second)
+    found = why(world)
+    assert (found.reason, found.node_rank) == (reason, 0)
+    others = [item for item in found.evidence if item.value.startswith("and node_rank ")]
+    assert [(item.name, item.value.startswith("and node_rank 1: ")) for item in others] == [("mnist-0a1b2-1-1", True)]
+    assert other in others[0].value
+
+
+def test_pods_with_one_problem_are_evidence_once() -> None:
+    world = started()
+    for rank in (0, 1):
+        pending(world, rank, **unschedulable(NO_GPU))
+    assert not [item for item in why(world).evidence if item.value.startswith("and node_rank")]
