@@ -1,7 +1,10 @@
 """What the end of a log says about a failure. For logs that torchrun writes: tests/trainer/resilience."""
 
+import asyncio
 import json
 import time
+import traceback
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -125,14 +128,56 @@ def test_error_file_of_record_gives_valid_unicode() -> None:
     assert text == "ValueError: \\ud800"
 
 
+async def _failing(*, nested: bool) -> None:
+    async def fails(text: str) -> None:
+        raise ValueError(text)
+
+    async def in_a_group() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fails(MESSAGE))
+            tasks.create_task(fails("the third"))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(in_a_group() if nested else fails(MESSAGE))
+        if not nested:
+            group.create_task(fails("the second"))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_exception_group_has_the_first_of_its_exceptions(prefix: str, nested: bool) -> None:
+    """Seen: no exception, and the last line "+------------------------------------"."""
+    try:
+        asyncio.run(_failing(nested=nested))
+    except BaseException:
+        text = "".join(f"{prefix}{line}\n" for line in traceback.format_exc().splitlines())
+    assert f"{prefix}  +-+---------------- 1 ----------------" in text
+    found = read(f"epoch 1\n| Name | Type |\n{text}")
+    assert (found.exception, found.message, found.cause) == ("ValueError", MESSAGE, "own")
+    assert found.rank == (1 if prefix else None)
+    assert (found.where or "").startswith(f"{__file__}:{fails_at()}"), found.where
+    assert read(f"{text}KeyError: 3 was logged\nthe last line").exception == "ValueError"
+    assert read("  | Name  | Type |\n  +----------------+").last_line == "+----------------+"
+
+
+def fails_at() -> int:
+    """Return the line of ``raise`` in ``_failing``."""
+    return next(
+        n
+        for n, line in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if line.strip() == "raise ValueError(text)"
+    )
+
+
 @pytest.mark.parametrize(
     "log",
     [
         "Failures:\n" + "[1]:\n" * 12_000 + BLOCK.format(others="", code="-15"),
         f"{FRAMES}RuntimeError: gloo: Connection closed by peer\nDuring handling of the above exception\n" * 500,
         ("a." * 1990 + "!\n") * 16,
+        "  + Exception Group Traceback (most recent call last):\n" * 600 + f"{' ' * 3000}+{'-' * 900} x\n" * 16,
     ],
-    ids=["entries", "chain", "names"],
+    ids=["entries", "chain", "names", "group"],
 )
 def test_log_that_a_tenant_made_to_be_slow_takes_little_time(log: str) -> None:
     begin = time.process_time()

@@ -16,9 +16,10 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/elastic/multip
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from signal import NSIG, SIGABRT, SIGTERM
 from typing import Literal
 
@@ -79,7 +80,10 @@ _DISTRIBUTED = frozenset(
 _PREFIX = re.compile(r"((?:\[[a-z]+\d+\]: ?)+)(.*)")
 _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+)(?:, in .*)?$')
 _FAULT_FRAME = re.compile(r' *File "([^"]+)", line (\d+) in ')
-_TRACEBACK = re.compile(r"( *)(?:traceback *: |Original )?Traceback \(most recent call last\):$")
+_TRACEBACK = re.compile(r"( *)(?:traceback *: |Original |Exception Group )?Traceback \(most recent call last\):$")
+_GROUP = re.compile(r" *\+ (Exception Group Traceback .*)")
+_MARGIN = re.compile(r" *\| ?(.*)")
+_DIVIDER = re.compile(r" *(?:\+-)?\+-{8,}(?: (\d+|\.{3}) -+)?$")
 _EXCEPTION = re.compile(r"((?:[A-Za-z_]\w*(?:\.|::))*[A-Za-z_]\w*)(?:: (.*)|:?$)")
 _IS_ERROR = re.compile(r"(Error|Exception|Exit|Interrupt|Timeout|Failure)$")
 _CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
@@ -156,12 +160,37 @@ class _Raised:
 
 def log_failure(text: str) -> LogFailure | None:
     """Return what the end of a log says about a failure; None if it says nothing."""
-    lines = [line[:_MAX_LINE] for line in clean_lines(text[-SEARCHED_BYTES:]).split("\n")]
+    lines = list(_ungrouped(line[:_MAX_LINE] for line in clean_lines(text[-SEARCHED_BYTES:]).split("\n")))
     root = _root_cause(lines)
     found = _named(root or _Process(), _tracebacks(lines), _aborted(lines))
     if found.exception is None:
         found = replace(found, last_line=_last_line(lines, root))
     return found if found != LogFailure() else None
+
+
+def _ungrouped(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines, of an exception group without its margin: and of its exceptions only the first, which has
+    ended the other tasks."""
+    hidden: dict[str, float] = {}
+    """By the prefix of lines of a group: the column of the divider above exceptions that are left out."""
+    for line in lines:
+        prefix, text = _split(line)
+        divider = _DIVIDER.match(text)
+        if (found := _GROUP.match(text)) is not None:
+            hidden.setdefault(prefix, inf)
+        elif prefix not in hidden:
+            yield line
+            continue
+        elif divider is not None:
+            if (column := text.rindex("+")) <= hidden[prefix]:
+                hidden[prefix] = inf if divider[1] in (None, "1") else column
+            continue
+        elif (found := _MARGIN.match(text)) is None:
+            del hidden[prefix]
+            yield line
+            continue
+        if hidden[prefix] == inf:
+            yield f"{prefix} {found[1]}" if prefix else found[1]
 
 
 def error_file(message: str) -> str | None:
