@@ -70,6 +70,12 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
         "GPUOutOfMemory", RESTART),
     "not executable": (ended(126), {}, "StartError", RESTART),
     "not found": (ended(127), {}, "StartError", RESTART),
+    "another architecture": (ended(255, message="exec /usr/bin/python3: exec format error\n"), {}, "StartError", FAIL),
+    "another architecture, Docker": (
+        ended(1, message="standard_init_linux.go:228: exec user process caused: exec format error"), {}, "StartError",
+        FAIL),
+    "a tool of another architecture": (
+        ended(1, message="OSError: [Errno 8] Exec format error: './tool'"), {}, "Error", RESTART),
     "git in a script": (ended(128), {}, "Error", RESTART),
     "not started": (ended(128, reason="StartError"), {}, "StartError", RESTART),
     "usage": (failed(2, kind="UsageError", message="m"), {}, "UsageError", FAIL),
@@ -252,6 +258,23 @@ def test_exit_code_of_a_missing_command_after_a_minute_is_not_a_failed_start(
 ) -> None:
     _, found = failure(ended(code, at=at(seconds), started=NOW), {})
     assert (found["reason"], found["exitCode"]) == (reason, code)
+
+
+@pytest.mark.parametrize("text", ["log", "kubelet"])
+def test_image_of_another_architecture_has_its_own_advice(text: str) -> None:
+    """Seen: exit code 255 with the hint "the program ended with an error"."""
+    message = (
+        "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+        'unable to start container process: exec: "/app": exec format error'
+    )
+    status = ended(255, message="exec /usr/bin/python3: exec format error", at=at(1), started=NOW)
+    if text == "kubelet":
+        status = ended(128, message=message, reason="StartError")
+    _, found = failure(status, {})
+    assert (found["reason"], found["action"]) == ("StartError", "Fail")
+    assert "another architecture" in found["hint"] and "kubernetes.io/arch" in found["next"]
+    _, found = failure(ended(255, message="exec /usr/bin/python3: exec format error", at=at(90), started=NOW), {})
+    assert found["reason"] == "Error", "the last command of a script that trained"
 
 
 def test_script_that_ends_with_a_missing_command_may_have_lost_a_peer() -> None:

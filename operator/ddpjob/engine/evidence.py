@@ -26,6 +26,8 @@ _GPU_OUT_OF_MEMORY_LINE = re.compile(
 )
 NOT_EXECUTABLE = frozenset({126, 127})
 """Exit codes of a shell for a command that cannot be executed or does not exist."""
+_WRONG_FORMAT = re.compile(r"^(?:\S+: )?exec .+: exec format error$|OCI runtime .*: exec format error", re.M)
+"""What the runtime, in the container's process, prints before it ends with 255 or 1, or what the kubelet says of it."""
 START_SECONDS = 60
 """A container that ran for longer did start: 126 or 127 is then the exit code of a later command in a script."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
@@ -83,6 +85,11 @@ class Evidence:
     def gpu_oom(self) -> bool:
         """Whether a GPU of the node had too little memory."""
         return self.pod is not None and _ran_out_of_gpu_memory(self.pod, self.report, self.signal)
+
+    @property
+    def is_wrong_format(self) -> bool:
+        """Whether the kernel cannot execute the command on the architecture of this machine."""
+        return self.not_started and self.pod is not None and _WRONG_FORMAT.search(self.pod.log) is not None
 
     @property
     def logged(self) -> LogFailure | None:
@@ -155,14 +162,14 @@ def _ran_out_of_gpu_memory(pod: PodView, report: EndReport, number: int | None) 
 
 
 def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
-    """Return whether the runtime or a shell could not start the command.
+    """Return whether the runtime, the kernel or a shell could not start the command.
 
     The runtime gives a reason. A shell ends with 126 or 127, but so does a script that trained for an hour and whose
     last command does not exist: these codes count only in the first minute, or if the times are not known.
     """
     if pod.reason in START_ERRORS:
         return True
-    if exit_code not in NOT_EXECUTABLE:
+    if exit_code not in NOT_EXECUTABLE and not (exit_code in (1, 255) and _WRONG_FORMAT.search(pod.log)):
         return False
     if not pod.started_at or not pod.finished_at:
         return True

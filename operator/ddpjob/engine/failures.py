@@ -190,6 +190,10 @@ _OF_THE_NODE, _OF_ALL_NODES = (
 )
 _DEVICE = "the GPU or its driver failed, or a kernel used memory that is not its own"
 _MISMATCH = "the checkpoints were written with other settings or other data"
+_NOT_INSTALLED = (
+    "the command is not installed on this machine, is not executable, or is for another architecture",
+    "local mode uses the programs of this machine: install it, or correct command and args",
+)
 _SIGNALS = "SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code"
 
 TABLE: tuple[Judgement, ...] = (
@@ -337,6 +341,16 @@ TABLE: tuple[Judgement, ...] = (
     ),
     Judgement(
         "StartError",
+        "the runtime's error `exec format error`, also in the log after exit code 255 or 1",
+        lambda e, _: e.report.code is None and e.is_wrong_format,
+        action="FailAtStart",
+        hint="the image is for another architecture than the Kubernetes node, or the command is a script without #!",
+        next="build the image for the architecture of the nodes, or select nodes with kubernetes.io/arch in "
+        "template.spec.nodeSelector",
+        local=_NOT_INSTALLED,
+    ),
+    Judgement(
+        "StartError",
         f"the runtime cannot start the command, or exit code 126 or 127 in the first {START_SECONDS} s and without a "
         "report: the command does not exist or cannot be executed",
         lambda e, _: e.report.code is None and e.not_started,
@@ -344,10 +358,7 @@ TABLE: tuple[Judgement, ...] = (
         node_suspected=True,
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
-        local=(
-            "the command is not installed on this machine, is not executable, or is for another architecture",
-            "local mode uses the programs of this machine: install it, or correct command and args",
-        ),
+        local=_NOT_INSTALLED,
     ),
     Judgement(
         "",
