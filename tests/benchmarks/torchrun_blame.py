@@ -65,7 +65,7 @@ def failure_of(fault: FaultCase, folder: Path) -> tuple[Json, str]:
 
 def is_right(fault: FaultCase, failure: Json, script: str) -> bool:
     """Return whether the failure names rank 2 on node 1, its reason and, of an exception, its text and line."""
-    place = f"where {script}:{FAULT_LINE}" if fault.ends else ""
+    place = f", {script}:{FAULT_LINE}" if fault.ends else ""
     named = (failure.get("nodeRank"), failure.get("rank"), failure["reason"])
     return named == (1, 2, fault.reason) and failure["message"].endswith(fault.ends) and place in failure["message"]
 

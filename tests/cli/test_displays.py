@@ -206,56 +206,92 @@ def a_result(tmp_path: Path, status: Json, **more: Any) -> RunResult:
     return RunResult(job, HostPaths(Job.of(job), StateFolder(tmp_path)), 12.0, "ddpjob run mnist.yaml", **more)
 
 
-FAILURE = {"attempt": 2, "nodeRank": 1, "pod": "mnist-0a1b2-2-1", "action": "Fail", "reason": "Error", "exitCode": 3}
+FAILED = {"type": "Finished", "status": "True", "reason": "Error", "message": "attempt 2 failed",
+          "lastTransitionTime": "2026-03-01T12:00:00Z"}  # fmt: skip
+FAILURE = {
+    "time": "2026-03-01T12:00:00Z",
+    "attempt": 2,
+    "nodeRank": 1,
+    "pod": "mnist-0a1b2-2-1",
+    "action": "Fail",
+    "reason": "Error",
+    "exitCode": 3,
+    "counted": False,
+}
 
 
-def test_failure_ends_with_three_lines_and_the_end_of_the_log(tmp_path: Path) -> None:
-    result = a_result(
-        tmp_path,
-        {"state": "Failed", "restarts": 1, "failures": [FAILURE | {"message": "node_rank 1 ended with exit code 3"}]},
-    )
+def a_failure(tmp_path: Path, *, has_output: bool = False, **failure: Any) -> RunResult:
+    status = {"state": "Failed", "restarts": 1, "conditions": [FAILED], "failures": [FAILURE | failure]}
+    return a_result(tmp_path, status, has_output=has_output)
+
+
+def test_failure_ends_with_the_verdict_and_the_end_of_the_log(tmp_path: Path) -> None:
+    result = a_failure(tmp_path, message="node_rank 1 ended with exit code 3", hint="it ended", next="the log")
     log = result.paths.record.log("mnist-0a1b2-2-1")
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {n}\n" for n in range(1000)) + "last \x1b[31mline")
     summary = summary_lines(result, 80)
-    assert summary[1:4] == [
-        "error: mnist failed after 1 restart: node_rank 1 ended with exit code 3",
-        "hint:  its last lines are below",
-        "next:  ddpjob logs mnist --node 1 --attempt 2",
+    assert summary[1:6] == [
+        "mnist failed in attempt 2: node_rank 1 ended with exit code 3",
+        "stage: Crash (Error), confidence medium, this machine",
+        "hint:  it ended",
+        "next:  the log",
+        "logs:  ddpjob logs mnist --node 1 --attempt 2",
     ]
     assert summary[-1] == "  last line"
     assert "  line 0" not in summary
     assert result.exit_code == 1
 
 
-def test_restarts_in_place_are_named_beside_all_restarts(tmp_path: Path) -> None:
-    status = {"state": "Failed", "restarts": 7, "restartsInPlace": 4, "failures": [FAILURE | {"message": "it ended"}]}
-    assert summary_lines(a_result(tmp_path, status), 80)[1] == (
-        "error: mnist failed after 7 restarts, 4 of them in place: it ended"
-    )
+def test_the_log_of_a_node_whose_output_was_shown_is_not_repeated(tmp_path: Path) -> None:
+    for rank, is_repeated in ((0, False), (1, True)):
+        result = a_failure(tmp_path, nodeRank=rank, message="m", has_output=True)
+        log = result.paths.record.log("mnist-0a1b2-2-1")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("the last line\n")
+        assert ("  the last line" in summary_lines(result, 80)) is is_repeated
 
 
 def test_sentences_in_a_message_choose_no_hint(tmp_path: Path) -> None:
     sentence = "no mirror delivered FILE: they belong to another configuration"
-    result = a_result(tmp_path, {"state": "Failed", "failures": [FAILURE | {"message": sentence}]})
-    assert summary_lines(result, 80)[1:3] == [f"error: mnist failed: {sentence}", "hint:  the logs may say more"]
+    summary = summary_lines(a_failure(tmp_path, message=sentence), 80)
+    assert summary[1] == f"mnist failed in attempt 2: {sentence}"
+    assert not [line for line in summary if line.startswith(("hint:", "next:"))]
 
 
 def test_hint_and_next_of_the_trainer_are_printed(tmp_path: Path) -> None:
-    failure = FAILURE | {"message": "rank 3 stopped", "hint": "a slow disk", "next": "raise --timeout"}
-    result = a_result(tmp_path, {"state": "Failed", "failures": [failure]})
+    advice = {"hint": "a slow disk", "next": "raise --timeout", "fromProgram": ["hint", "next"]}
+    result = a_failure(tmp_path, message="rank 3 stopped", **advice)
     assert summary_lines(result, 80)[1:] == [
-        "error: mnist failed: rank 3 stopped",
-        "hint:  a slow disk",
-        "next:  raise --timeout",
+        "mnist failed in attempt 2: rank 3 stopped",
+        "stage: Crash (Error), confidence medium, this machine",
+        "hint:  the program says: a slow disk",
+        "next:  the program says: raise --timeout",
         "logs:  ddpjob logs mnist --node 1 --attempt 2",
     ]
 
 
 def test_message_of_an_old_trainer_keeps_its_advice(tmp_path: Path) -> None:
     message = "node_rank 1: DataError: no file; next: ddptrain data fetch"
-    result = a_result(tmp_path, {"state": "Failed", "failures": [FAILURE | {"message": message}]})
-    assert summary_lines(result, 80)[1] == f"error: mnist failed: {message}"
+    assert summary_lines(a_failure(tmp_path, message=message), 80)[1] == f"mnist failed in attempt 2: {message}"
+
+
+def test_a_message_that_a_line_above_has_is_not_printed_again() -> None:
+    """Seen: one exception in five lines of a run, and once more in the summary."""
+    text, stream = "node_rank 1 (mnist-0a1b2-1-1), rank 1, train.py:4: ValueError: bad", io.StringIO()
+    display = PlainDisplay(stream, Clock())
+    for state, number, message in (
+        ("Restarting", 1, f"attempt 1 failed (restart 1 of 3 follows): {text}; next: look"),
+        ("Restarting", 2, f"{text}; next: look"),
+        ("Running", 2, ""),
+        ("Restarting", 2, f"attempt 2 failed: {text}"),
+        ("Failed", 2, f"attempt 2 failed: {text}"),
+    ):
+        conditions = [{"type": "Running", "status": "False", "reason": "R", "message": message}]
+        display.show(a_snapshot(state=state, attempt=number, conditions=conditions))
+    lines = [line for line in stream.getvalue().splitlines() if "mnist-0a1b2-2" not in line]
+    assert sum("Restarting" in line for line in lines) == 3 and sum("Failed" in line for line in lines) == 1
+    assert sum("ValueError: bad" in line for line in lines) == 2, "each failure once"
 
 
 @pytest.mark.parametrize(

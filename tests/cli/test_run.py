@@ -1,6 +1,7 @@
 """`ddpjob run` as a program: its output, its exit codes, and what it refuses."""
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -27,14 +28,26 @@ def test_successful_job_ends_with_0_and_prints_locations(ddpjob: Program) -> Non
 
 
 def test_failed_job_ends_with_1_and_the_end_of_the_log(ddpjob: Program) -> None:
-    job = shell_job("bad", 'echo "going $((40 + 2))"; exit 3', restartPolicy={"maxRestarts": 1})
+    job = shell_job("bad", 'echo "going $((40 + NODE_RANK))"; exit $NODE_RANK', numNodes=3)
+    job["spec"]["restartPolicy"] = {"maxRestarts": 1}
     done = ddpjob("run", ddpjob.write(job))
     assert done.code == 1
-    ending = done.out[done.out.index("error: ") :].splitlines()
-    assert ending[0].startswith("error: bad failed after 1 restart: node_rank 0 (bad-")
-    assert ending[0].endswith("ended with exit code 3: going 42")
-    assert ending[2] == "next:  ddpjob logs bad --node 0 --attempt 2"
-    assert ending[-1] == "  going 42"
+    ending = done.out[done.out.index("bad failed in attempt 2: node_rank ") :].splitlines()
+    assert "ended with exit code " in ending[0]
+    assert ending[-1] in ("  going 41", "  going 42")
+    assert "\n".join(ddpjob("why", "bad").out.splitlines()) in "\n".join(ending), "the same block"
+
+
+def test_an_exception_is_said_by_the_program_and_then_once(ddpjob: Program) -> None:
+    (ddpjob.folder / "train.py").write_text("raise ValueError('sample 17 is bad')\n")
+    done = ddpjob("run", ddpjob.write(shell_job("bad", "python3 train.py", restartPolicy={"maxRestarts": 0})))
+    assert done.code == 1 and done.out.count("sample 17 is bad") == 3, (
+        "the line of the code, the exception, the verdict"
+    )
+    first = next(line for line in done.out.splitlines() if line.startswith("bad failed"))
+    assert re.match(
+        r"bad failed in attempt 1: \S*train\.py:1: ValueError: sample 17 is bad \(node_rank 0 \(bad-", first
+    )
 
 
 def test_json_is_one_object_per_line_and_ends_with_the_result(ddpjob: Program) -> None:

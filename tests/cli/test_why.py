@@ -13,6 +13,7 @@ from ddpjob.client.verdict.explain import explain
 from ddpjob.client.verdict.facts import Facts
 from tests.builders import SETTINGS, a_job, a_running_world, failed
 from tests.cli.program import ROOT, Program, shell_job
+from tests.client.test_explain import pending, refused, started, unschedulable, why
 from tests.json_schema import faults
 from tests.processes import eventually
 
@@ -100,6 +101,43 @@ def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(d
 def test_a_job_that_is_not_known(ddpjob: Program, tmp_path: Path) -> None:
     done = ddpjob("why", "tiny", "--local")
     assert "there is no job tiny" in done.is_refused()[0]
+
+
+def test_the_verdict_is_said_once_and_the_line_of_the_user_first() -> None:
+    """Seen: one sentence up to four times, as its own evidence."""
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    error = {"exception": "ValueError", "message": "sample 17 is bad", "rank": 1, "step": 7, "where": "train.py:92"}
+    world.set_pod(1, failed(1, kind="ValueError", **error))
+    world.settle()
+    world.forward(130)
+    world.settle()
+    found = explain(Facts(job=world.job, now=world.now, settings=SETTINGS, pods=list(world.pods.values())))
+    lines = list(verdict_lines(found, "here", coloured=False))
+    pod = "node_rank 1 (mnist-0a1b2-1-1), rank 1, step 7"
+    assert lines[0] == f"mnist failed in attempt 1: train.py:92: ValueError: sample 17 is bad ({pod})"
+    used = "True ValueError: attempt 1 failed and all 0 restarts are used: …; next: …"
+    assert lines[1] == f"  DDPJob mnist status.conditions[Finished]: {used}"
+    assert [line[:7] for line in lines[2:]] == ["stage: ", "hint:  ", "next:  "]
+    all_lines = list(verdict_lines(found, "here", coloured=False, verbose=True))
+    assert len(all_lines) == len(lines) - 1 + len(found.evidence) and len(found.evidence) >= 4
+    assert sum("sample 17 is bad" in line for line in all_lines) >= 4
+
+
+def test_evidence_that_adds_something_is_shown_up_to_eight_lines() -> None:
+    world = refused('pods "mnist-0a1b2-1-0" is forbidden: exceeded quota: team, requested: pods=1')
+    hard = {f"requests.example.com/gpu-{number}": str(number + 50) for number in range(9)}
+    quota = {"metadata": {"name": "team"}, "status": {"hard": hard, "used": dict.fromkeys(hard, "44")}}
+    found = why(world, quotas=[quota])
+    lines = list(verdict_lines(found, "here", coloured=False))
+    assert len(lines) == 8 and "44 of 50" in lines[1] and "44 of 52" in lines[3]
+    assert lines[4] == "  … 6 more: ddpjob why mnist -v"
+    world = started()
+    pods = [pending(world, rank, **unschedulable("3 Insufficient nvidia.com/gpu.")) for rank in (0, 1)]
+    pods[0]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "16"}}
+    lines = list(verdict_lines(why(world, unread={"events": "events: not allowed"}), "here", coloured=False))
+    assert [line for line in lines if line.startswith("  ")] == [
+        "  Pod mnist-0a1b2-1-0 spec.containers[trainer].resources.requests: nvidia.com/gpu=16"
+    ]
 
 
 def test_only_what_is_abnormal_is_in_colour_and_no_line_has_escape_sequences_of_the_job() -> None:

@@ -63,7 +63,7 @@ def failure(*logs: str, **spec: Any) -> dict[str, Any]:
 def test_exception_is_the_message_and_not_torchruns_frame() -> None:
     found = failure(log(1, PEER_LOST), log(2, VALUE_ERROR))
     assert (found["reason"], found["exception"], found["nodeRank"], found["rank"]) == ("ValueError", "ValueError", 1, 2)
-    where = "node_rank 1 (mnist-0a1b2-1-1), rank 2, where /work/train.py:25"
+    where = "node_rank 1 (mnist-0a1b2-1-1), rank 2, /work/train.py:25"
     assert (found["message"], found["where"]) == (f"{where}: {VALUE_ERROR}", "/work/train.py:25")
     assert found["next"] == "kubectl logs mnist-0a1b2-1-1 -n default"
 
@@ -104,7 +104,7 @@ def test_exit_without_an_exception_quotes_the_last_line_of_the_program() -> None
 
 def test_text_of_the_exception_stays_out_of_the_status_if_logs_do() -> None:
     found = failure(log(1, PEER_LOST), log(2, VALUE_ERROR), logTail="Omit")
-    assert found["message"].endswith("rank 2, where /work/train.py:25: ValueError")
+    assert found["message"].endswith("rank 2, /work/train.py:25: ValueError")
     assert "logTail" not in found
 
 

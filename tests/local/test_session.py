@@ -126,7 +126,7 @@ async def test_exception_far_above_the_end_of_the_log_is_named_with_its_node(pla
     run = await place.finish(a_local_job(f"cat {tmp_path}/$NODE_RANK.log; exit 1", restartPolicy={"maxRestarts": 0}))
     (failure,) = run.status["failures"]
     assert (failure["nodeRank"], failure["rank"], failure["exception"]) == (1, 2, "ValueError")
-    assert failure["message"].endswith(f"rank 2, where /work/train.py:25: {VALUE_ERROR}")
+    assert failure["message"].endswith(f"rank 2, /work/train.py:25: {VALUE_ERROR}")
 
 
 async def test_missing_command_fails_the_job_without_a_restart(place: Place) -> None:

@@ -86,8 +86,8 @@ class LiveDisplay(Display):
         if training := snapshot.training_facts():
             parts.append(_wrapped(training, self._console.width))
         parts.append(_nodes(snapshot.nodes))
-        if snapshot.message and snapshot.state not in ("Failed", "Suspended"):  # the summary prints it, with what to do
-            parts.append(Text(snapshot.message, style="yellow"))
+        if snapshot.news:
+            parts.append(Text(snapshot.news, style="yellow"))
         return Group(*parts)
 
 

@@ -68,15 +68,17 @@ class PlainDisplay(Display):
         self._interval = interval
         self._begin = clock()
         self._line = ""
+        self._message = ""
         self._written = ""
+        self._said = ""
         self._written_at = -interval
         self._urgent: tuple[object, ...] = ()
         self._nodes: dict[int, Node] = {}
 
     def show(self, snapshot: Snapshot) -> None:
         """Write changes of state at once, and progress every few seconds."""
-        facts = [snapshot.state, *snapshot.job_facts(), *snapshot.training_facts(), snapshot.message]
-        self._line = ", ".join(fact for fact in facts if fact)
+        facts = [snapshot.state, *snapshot.job_facts(), *snapshot.training_facts()]
+        self._line, self._message = ", ".join(filter(None, facts)), snapshot.news
         training = (snapshot.epoch, snapshot.accuracy, snapshot.resumed_from_step, snapshot.step is None)
         urgent = (snapshot.state, *snapshot.job_facts(), snapshot.message, *training)
         if urgent != self._urgent or self._clock() - self._written_at >= self._interval:
@@ -97,9 +99,13 @@ class PlainDisplay(Display):
         print("\n".join(summary_lines(result, width=80)), file=self._stream, flush=True)
 
     def _write_status(self) -> None:
-        if self._line != self._written:
-            self._print(self._line)
-            self._written, self._written_at = self._line, self._clock()
+        """Write the line, with a message that no line before had."""
+        written = f"{self._line}, {self._message}" if self._message else self._line
+        if written != self._written:
+            self._print(self._line if self._message in self._said else written)
+            self._written, self._written_at = written, self._clock()
+            if not self._message or self._message not in self._said:
+                self._said = self._message
 
     def _show_node(self, node: Node) -> None:
         if node.state in _STARTING and not node.detail:

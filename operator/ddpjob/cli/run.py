@@ -41,7 +41,8 @@ def execute(request: Request) -> int:
     with display_of(request.output, stdout) as display:
         stop.say = display.note
         job = _run(request, prepared, stop, display)
-        result = RunResult(job, prepared.paths, time.monotonic() - begin, request.again, stop.number)
+        seconds, has_output = time.monotonic() - begin, not runs_ddptrain(prepared.admitted)
+        result = RunResult(job, prepared.paths, seconds, request.again, stop.number, has_output)
         display.end(result)
     if request.output == "yaml":
         print(dump_yaml(job), end="", file=stdout)

@@ -90,6 +90,11 @@ class Snapshot(Training):
     world_size: int | None = None
     nodes: list[Node]
 
+    @property
+    def news(self) -> str:
+        """The message, unless the end of the run has it, with what to do."""
+        return self.message or "" if self.state not in ("Failed", "Suspended") else ""
+
     def job_facts(self) -> list[str]:
         """Return what is known about the job's pods, one fact per entry."""
         facts = [

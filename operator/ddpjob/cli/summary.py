@@ -1,4 +1,4 @@
-"""The end of a run: accuracy, loss curve and file locations, or the error and the end of the failed node's log."""
+"""The end of a run: accuracy, loss curve and file locations, or why it failed and the end of the failed node's log."""
 
 import math
 import signal
@@ -9,14 +9,14 @@ from pathlib import Path
 from ddpjob.api import exit_codes
 from ddpjob.api.objects import Json, condition
 from ddpjob.api.status import recorded_status
-from ddpjob.api.text import attributed, clean_line
-from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, time_text
+from ddpjob.api.text import clean_line
+from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, time_text
+from ddpjob.cli.why import verdict_lines
+from ddpjob.client.local import explained
 from ddpjob.client.local_logs import last_lines
-from ddpjob.local import LocalError
 from ddpjob.local.state import HostPaths
 
 _LOG_LINES = 15  # of the node that failed
-_LONGEST_ERROR = 400  # characters
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class RunResult:
     """The result of one run.
 
     seconds: duration of this run. again: the command that resumes the job. stopped_by: the signal that stopped it.
+    has_output: the lines of node 0 were shown.
     """
 
     job: Json
@@ -31,6 +32,7 @@ class RunResult:
     seconds: float
     again: str
     stopped_by: int | None = None
+    has_output: bool = False
 
     @property
     def name(self) -> str:
@@ -165,40 +167,20 @@ def _locations(result: RunResult) -> list[str]:
 
 
 def _failed(result: RunResult) -> list[str]:
-    finished = condition(result.status, "Finished")
-    last = dict((result.status.get("failures") or [{}])[-1])
-    # A deadline fails the job without a failed pod; if the restarts are used up, the last failure says more.
-    failure = last if last.get("action") == "Fail" else {}
-    message = str(failure.get("message") or finished.get("message") or "no reason was reported").strip()
-    restarts = result.status.get("restarts")
-    after = f" after {number_of(restarts, 'restart')}" if restarts else ""
-    if in_place := result.status.get("restartsInPlace"):
-        after += f", {in_place} of them in place"
-    node = f" --node {failure['nodeRank']}" if failure.get("nodeRank") is not None else " --all"
-    attempt = f" --attempt {failure['attempt']}" if failure.get("attempt") else ""
+    """Return what ``ddpjob why`` prints, and the end of the log of the node that failed."""
+    found = explained(result.paths.record, result.job, is_run=True)
+    failed = found.node_rank is not None
+    node = f" --node {found.node_rank}" if failed else " --all"
+    attempt = f" --attempt {found.attempt}" if failed and found.attempt else ""
     logs_command = f"ddpjob logs {result.name}{node}{attempt}"
-    log = _end_of_log(result, failure)
-    hint, todo = (
-        attributed(name, str(failure.get(name) or ""), failure.get("fromProgram")) for name in ("hint", "next")
-    )
-    next_step = todo or logs_command
-    error = LocalError(
-        f"{result.name} failed{after}: {_first_line(message)}",
-        hint or ("its last lines are below" if log else "the logs may say more"),
-        next_step,
-    )
-    return [*error_lines(error), *([] if next_step == logs_command else [f"logs:  {logs_command}"]), *log]
+    lines = list(verdict_lines(found, "this machine", coloured=False))
+    logs = [] if logs_command in (found.next or "") else [f"logs:  {logs_command}"]
+    return [*lines, *logs, *([] if found.node_rank == 0 and result.has_output else _end_of_log(result, found.pod))]
 
 
-def _first_line(message: str) -> str:
-    """Return the message without the end of the log that it may contain; that is printed below."""
-    first = message.partition("\n")[0]
-    return first if len(first) <= _LONGEST_ERROR else f"{first[:_LONGEST_ERROR]} …"
-
-
-def _end_of_log(result: RunResult, failure: Json) -> Sequence[str]:
-    if not failure.get("pod"):
+def _end_of_log(result: RunResult, pod: str | None) -> Sequence[str]:
+    if not pod:
         return []
-    log = result.paths.record.log(str(failure["pod"]))
+    log = result.paths.record.log(pod)
     last = [clean_line(line) for line in last_lines(log, _LOG_LINES)]
     return ["", f"last lines of {one_line(log)}:", *(f"  {line}" for line in last)] if last else []

@@ -164,23 +164,9 @@ class LocalClient(Client):
             raise _no_logs(record, reader.nodes, reader.attempt)
 
     def explain(self, job: str | DDPJob) -> "Explanation":
-        from ddpjob.client.local_logs import last_lines
-        from ddpjob.client.verdict.explain import explain, needed
-        from ddpjob.client.verdict.facts import Facts
-        from ddpjob.local.admission import SETTINGS
-
         record = self.record(job)
         found = _seen(record)
-        facts = Facts(
-            job=found.manifest,
-            now=datetime.now(UTC),
-            settings=SETTINGS,
-            pods=record.pods(),
-            is_run=found.state not in (INTERRUPTED, "Suspended"),
-            ended=record.ended(),
-        )
-        ends = {pod: "\n".join(last_lines(record.log(pod), _LOG_LINES)) for pod in needed(facts).logs}
-        return explain(replace(facts, logs=ends))
+        return explained(record, found.manifest, is_run=found.state not in (INTERRUPTED, "Suspended"))
 
     def events(self, job: str | DDPJob) -> Events:
         from ddpjob.client.timeline import local_events, timeline
@@ -506,6 +492,25 @@ def _ask(job: DDPJob, port: int) -> Json:
     if not isinstance(answer, dict):
         raise no_ranks(job, f"port {port} answers with HTTP {response.status}")
     return answer
+
+
+def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":
+    """Return why a job of this machine is in its state. is_run: a process runs it, or it has finished."""
+    from ddpjob.client.local_logs import last_lines
+    from ddpjob.client.verdict.explain import explain, needed
+    from ddpjob.client.verdict.facts import Facts
+    from ddpjob.local.admission import SETTINGS
+
+    facts = Facts(
+        job=job,
+        now=datetime.now(UTC),
+        settings=SETTINGS,
+        pods=record.pods(),
+        is_run=is_run,
+        ended=record.ended(),
+    )
+    ends = {pod: "\n".join(last_lines(record.log(pod), _LOG_LINES)) for pod in needed(facts).logs}
+    return explain(replace(facts, logs=ends))
 
 
 def _seen(record: JobFolder) -> DDPJob:

@@ -651,8 +651,10 @@ def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:
     exception = e.report.exception or e.report.kind or "Error"
     place = _place(rank=e.report.rank, step=e.report.step, where=e.report.where)
     reason = row.reason or e.report.kind or exception  # kind is absent in schema 1
-    repeated = "; the attempt before failed in the same way" if row.reason == "DeterministicError" else ""
-    return camel_case(reason), f"{e.where}{place}: {exception}: {e.report.message}{repeated}"
+    text = f"{exception}: {e.report.message}"
+    if row.reason == "DeterministicError":
+        text = f"{text.rstrip('.')}; the attempt before failed in the same way"
+    return camel_case(reason), f"{e.where}{place}: {text}"
 
 
 def _logged(e: Evidence, logged: LogFailure, row: Judgement) -> tuple[str, str]:
@@ -669,7 +671,9 @@ def _logged(e: Evidence, logged: LogFailure, row: Judgement) -> tuple[str, str]:
 
 
 def _place(**details: object) -> str:
-    return "".join(f", {key} {value}" for key, value in details.items() if value is not None)
+    return "".join(
+        f", {value}" if key == "where" else f", {key} {value}" for key, value in details.items() if value is not None
+    )
 
 
 def _kubelet_message(e: Evidence) -> str:

@@ -176,7 +176,7 @@ def _failed(case: Case, failure: Failure, start: str, end: Evidence | None, *, i
     return case.verdict(
         stage,
         shown.reason,
-        f"{start}: {shown.message}",
+        f"{start}: {_place_first(shown)}",
         [_recorded(case, failure) if is_recorded else None, *source, end],
         confidence=_confidence(shown),
         needs=needs,
@@ -194,6 +194,12 @@ def _failed(case: Case, failure: Failure, start: str, end: Evidence | None, *, i
         exit_code=shown.exit_code,
         signal=shown.signal,
     )
+
+
+def _place_first(failure: Failure) -> str:
+    """Return the message, which begins with the pod, with the place in the user's code before it."""
+    who, is_found, what = failure.message.partition(f", {failure.where}: ")
+    return f"{failure.where}: {what} ({who})" if is_found else failure.message
 
 
 def _recorded(case: Case, failure: Failure) -> Evidence:
