@@ -519,6 +519,25 @@ def test_a_running_job_from_its_first_report_to_its_end() -> None:
     assert (found.stage, found.is_abnormal, found.confidence) == ("Succeeded", False, "High")
 
 
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_no_number_is_abnormal_while_the_job_runs_and_after_it(loss: str) -> None:
+    world = a_running_world(a_job())
+    training(world, 10, loss=0.5)
+    assert not why(world).is_abnormal
+    world.status["progress"]["loss"] = loss
+    found = why(world)
+    assert (found.stage, found.reason, found.is_abnormal) == ("Running", "NotFinite", True)
+    assert f"its loss at step 10 is {loss}" in found.sentence and "diverged" in str(found.hint)
+    world.forward(150)
+    assert why(world).stage == "Hang", "which needs attention first"
+    for rank in (0, 1):
+        world.set_pod(rank, ended(0))
+    world.settle()
+    world.status["progress"]["loss"] = loss
+    found = why(world)
+    assert (found.stage, found.is_abnormal) == ("Succeeded", True) and f"its last loss is {loss}" in found.sentence
+
+
 def test_steps_before_the_resumption_do_not_make_an_attempt_look_slow() -> None:
     """A script does not report from which step it goes on."""
     world = a_running_world(a_job())

@@ -28,6 +28,9 @@ from ddpjob.engine.evidence import (
     signal_name,
 )
 
+NOT_FINITE = "NotFinite"
+"""Reason of a failure, and of a training that goes on, whose loss is NaN or infinite; also the trainer's."""
+DIVERGED = "the training diverged, or a device computed wrong values"
 PEER_LOST = "PeerLost"
 """Reason of a failure that only shows that the connection to a peer was closed; also the trainer's."""
 _NO_REPORT = EndReport()
@@ -395,7 +398,7 @@ TABLE: tuple[Judgement, ...] = (
         "the trainer reports a loss that is not finite (exit code 79)",
         _reports(exit_codes.NOT_FINITE),
         action="RestartOnce",
-        hint="the training diverged, or a device computed wrong values",
+        hint=DIVERGED,
         next="if it repeats, create the job again with a lower learning rate",
     ),
     Judgement(

@@ -127,6 +127,13 @@ class Case:
         return self.status.failures[-1] if self.status.failures else None
 
     @property
+    def diverged_loss(self) -> Evidence | None:
+        """The last loss, if it is NaN or infinite."""
+        progress = self.status.progress
+        is_diverged = progress is not None and (progress.loss or "").lstrip("-") in ("nan", "inf")
+        return self.of_job("status.progress.loss", progress.loss) if is_diverged and progress is not None else None
+
+    @property
     def running_nodes(self) -> int:
         """How many nodes run."""
         if self.facts.only_waiting or self.facts.pods is None:

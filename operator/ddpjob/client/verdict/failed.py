@@ -12,7 +12,7 @@ from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation,
 from ddpjob.client.verdict.facts import Case
 from ddpjob.engine.attempt import SUSPENDED, waits
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, evidence_of, failed_pods, needs_log, root_cause
-from ddpjob.engine.failures import PEER_LOST, Context, failure_record, judge
+from ddpjob.engine.failures import DIVERGED, PEER_LOST, Context, failure_record, judge
 from ddpjob.engine.state import MAX_LOGS
 
 _STAGES: Mapping[str, Stage] = {
@@ -76,9 +76,15 @@ def finished(case: Case) -> Explanation | None:
     if found is None or found.status != "True":
         return None
     if case.status.is_true("Succeeded"):
-        sentence = f"{case.name} succeeded: {found.message}"
+        loss = case.diverged_loss
         return case.verdict(
-            "Succeeded", found.reason, sentence, [case.of_condition(found)], attempt=case.status.attempt
+            "Succeeded",
+            found.reason,
+            f"{case.name} succeeded: {found.message}{f'; its last loss is {loss.value}' if loss else ''}",
+            [case.of_condition(found), loss],
+            is_abnormal=loss is not None,
+            hint=DIVERGED if loss else None,
+            attempt=case.status.attempt,
         )
     failure = case.last_failure
     if failure is None or failure.action != "Fail":

@@ -9,6 +9,7 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.elastic import RUNNING_SMALLER
+from ddpjob.engine.failures import DIVERGED, NOT_FINITE
 from ddpjob.engine.obstacles import (
     NEAR_LIMIT,
     NO_PROGRESS,
@@ -108,8 +109,10 @@ def running(case: Case) -> Explanation:
         return _with_problem(case, reason, message, quoted, case.logs_command())
     if progress is not None and progress.phase == RETURNED:
         return _returned(case, reason, progress, quoted)
-    if has_stepped and progress is not None and (seen := _quiet(case, progress) or _slow(case, progress)) is not None:
-        return seen
+    if has_stepped and progress is not None:
+        seen = _quiet(case, progress) or _diverged(case, progress) or _slow(case, progress)
+        if seen is not None:
+            return seen
     if reason in (QUEUE_UNAVAILABLE, SHARED):
         return _with_problem(case, reason, message, quoted, "what the message says")
     if not has_stepped:
@@ -225,6 +228,18 @@ def _quiet(case: Case, progress: Progress) -> Explanation | None:
         attempt=case.attempt.number,
         step=progress.step,
     )
+
+
+def _diverged(case: Case, progress: Progress) -> Explanation | None:
+    """Explain a training whose loss is no finite number: it goes on, and all that it computes from then on is lost."""
+    if (loss := case.diverged_loss) is None:
+        return None
+    sentence = f"{case.name} trains, and its loss at step {progress.step} is {loss.value}"
+    return case.verdict(
+        "Running", NOT_FINITE, sentence, [loss], is_abnormal=True, attempt=case.attempt.number, step=progress.step,
+        hint=DIVERGED, next=f"ddpjob plot {case.name} shows from which step; create the job again from a checkpoint "
+        "before it, with a lower learning rate",
+    )  # fmt: skip
 
 
 def _slow(case: Case, progress: Progress) -> Explanation | None:
