@@ -198,6 +198,18 @@ def test_a_warning_counts_until_a_later_event_of_the_pod_disproves_it(
     assert found.is_abnormal == (stage in ("Volume", "Configuration"))
 
 
+def test_a_node_that_pulls_its_image_does_not_hide_the_warning_of_another() -> None:
+    world = started()
+    conditions = [{"type": "PodReadyToStartContainers", "status": "False"}]
+    pods = [pending(world, n, node="worker", startTime=timestamp(NOW), conditions=conditions) for n in (0, 1)]
+    world.forward(60)
+    world.settle()
+    events = [event(pods[0], *PULLING, now=world), event(pods[1], "FailedMount", CONFIGMAP, now=world)]
+    found = why(world, events=events)
+    assert (found.reason, found.node_rank, found.is_abnormal) == ("FailedMount", 1, True)
+    assert why(world, events=events[:1]).reason == "Pulling"
+
+
 @pytest.mark.parametrize("is_deleted", [False, True])
 @pytest.mark.parametrize("is_readable", [False, True])
 def test_a_first_attempt_that_waits_for_pods_of_a_deleted_job(is_deleted: bool, is_readable: bool) -> None:

@@ -68,12 +68,12 @@ class PlainDisplay(Display):
         self._interval = interval
         self._begin = clock()
         self._line = ""
-        self._message = ""
         self._written = ""
-        self._said = ""
         self._written_at = -interval
         self._urgent: tuple[object, ...] = ()
         self._nodes: dict[int, Node] = {}
+        self._message = ""
+        self._said = ""
 
     def show(self, snapshot: Snapshot) -> None:
         """Write changes of state at once, and progress every few seconds."""

@@ -465,11 +465,11 @@ def _not_started(case: Case, pod: PodView) -> Explanation:
     if stage == "Image":
         path = f"spec.{'initContainers' if pod.waiting_init else 'containers'}[{container}].image"
         quoted.append(Evidence(kind="Pod", name=pod.name, field=path, value=image))
-        failed = [e for e in case.events_of("Pod", pod.name) if e.get("reason") == "Failed" and image in e["message"]]
         hint, todo, is_named = image_advice(message, image)
-        if failed and not is_named:  # a message "Back-off pulling image" alone says nothing
-            hint, todo, _ = image_advice(failed[-1]["message"], image)
-            quoted.append(of_event(failed[-1]))
+        texts = [of_event(e) for e in case.events_of("Pod", pod.name) if e.get("reason") == "Failed"]
+        if not is_named and (failed := [text for text in texts if image in text.value]):
+            hint, todo, _ = image_advice(failed[-1].value, image)
+            quoted.append(failed[-1])  # a message "Back-off pulling image" alone says nothing
         todo = todo.format(node=pod.node_name)
         what = f"the image {image} of {pod.where} cannot be pulled"
         if pod.waiting_init == LAUNCHER:
@@ -499,9 +499,9 @@ def _image(pod: Json, container: str) -> str:
 def _not_prepared(case: Case, pods: list[PodView], reason: str, message: str) -> Explanation:
     """Explain a pod whose volumes, network or image are not ready, from the events of its kubelet."""
     with_node = [pod for pod in pods if pod.node_name]
-    pod = next((p for p in with_node if case.events_of("Pod", p.name)), with_node[0])
-    events = case.events_of("Pod", pod.name)
-    warnings = _warnings(events)
+    found = [(_warnings(seen), seen, pod) for pod in with_node if (seen := case.events_of("Pod", pod.name))]
+    # A pod with a warning first: the others wait for it.
+    warnings, events, pod = min(found, key=lambda each: not each[0], default=([], [], with_node[0]))
     place = case.place_of(pod) | {"next": f"kubectl describe pod {pod.name} -n {case.namespace}"}
     if warnings:
         last, why = warnings[-1], str(warnings[-1].get("reason"))
