@@ -307,6 +307,7 @@ def test_a_claim_that_does_not_exist_is_named_before_the_nodes() -> None:
     found = why(world, claims={"data": None})
     assert found.sentence.startswith("mnist waits for a volume: claim data does not exist"), found.sentence
     assert (found.stage, found.reason, found.confidence) == ("Volume", "Volume", "High")
+    assert "checkpoint.claimName" in str(found.next) and "storage class" not in str(found.hint)
 
 
 SECRET = ("CreateContainerConfigError", 'secret "hf-token" not found')

@@ -10,7 +10,7 @@ from ddpjob.api.objects import Json, condition, element, event_time
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
 from ddpjob.client.verdict.autoscalers import NODE_ADDED, no_node_added, node_added, scaling
-from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
+from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.client.verdict.images import image_advice
 from ddpjob.engine.evidence import REFUSALS
@@ -30,6 +30,7 @@ _OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|Volume
 _QUOTA = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
 _UNSEEN_SECONDS = 30.0
 """A scheduler looks at a new pod within a second; a busy one takes longer."""
+_SCHEDULED = "status.conditions[PodScheduled].message"
 _MOST_PROBLEMS = 8
 """Pods with different problems that are explained."""
 
@@ -88,6 +89,10 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
     "Volume": (
         "no volume fits the claim, or nothing provisions its storage class",
         "kubectl get pvc,storageclass -n {namespace}; correct checkpoint.claimTemplate or the claim",
+    ),
+    "NoClaim": (
+        "a volume of the pods names a claim that does not exist",
+        "kubectl get pvc -n {namespace}; create the claim, or correct checkpoint.claimName or the volume",
     ),
     "NoScheduler": (
         "no scheduler looks at the pod: its schedulerName does not run in this cluster",
@@ -326,21 +331,11 @@ def _unschedulable(case: Case, pod: PodView) -> Explanation:
     causes = _causes(message)
     reason = causes[0] if causes else "Unschedulable"
     hint, todo = _advice(causes, message)
-    todo = todo.format(namespace=case.namespace) or f"kubectl describe pod {pod.name} -n {case.namespace}"
-    is_sure = len(causes) == 1 and _UNNAMED_TAINT not in message
-    quoted = Evidence(kind="Pod", name=pod.name, field="status.conditions[PodScheduled].message", value=message)
+    todo = todo or f"kubectl describe pod {pod.name} -n {case.namespace}"
     if reason == "Volume":
-        return case.verdict(
-            "Volume",
-            reason,
-            f"{case.name} waits for a volume: {'; '.join(filter(None, (case.unbound, message)))}",
-            [quoted, *_of_claims(case)],
-            hint=hint,
-            next=todo,
-            needs=["claims", "events"],
-            confidence="High" if is_sure else "Medium",
-            **case.place_of(pod),
-        )
+        return _no_volume(case, pod, message, "High" if len(causes) == 1 else "Medium")
+    is_sure = len(causes) == 1 and _UNNAMED_TAINT not in message
+    quoted = Evidence(kind="Pod", name=pod.name, field=_SCHEDULED, value=message)
     why, event = "", None
     if (scaled := scaling(case)) is not None:
         if scaled[1]["reason"] in NODE_ADDED:
@@ -356,6 +351,22 @@ def _unschedulable(case: Case, pod: PodView) -> Explanation:
         next=todo,
         needs=["events"],  # by them, an autoscaler may be adding a node
         confidence="High" if is_sure else "Medium",
+        **case.place_of(pod),
+    )
+
+
+def _no_volume(case: Case, pod: PodView, message: str, confidence: Confidence) -> Explanation:
+    """Explain a pod without a Kubernetes node whose volume is the cause."""
+    hint, todo = _ADVICE["NoClaim" if None in case.facts.claims.values() else "Volume"]
+    return case.verdict(
+        "Volume",
+        "Volume",
+        f"{case.name} waits for a volume: {'; '.join(filter(None, (case.unbound, message)))}",
+        [Evidence(kind="Pod", name=pod.name, field=_SCHEDULED, value=message), *_of_claims(case)],
+        hint=hint,
+        next=todo.format(namespace=case.namespace),
+        needs=["claims", "events"],
+        confidence=confidence,
         **case.place_of(pod),
     )
 
