@@ -11,7 +11,7 @@ What happens is one of
     failed: how the program ends, see ``_failed``. report: the same as a report of ddprun, with ``peer_reports``.
     refused: the API server's text, or [reason, text]. problem: [reason, text] of a create. queue: the job's queue.
     steps: what is done one after the other, see ``_STEPS``.
-and more of it: events ([seconds ago, type, reason, message] about the pod), claims, quotas, after (seconds), spec,
+and more of it: events ([seconds ago, type, reason, message, component] about the pod), claims, quotas, after (seconds), spec,
 pod_spec, attempts, more (node: what happens to its pod).
 """
 
@@ -83,7 +83,7 @@ class Reached:
             _STEPS[_name(step)](self, step[_name(step)] if isinstance(step, dict) else None)
 
     def _job(self) -> Json:
-        has_ended = {"failed", "report"} & self.situation.keys() and "attempts" not in self.situation
+        has_ended = {"failed", "report", "status", "gone"} & self.situation.keys() and "attempts" not in self.situation
         spec: Json = {"nprocPerNode": 2, "numNodes": self.situation.get("nodes", 3 if has_ended else 2)}
         if has_ended:
             spec["restartPolicy"] = {"maxRestarts": 0, "maxTotalRestarts": 0}
@@ -151,6 +151,7 @@ class Reached:
 
     def _end(self) -> None:
         world = self.world
+        world.lingering = True  # the other pods save, and end later
         world.run_all()
         world.settle()
         for attempt in range(1, self.situation.get("attempts", 1) + 1):
@@ -241,11 +242,10 @@ class Reached:
         return explain(Facts(**given | self.facts | read))
 
     def _events(self) -> Iterator[Json]:
-        found = self.situation.get("events", ())
         pod = {"kind": "Pod", "name": names.pod_name("mnist", UID, 1, self.node)}
-        for seconds, kind, reason, message in found:
+        for seconds, kind, reason, message, *component in self.situation.get("events", ()):
             time = timestamp(self.world.now - timedelta(seconds=seconds))
-            yield _event(pod, kind, reason, message, time)
+            yield _event(pod, kind, reason, message, time) | {"source": {"component": next(iter(component), "kubelet")}}
         for name, claim in self.situation.get("claims", {}).items():
             if claim and "event" in claim:
                 about = {"kind": "PersistentVolumeClaim", "name": name}
@@ -284,7 +284,7 @@ class Reached:
 
     def lose(self, node: int) -> None:
         del self.world.pods[self.world.pod(node)["metadata"]["name"]]
-        self.world.settle_after_backoff()
+        self.world.settle()
 
     def succeed(self, only: int | None) -> None:
         for rank in range(self.nodes) if only is None else [only]:

@@ -345,7 +345,7 @@ def _own(raised: Sequence[_Raised]) -> _Raised | None:
 
 def _with(base: LogFailure, raised: _Raised) -> LogFailure:
     rank = _number(r"\[rank(\d+)\]", raised.prefix)
-    text = next((line.strip() for line in raised.lines if line.strip() and not _CHAINED.match(line)), "")
+    text = _text([line.strip() for line in raised.lines if line.strip() and not _CHAINED.match(line)])
     return replace(
         base,
         cause=raised.cause if raised.exception else "unknown",
@@ -356,6 +356,14 @@ def _with(base: LogFailure, raised: _Raised) -> LogFailure:
         message=shorten(text, MAX_TEXT),
         where=_place(raised.frames),
     )
+
+
+def _text(lines: Sequence[str]) -> str:
+    """Return the first line of an exception, with the line in which NCCL names the error, or which its colon announces."""
+    first, after = next(iter(lines), ""), next((after for line, after in pairwise(lines) if line == "Last error:"), "")
+    if not after and first.endswith(":") and len(lines) > 1:
+        after = lines[1]
+    return f"{first.rstrip(':')}: {after}" if after else first
 
 
 def _cause(name: str, text: str) -> Literal["own", "unknown", "peer"]:

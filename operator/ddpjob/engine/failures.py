@@ -17,6 +17,7 @@ from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.report import EndReport, Stall
 from ddpjob.api.status import Failure
 from ddpjob.api.text import attributed, shorten
+from ddpjob.engine.advice import GPU_MEMORY, LESS_GPU_MEMORY, advice
 from ddpjob.engine.evidence import (
     CONFIG_ERROR,
     EXITED_EARLY,
@@ -33,6 +34,9 @@ NOT_FINITE = "NotFinite"
 DIVERGED = "the training diverged, or a device computed wrong values"
 PEER_LOST = "PeerLost"
 """Reason of a failure that only shows that the connection to a peer was closed; also the trainer's."""
+COLLECTIVE_TIMEOUT = "CollectiveTimeout"
+"""Reason of a failure of ranks that waited for another one until the time of torch.distributed was over."""
+_OF_A_TIMEOUT = re.compile(r"Watchdog caught collective|Timed out waiting \d+ms for|failed to pass monitoredBarrier")
 _NO_REPORT = EndReport()
 _NOT_IN_PATH = "executable file not found in $PATH"
 """What runc and crun say of a command that the image, which is the same on each node, does not contain."""
@@ -56,6 +60,10 @@ _OF_PROGRAMS = frozenset(
 )
 _OF_DEVICES = re.compile(
     r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC|unhandled cuda error", re.IGNORECASE
+)
+# The spec, the image or the program is to blame for these, and not the device or its Kubernetes node.
+_OF_NO_DEVICE = re.compile(
+    r"device-side assert|no kernel image|invalid device|driver version is insufficient|ALLOC_FAILED|out of memory"
 )
 # Native code puts the text of the system into a RuntimeError; "Invalid argument" may also be the program's.
 _OF_THE_SYSTEM = "|".join(re.escape(os.strerror(number)) for number in errno.errorcode if number != errno.EINVAL)
@@ -106,6 +114,7 @@ class Judgement:
         that shows the log, {pod} and {node} are names.
     from_program: which of hint and next the trainer's report says.
     local: hint and next in local mode, which has neither Kubernetes nodes nor images; None if they are the same.
+    is_advised: hint and next depend on the text of the error, if it is known (``advice``).
     message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
     stall: what the launcher reported then.
     """
@@ -122,6 +131,7 @@ class Judgement:
     next: str = ""
     from_program: tuple[str, ...] = ()
     local: tuple[str, str] | None = None
+    is_advised: bool = False
     message: str = ""
     evidence: Evidence | None = None
     stall: Stall | None = None
@@ -144,7 +154,7 @@ def _waits_with(reason: str) -> Callable[[Evidence, Context], bool]:
 def _has_failed_device(e: Evidence) -> bool:
     is_device = e.report.kind == "DeviceFailed" or (e.exception or "").rpartition(".")[2] == "AcceleratorError"
     is_named = e.exception == "RuntimeError" and _OF_DEVICES.search(_text(e)) is not None
-    return e.whose != "peer" and (is_device or is_named)
+    return e.whose != "peer" and (is_device or is_named) and _OF_NO_DEVICE.search(_text(e)) is None
 
 
 def _is_of_program(e: Evidence) -> bool:
@@ -157,6 +167,13 @@ def _is_of_program(e: Evidence) -> bool:
 
 def _text(e: Evidence) -> str:
     return (e.logged.message if e.logged is not None else e.report.message) or ""
+
+
+def _error(e: Evidence) -> str:
+    """Return the type of the exception and its text; without one, what the kubelet or the last line of the log says."""
+    if e.exception is not None:
+        return f"{e.exception}: {_text(e)}"
+    return _text(e) or e.message or (e.logged.last_line if e.logged is not None else "")
 
 
 def _repeats(e: Evidence, context: Context) -> bool:
@@ -180,11 +197,6 @@ def _is_deterministic(e: Evidence, context: Context) -> bool:
     return context.is_local or not context.is_proved or (None not in nodes and len(nodes) == 2)
 
 
-_GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"
-_LESS_GPU_MEMORY = (
-    "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
-    "PYTORCH_ALLOC_CONF=expandable_segments:True"
-)
 _DESCRIBE_NODE, _DESCRIBE_POD = "kubectl describe node {node}", "kubectl describe pod {pod}"
 # What can have failed where a job restarts because its spec has worked before, and what to look at.
 _OF_THE_NODE, _OF_ALL_NODES = (
@@ -312,9 +324,9 @@ TABLE: tuple[Judgement, ...] = (
         "the trainer's report, or a traceback at the end of its log, says that a GPU had too little memory",
         lambda e, _: e.gpu_oom,
         action="RestartOnce",
-        hint=_GPU_MEMORY,
-        next=f"{_LESS_GPU_MEMORY}; nvidia-smi on node {{node}} shows other processes on the GPU",
-        local=(_GPU_MEMORY, f"{_LESS_GPU_MEMORY}; nvidia-smi shows other processes on the GPU"),
+        hint=GPU_MEMORY,
+        next=f"{LESS_GPU_MEMORY}; nvidia-smi on node {{node}} shows other processes on the GPU",
+        local=(GPU_MEMORY, f"{LESS_GPU_MEMORY}; nvidia-smi shows other processes on the GPU"),
     ),
     Judgement(
         INVALID_IMAGE,
@@ -359,6 +371,7 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.report.code is None and e.not_started,
         action="FailAtStart",
         node_suspected=True,
+        is_advised=True,
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
         local=_NOT_INSTALLED,
@@ -436,6 +449,7 @@ TABLE: tuple[Judgement, ...] = (
         "also at the same step after 0, which the trainer has counted itself, and on another Kubernetes node",
         _is_deterministic,
         action="Fail",
+        is_advised=True,
         hint="the error follows from the code or the data, so another restart would end in the same way",
         next="{logs}; correct the code, and create the job again",
     ),
@@ -444,6 +458,7 @@ TABLE: tuple[Judgement, ...] = (
         "the same, on the same Kubernetes node as before",
         _repeats,
         node_suspected=True,
+        is_advised=True,
         hint="the error follows from the code or the data, or the Kubernetes node computes wrong values",
         next="{logs}",
     ),
@@ -501,11 +516,21 @@ TABLE: tuple[Judgement, ...] = (
         local=("a process of another node ended without a report", "{logs}"),
     ),
     Judgement(
+        COLLECTIVE_TIMEOUT,
+        "the log says that a collective of NCCL or gloo timed out",
+        lambda e, _: _OF_A_TIMEOUT.search(_text(e)) is not None,
+        provisional=True,
+        hint="a rank did not take part in the collective: it hangs, failed in silence, or called another one",
+        next="{logs}, and of the other nodes: look for the rank that did not wait; ddprun names it, with its stack",
+        local=("a rank did not take part in the collective: it hangs, or called another one", "{logs}"),
+    ),
+    Judgement(
         "",
         "a signal ended the trainer (exit code 128 + n), or by torchrun's report one of its ranks",
         lambda e, _: e.signal is not None,
         provisional=True,
         node_suspected=True,
+        is_advised=True,
         hint=_SIGNALS,
         next="{logs}; SIGBUS: increase sharedMemory.sizeLimit",
         local=(_SIGNALS, "{logs}; SIGKILL: use fewer processes or a smaller batch; SIGBUS: make room in /dev/shm"),
@@ -514,6 +539,7 @@ TABLE: tuple[Judgement, ...] = (
         "",
         "any other exit code",
         lambda e, _: e.exit_code is not None,
+        is_advised=True,
         hint="the program ended with an error",
         next="{logs}",
     ),
@@ -531,6 +557,8 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     """Return what follows from these facts. logs: the command that shows the log of the node."""
     row = next(row for row in TABLE if row.matches(evidence, context))
     hint, todo = (row.local if context.is_local else None) or (row.hint, row.next)
+    if row.is_advised and not context.is_local:
+        hint, todo = advice(_error(evidence)) or (hint, todo)
     # The trainer names --checkpoint-dir, which is not the user's in local mode.
     reported = _NO_REPORT if context.is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
     reason, message = _reason_and_message(evidence, row)

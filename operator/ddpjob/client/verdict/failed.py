@@ -12,7 +12,7 @@ from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation,
 from ddpjob.client.verdict.facts import Case
 from ddpjob.engine.attempt import SUSPENDED, waits
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, evidence_of, failed_pods, needs_log, root_cause
-from ddpjob.engine.failures import DIVERGED, PEER_LOST, Context, failure_record, judge
+from ddpjob.engine.failures import COLLECTIVE_TIMEOUT, DIVERGED, PEER_LOST, Context, failure_record, judge
 from ddpjob.engine.state import MAX_LOGS
 
 _STAGES: Mapping[str, Stage] = {
@@ -22,7 +22,7 @@ _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys((CONFIG_ERROR, "StartError", "LauncherNotInjected", "UsageError"), "Configuration"),
     **dict.fromkeys(("RanksImpossible", "Mismatch", "ConfigMismatch", "DataMismatch"), "Configuration"),
     **dict.fromkeys(("RendezvousFailed", "DistStoreError", "DistNetworkError"), "Rendezvous"),
-    **dict.fromkeys(("Hang", "ProgressDeadlineExceeded", "CompletionDeadlineExceeded"), "Hang"),
+    **dict.fromkeys(("Hang", COLLECTIVE_TIMEOUT, "ProgressDeadlineExceeded", "CompletionDeadlineExceeded"), "Hang"),
     **dict.fromkeys(("DeadlineExceeded", "StartupDeadlineExceeded"), "Deadline"),
     INVALID_IMAGE: "Image",
     "VolumeUnwritable": "Volume",

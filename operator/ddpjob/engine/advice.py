@@ -1,0 +1,188 @@
+"""What to do about errors of libraries, drivers, storage and services, by the text of the error. The first row applies.
+
+Texts: PyTorch 2.1 to 2.13, NCCL 2.18 to 2.27, CPython 3.10 to 3.13, botocore 1.35, google-auth 2.35, huggingface_hub
+0.26, runc 1.2, nvidia-container-cli 1.17. tests/situations has each of them.
+"""
+
+import re
+
+_LESS_MEMORY = "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers"
+LESS_GPU_MEMORY = (
+    "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True"
+)
+GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"
+_STORAGE = "kubectl describe node {node}; look at the server of the volume, at its mount and at its network"
+
+ROWS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"out of shared memory|shared memory (?:segment|object)|(?:to write to|open) file </?torch_|/dev/shm",
+        "/dev/shm of the pod is too small for the data loader or for NCCL",
+        "increase sharedMemory.sizeLimit, or use fewer data loader workers",
+    ),
+    (
+        r"DataLoader worker \(pid.*(?:signal: Killed|exited unexpectedly)|OOM-killed",
+        "the kernel killed a process of the pod, which often means that its memory limit was reached",
+        f"{{logs}}; {_LESS_MEMORY}",
+    ),
+    (
+        r"\bibv_\w+ failed|memlock",
+        "the container may not lock as much memory as InfiniBand needs",
+        "add the capability IPC_LOCK in spec.template; the administrator of the nodes raises the limit memlock",
+    ),
+    (r"^MemoryError|Cannot allocate memory|bad_alloc", "the program needs more memory than there is", _LESS_MEMORY),
+    (
+        r"NVIDIA driver on your system is too old|driver version is insufficient|unsatisfied condition: (?:cuda|driver)",
+        "the driver of the Kubernetes node is older than CUDA in the image",
+        "use an image with an older CUDA, or nodes with a newer driver",
+    ),
+    (
+        r"No CUDA GPUs are available|Found no NVIDIA driver|no GPUs found|libcuda\.so",
+        "the container has no GPU",
+        "request nvidia.com/gpu in spec.resources; without GPUs, use the backend gloo",
+    ),
+    (
+        r"invalid device ordinal|You requested gpu",
+        "a node has more ranks than GPUs",
+        "correct nprocPerNode, or nvidia.com/gpu in spec.resources",
+    ),
+    (
+        r"Duplicate GPU detected",
+        "two ranks of a node use the same GPU",
+        "call torch.cuda.set_device(LOCAL_RANK) before init_process_group; nprocPerNode may not exceed the GPUs",
+    ),
+    (
+        r"no kernel image is available|invalid device function",
+        "PyTorch in the image is not built for this GPU",
+        "use an image whose PyTorch supports the architecture of the GPU, or other nodes",
+    ),
+    (
+        r"device-side assert",
+        "an index on the GPU is out of range, for example a label that is not below the number of classes",
+        "set CUDA_LAUNCH_BLOCKING=1 in env to see the line that used it; {logs}",
+    ),
+    (r"ALLOC_FAILED|NOT_INITIALIZED|'out of memory'", GPU_MEMORY, LESS_GPU_MEMORY),
+    (
+        r"system not yet initialized|cudaGetDeviceCount|nvidia-container-cli: initialization error|CDI devices",
+        "the driver of the Kubernetes node, or the fabric manager of its GPUs, does not work",
+        "kubectl describe node {node}; its administrator restarts the driver or the fabric manager",
+    ),
+    (
+        r"cuDNN version incompatibility",
+        "another cuDNN is found before the one of PyTorch",
+        "remove its directory from LD_LIBRARY_PATH, or use another image",
+    ),
+    (r"Mismatched NCCL version", "the nodes do not run the same image", "name the image with its digest"),
+    (
+        r"socket interface found|Unable to find address for",
+        "no network interface has the name that NCCL or gloo was given",
+        "correct NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env",
+    ),
+    (
+        r"No route to host|Software caused connection abort|Network is unreachable",
+        "the network does not connect the pods on the interface that was chosen",
+        "look at NetworkPolicies; set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface of the pod network",
+    ),
+    (
+        r"gai error|[Nn]ame resolution|Name or service not known|getaddrinfo",
+        "a host name does not resolve",
+        "correct the name (the operator sets MASTER_ADDR); look at DNS, and at NetworkPolicies for it",
+    ),
+    (
+        r"waiting for (?:clients|workers)|client socket has (?:timed out|failed)",
+        "a node did not come to the rendezvous, or the network does not connect it",
+        "look at the logs of the other nodes, at NetworkPolicies and DNS",
+    ),
+    (
+        r"EADDRINUSE|[Aa]ddress already in use",
+        "another process listens on the port",
+        "use another rendezvous.port, or no hostNetwork; without it, the program itself opened the port before",
+    ),
+    (
+        r"certificate verify failed|CERTIFICATE_VERIFY_FAILED",
+        "the image does not have the certificate of the server or of a proxy",
+        "add the CA certificate to the image, or mount it and name it in SSL_CERT_FILE and REQUESTS_CA_BUNDLE",
+    ),
+    (
+        r"credentials(?: were)? not found|locate credentials|api_key not configured|gated repo|ExpiredToken|InvalidAccessKey"
+        r"|\b401 |Unauthorized",
+        "the credentials of a service are missing, or it refuses them",
+        "put them into a Secret that env or envFrom names (HF_TOKEN, AWS_ACCESS_KEY_ID, ...), or set serviceAccountName",
+    ),
+    (
+        r"Access ?Denied|\b403 |Forbidden|does not have \S+ access",
+        "the account of the program lacks a right",
+        "give the right to the role of its serviceAccountName, or use other credentials in a Secret",
+    ),
+    (
+        r"SlowDown|reduce your request rate|\b429 |rate limit",
+        "a service refuses so many requests",
+        "use fewer workers, or more retries with longer delays",
+    ),
+    (
+        r"connect to the endpoint|Max retries exceeded|check your (?:internet )?connection|Network is unreachable",
+        "a service cannot be reached from the pod",
+        "look at its endpoint, at NetworkPolicies for egress, and at the proxy in HTTPS_PROXY",
+    ),
+    (
+        r"No space left on device|PytorchStreamWriter failed|[Qq]uota exceeded",
+        "the volume or the disk is full, or its quota is used up",
+        "make room, or increase the size of the claim; for files of the container, resources.limits.ephemeral-storage",
+    ),
+    (
+        r"\[Errno 13\]|^PermissionError",
+        "the file or its directory belongs to another user",
+        "set podSecurity.fsGroup to the group that owns the volume, or correct the owner",
+    ),
+    (
+        r"Read-only file system",
+        "the volume or the file system of the container is read-only",
+        "mount the volume without readOnly, or write to another path",
+    ),
+    (
+        r"[Ss]tale file handle|Input/output error|[Tt]ransport endpoint",
+        "the storage of a volume failed, or the connection to its server",
+        _STORAGE,
+    ),
+    (
+        r"Too many open files",
+        "each data loader worker keeps files and tensors open",
+        "use fewer workers, torch.multiprocessing.set_sharing_strategy('file_system'), or a higher ulimit -n",
+    ),
+    (
+        r"not compiled with CUDA",
+        "PyTorch in the image has no CUDA",
+        "use an image with PyTorch for CUDA, or run without GPUs",
+    ),
+    (
+        r"^(?:ModuleNotFound|Import)Error|cannot open shared object file|Failed to find C compiler",
+        "the image lacks a module, a library or a compiler, or has another version of it",
+        "install the right version in the image, and create the job again",
+    ),
+    (
+        r"can't open file|error: (?:unrecognized|the following) arguments|error: argument ",
+        "the command names a file that does not exist, or an argument that the program does not know",
+        "correct command or args, and create the job again",
+    ),
+    (
+        r"PytorchStreamReader|in loading state_dict|[Ww]eights only load failed",
+        "the checkpoint is damaged, is of another model, or holds more than tensors",
+        "{logs}; use another checkpoint, or correct the model; torch.load(weights_only=False) reads objects, too",
+    ),
+    (
+        r"^FileNotFoundError|No such file or directory",
+        "the path is wrong, or its volume is not mounted",
+        "correct the path, or mount the volume: spec.data, or volumes in spec.template",
+    ),
+    (
+        r"^FloatingPointError|loss is nan",
+        "the training diverged, or the data are wrong",
+        "use a lower learning rate, and look at the data of the step; {logs}",
+    ),
+)
+"""Pattern, hint and next; placeholders as in ``failures.TABLE``."""
+
+
+def advice(text: str) -> tuple[str, str] | None:
+    """Return hint and next for the text of an error, which begins with its type; None if it is not known."""
+    return next(((hint, todo) for pattern, hint, todo in ROWS if re.search(pattern, text)), None)
