@@ -1,6 +1,6 @@
 """Print how often ``ddpjob why`` is right in the labelled situations, per family; with --write, into the documents.
 
-    python -m tests.client.accuracy [--write] [--wrong]
+``python -m tests.client.accuracy [--write] [--wrong]``; --wrong prints what is wrong.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Judged:
         parts = (("stage", self.stage), ("next", self.next), ("culprit", self.culprit is not False))
         wrong = ", ".join(name for name, is_right in parts if not is_right) + " !" * self.is_confidently_wrong
         said = f"{found.stage}/{found.reason} {found.confidence} abnormal={found.is_abnormal} node={found.node_rank}"
-        text = f"hint: {found.hint}\n    next: {found.next}\n    {found.sentence}"
-        return f"{self.situation['name']} ({wrong})\n    {self.situation['label']}\n    {said} rank={found.rank}\n    {text}"
+        lines = (str(self.situation["label"]), said, f"hint: {found.hint}", f"next: {found.next}", found.sentence)
+        return "\n    ".join((f"{self.situation['name']} ({wrong})", *lines))
 
 
 def judge(situation: Json) -> Judged:

@@ -1,18 +1,18 @@
 """Labelled situations of jobs (``tests/situations``): how each is reached, and what ``ddpjob why`` answers.
 
-A situation has a ``name``, the ``source`` of its texts, what happens to the pod of one ``node`` (its rank; 0 if absent),
-and a ``label``. The engine itself makes the status of the job; events, claims, quotas and logs are read only if
+A situation has a ``name``, the ``source`` of its texts, what happens to the pod of one ``node`` (its rank, or 0), and
+a ``label``. The engine itself makes the status of the job; events, claims, quotas and logs are read only if
 ``needed`` asks for them, as the client does.
 
 What happens is one of
     unschedulable: the scheduler's text. waiting: [reason, message] of the container, or of the container ``init``.
     pending, preparing: {} or more of the pod's status, before and after the kubelet has accepted it.
-    status: of a pod that ends from outside; with ``deleting`` and ``disruption`` (the reason of DisruptionTarget); gone.
+    status: of a pod that ends from outside; with ``deleting``, and ``disruption``, a reason of DisruptionTarget. gone.
     failed: how the program ends, see ``_failed``. report: the same as a report of ddprun, with ``peer_reports``.
     refused: the API server's text, or [reason, text]. problem: [reason, text] of a create. queue: the job's queue.
     steps: what is done one after the other, see ``_STEPS``.
-and more of it: events ([seconds ago, type, reason, message, component] about the pod), claims, quotas, after (seconds), spec,
-pod_spec, attempts, more (node: what happens to its pod).
+and more of it: events ([seconds ago, type, reason, message, component] about the pod), claims, quotas, spec, pod_spec,
+after (seconds), attempts, more (node: what happens to its pod).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TERMINATION_BYTES = 2048
 """What a kubelet keeps of a log (FallbackToLogsOnError)."""
 _LIBRARIES = "/usr/local/lib/python3.12/dist-packages/"
 _LOST = {
-    "gloo": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.9]:4711",
+    "gloo": "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.9]:4711",
     "store": "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
-    "nccl": "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, remote process exited or there "
-    "was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly due to a network error or a remote "
-    "process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer 10.0.0.9<4711>",
+    "nccl": "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, remote process exited or "
+    "there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly due to a network error or "
+    "a remote process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer 10.0.0.9",
 }
 """What a rank logs when a peer has ended."""
 
@@ -76,7 +76,8 @@ class Reached:
         elif not any(_name(step) in _BEFORE_THE_OPERATOR for step in situation.get("steps", ())):
             self.world.settle()
         if "problem" in situation:
-            self.world.problems = (Problem(situation["problem"][0], names.SERVICES, "mnist-0a1b2", situation["problem"][1]),)
+            reason, text = situation["problem"]
+            self.world.problems = (Problem(reason, names.SERVICES, "mnist-0a1b2", text),)
             self.world.settle()
         self._end() if {"failed", "report", "status", "gone"} & situation.keys() else self._start()
         for step in situation.get("steps", ()):
@@ -152,8 +153,9 @@ class Reached:
     def _end(self) -> None:
         world = self.world
         world.lingering = True  # the other pods save, and end later
-        world.run_all()
-        world.settle()
+        if not self._never_starts:
+            world.run_all()
+            world.settle()
         for attempt in range(1, self.situation.get("attempts", 1) + 1):
             if attempt > 1:
                 world.settle_after_backoff()
@@ -166,6 +168,11 @@ class Reached:
         if {"failed", "report"} & self.situation.keys() and "attempts" not in self.situation:
             world.forward(130)  # until it is known that no Kubernetes node is lost
             world.settle()
+
+    @property
+    def _never_starts(self) -> bool:
+        what = self.situation.get("failed", {})
+        return what.get("reason") == "StartError" or what.get("seconds", 600) < 10
 
     def _fail(self) -> None:
         world, situation = self.world, self.situation
@@ -183,7 +190,7 @@ class Reached:
                 pod["metadata"] |= {"deletionTimestamp": deadline, "deletionGracePeriodSeconds": 30}
         elif "report" in situation:
             for rank in range(self.nodes if situation.get("peer_reports") else 0):
-                lost = failed(1, cause="peer", kind="PeerLost", exception="RuntimeError", message="connection closed", at=world.now)
+                lost = failed(1, cause="peer", kind="PeerLost", message="connection closed", at=world.now)
                 world.set_pod(rank, lost, node=f"worker-{rank}")
             code = situation["report"]["code"]
             more = {key: value for key, value in situation["report"].items() if key != "code"}
@@ -201,7 +208,7 @@ class Reached:
         program ran. peers: what the other nodes log; "same" as this one, "running" if they run on. later: by how many
         seconds it ended after its peers.
         """
-        peers, is_peer = what.get("peers", "silent"), node != self.node
+        peers, is_peer = what.get("peers", "same" if self._never_starts else "silent"), node != self.node
         if is_peer and peers == "running":
             return None
         rank = 2 * node if is_peer else what.get("rank", 2 * node)
@@ -320,7 +327,8 @@ class Reached:
         self.world.settle()
 
     def finalizer(self, _: None) -> None:
-        self.world.job["metadata"] |= {"deletionTimestamp": timestamp(self.world.now), "finalizers": ["example.com/backup"]}
+        kept = {"deletionTimestamp": timestamp(self.world.now), "finalizers": ["example.com/backup"]}
+        self.world.job["metadata"] |= kept
         self.world.settle()
 
     def operator_down(self, _: None) -> None:

@@ -93,6 +93,10 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "killed": (ended(137), {}, "SIGKILL", RESTART),
     "crashed": (ended(139), {}, "SIGSEGV", RESTART),
     "exception": (failed(1, kind="ValueError", exception="ValueError", message="m"), {}, "ValueError", RESTART),
+    "timeout of a collective": (
+        failed(1, cause="unknown", exception="RuntimeError", message="Timed out waiting 1800000ms for recv operation"),
+        *({}, "CollectiveTimeout", RESTART),
+    ),
     "failed device": (failed(1, kind="DeviceFailed", message="m"), {}, "DeviceFailed", RESTART),
     "other program's code 78": (ended(78), {}, "Error", RESTART),
     "launcher not copied": (

@@ -359,7 +359,7 @@ def _with(base: LogFailure, raised: _Raised) -> LogFailure:
 
 
 def _text(lines: Sequence[str]) -> str:
-    """Return the first line of an exception, with the line in which NCCL names the error, or which its colon announces."""
+    """Return the first line of an exception, with the line that names the error: NCCL's last, or after a colon."""
     first, after = next(iter(lines), ""), next((after for line, after in pairwise(lines) if line == "Last error:"), "")
     if not after and first.endswith(":") and len(lines) > 1:
         after = lines[1]

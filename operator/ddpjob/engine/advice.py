@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ),
     (r"^MemoryError|Cannot allocate memory|bad_alloc", "the program needs more memory than there is", _LESS_MEMORY),
     (
-        r"NVIDIA driver on your system is too old|driver version is insufficient|unsatisfied condition: (?:cuda|driver)",
+        r"driver on your system is too old|driver version is insufficient|unsatisfied condition: (?:cuda|driver)",
         "the driver of the Kubernetes node is older than CUDA in the image",
         "use an image with an older CUDA, or nodes with a newer driver",
     ),
@@ -104,10 +104,10 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "add the CA certificate to the image, or mount it and name it in SSL_CERT_FILE and REQUESTS_CA_BUNDLE",
     ),
     (
-        r"credentials(?: were)? not found|locate credentials|api_key not configured|gated repo|ExpiredToken|InvalidAccessKey"
-        r"|\b401 |Unauthorized",
+        r"credentials(?: were)? not found|locate credentials|api_key not configured|gated repo|\b401 |Unauthorized"
+        r"|ExpiredToken|InvalidAccessKey",
         "the credentials of a service are missing, or it refuses them",
-        "put them into a Secret that env or envFrom names (HF_TOKEN, AWS_ACCESS_KEY_ID, ...), or set serviceAccountName",
+        "put them into a Secret that env or envFrom names (HF_TOKEN, AWS_ACCESS_KEY_ID), or set serviceAccountName",
     ),
     (
         r"Access ?Denied|\b403 |Forbidden|does not have \S+ access",
@@ -127,7 +127,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     (
         r"No space left on device|PytorchStreamWriter failed|[Qq]uota exceeded",
         "the volume or the disk is full, or its quota is used up",
-        "make room, or increase the size of the claim; for files of the container, resources.limits.ephemeral-storage",
+        "make room on the volume, or increase its claim; for files of the container, limits.ephemeral-storage",
     ),
     (
         r"\[Errno 13\]|^PermissionError",

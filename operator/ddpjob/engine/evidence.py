@@ -22,7 +22,9 @@ GPU_OUT_OF_MEMORY = "GPUOutOfMemory"
 EXITED_EARLY = "ExitedEarly"
 # The line of a traceback with the exception, perhaps behind the rank. Programs that go on with less memory log others.
 _GPU_OUT_OF_MEMORY_LINE = re.compile(
-    r"^(?:\[\w+\]: ?)*(?:(?:torch\.(?:cuda\.)?)?OutOfMemoryError|(?:RuntimeError|AcceleratorError): CUDA (?:error: )?out of memory)\b", re.MULTILINE
+    r"^(?:\[\w+\]: ?)*(?:torch\.)?"
+    r"(?:(?:cuda\.)?OutOfMemoryError|(?:Runtime|Accelerator)Error: CUDA (?:error: )?out of memory)\b",
+    re.MULTILINE,
 )
 NOT_EXECUTABLE = frozenset({126, 127})
 """Exit codes of a shell for a command that cannot be executed or does not exist."""

@@ -24,8 +24,13 @@ _OF_IMAGES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "the administrator of the nodes adds the registry to the configuration of the container runtime",
     ),
     (
-        re.compile(r"no such host|timeout|connection re(?:fused|set)|unreachable|deadline exceeded|\b50\d\b", re.I),
-        "the Kubernetes node cannot reach the registry, or the registry does not work",
+        re.compile(r"\b50\d \w+|unexpected commit (?:digest|size)", re.I),
+        "the registry answers with an error, or with damaged data",
+        "wait: the kubelet tries again; if it lasts, push the image again, or ask the administrator of the registry",
+    ),
+    (
+        re.compile(r"no such host|timeout|connection re(?:fused|set)|unreachable|deadline exceeded", re.I),
+        "the Kubernetes node cannot reach the registry",
         "correct the host in spec.image, or the DNS, proxy or firewall of node {node}",
     ),
     (

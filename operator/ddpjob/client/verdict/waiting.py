@@ -9,6 +9,7 @@ from ddpjob.api.names import LAUNCHER
 from ddpjob.api.objects import Json, condition, element, event_time
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
+from ddpjob.client.verdict.advice import OF_KUBELETS, OF_REFUSALS, advice_on
 from ddpjob.client.verdict.autoscalers import NODE_ADDED, no_node_added, node_added, scaling
 from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
@@ -26,7 +27,7 @@ _IMAGE = frozenset(
 )
 _CONTAINER = REFUSALS | {"CreateContainerError", "RunContainerError", "PostStartHookError", "CrashLoopBackOff"}
 _NOT_PREPARED = frozenset({"PodNotPrepared", CONTAINER_CREATING})
-_OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeResizeFailed")
+_OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeResizeFailed|VolumePermissionChange")
 _QUOTA = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
 _UNSEEN_SECONDS = 30.0
 """A scheduler looks at a new pod within a second; a busy one takes longer."""
@@ -205,6 +206,8 @@ def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explana
             **place,
         )
     hint, todo = _REFUSALS.get(reason, _REFUSALS["CreateRefused"])
+    if reason == "CreateRefused":
+        hint, todo = advice_on(message, OF_REFUSALS, namespace=case.namespace) or (hint, todo)
     stage: Stage = "Starting" if reason in ("NameTerminating", "CreateFailed") else "Refused"
     stage = "Placement" if reason == UNAVAILABLE else stage
     sentence = f"{case.name} {'is refused' if stage == 'Refused' else 'waits'}: {message}"
@@ -486,8 +489,10 @@ def _not_started(case: Case, pod: PodView) -> Explanation:
         if pod.waiting_init == LAUNCHER:
             hint, todo = f"this is the launcher image of the operator; {hint}", "ask the administrator of the operator"
     else:
-        hint = "the Secret, ConfigMap or key that the message names does not exist, or the command is wrong"
-        todo = "create it, or correct env, envFrom, command or template and create the job again"
+        hint, todo = _of_kubelet(case, pod, f"{reason}: {message}") or (
+            "the Secret, ConfigMap or key that the message names does not exist, or the command is wrong",
+            "create it, or correct env, envFrom, command or template and create the job again",
+        )
         what = f"the kubelet does not start {pod.where}"
     return case.verdict(
         stage,
@@ -496,9 +501,13 @@ def _not_started(case: Case, pod: PodView) -> Explanation:
         quoted,
         hint=hint,
         next=f"{todo}; kubectl describe pod {pod.name} -n {case.namespace}",
-        confidence="High" if reason in _IMAGE | _CONTAINER else "Medium",
+        confidence="High" if reason in _IMAGE | _CONTAINER and not message.startswith("failed to sync") else "Medium",
         **case.place_of(pod),
     )
+
+
+def _of_kubelet(case: Case, pod: PodView, text: str) -> tuple[str, str] | None:
+    return advice_on(text, OF_KUBELETS, namespace=case.namespace, pod=pod.name, node=str(pod.node_name))
 
 
 def _image(pod: Json, container: str) -> str:
@@ -517,12 +526,14 @@ def _not_prepared(case: Case, pods: list[PodView], reason: str, message: str) ->
     if warnings:
         last, why = warnings[-1], str(warnings[-1].get("reason"))
         is_volume = _OF_VOLUMES.search(why) is not None
+        hint, todo = _of_kubelet(case, pod, f"{why}: {last.get('message')}") or ("", "")
+        place["next"] = "; ".join(filter(None, (todo, place["next"])))
         return case.verdict(
             "Volume" if is_volume else "Configuration",
             why,
             f"{case.name} waits: {pod.where} does not start: {last.get('message')}",
             [of_event(last), *(_of_claims(case) if is_volume else ())],
-            hint="the volume cannot be mounted on this Kubernetes node" if is_volume else "",
+            hint=hint,
             **place,
         )
     if events and events[-1].get("reason") == "Pulling":

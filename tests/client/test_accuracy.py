@@ -1,0 +1,43 @@
+"""How often ``ddpjob why`` is right in the labelled situations; ``python -m tests.client.accuracy --wrong`` shows where
+it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.accuracy import HELD_BACK, Judged, judge, table
+from tests.client.situations import situations
+
+_FAMILIES = {name: found for name, found in situations().items() if name != HELD_BACK}
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Judged]:
+    return [judge(each) for found in _FAMILIES.values() for each in found]
+
+
+def _wrong(judged: list[Judged], *parts: str) -> str:
+    return "\n".join(str(each) for each in judged if not all(getattr(each, part) is not False for part in parts))
+
+
+def test_stage_and_next_are_right_and_nothing_is_confidently_wrong(judged: list[Judged]) -> None:
+    assert len(judged) >= 300 and len({each.situation["name"] for each in judged}) == len(judged)
+    right = sum(each.stage and each.next for each in judged)
+    assert right >= 0.97 * len(judged), _wrong(judged, "stage", "next")
+    assert not [str(each) for each in judged if each.is_confidently_wrong]
+
+
+def test_culprit_is_right(judged: list[Judged]) -> None:
+    named = [each for each in judged if each.culprit is not None]
+    assert len(named) >= 200
+    assert sum(bool(each.culprit) for each in named) >= 0.98 * len(named), _wrong(judged, "culprit")
+
+
+def test_wrong_answers_are_counted() -> None:
+    """With the labels of another situation, each column counts it."""
+    first, second = _FAMILIES["scheduler"][0], _FAMILIES["images"][1]
+    found = judge(first | {"label": second["label"] | {"node": 1}})
+    assert (found.stage, found.next, found.culprit, found.is_confidently_wrong) == (False, False, False, True)
+    assert table({"images": [judge(second)], "scheduler": [found]}).endswith(
+        "| **all** | 2 | 1 of 2 (50.0 %) | 1 of 2 (50.0 %) | 1 of 2 (50.0 %) | 1 |"
+    )
