@@ -42,6 +42,7 @@ _TERMINATION_BYTES = 2048
 _LIBRARIES = "/usr/local/lib/python3.12/dist-packages/"
 _LOST = {
     "gloo": "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.9]:4711",
+    "aborted": "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.",
     "store": "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
     "nccl": "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, remote process exited or "
     "there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly due to a network error or "
