@@ -67,11 +67,10 @@ _PEER_GONE = re.compile(
 _BY_TORCH = re.compile(r"gloo|NCCL|c10d|TCPStore|monitoredBarrier|^(Connection (closed|reset) by peer|Broken pipe)")
 # Problems of this machine that NCCL reports together with the collective that failed.
 _OWN_OF_NCCL = re.compile(
-    r"shared memory|/dev/shm|No space left|Cannot allocate memory|Too many open files|Duplicate GPU|CUDA error",
+    r"shared memory|/dev/shm|No space left|Cannot allocate memory|Too many open files|CUDA error|cuda failure"
+    r"|invalid usage|socket interface",
     re.IGNORECASE,
 )
-# Distributed, but not because a peer's connection closed: perhaps a peer hangs, or never came.
-_SILENT_PEER = re.compile(r"timed out|timeout|failed to (connect|pass)", re.IGNORECASE)
 _DISTRIBUTED = frozenset(
     {"RuntimeError", "Error", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 )
@@ -371,7 +370,7 @@ def _cause(name: str, text: str) -> Literal["own", "unknown", "peer"]:
         return "own"
     if _PEER_GONE.search(text):
         return "peer"
-    return "unknown" if _SILENT_PEER.search(text) else "own"
+    return "unknown"  # perhaps a peer hangs, or never came, or the communicator was aborted because another rank failed
 
 
 def _place(frames: Sequence[tuple[str, str]]) -> str | None:

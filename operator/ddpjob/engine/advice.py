@@ -37,7 +37,12 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "use an image with an older CUDA, or nodes with a newer driver",
     ),
     (
-        r"No CUDA GPUs are available|Found no NVIDIA driver|no GPUs found|libcuda\.so",
+        r"error mounting",
+        "a path that the container mounts does not exist on the Kubernetes node, or not in the image",
+        "correct volumeMounts in spec.template; for a path of the GPU driver, kubectl describe node {node}",
+    ),
+    (
+        r"No CUDA GPUs are available|Found no NVIDIA driver|no GPUs found|libcuda\.so\S*: cannot open",
         "the container has no GPU",
         "request nvidia.com/gpu in spec.resources; without GPUs, use the backend gloo",
     ),
@@ -52,7 +57,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "call torch.cuda.set_device(LOCAL_RANK) before init_process_group; nprocPerNode may not exceed the GPUs",
     ),
     (
-        r"no kernel image is available|invalid device function",
+        r"no kernel image|kernel image is invalid|invalid device function",
         "PyTorch in the image is not built for this GPU",
         "use an image whose PyTorch supports the architecture of the GPU, or other nodes",
     ),
@@ -79,7 +84,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "correct NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env",
     ),
     (
-        r"No route to host|Software caused connection abort|Network is unreachable",
+        r"\bsocket[A-Z]\w+|No route to host|Software caused connection abort|transport/tcp",
         "the network does not connect the pods on the interface that was chosen",
         "look at NetworkPolicies; set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface of the pod network",
     ),
@@ -89,7 +94,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "correct the name (the operator sets MASTER_ADDR); look at DNS, and at NetworkPolicies for it",
     ),
     (
-        r"waiting for (?:clients|workers)|client socket has (?:timed out|failed)",
+        r"^Rendezvous(?:Timeout|Connection)|waiting for (?:clients|workers)|client socket has (?:timed out|failed)",
         "a node did not come to the rendezvous, or the network does not connect it",
         "look at the logs of the other nodes, at NetworkPolicies and DNS",
     ),
@@ -120,9 +125,10 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "use fewer workers, or more retries with longer delays",
     ),
     (
-        r"connect to the endpoint|Max retries exceeded|check your (?:internet )?connection|Network is unreachable",
-        "a service cannot be reached from the pod",
-        "look at its endpoint, at NetworkPolicies for egress, and at the proxy in HTTPS_PROXY",
+        r"(?i)^\w*(?:timeout|connection)\w*(?:error)?\b|n(?:o|')t connect to|max retries exceeded"
+        r"|check your (?:internet )?connection|network is unreachable",
+        "a service cannot be reached from the pod, or does not answer in time",
+        "look at its endpoint, at NetworkPolicies for egress, and at the proxy in HTTPS_PROXY; allow more retries",
     ),
     (
         r"No space left on device|PytorchStreamWriter failed|[Qq]uota exceeded",
@@ -132,7 +138,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     (
         r"\[Errno 13\]|^PermissionError",
         "the file or its directory belongs to another user",
-        "set podSecurity.fsGroup to the group that owns the volume, or correct the owner",
+        "set podSecurity.fsGroup to the group of the volume; for caches, set HOME or HF_HOME to another directory",
     ),
     (
         r"Read-only file system",

@@ -44,6 +44,11 @@ OF_REFUSALS: Sequence[Row] = (
         "the administrator of the operator installs the chart's roles for this namespace",
     ),
     (r"is being terminated", "the namespace is being deleted", "use another namespace"),
+    (
+        r"per (?:Container|Pod)\b|LimitRange",
+        "a LimitRange of the namespace does not allow such resources",
+        "correct spec.resources; kubectl describe limitrange -n {namespace}",
+    ),
     (r" is invalid: ", "the API server does not accept the pod", "correct the field that the message names"),
 )
 OF_KUBELETS: Sequence[Row] = (
@@ -73,6 +78,21 @@ OF_KUBELETS: Sequence[Row] = (
         r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
         "the Secret, ConfigMap or key that the message names does not exist",
         "create it, or correct env, envFrom, volumes or template and create the job again",
+    ),
+    (
+        r"executable file",
+        "the command is not in the image",
+        "correct command, args or image and create the job again",
+    ),
+    (
+        r"^FailedPrepareDynamicResources",
+        "the driver of a device of the pod does not work on this Kubernetes node",
+        f"{_DESCRIBE_NODE}; kubectl get resourceclaims -n {{namespace}}",
+    ),
+    (
+        r"^PostStartHookError",
+        "the command that lifecycle.postStart runs in the container failed",
+        "correct lifecycle in spec.template",
     ),
     (
         r"^CreateContainerError|^RunContainerError",

@@ -24,8 +24,8 @@ _OF_IMAGES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "the administrator of the nodes adds the registry to the configuration of the container runtime",
     ),
     (
-        re.compile(r"\b50\d \w+|unexpected commit (?:digest|size)", re.I),
-        "the registry answers with an error, or with damaged data",
+        re.compile(r"\b50\d \w+|unexpected (?:commit|EOF)|context canceled|connection reset", re.I),
+        "the registry answers with an error, or the connection to it breaks",
         "wait: the kubelet tries again; if it lasts, push the image again, or ask the administrator of the registry",
     ),
     (

@@ -107,8 +107,8 @@ _OF_GANGS = (
 )
 _REFUSALS: Mapping[str, tuple[str, str]] = {
     "CreateRefused": (
-        "a LimitRange, Pod Security or an admission webhook refuses it",
-        "kubectl describe limitrange,namespace/{namespace} -n {namespace}",
+        "the API server or an admission webhook refuses it",
+        "correct what the message names; kubectl describe limitrange,namespace/{namespace} -n {namespace}",
     ),
     "CreateFailed": ("the API server or an admission webhook does not answer", "nothing; the creates are sent again"),
     "InvalidSpec": ("the CRD accepted what this operator refuses", "correct the field that the message names"),
@@ -526,7 +526,8 @@ def _not_prepared(case: Case, pods: list[PodView], reason: str, message: str) ->
     if warnings:
         last, why = warnings[-1], str(warnings[-1].get("reason"))
         is_volume = _OF_VOLUMES.search(why) is not None
-        hint, todo = _of_kubelet(case, pod, f"{why}: {last.get('message')}") or ("", "")
+        known = _of_kubelet(case, pod, f"{why}: {last.get('message')}")
+        hint, todo = known or ("", "")
         place["next"] = "; ".join(filter(None, (todo, place["next"])))
         return case.verdict(
             "Volume" if is_volume else "Configuration",
@@ -534,6 +535,7 @@ def _not_prepared(case: Case, pods: list[PodView], reason: str, message: str) ->
             f"{case.name} waits: {pod.where} does not start: {last.get('message')}",
             [of_event(last), *(_of_claims(case) if is_volume else ())],
             hint=hint,
+            confidence="High" if known else "Medium",
             **place,
         )
     if events and events[-1].get("reason") == "Pulling":
