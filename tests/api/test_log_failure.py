@@ -52,6 +52,9 @@ BLOCK = (
             "own",
         ),
         ("RuntimeError: [/g/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv", "unknown"),
+        ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.", "unknown"),
+        (f"{NCCL}Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 40000", "unknown"),
+        (f"{NCCL.replace('system error', 'cuda error')}Cuda failure 2 'out of memory'", "own"),
         ("RuntimeError: the tracker says: connection reset by peer", "own"),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", "own"),
         ("requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('…'))", "own"),
@@ -62,6 +65,18 @@ def test_only_errors_of_torch_distributed_show_a_lost_peer(error: str, cause: st
     for prefix in ("", "[rank1]: "):
         lines = (FRAMES + error).split("\n")
         assert read("\n".join(prefix + line for line in lines)).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (f"{NCCL}Duplicate GPU detected", "unhandled system error (run with NCCL_DEBUG=INFO for details)"),
+        ("RuntimeError: Error(s) in loading state_dict for Net:\n\tDuplicate GPU detected", "Error(s) in loading"),
+    ],
+)
+def test_message_has_the_line_that_names_the_error(error: str, message: str) -> None:
+    found = read(FRAMES + error).message
+    assert message in found and found.endswith(": Duplicate GPU detected") and "::" not in found
 
 
 def test_error_that_the_program_raises_for_a_lost_peer_is_the_peers() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddpjob.client.verdict.advice import OF_KUBELETS, OF_REFUSALS
+from ddpjob.engine.advice import ROWS
 from tests.client.accuracy import HELD_BACK, Judged, judge, table
 from tests.client.situations import situations
 
@@ -31,6 +33,11 @@ def test_culprit_is_right(judged: list[Judged]) -> None:
     named = [each for each in judged if each.culprit is not None]
     assert len(named) >= 200
     assert sum(bool(each.culprit) for each in named) >= 0.98 * len(named), _wrong(judged, "culprit")
+
+
+def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:
+    given = {each.found.hint for each in judged}
+    assert [hint for _, hint, _ in (*ROWS, *OF_REFUSALS, *OF_KUBELETS) if hint not in given] == []
 
 
 def test_wrong_answers_are_counted() -> None:

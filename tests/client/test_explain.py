@@ -232,6 +232,18 @@ def test_a_pod_that_is_not_prepared_is_explained_by_its_kubelet(
     assert (found.stage, found.reason, found.is_abnormal, found.pod) == (stage, reason, is_abnormal, name)
 
 
+@pytest.mark.parametrize(("reason", "confidence"), [("FailedCreatePodSandBox", "High"), ("NewInThisKubelet", "Medium")])
+def test_a_warning_that_is_not_known_is_no_sure_cause(reason: str, confidence: str) -> None:
+    world = started(a_job(numNodes=1))
+    conditions = [{"type": "PodReadyToStartContainers", "status": "False"}]
+    pod = pending(world, node="worker", startTime=timestamp(NOW), conditions=conditions)
+    world.forward(11)
+    world.settle()
+    about = {"involvedObject": {"kind": "Pod", "name": pod["metadata"]["name"]}, "metadata": {}}
+    found = why(world, events=[about | {"type": "Warning", "reason": reason, "message": "-"}])
+    assert (found.reason, found.confidence) == (reason, confidence)
+
+
 def test_the_verdict_names_the_pod_that_the_condition_names() -> None:
     world = started()
     pending(world, 0, **unschedulable("0/3 nodes are available: 3 Insufficient cpu."))

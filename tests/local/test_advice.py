@@ -57,6 +57,12 @@ def test_advice_about_each_end_of_a_process_names_nothing_of_a_cluster() -> None
     }
 
 
+def test_advice_by_the_text_of_an_error_is_of_a_cluster_alone() -> None:
+    """It names the image and spec.resources, which local mode does not have."""
+    made, _ = judged(failed(1, exception="ModuleNotFoundError", message="No module named 'transformers'"))
+    assert not OF_A_CLUSTER_ALONE.findall(f"{made.hint} {made.next}")
+
+
 def test_advice_about_other_checkpoints_names_options_of_run_and_not_of_the_trainer() -> None:
     made, _ = judged(failed(78, kind="ConfigMismatch", message="m", hint="h", next="a new --checkpoint-dir"))
     assert "--fresh" in made.next and "--name" in made.next
