@@ -7,7 +7,7 @@ import pytest
 
 from ddpjob.client.verdict.advice import OF_KUBELETS, OF_REFUSALS
 from ddpjob.engine.advice import ROWS
-from tests.client.accuracy import HELD_BACK, Judged, judge, table
+from tests.client.accuracy import HELD_BACK, PAGE, Judged, judge, table
 from tests.client.situations import situations
 
 _FAMILIES = {name: found for name, found in situations().items() if name != HELD_BACK}
@@ -33,6 +33,12 @@ def test_culprit_is_right(judged: list[Judged]) -> None:
     named = [each for each in judged if each.culprit is not None]
     assert len(named) >= 200
     assert sum(bool(each.culprit) for each in named) >= 0.98 * len(named), _wrong(judged, "culprit")
+
+
+def test_the_page_has_these_figures(judged: list[Judged]) -> None:
+    """``python -m tests.client.accuracy --write`` writes them."""
+    found = {family: [e for e in judged if e.situation in each] for family, each in _FAMILIES.items()}
+    assert table(found | {HELD_BACK: [judge(each) for each in situations()[HELD_BACK]]}) in PAGE.read_text()
 
 
 def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ddpjob.api.spec import Backoff, RestartPolicy
 from ddpjob.api.status import LONG_RUN_SECONDS
+from ddpjob.engine.advice import ROWS
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
 from ddpjob.engine.state import RUN_SECONDS, TRAINED_SECONDS
@@ -45,7 +46,9 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   that fails at start, new attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no
   other node fits for {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one.
 
-A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet.
+A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet. For an
+exception, a signal or a start that failed, cause and next step depend on the text of the error where it is known: a
+library that the image lacks, a full volume, credentials, a driver that is too old and {len(ROWS) - 4} others.
 
 ## Limits and delays
 
