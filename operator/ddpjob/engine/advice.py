@@ -5,16 +5,19 @@ Texts: PyTorch 2.1 to 2.13, NCCL 2.18 to 2.27, CPython 3.10 to 3.13, botocore 1.
 """
 
 import re
+from collections.abc import Sequence
 
-_LESS_MEMORY = "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers"
+Row = tuple[str, str, str]
+"""Pattern, hint and next."""
+
+LESS_MEMORY = "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers"
 LESS_GPU_MEMORY = (
     "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
     "PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
 GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"
-_STORAGE = "kubectl describe node {node}; look at the server of the volume, at its mount and at its network"
 
-ROWS: tuple[tuple[str, str, str], ...] = (
+ROWS: Sequence[Row] = (
     (
         r"out of shared memory|shared memory (?:segment|object)|(?:to write to|open) file </?torch_|/dev/shm",
         "/dev/shm of the pod is too small for the data loader or for NCCL",
@@ -23,14 +26,14 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     (
         r"DataLoader worker \(pid.*(?:signal: Killed|exited unexpectedly)|OOM-killed",
         "the kernel killed a process of the pod, which often means that its memory limit was reached",
-        f"{{logs}}; {_LESS_MEMORY}",
+        f"{{logs}}; {LESS_MEMORY}",
     ),
     (
         r"\bibv_\w+ failed|memlock",
         "the container may not lock as much memory as InfiniBand needs",
         "add the capability IPC_LOCK in spec.template; the administrator of the nodes raises the limit memlock",
     ),
-    (r"^MemoryError|Cannot allocate memory|bad_alloc", "the program needs more memory than there is", _LESS_MEMORY),
+    (r"^MemoryError|Cannot allocate memory|bad_alloc", "the program needs more memory than there is", LESS_MEMORY),
     (
         r"driver on your system is too old|driver version is insufficient|unsatisfied condition: (?:cuda|driver)",
         "the driver of the Kubernetes node is older than CUDA in the image",
@@ -148,7 +151,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     (
         r"[Ss]tale file handle|Input/output error|[Tt]ransport endpoint",
         "the storage of a volume failed, or the connection to its server",
-        _STORAGE,
+        "kubectl describe node {node}; look at the server of the volume, at its mount and at its network",
     ),
     (
         r"Too many open files",
@@ -186,9 +189,9 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "use a lower learning rate, and look at the data of the step; {logs}",
     ),
 )
-"""Pattern, hint and next; placeholders as in ``failures.TABLE``."""
+"""Placeholders as in ``failures.TABLE``."""
 
 
-def advice(text: str) -> tuple[str, str] | None:
+def advice(text: str, rows: Sequence[Row] = ROWS) -> tuple[str, str] | None:
     """Return hint and next for the text of an error, which begins with its type; None if it is not known."""
-    return next(((hint, todo) for pattern, hint, todo in ROWS if re.search(pattern, text)), None)
+    return next(((hint, todo) for pattern, hint, todo in rows if re.search(pattern, text)), None)

@@ -17,7 +17,7 @@ from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.report import EndReport, Stall
 from ddpjob.api.status import Failure
 from ddpjob.api.text import attributed, shorten
-from ddpjob.engine.advice import GPU_MEMORY, LESS_GPU_MEMORY, advice
+from ddpjob.engine.advice import GPU_MEMORY, LESS_GPU_MEMORY, LESS_MEMORY, advice
 from ddpjob.engine.evidence import (
     CONFIG_ERROR,
     EXITED_EARLY,
@@ -313,7 +313,7 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.oom,
         action="RestartOnce",
         hint="the trainer needs more memory than its limit, or it leaks",
-        next="increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers",
+        next=LESS_MEMORY,
         local=(
             "the ranks need more memory than this machine lets them use, or they leak",
             "use less memory: fewer processes, a smaller batch, fewer data loader workers",

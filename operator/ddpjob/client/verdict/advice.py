@@ -3,11 +3,9 @@
 Texts: kube-apiserver and kubelet 1.29 to 1.36, containerd 2.1, CSI drivers and CNI plugins. tests/situations has them.
 """
 
-import re
 from collections.abc import Sequence
 
-Row = tuple[str, str, str]
-"""Pattern, hint and next; {namespace}, {pod} and {node} are names."""
+from ddpjob.engine.advice import Row, advice
 
 _DESCRIBE_NODE = "kubectl describe node {node}"
 OF_REFUSALS: Sequence[Row] = (
@@ -138,6 +136,9 @@ OF_KUBELETS: Sequence[Row] = (
 
 
 def advice_on(text: str, rows: Sequence[Row], **names: str) -> tuple[str, str] | None:
-    """Return hint and next for a text, which begins with the reason if there is one; None if it is not known."""
-    found = next(((hint, todo) for pattern, hint, todo in rows if re.search(pattern, text)), None)
+    """Return hint and next for a text, which begins with the reason; None if it is not known.
+
+    names: values for {namespace}, {pod} and {node} in next.
+    """
+    found = advice(text, rows)
     return found and (found[0], found[1].format(**names))
