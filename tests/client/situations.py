@@ -56,9 +56,12 @@ def situations() -> dict[str, list[Json]]:
     return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
-def answer(situation: Json) -> Explanation:
-    """Return what ``ddpjob why`` says in this situation."""
-    return Reached(situation).explanation()
+def answer(situation: Json, *, pods_are_gone: bool = False) -> Explanation:
+    """Return what ``ddpjob why`` says in this situation, or after its pods and their logs were deleted."""
+    reached = Reached(situation)
+    if pods_are_gone:
+        reached.facts["pods"], reached.logs = [], {}
+    return reached.explanation()
 
 
 class Reached:

@@ -8,7 +8,7 @@ import pytest
 from ddpjob.client.verdict.advice import OF_KUBELETS, OF_REFUSALS
 from ddpjob.engine.advice import ROWS
 from tests.client.accuracy import HELD_BACK, PAGE, Judged, judge, table
-from tests.client.situations import situations
+from tests.client.situations import answer, situations
 
 _FAMILIES = {name: found for name, found in situations().items() if name != HELD_BACK}
 
@@ -39,6 +39,15 @@ def test_the_page_has_these_figures(judged: list[Judged]) -> None:
     """``python -m tests.client.accuracy --write`` writes them."""
     found = {family: [e for e in judged if e.situation in each] for family, each in _FAMILIES.items()}
     assert table(found | {HELD_BACK: [judge(each) for each in situations()[HELD_BACK]]}) in PAGE.read_text()
+
+
+def test_answers_about_failed_jobs_are_the_same_after_their_pods_are_gone(judged: list[Judged]) -> None:
+    failed = [e for e in judged if {"failed", "report"} & e.situation.keys() and e.found.state == "Failed"]
+    assert len(failed) >= 150
+    for each in failed:
+        gone = answer(each.situation, pods_are_gone=True)
+        named = ("stage", "reason", "hint", "next", "confidence", "node_rank", "rank", "where", "exception")
+        assert [getattr(gone, name) for name in named] == [getattr(each.found, name) for name in named]
 
 
 def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:
