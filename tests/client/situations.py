@@ -9,7 +9,8 @@ What happens is one of
     pending, preparing: {} or more of the pod's status, before and after the kubelet has accepted it.
     status: of a pod that ends from outside; with ``deleting``, and ``disruption``, a reason of DisruptionTarget. gone.
     failed: how the program ends, see ``_failed``. report: the same as a report of ddprun, with ``peer_reports``.
-    refused: the API server's text, or [reason, text]. problem: [reason, text] of a create. queue: the job's queue.
+    refused: the API server's text, or [reason, text]. problem: [reason, text] of a create.
+    queue: of the job; workload: [type, status, reason, message] of a condition of its Workload.
     steps: what is done one after the other, see ``_STEPS``.
 and more of it: events ([seconds ago, type, reason, message, component] about the pod), claims, quotas, spec, pod_spec,
 after (seconds), attempts, more (node: what happens to its pod).
@@ -110,7 +111,13 @@ class Reached:
     def _queue(self) -> None:
         self.world.job["metadata"]["labels"] = {names.LABEL_QUEUE: self.situation["queue"]}
         self.world.settings = EngineSettings(kueue=self.situation.get("kueue", True))
+        self.world.found[names.FLAVORS, "h100"] = {"metadata": {"name": "h100"}, "spec": {}}
         self.world.settle()
+        if (condition := self.situation.get("workload")) is not None:
+            (workload,) = self.world.groups[names.WORKLOADS].values()
+            found = dict(zip(("type", "status", "reason", "message"), condition, strict=True))
+            workload["status"] = {"conditions": [found | {"lastTransitionTime": timestamp(self.world.now)}]}
+            self.world.settle()
         if "pending_jobs" in self.situation:
             mine = {"metadata": {"name": names.service_name("mnist", UID)}, "positionInLocalQueue": 1}
             self.facts["pending"] = [{"metadata": {"name": "other"}}, mine | {"positionInClusterQueue": 1}]
