@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob.client.verdict.advice import OF_KUBELETS, OF_REFUSALS
+from ddpjob.client.verdict.advice import OF_KUBELETS, OF_QUEUES, OF_REFUSALS
 from ddpjob.engine.advice import ROWS
 from tests.client.accuracy import HELD_BACK, PAGE, Judged, judge, table
 from tests.client.situations import answer, situations
@@ -52,7 +52,7 @@ def test_answers_about_failed_jobs_are_the_same_after_their_pods_are_gone(judged
 
 def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:
     given = {each.found.hint for each in judged}
-    assert [hint for _, hint, _ in (*ROWS, *OF_REFUSALS, *OF_KUBELETS) if hint not in given] == []
+    assert [hint for _, hint, _ in (*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_KUBELETS) if hint not in given] == []
 
 
 def test_wrong_answers_are_counted() -> None:

@@ -1,10 +1,12 @@
-"""What to do about a pod that the API server refuses or a kubelet does not start, by the text. The first row applies.
+"""What to do about jobs that no queue admits, pods that the API server refuses, and pods that a kubelet does not start.
 
-Texts: kube-apiserver and kubelet 1.29 to 1.36, containerd 2.1, CSI drivers and CNI plugins. tests/situations has them.
+By the text: the first row applies. Texts: Kueue 0.14, kube-apiserver and kubelet 1.29 to 1.36, containerd 2.1, drivers
+of volumes and network plugins; tests/situations has them.
 """
 
 from collections.abc import Sequence
 
+from ddpjob.api import names
 from ddpjob.engine.advice import Row, advice
 
 _DESCRIBE_NODE = "kubectl describe node {node}"
@@ -48,6 +50,24 @@ OF_REFUSALS: Sequence[Row] = (
         "correct spec.resources; kubectl describe limitrange -n {namespace}",
     ),
     (r" is invalid: ", "the API server does not accept the pod", "correct the field that the message names"),
+)
+# https://github.com/kubernetes-sigs/kueue/blob/v0.14.0/pkg/scheduler/flavorassigner/flavorassigner.go
+OF_QUEUES: Sequence[Row] = (
+    (
+        r"maximum capacity",
+        "the job asks for more than its whole queue has",
+        "request less in spec.resources, use fewer nodes, or another queue",
+    ),
+    (
+        r"node affinity|untolerated taint|unavailable in ClusterQueue",
+        "no flavor of the queue fits what the job asks for",
+        "correct spec.resources, or nodeSelector, affinity and tolerations in spec.template, or use another queue",
+    ),
+    (
+        r"is inactive|is stopped|doesn't exist",
+        "the queue is stopped or does not exist",
+        f"correct the label {names.LABEL_QUEUE} or use another queue; its administrator may start it again",
+    ),
 )
 OF_KUBELETS: Sequence[Row] = (
     (

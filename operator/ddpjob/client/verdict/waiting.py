@@ -9,7 +9,7 @@ from ddpjob.api.names import LAUNCHER
 from ddpjob.api.objects import Json, condition, element, event_time
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
-from ddpjob.client.verdict.advice import OF_KUBELETS, OF_REFUSALS, advice_on
+from ddpjob.client.verdict.advice import OF_KUBELETS, OF_QUEUES, OF_REFUSALS, advice_on
 from ddpjob.client.verdict.autoscalers import NODE_ADDED, no_node_added, node_added, scaling
 from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
@@ -149,6 +149,12 @@ def queued(case: Case) -> Explanation | None:
     place = _place_in_queue(case)
     text = f"{case.name} waits: {running.message}" + (f"; it is {place.value} there" if place else "")
     waits = running.reason == WAITING
+    if (
+        waits
+        and "insufficient unused quota" not in running.message
+        and (stuck := advice_on(running.message, OF_QUEUES))
+    ):
+        waits, hint, todo = False, *stuck
     return case.verdict(
         "Quota",
         running.reason,
