@@ -287,8 +287,8 @@ class Reached:
 
     def train(self, report: int | Json) -> None:
         more = {"step": report} if isinstance(report, int) else report
-        told = {"schema": 3, "phase": "train", "totalSteps": 1000, "stepsPerSecond": 10.0} | more
-        self.world.progress = (told, self.world.pod(0)["metadata"]["name"])
+        sent = {"schema": 3, "phase": "train", "totalSteps": 1000, "stepsPerSecond": 10.0} | more
+        self.world.progress = (sent, self.world.pod(0)["metadata"]["name"])
         self.world.settle()
 
     def forward(self, seconds: float) -> None:
