@@ -371,7 +371,7 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
     late: Counter[tuple[str, ...]] = Counter()
     made: set[tuple[str, ...]] = set()
     attempts: dict[str, int] = defaultdict(int)
-    beyond_first: set[str] = set()
+    closed: dict[str, int] = {}
     again: dict[str, float] = {}
     for time, change in changes:
         meta = change.obj["metadata"]
@@ -379,8 +379,8 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
             gone |= {meta["uid"]: time} if change.type == "DELETED" else {}
             status = change.obj.get("status") or {}
             attempts[meta["uid"]] = int(status.get("attempt") or 0)
-            if attempts[meta["uid"]] > 1 or "verdict" in ((status.get("currentAttempt") or {}).get("ending") or {}):
-                beyond_first.add(meta["uid"])
+            is_closed = "verdict" in ((status.get("currentAttempt") or {}).get("ending") or {})
+            closed[meta["uid"]] = attempts[meta["uid"]] - (not is_closed)
         labels = meta.get("labels") or {}
         is_node = names.LABEL_JOB_UID in labels and names.LABEL_PROBE not in labels
         if change.resource is not names.PODS or change.type != "ADDED" or not is_node:
@@ -391,7 +391,8 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
             again[meta["uid"]] = time
         has_heard = late[node] > operators or time - gone.get(node[0], time) > NOTICE_SECONDS
         if node in made and meta["name"] not in late_creates:
-            may_be_twice = operators > 1 and node[1] == "1" and node[0] in beyond_first
+            # Another operator abandoned the attempt, and deleted the pod, a moment before this one heard of it.
+            may_be_twice = operators > 1 and int(node[1]) <= closed.get(node[0], 0)
             assert may_be_twice or (node[0] in gone and not has_heard), f"{meta['name']} was created twice"
             again[meta["uid"]] = time
         made.add(node)
