@@ -65,7 +65,7 @@ class WaitTimeoutError(DDPJobError, TimeoutError):
 class StoppedError(DDPJobError):
     """A wait, a watch or logs ended because the client was closed, or the caller asked for it. The jobs go on."""
 
-    def __init__(self, error: str = "the client was closed, or the caller has stopped to wait") -> None:
+    def __init__(self, error: str = "the client was closed, or the caller has stopped waiting") -> None:
         super().__init__(error, "the jobs go on")
 
 

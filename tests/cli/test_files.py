@@ -46,7 +46,9 @@ def test_validate_warns_of_a_device_that_nobody_has_and_of_nodes_without_checkpo
     assert done.code == 0
     assert 'no known device is named nvidia.com/gpus (did you mean "nvidia.com/gpu"?)' in done.out
     assert "without checkpoint each restart begins the training again" in done.out
-    fine = shell_job("mnist", "true", resources={"limits": {"nvidia.com/gpu": 8, "nvidia.com/mig-1g.5gb": 1}})
+    fine = shell_job(
+        "mnist", "true", resources={"limits": {"nvidia.com/gpu": 8, "nvidia.com/mig-1g.5gb": 1, "nvidia.com/gpumem": 9}}
+    )
     assert ddpjob("validate", "-", stdin=yaml.safe_dump(fine)).out == "-: 1 DDPJob, valid\n"
     wrong = shell_job("mnist", "true", restartPolicy=[], args="--lr")
     text = ddpjob("validate", "-", stdin=yaml.safe_dump(wrong)).out

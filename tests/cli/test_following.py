@@ -142,6 +142,10 @@ def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: P
     assert "command is immutable" in ddpjob("set", "tiny", "command=[false]").is_refused()[0]
     assert 'no field "maxRestart"' in ddpjob("set", "tiny", "restartPolicy.maxRestart=1").is_refused()[0]
     assert "only fields of the spec" in ddpjob("set", "tiny", "metadata.labels.a=b").is_refused()[0]
+    assert "a list is set as a whole" in " ".join(
+        ddpjob("set", "tiny", "restartPolicy.rules[0].action=Fail").is_refused()
+    )
+    assert "ddpjob resume tiny" in ddpjob("set", "tiny", "suspend=false").is_refused()[2]
     assert "no container to run a command in" in ddpjob("exec", "tiny", "--", "true").is_refused()[0]
 
 

@@ -17,7 +17,7 @@ from tests.client.situations import answer, situations
 
 PAGE = Path(__file__).parents[2] / "docs" / "why-accuracy.md"
 HELD_BACK = "held-back"
-"""The family that was written after the rules were mended; nothing is changed for it."""
+"""The family that was written after the rules were corrected; nothing is changed for it."""
 _CULPRIT = {"node": "node_rank", "rank": "rank", "where": "where", "step": "step", "missing": "missing_nodes"}
 
 

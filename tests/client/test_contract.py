@@ -75,7 +75,15 @@ def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World) -
     old = client.submit(world.job("mnist"))
     client.delete(old)
     new = client.submit(world.job("mnist"))
-    for act in (client.suspend, client.resume, client.restart, lambda job: client.wait(job, timeout=60)):
+    acts = (
+        client.suspend,
+        client.resume,
+        client.restart,
+        lambda job: client.change(job, {"restartPolicy": {"maxRestarts": 7}}),
+        lambda job: client.wait(job, timeout=60),
+        lambda job: client.wait_all([job], timeout=60),
+    )
+    for act in acts:
         with pytest.raises(JobNotFoundError, match="there is another of this name"):
             act(old)
     with pytest.raises(DDPJobError):

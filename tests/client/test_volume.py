@@ -393,6 +393,17 @@ def test_a_file_that_no_pull_wrote_is_not_replaced(content: str, tmp_path: Path)
     assert files_below(here) == {"Makefile"}
 
 
+def test_a_kill_before_a_file_is_replaced_lets_the_next_pull_replace_it(tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume" / "a").write_text("one")
+    pulled(tmp_path / "volume", tmp_path / "here", everything=True)
+    with (tmp_path / "here" / RECORD).open("a") as lines:
+        lines.write(json.dumps({"path": "a", "sha256": hashlib.sha256(b"two").hexdigest()}) + "\n")
+    (tmp_path / "volume" / "a").write_text("three")
+    assert pulled(tmp_path / "volume", tmp_path / "here", everything=True).complete
+    assert (tmp_path / "here" / "a").read_text() == "three"
+
+
 @pytest.mark.parametrize("content", ["my own longer text", "MINE"], ids=["longer", "same-size"])
 def test_a_pull_replaces_its_own_file_until_the_user_changes_it(content: str, tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()

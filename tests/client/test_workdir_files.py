@@ -162,6 +162,12 @@ def test_a_file_with_a_private_key_is_refused_unless_a_rule_includes_it(content:
     assert "deep/notes.txt" in pack(tmp_path).names, "a program that looks for keys"
 
 
+def test_an_example_of_a_file_with_passwords_is_sent_only_without_a_key(tmp_path: Path) -> None:
+    grow(tmp_path, {"train.py": "x", ".env.example": KEYS["pem"]})
+    with pytest.raises(InvalidJobError, match=r"\.env\.example holds a private key"):
+        pack(tmp_path)
+
+
 def test_the_rules_of_another_repository_above_do_not_apply(tmp_path: Path) -> None:
     grow(tmp_path, {".gitignore": "*.py", "mine/train.py": "x", "mine/.git": "gitdir: elsewhere"})
     assert sent(tmp_path / "mine") == ["train.py"]

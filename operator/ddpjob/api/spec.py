@@ -480,7 +480,7 @@ class DDPJobSpec(ApiModel):
     """
     completion_grace_seconds: Seconds = 300
     """Maximum seconds from the first node's exit code 0 until all have ended. The restart after them counts, and
-    doubles them for the next attempt, up to eight times."""
+    doubles them for the next attempt, to at most eight times this value."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=YEAR)] | None = None
     """Seconds after which a finished job and its pods are deleted; default: never."""
     pod_retention: Literal["LastAttempt", "None", "All"] = "LastAttempt"

@@ -121,7 +121,7 @@ def set(  # noqa: A001 - the name of the command
 def on_each(jobs: "Sequence[tuple[Client, str]]", action: Action, done: str) -> int:
     """Carry out an action on each job, on several at once, and print what became of each. Return the exit code.
 
-    A cluster that does not answer is asked once, not once for each job. Raises ``DDPJobError`` for a single job.
+    A cluster that does not answer is not asked for all of many jobs. Raises ``DDPJobError`` for a single job.
     """
     away: dict[Client, DDPJobError] = {}
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from ddpjob.cli.options import Env, Gpus, Launcher, MaxRestarts, Memory, Volume
+from ddpjob.cli.options import Checkpoint, Env, Gpus, Launcher, MaxRestarts, Memory
 from ddpjob.cli.text import one_line
 from ddpjob.errors import InvalidJobError
 
@@ -26,7 +26,7 @@ def init(
     ] = None,
     gpus: Gpus = None,
     memory: Memory = None,
-    checkpoint: Volume = None,
+    checkpoint: Checkpoint = None,
     max_restarts: MaxRestarts = None,
     env: Env = None,
     name: Annotated[

@@ -87,7 +87,8 @@ def ls(
                 print(f"jobs on {one_line(where)}:", file=sys.stderr, flush=True)
             show_jobs(jobs, output)
         else:
-            print(f"no jobs on {one_line(where)}; ddpjob run starts a job", file=sys.stderr)
+            in_state = f" in the state {one_line(' or '.join(states))}" if states else ""
+            print(f"no jobs{in_state} on {one_line(where)}; ddpjob run starts a job", file=sys.stderr)
     for problem in damaged:
         show_error(problem)
     if trouble is not None:

@@ -20,7 +20,7 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
-from ddpjob.cli.options import Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, Request, StateDir, Volume
+from ddpjob.cli.options import Checkpoint, Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, Request, StateDir
 from ddpjob.cli.text import SIMILAR, show_error
 from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
@@ -49,7 +49,7 @@ def run(
     nproc: Nproc = None,
     gpus: Gpus = None,
     memory: Memory = None,
-    checkpoint: Volume = None,
+    checkpoint: Checkpoint = None,
     max_restarts: MaxRestarts = None,
     env: Env = None,
     launcher: Launcher = None,
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors=SIMILAR)  # type: ignore[union-attr]
-    warnings.filterwarnings("ignore", message="Unverified HTTPS request")  # the kubeconfig says so: once was enough
+    warnings.filterwarnings("ignore", message="Unverified HTTPS request")  # the kubeconfig asks for it
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["--show-completion"], ["--install-completion"]) and arguments[1:]:
         os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # Typer then takes the name of a shell

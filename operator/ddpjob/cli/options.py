@@ -29,7 +29,7 @@ MetricsDir = Annotated[
     ),
 ]
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.")]
-Names = Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Names of the jobs.")]
+Names = Annotated[list[str] | None, Argument(metavar="NAME", help="Names of the jobs.")]
 Selector = Annotated[
     str | None,
     Option(
@@ -50,7 +50,7 @@ Gpus = Annotated[
 Memory = Annotated[
     str | None, Option("--memory", metavar="SIZE", help="Memory of each node, for example 8Gi (request and limit).")
 ]
-Volume = Annotated[
+Checkpoint = Annotated[
     str | None,
     Option(
         "--checkpoint",

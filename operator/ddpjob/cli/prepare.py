@@ -68,6 +68,10 @@ def read_changed(
 
     script_args: of the script, or appended to ``spec.args``, also if ``--set`` replaces these.
     """
+    if words.get("checkpoint") and any(text.partition("=")[0].strip() == "numNodes" for text in assignments):
+        raise LocalError(
+            "--set numNodes=… beside --checkpoint", "how a new volume is mounted depends on the nodes", "use --nodes N"
+        )
     file = jobfile.read(source, script_args, launcher)
     file.job["spec"] = with_words(file.job["spec"], words)
     for assignment in assignments:
@@ -132,6 +136,9 @@ def assign(job: Json, assignment: str, *, is_patch: bool = False) -> None:
         if not equals:
             raise LocalError("the = is missing", "it takes FIELD=VALUE")
         parts = _parts(path.strip())
+        if is_patch and any(isinstance(part, int) for part in parts):
+            # A merge patch replaces lists.
+            raise LocalError("one entry of a list cannot be set", "a list is set as a whole", "FIELD='[…]'")
         _put(job, parts, _value(text, _schema_of(parts)), keeps_null=is_patch)
         require_known_fields(job)
     except DDPJobError as error:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
 from ddpjob.api.objects import Json
 from ddpjob.cli.logs import print_lines
-from ddpjob.cli.options import Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, StateDir, Volume
+from ddpjob.cli.options import Checkpoint, Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, StateDir
 from ddpjob.cli.place import Context, for_new_job
 from ddpjob.cli.text import number_of, one_line, show_error, size_text
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
@@ -44,7 +44,7 @@ def submit(
     nproc: Nproc = None,
     gpus: Gpus = None,
     memory: Memory = None,
-    checkpoint: Volume = None,
+    checkpoint: Checkpoint = None,
     max_restarts: MaxRestarts = None,
     env: Env = None,
     launcher: Launcher = None,

@@ -281,7 +281,10 @@ class Client(Protocol):
         stop: Callable[[], object] | None = None,
     ) -> Jobs:
         """Return all jobs when the last has finished, in the order in which they are given. Raises as ``watch``."""
-        wanted = [self.get(job) for job in jobs]
+        given = list(jobs)
+        wanted = [self.get(job) for job in given]
+        for job, found in zip(given, wanted, strict=True):
+            require_same(job, found.uid)
         done = {job.uid: job for job in self.as_completed(wanted, timeout=timeout, stop=stop)}
         return [done[job.uid] for job in wanted]
 

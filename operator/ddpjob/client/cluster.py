@@ -128,6 +128,7 @@ class ClusterClient(Client):
         from ddpjob.client.cluster_logs import JobLogs
 
         found = self.get(job)
+        require_same(job, found.uid)
         if ranks is not None:
             nodes = nodes_of(found, ranks)
             all_nodes = nodes is None
@@ -203,8 +204,8 @@ class ClusterClient(Client):
         claim = checkpoint.get("claimName") or names.claim_name(found.name)
         raise UnavailableError(
             f"the metrics of the job {found.name} are in the cluster: on the volume of the claim {claim}",
-            "this machine reads a copy of them: the folder metrics of that volume",
-            f"ddpjob pull {found.name} --metrics copies it; then add --metrics DIR with the directory of the copy",
+            "ddpjob plot and report read them through a pod",
+            f"client.pull({found.name!r}, DIR, metrics=True) copies them",
         )
 
     def ranks(self, job: str | DDPJob) -> "RankTable":
@@ -230,6 +231,7 @@ class ClusterClient(Client):
         from ddpjob.client.jobspec import changed_spec
 
         found = self.get(job)
+        require_same(job, found.uid)
         changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
         return self._change(found, spec)
 
@@ -238,6 +240,7 @@ class ClusterClient(Client):
         from ddpjob.client.volume.pod_exec import exit_code_of
 
         found = self.get(job)
+        require_same(job, found.uid)
         pod = names.pod_name(found.name, str(found.uid), require_running(found), node)
         place = (str(found.namespace), pod, names.TRAINER_CONTAINER)
         return exit_code_of(self._connection, *place, list(command), on_output=on_output)

@@ -114,7 +114,9 @@ def changed_spec(name: str, spec: Json, patch: Json) -> Json:
     made = _patched(spec, patch)
     if wrong := forbidden_changes(spec, made):
         raise InvalidJobError(
-            f"the job {name} cannot change so: {'; '.join(wrong)}", _REFERENCE, f"ddpjob get {name} -o yaml shows it"
+            f"the job {name} cannot change in this way: {'; '.join(wrong)}",
+            _REFERENCE,
+            f"ddpjob get {name} -o yaml shows it",
         )
     return made
 

@@ -272,9 +272,14 @@ class LocalClient(Client):
         from ddpjob.local.admission import admit
 
         record, found = self._unfinished(job)
-        if record.runner() is not None:
+        if "suspend" in spec:
             raise LocalError(
-                f"{found.name} runs, and on this machine a job changes only while it is suspended",
+                f"suspend of {found.name} is not changed here", "a process of this machine has to start or end the job",
+                f"ddpjob suspend {found.name}, or ddpjob resume {found.name}",
+            )  # fmt: skip
+        if record.runner() is not None or not found.spec.suspend:
+            raise LocalError(
+                f"{found.name} is not suspended, and on this machine a job changes only while it is suspended",
                 "its process has read the spec",
                 f"ddpjob suspend {found.name}, then the change, then ddpjob resume {found.name}",
             )

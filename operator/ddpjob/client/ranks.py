@@ -20,7 +20,7 @@ _OF_TORCH = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 class RankState(WireModel):
     """One process of the training."""
 
-    model_config = ConfigDict(allow_inf_nan=False)  # which the JSON of Python can hold
+    model_config = ConfigDict(allow_inf_nan=False)  # Python's JSON has them
 
     rank: int
     """Global rank."""
@@ -82,7 +82,7 @@ def require_running(job: DDPJob) -> int:
     if job.finished or current is None or not current.number or current.verdict is not None:
         raise UnavailableError(
             f"no rank of {job.name} runs: it is {job.state}",
-            "only the ranks of a running attempt have a pace",
+            "the job has no attempt that runs",
             f"ddpjob get {job.name} shows what it has done",
         )
     return current.number

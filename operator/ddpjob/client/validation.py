@@ -24,11 +24,15 @@ from ddpjob.client.jobfile import (
     without_server_fields,
 )
 from ddpjob.engine.launcher import injection_warning, launch_warning
-from ddpjob.errors import DDPJobError, InvalidJobError, did_you_mean
+from ddpjob.errors import DDPJobError, InvalidJobError
 from ddpjob.local.admission import admit, faults
 
 Severity = Literal["error", "warning"]
-_DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "nvidia.com/gpu.shared")
+_DEVICES = {
+    "gpu": "nvidia.com/gpu",
+    **{f"{of}{end}/gpu": f"{of}.com/gpu" for of in ("nvidia", "amd") for end in ("", ".com")},
+}
+"""By what is written in their place. Device plugins of others have names such as nvidia.com/gpumem."""
 
 
 class Found(NamedTuple):
@@ -150,8 +154,9 @@ def _warnings(document: Json) -> Iterator[Found]:
             yield Found("warning", ("spec", "command"), warning)
     for kind, resources in (document["spec"].get("resources") or {}).items():
         for name in resources or ():
-            if "gpu" in name and name not in _DEVICES and (hint := did_you_mean(name, _DEVICES)):
-                yield Found("warning", ("spec", "resources", kind, name), f"no known device is named {name}", hint)
+            if (meant := _DEVICES.get(name.lower().removesuffix("s"), name)) != name:
+                place, hint = ("spec", "resources", kind, name), f'did you mean "{meant}"?'
+                yield Found("warning", place, f"no known device is named {name}", hint)
     if job.spec.num_nodes > 1 and job.spec.checkpoint is None and job.spec.restart_policy.max_restarts != 0:
         lost = "without checkpoint each restart begins the training again, and each node that is lost causes one"
         yield Found("warning", ("spec",), lost, "docs/write-a-job.md describes the volume")

@@ -40,6 +40,16 @@ ROWS: Sequence[Row] = (
         "use an image with an older CUDA, or nodes with a newer driver",
     ),
     (
+        r"unable to apply cgroup",
+        "the runtime of the Kubernetes node cannot limit the container",
+        "kubectl describe node {node}; its administrator looks at the kubelet and the runtime",
+    ),
+    (
+        r"chdir to cwd",
+        "the working directory does not exist in the container, or its user may not enter it",
+        "correct workingDir, or podSecurity.runAsUser and fsGroup",
+    ),
+    (
         r"error mounting",
         "a path that the container mounts does not exist on the Kubernetes node, or not in the image",
         "correct volumeMounts in spec.template; for a path of the GPU driver, kubectl describe node {node}",
@@ -71,7 +81,7 @@ ROWS: Sequence[Row] = (
     ),
     (r"ALLOC_FAILED|NOT_INITIALIZED|'out of memory'", GPU_MEMORY, LESS_GPU_MEMORY),
     (
-        r"system not yet initialized|cudaGetDeviceCount|nvidia-container-cli: initialization error|CDI devices",
+        r"system not yet initialized|cudaGetDeviceCount|nvidia-container-cli|error running \w*hook|CDI devices",
         "the driver of the Kubernetes node, or the fabric manager of its GPUs, does not work",
         "kubectl describe node {node}; its administrator restarts the driver or the fabric manager",
     ),
@@ -87,7 +97,8 @@ ROWS: Sequence[Row] = (
         "correct NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env",
     ),
     (
-        r"\bsocket[A-Z]\w+|No route to host|Software caused connection abort|transport/tcp",
+        r"\bsocket(?:Start|Poll|Try|Finish|Progress|Wait|Send|Recv|Connect|Accept)\w*|No route to host"
+        r"|Software caused connection abort|transport/tcp",
         "the network does not connect the pods on the interface that was chosen",
         "look at NetworkPolicies; set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface of the pod network",
     ),
@@ -112,18 +123,18 @@ ROWS: Sequence[Row] = (
         "add the CA certificate to the image, or mount it and name it in SSL_CERT_FILE and REQUESTS_CA_BUNDLE",
     ),
     (
-        r"credentials(?: were)? not found|locate credentials|api_key not configured|gated repo|\b401 |Unauthorized"
-        r"|ExpiredToken|InvalidAccessKey",
+        r"credentials(?: were)? not found|locate credentials|api_key not configured|gated repo|401\)"
+        r"|\b401 (?:Client|Un)|\bUnauthorized|ExpiredToken|InvalidAccessKey",
         "the credentials of a service are missing, or it refuses them",
         "put them into a Secret that env or envFrom names (HF_TOKEN, AWS_ACCESS_KEY_ID), or set serviceAccountName",
     ),
     (
-        r"Access ?Denied|\b403 |Forbidden|does not have \S+ access",
+        r"Access ?Denied|\b403 (?:Client|Forb)|403\)|\bForbidden(?! \w)|does not have \S+ access",
         "the account of the program lacks a right",
         "give the right to the role of its serviceAccountName, or use other credentials in a Secret",
     ),
     (
-        r"SlowDown|reduce your request rate|\b429 |rate limit",
+        r"SlowDown|reduce your request rate|\b429 (?:Client|Too)|429\)|rate limit",
         "a service refuses so many requests",
         "use fewer workers, or more retries with longer delays",
     ),
@@ -166,7 +177,7 @@ ROWS: Sequence[Row] = (
     (
         r"^(?:ModuleNotFound|Import)Error|cannot open shared object file|Failed to find C compiler",
         "the image lacks a module, a library or a compiler, or has another version of it",
-        "install the right version in the image, and create the job again",
+        "install the right version in the image; send modules of your own with submit --workdir",
     ),
     (
         r"can't open file|error: (?:unrecognized|the following) arguments|error: argument ",

@@ -520,7 +520,7 @@ TABLE: tuple[Judgement, ...] = (
         "the log says that a collective of NCCL or gloo timed out",
         lambda e, _: _OF_A_TIMEOUT.search(_text(e)) is not None,
         provisional=True,
-        hint="a rank did not take part in the collective: it hangs, failed in silence, or called another one",
+        hint="a rank did not take part in the collective: it hangs, ended without a message, or called another one",
         next="{logs}, and of the other nodes: look for the rank that did not wait; ddprun names it, with its stack",
         local=("a rank did not take part in the collective: it hangs, or called another one", "{logs}"),
     ),
@@ -570,8 +570,10 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
         action = "Restart" if context.has_trained or context.starts_elsewhere or is_first else "Fail"
         is_suspected = action == "Restart" and not context.fails_elsewhere
         if action == "Restart" and not context.is_local:
-            cause, todo = _OF_THE_NODE if is_suspected else _OF_ALL_NODES
-            hint, reported = f"{hint}; or a fault of {cause}", _NO_REPORT
+            cause, look = _OF_THE_NODE if is_suspected else _OF_ALL_NODES
+            hint = f"{hint}; or a fault of {cause}"
+            if context.has_trained or context.starts_elsewhere:  # else a wrong spec is more probable
+                todo, reported = look, _NO_REPORT
     return replace(
         row,
         reason=reason,

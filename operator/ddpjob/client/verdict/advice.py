@@ -91,12 +91,12 @@ OF_KUBELETS: Sequence[Row] = (
         "an init container fails again and again",
         "kubectl logs {pod} -n {namespace} --all-containers; correct initContainers in spec.template",
     ),
-    (r"(?i)signature", "a policy of the nodes requires an image that is signed", "sign the image, or use a signed one"),
     (
         r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
         "the Secret, ConfigMap or key that the message names does not exist",
         "create it, or correct env, envFrom, volumes or template and create the job again",
     ),
+    (r"(?i)signature", "a policy of the nodes requires an image that is signed", "sign the image, or use a signed one"),
     (
         r"executable file",
         "the command is not in the image",

@@ -230,7 +230,7 @@ class Choice:
     hidden: bool = False
 
     def leaves_out(self, path: str) -> bool:
-        """Return whether a file is hidden and not asked for: git, shells and editors run what such files say."""
+        """Return whether a file is hidden and not asked for: it may hold commands for git, a shell or an editor."""
         return bool(_OWN.search(path) or (not self.hidden and _HIDDEN.search(path)))
 
 

@@ -175,7 +175,7 @@ def _require_success(data: bytes, errors: str) -> None:
 
 
 def _exit_code(data: bytes) -> int:
-    """Return the exit code in the status of a program. Raises ``CutError`` if it was not started, or not heard of."""
+    """Return the exit code in the status of a program. Raises ``CutError`` if there is none."""
     try:
         status = cast(Json, json.loads(data))
         if status.get("status") == "Success":

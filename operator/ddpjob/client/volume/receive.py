@@ -5,7 +5,7 @@ and the next transfer asks for the rest only. The digest of the whole file is co
 another file, or one that a power cut has damaged, is noticed; the file is then asked for from its beginning, once.
 
 The image that sends the files is not trusted: only a file that an earlier transfer wrote is replaced, and no link below
-the directory is followed. A volume with ``.git/config`` once ran its commands at the next ``git status``.
+the directory is followed. A ``.git/config`` of a volume would run commands at the next ``git status``.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ class _Target:
 
     def __init__(self, to: Path) -> None:
         self.path = to
-        self.written: dict[str, str] = {}
+        self.written: dict[str, set[str]] = {}
         self._root: int | None = None
 
     def open(self) -> None:
@@ -113,7 +113,7 @@ class _Target:
             for line in lines:
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # the last one may be cut
                     entry = json.loads(line)
-                    self.written[entry["path"]] = entry["sha256"]
+                    self.written.setdefault(entry["path"], set()).add(entry["sha256"])
 
     def folder_of(self, path: str) -> int:
         """Return a descriptor of the folder of a path below, which is created, without following a link."""
@@ -132,7 +132,7 @@ class _Target:
         """Record a file before it gets its name, so that after a kill the next transfer may replace it."""
         with self._record(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as lines:
             lines.write(json.dumps({"path": path, "sha256": sha256}) + "\n")
-        self.written[path] = sha256
+        self.written.setdefault(path, set()).add(sha256)
 
     def close(self) -> None:
         if self._root is not None:
@@ -204,7 +204,7 @@ class _Part:
         return False
 
     def _forget_old(self) -> None:
-        if self.is_old and self._target.written.get(self.wanted.path) != self._digest.hexdigest():
+        if self.is_old and self._digest.hexdigest() not in self._target.written.get(self.wanted.path, ()):
             raise self._in_the_way()
         self._digest, self.have, self.was_here, self.is_old = hashlib.sha256(), 0, 0, False
 

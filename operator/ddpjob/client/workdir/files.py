@@ -19,45 +19,14 @@ _DEFAULTS = (
     *(".hg/", ".svn/", "__pycache__/", "*.py[co]", ".venv/", "venv/", ".tox/", ".nox/", "node_modules/"),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".ipynb_checkpoints/", ".DS_Store"),
 )
-_CREDENTIALS = (
-    *(
-        ".env",
-        ".env.*",
-        "!.env.example",
-        "!.env.sample",
-        "!.env.template",
-        ".envrc",
-        ".netrc",
-        "_netrc",
-        ".npmrc",
-        ".pypirc",
-    ),
-    *(
-        ".aws/",
-        ".azure/",
-        ".gnupg/",
-        ".kube/",
-        ".ssh/",
-        ".docker/",
-        "gcloud/",
-        ".kaggle/",
-        ".terraform/",
-        ".huggingface/",
-    ),
-    *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".dockercfg", ".dockerconfigjson", ".git-credentials", ".pgpass"),
-    *(".my.cnf", ".htpasswd", ".vault-token", ".s3cfg", ".boto", "credentials.json", "kaggle.json", "*.tfstate"),
-    *(
-        "application_default_credentials.json",
-        "id_rsa*",
-        "id_dsa*",
-        "id_ecdsa*",
-        "id_ed25519*",
-        "*.pem",
-        "*.key",
-        "*.p12",
-    ),
-    *("*.pfx", "*.jks", "*.keystore", "*.ppk", "*.kdbx"),
+_OF_CREDENTIALS = (
+    ".env .env.* *.env env.* !.env.example !.env.sample !.env.template .envrc .netrc _netrc .npmrc .pypirc .aws/ "
+    ".azure/ .gnupg/ .kube/ .ssh/ .docker/ gcloud/ .kaggle/ .terraform/ .huggingface/ kubeconfig kubeconfig.* "
+    "*.kubeconfig .dockercfg .dockerconfigjson .git-credentials .pgpass .my.cnf .htpasswd .vault-token .s3cfg .boto "
+    "credentials credentials.json hf_token *service-account*.json kaggle.json *.tfstate id_rsa* id_dsa* id_ecdsa* "
+    "id_ed25519* application_default_credentials.json *.pem *.key *.p12 *.pfx *.jks *.keystore *.ppk *.kdbx"
 )
+_CREDENTIALS = tuple(_OF_CREDENTIALS.split())
 """Ignored without a rule, as are ``_DEFAULTS``; a ``.gitignore`` may include them again. From the lists of scanners."""
 _NEXT = "list what the job does not need in .gitignore; put data on a volume (spec.data), large programs into the image"
 
@@ -134,8 +103,9 @@ def _walk(root: Path, directory: Path, rules: Sequence[Rules], left_out: list[st
         is_directory = stat.S_ISDIR(state.st_mode)
         name = path.relative_to(root).as_posix()
         found = verdict(path, rules, is_directory=is_directory)
+        by_user = verdict(path, rules[1:], is_directory=is_directory)
         if path.name == _NEVER or found:
-            if path.name != _NEVER and not verdict(path, rules[1:], is_directory=is_directory):
+            if path.name != _NEVER and not by_user:
                 left_out.append(name)
         elif is_directory:
             yield from _walk(root, path, rules, left_out)
@@ -143,7 +113,7 @@ def _walk(root: Path, directory: Path, rules: Sequence[Rules], left_out: list[st
             _require_inside(root, path)
             yield SourceFile(name, path, 0, is_link=True)
         elif stat.S_ISREG(state.st_mode):  # git leaves out sockets, pipes and devices, too
-            yield SourceFile(name, path, state.st_size, is_asked_for=found is False)
+            yield SourceFile(name, path, state.st_size, is_asked_for=by_user is False)
 
 
 def _rules_above(root: Path) -> list[Rules]:
