@@ -239,7 +239,7 @@ def test_metrics_of_a_job_are_on_its_volume(world: ClusterWorld) -> None:
     with pytest.raises(UnavailableError, match="on the volume of the claim shared") as caught:
         world.client.metrics("mnist")
     assert [label for label, _ in caught.value.parts()] == ["error: ", "hint:  ", "next:  "]
-    assert "ddpjob pull mnist --metrics" in caught.value.next_step and "--metrics DIR" in caught.value.next_step
+    assert "client.pull('mnist', DIR, metrics=True)" in caught.value.next_step
     with pytest.raises(JobNotFoundError):
         world.client.metrics("mnits")
 
