@@ -1,55 +1,57 @@
 """The usual cause of an image that cannot be pulled, by the message of the kubelet or of the registry."""
 
-import re
+from collections.abc import Sequence
 
-_OF_IMAGES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+from ddpjob.engine.advice import Row, advice
+
+_OF_IMAGES: Sequence[Row] = (
     (
-        re.compile(r"toomanyrequests|too many requests|\b429\b|rate limit", re.I),
+        r"(?i)toomanyrequests|too many requests|\b429\b|rate limit",
         "the registry limits how often it is pulled from; the kubelet tries again",
         "wait, or name the Secret of a user of the registry in spec.imagePullSecrets, or use a mirror",
     ),
     (
-        re.compile(r"no match for platform|no matching manifest|exec format error|wrong platform", re.I),
+        r"(?i)no match for platform|no matching manifest|exec format error|wrong platform",
         "the image is not built for the architecture of this Kubernetes node",
         "build it for that architecture, or select nodes with kubernetes.io/arch in template.spec.nodeSelector",
     ),
     (
-        re.compile(r"no space left on device|disk quota exceeded", re.I),
+        r"(?i)no space left on device|disk quota exceeded",
         "the disk of the Kubernetes node is full",
         "kubectl describe node {node}; its administrator makes room",
     ),
     (
-        re.compile(r"x509:|certificate|gave HTTP response to HTTPS client", re.I),
+        r"(?i)x509:|certificate|gave HTTP response to HTTPS client",
         "the Kubernetes node does not trust the certificate of the registry, or the registry has none",
         "the administrator of the nodes adds the registry to the configuration of the container runtime",
     ),
     (
-        re.compile(r"\b50\d \w+|unexpected (?:commit|EOF)|context canceled|connection reset", re.I),
+        r"(?i)\b50\d \w+|unexpected (?:commit|EOF)|context canceled|connection reset",
         "the registry answers with an error, or the connection to it breaks",
         "wait: the kubelet tries again; if it lasts, push the image again, or ask the administrator of the registry",
     ),
     (
-        re.compile(r"no such host|timeout|connection re(?:fused|set)|unreachable|deadline exceeded", re.I),
+        r"(?i)no such host|timeout|connection re(?:fused|set)|unreachable|deadline exceeded",
         "the Kubernetes node cannot reach the registry",
         "correct the host in spec.image, or the DNS, proxy or firewall of node {node}",
     ),
     (
-        re.compile(r"may require|insufficient_scope", re.I),
+        r"(?i)may require|insufficient_scope",
         "the name is wrong, or the image is private: the registry answers the same for both",
         "correct spec.image, or name the Secret in spec.imagePullSecrets",
     ),
     (
-        re.compile(r"unauthorized|authentication|credentials|denied|forbidden|\b40[13]\b", re.I),
+        r"(?i)unauthorized|authentication|credentials|denied|forbidden|\b40[13]\b",
         "the registry got no credentials, or refuses them",
         "name a Secret with valid credentials in spec.imagePullSecrets",
     ),
     (
-        re.compile(r"not found|(?:manifest|name) unknown|does not exist", re.I),
+        r"(?i)not found|(?:manifest|name) unknown|does not exist",
         "the name or the tag is wrong",
         "correct spec.image",
     ),
     (
-        re.compile(r"pull policy of Never", re.I),
+        r"(?i)pull policy of Never",
         "the pull policy is Never, and this Kubernetes node does not have the image",
         "load the image onto the nodes, or correct spec.image or spec.imagePullPolicy",
     ),
@@ -62,8 +64,7 @@ https://github.com/containerd/containerd/blob/v2.1.0/core/remotes/docker has mos
 def image_advice(message: str, image: str) -> tuple[str, str, bool]:
     """Return hint and next for an image that cannot be pulled, and whether the message names the cause."""
     text = message.replace(image, "")  # a tag may be 429
-    for pattern, hint, todo in _OF_IMAGES:
-        if pattern.search(text):
-            return hint, todo, True
+    if (found := advice(text, _OF_IMAGES)) is not None:
+        return *found, True
     hint = "the name or the tag is wrong, the registry needs a Secret, or the node cannot reach the registry"
     return hint, "correct spec.image, or name the Secret in spec.imagePullSecrets", False
