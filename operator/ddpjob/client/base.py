@@ -281,10 +281,7 @@ class Client(Protocol):
         stop: Callable[[], object] | None = None,
     ) -> Jobs:
         """Return all jobs when the last has finished, in the order in which they are given. Raises as ``watch``."""
-        given = list(jobs)
-        wanted = [self.get(job) for job in given]
-        for job, found in zip(given, wanted, strict=True):
-            require_same(job, found.uid)
+        wanted = [self._same(job) for job in jobs]
         done = {job.uid: job for job in self.as_completed(wanted, timeout=timeout, stop=stop)}
         return [done[job.uid] for job in wanted]
 
@@ -493,6 +490,12 @@ class Client(Protocol):
     def _pods(self, job: str | DDPJob) -> Items:
         """Return the pods of the job as Kubernetes has them."""
         ...
+
+    def _same(self, job: str | DDPJob) -> DDPJob:
+        """Return the job as it is now. Raises ``JobNotFoundError`` if another one has taken the name of a given job."""
+        found = self.get(job)
+        require_same(job, found.uid)
+        return found
 
     def _watched(
         self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None

@@ -23,7 +23,6 @@ from ddpjob.client.base import (
     no_metrics,
     nodes_of,
     of_ranks,
-    require_same,
     timed_out,
 )
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
@@ -127,8 +126,7 @@ class ClusterClient(Client):
     ) -> Iterator[LogLine]:
         from ddpjob.client.cluster_logs import JobLogs
 
-        found = self.get(job)
-        require_same(job, found.uid)
+        found = self._same(job)
         if ranks is not None:
             nodes = nodes_of(found, ranks)
             all_nodes = nodes is None
@@ -230,8 +228,7 @@ class ClusterClient(Client):
     def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         from ddpjob.client.jobspec import changed_spec
 
-        found = self.get(job)
-        require_same(job, found.uid)
+        found = self._same(job)
         changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
         return self._change(found, spec)
 
@@ -239,8 +236,7 @@ class ClusterClient(Client):
         from ddpjob.client.ranks import require_running
         from ddpjob.client.volume.pod_exec import exit_code_of
 
-        found = self.get(job)
-        require_same(job, found.uid)
+        found = self._same(job)
         pod = names.pod_name(found.name, str(found.uid), require_running(found), node)
         place = (str(found.namespace), pod, names.TRAINER_CONTAINER)
         return exit_code_of(self._connection, *place, list(command), on_output=on_output)
@@ -273,8 +269,7 @@ class ClusterClient(Client):
             self._connection.request("DELETE", path, body=_deletion(claim["metadata"]["uid"]))
 
     def _change(self, job: str | DDPJob, spec: Json) -> DDPJob:
-        found = self.get(job)
-        require_same(job, found.uid)
+        found = self._same(job)
         if found.finished:
             raise already_finished(found)
         patch = {"spec": spec}
@@ -291,8 +286,7 @@ class ClusterClient(Client):
     def _watched(
         self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
     ) -> Iterator[DDPJob]:
-        found = self.get(job)
-        require_same(job, found.uid)
+        found = self._same(job)
         with self._connection.part(stop) as connection:
             yield from self._changes(found, timeout, connection)
 
