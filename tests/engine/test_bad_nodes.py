@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.times import timestamp
+from ddpjob.api.times import parse_time, timestamp
 from tests.builders import World, a_job, a_running_world, ended, failed, running
 
 Json = dict[str, Any]
@@ -103,7 +103,10 @@ def test_failure_to_start_before_any_attempt_trained_is_final(broken: Any) -> No
 @pytest.mark.parametrize("broken", [start_error, no_command, seven_gpus])
 @pytest.mark.parametrize("second", ["good", "other"])
 def test_first_attempt_on_one_bad_node_restarts_once_on_another_one(broken: Any, second: str) -> None:
-    """A node without a driver ends pods at once, so it has room for each new job of the cluster."""
+    """A node without a driver ends pods at once, so it has room for each new job of the cluster.
+
+    The second node shows that the spec is wrong, unless both say that their runtime is.
+    """
     world = World(a_job(numNodes=1))
     world.settle()
     world.set_pod(0, broken(world), node="bad")
@@ -112,14 +115,26 @@ def test_first_attempt_on_one_bad_node_restarts_once_on_another_one(broken: Any,
     assert [node["nodeName"] for node in world.status["avoidNodes"]] == ["bad"]
     world.set_pod(0, running() if second == "good" else broken(world), node=second)
     world.settle()
-    assert world.status["state"] == ("Running" if second == "good" else "Failed")
+    if second == "good":
+        assert world.status["state"] == "Running"
+    else:
+        assert world.status["state"] == ("Restarting" if broken is start_error else "Failed")
 
 
-def test_command_that_the_image_does_not_contain_is_final() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        'exec: "torchrun": executable file not found in $PATH: unknown',
+        'exec: "/app/train": stat /app/train: no such file or directory: unknown',
+        'exec: "./train.py": permission denied: unknown',
+        "crun: executable file `torchrun` not found in $PATH: No such file or directory: OCI runtime error",
+    ],
+)
+def test_command_that_the_image_does_not_contain_is_final(text: str) -> None:
     world = World(a_job(numNodes=1))
     world.settle()
-    text = 'exec: "trian": executable file not found in $PATH: unknown'
-    world.set_pod(0, ended(128, reason="StartError", message=text, at=world.now), node="any")
+    message = f"failed to create containerd task: runc create failed: unable to start container process: {text}"
+    world.set_pod(0, ended(128, reason="StartError", message=message, at=world.now), node="any")
     world.settle()
     assert world.status["state"] == "Failed"
 
@@ -147,6 +162,61 @@ def test_shell_that_runs_may_still_not_find_the_command(other: Json | None, stat
         world.set_pod(3, no_command(world), node="bad")
         world.settle_after_backoff()
     assert world.status["state"] == state
+
+
+FULL = (
+    "0/9 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, 8 Insufficient nvidia.com/gpu. "
+    "preemption: 0/9 nodes are available: {small} Preemption is not helpful for scheduling, {full} No preemption "
+    "victims found for incoming pod."
+)
+"""What the scheduler says if one node is avoided, some are too small, and others hold pods of the same priority."""
+
+
+def wait_for_a_node(world: World, node_rank: int, full: int) -> None:
+    """Let the scheduler find no Kubernetes node for a pod. full: nodes that would fit it, but for their pods."""
+    message = FULL.format(small=9 - full, full=full)
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    world.pod(node_rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.settle()
+
+
+ALONE = {"scheduling": {"partialGangSeconds": 0}}
+"""No other job waits for the nodes that the pods hold."""
+
+
+@pytest.mark.parametrize("full", [3, 4])
+def test_broken_node_is_used_again_soon_only_if_no_other_node_may_get_room(full: int) -> None:
+    """In a cluster that is full, a broken node alone has room. The job's own pods hold three nodes."""
+    world = World(a_job(numNodes=4, **ALONE))
+    world.settle()
+    run_on_good_nodes(world, 3)
+    world.set_pod(3, start_error(world), node="bad")
+    world.settle_after_backoff()
+    attempt, until = world.status["attempt"], parse_time(world.status["avoidNodes"][0]["until"])
+    run_on_good_nodes(world, 3)
+    wait_for_a_node(world, 3, full)
+    seconds = 31 if full == 3 else int((until - world.now).total_seconds())
+    for passed in (seconds - 2, 3):
+        assert world.status["attempt"] == attempt and world.status["avoidNodes"]
+        world.forward(passed)
+        world.settle()
+    assert world.status["attempt"] == attempt + 1 and not world.status["avoidNodes"]
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_one_broken_node_ends_no_job_of_a_full_cluster(has_trained: bool) -> None:
+    """Its room is all that is free, for many hours: each failure after the first says nothing new about the job."""
+    world = trained_world(**ALONE) if has_trained else World(a_job(numNodes=4, **ALONE))
+    world.settle()
+    for _ in range(20):
+        run_on_good_nodes(world, 3)
+        world.set_pod(3, start_error(world), node="bad")
+        world.settle_after_backoff()
+        run_on_good_nodes(world, 3)
+        wait_for_a_node(world, 3, full=8)
+        world.forward(3601)
+        world.settle()
+    assert world.status["state"] != "Failed" and world.status["restartsCountedTowardsLimit"] == 1
 
 
 def test_node_is_not_suspected_of_what_pods_of_another_node_show() -> None:

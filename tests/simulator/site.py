@@ -7,7 +7,7 @@ is away for all, and webhooks of other people.
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -22,7 +22,7 @@ from ddpjob.cluster.base import ClusterError, NotFound
 from ddpjob.engine.observed import Polled
 from tests.builders import ended, failed, running
 from tests.memory.store import Change
-from tests.simulator.kubelets import NO_NODE_FREE, Kubelets, avoided
+from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets, avoided
 from tests.simulator.programs import Program, Training
 from tests.simulator.simulation import Simulation
 from tests.simulator.volume import Volume
@@ -114,7 +114,14 @@ class Site(Kubelets):
                 free.remove(chosen := self._luck.choice(fits))
                 self._bind(pod, chosen)
             elif not pod["status"].get("conditions"):
-                super().report(pod, {"phase": "Pending", "conditions": [NO_NODE_FREE]})
+                super().report(pod, {"phase": "Pending", "conditions": [self._no_node(pod, used)]})
+
+    def _no_node(self, pod: Json, used: Collection[str | None]) -> Json:
+        """Return what the scheduler says: which nodes hold other pods, and which do not suit this one."""
+        full = sum(machine.name in used and machine.name not in avoided(pod) for machine in self.machines.values())
+        text = f"0/{len(self.machines)} nodes are available: {full} Insufficient nvidia.com/gpu. preemption: "
+        text += f"0/{len(self.machines)} nodes are available: {full} No preemption victims found for incoming pod."
+        return UNSCHEDULABLE | {"message": text}
 
     def _age(self, pod: Json) -> tuple[int, int]:
         """Order the pods of an older job before those of a younger, whichever its attempt is."""

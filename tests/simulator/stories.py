@@ -446,6 +446,8 @@ async def _several(sim: Simulation, site: Site) -> None:
     chance = random.Random(f"several {sim.seed}")
     site.webhook = chance.choice(("none", "none", "none", "grace", "adds"))
     defect: Defect | None = chance.choice((None, None, "hook", "mount", "devices", "dying"))
+    if defect == "dying" and site.programs[KEY.name].reports == "none":
+        defect = None  # nothing shows that a device failed: each such failure counts
     sim.create_job()
     for _ in range(chance.randint(2, 6)):
         await train(sim, site, chance.uniform(80.0, 400.0))
@@ -465,7 +467,7 @@ async def _one(sim: Simulation, site: Site, chance: random.Random) -> None:
     if what == "outage":
         site.lose_dependency(seconds := chance.uniform(60.0, 1200.0))
         await sim.pause(seconds)
-        if site.programs[KEY.name].reports == "none":  # to make progress, it has to run for so long
+        if site.programs[KEY.name].reports == "none":  # to make progress, an attempt has to run for so long
             await sim.pause(MAX_DELAY_SECONDS + RUN_SECONDS)
     elif what == "restart":
         sim.patch_job(restartedAt=now().isoformat().replace("+00:00", "Z"))

@@ -6,11 +6,11 @@ from typing import Literal
 
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING
-from ddpjob.api.times import seconds_between, timestamp
+from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, is_refused
 from ddpjob.engine.obstacles import UNKNOWN_SECONDS, obstacles
 from ddpjob.engine.state import JobState
-from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
+from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS, others_are_full
 
 REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
 """How long the kubelet may refuse to start a container: a Secret may have been applied together with the job."""
@@ -142,6 +142,8 @@ def _avoided_nodes(s: JobState) -> Deadline | None:
     text = f"no Kubernetes node is left without {names}: these nodes are used again"
     # While the job's own old pods save, their GPUs may be all that is missing.
     left = UNSCHEDULABLE_SECONDS - (seconds_between(s.room_since, s.now) if s.room_since else 0.0)
+    if others_are_full(s.current.values()):  # a broken node always has room: it would take each job of the cluster
+        left = max(left, *(-seconds_since(node.until, s.now) for node in avoided))
     return Deadline(left, "abandons", "AvoidedNodesNeeded", text)
 
 

@@ -61,6 +61,7 @@ from ddpjob.engine.rules import overrule
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.state import JobState
+from ddpjob.engine.suspects import failed_before
 from ddpjob.engine.token import token_is_lost
 
 Kind = Literal["continue", "start", "created", "settle", "restart", "close", "suspend", "succeed", "fail", "hold"]
@@ -308,6 +309,7 @@ def _judged(s: JobState, evidence: Evidence) -> Judgement:
         is_proved=s.is_proved,
         starts_elsewhere=any(start_contradicts(pod, evidence) for pod in s.current.values()),
         fails_elsewhere=any(shows_the_same(pod, evidence) for pod in s.current.values()),
+        node_failed_before=failed_before(s.earlier_failures, evidence.pod, s.now),
         is_local=s.settings.is_local,
     )
     judgement = judge(evidence, context, s.logs_command(evidence.node_rank))

@@ -30,6 +30,10 @@ NOT_EXECUTABLE = frozenset({126, 127})
 """Exit codes of a shell for a command that cannot be executed or does not exist."""
 _WRONG_FORMAT = re.compile(r"^(?:\S+: )?exec .+: exec format error$|OCI runtime .*: exec format error", re.M)
 """What the runtime, in the container's process, prints before it ends with 255 or 1, or what the kubelet says of it."""
+_NOT_IN_IMAGE = re.compile(r'\bexec: "[^"]*": |executable file .* not found in \$PATH')
+"""What runc and crun say of a command that the image, which is the same on each node, does not contain."""
+_OF_RUNTIME = re.compile(r"\bhook\b|nvidia-container-cli|no space left on device|input/output error", re.I)
+"""The runtime's hooks, which its administrator configures, and its disk: no spec of a job is to blame."""
 START_SECONDS = 60
 """A container that ran for longer did start: 126 or 127 is then the exit code of a later command in a script."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
@@ -92,6 +96,16 @@ class Evidence:
     def is_wrong_format(self) -> bool:
         """Whether the kernel cannot execute the command on the architecture of this machine."""
         return self.not_started and self.pod is not None and _WRONG_FORMAT.search(self.pod.log) is not None
+
+    @property
+    def is_of_image(self) -> bool:
+        """Whether the runtime does not find the command in the image, or cannot execute it."""
+        return self.not_started and self.pod is not None and _NOT_IN_IMAGE.search(self.pod.log) is not None
+
+    @property
+    def is_of_runtime(self) -> bool:
+        """Whether the Kubernetes node could start no container like this one."""
+        return self.not_started and self.pod is not None and _OF_RUNTIME.search(self.pod.log) is not None
 
     @property
     def logged(self) -> LogFailure | None:

@@ -28,6 +28,7 @@ from ddpjob.engine.evidence import (
     Evidence,
     signal_name,
 )
+from ddpjob.engine.suspects import Before
 
 NOT_FINITE = "NotFinite"
 """Reason of a failure, and of a training that goes on, whose loss is NaN or infinite; also the trainer's."""
@@ -38,8 +39,6 @@ COLLECTIVE_TIMEOUT = "CollectiveTimeout"
 """Reason of a failure of ranks that waited for another one until the time of torch.distributed was over."""
 _OF_A_TIMEOUT = re.compile(r"Watchdog caught collective|Timed out waiting \d+ms for|failed to pass monitoredBarrier")
 _NO_REPORT = EndReport()
-_NOT_IN_PATH = "executable file not found in $PATH"
-"""What runc and crun say of a command that the image, which is the same on each node, does not contain."""
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
@@ -86,6 +85,7 @@ class Context:
     has_trained, is_proved: see ``JobState``.
     starts_elsewhere: a container that this Kubernetes node could not start, started on another one.
     fails_elsewhere: a pod of another Kubernetes node shows the same failure.
+    node_failed_before: an earlier failure suspects the same Kubernetes node; see ``Before``.
     is_local: whether the advice is for local mode.
     """
 
@@ -95,6 +95,7 @@ class Context:
     is_proved: bool = False
     starts_elsewhere: bool = False
     fails_elsewhere: bool = False
+    node_failed_before: Before = None
     is_local: bool = False
 
 
@@ -562,11 +563,14 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     # The trainer names --checkpoint-dir, which is not the user's in local mode.
     reported = _NO_REPORT if context.is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
     reason, message = _reason_and_message(evidence, row)
-    action, is_suspected = row.action, row.node_suspected
+    action, is_suspected, counted = row.action, row.node_suspected, row.counted
     if action == "RestartOnce" and reason in context.repeated:
         action = "Fail"
     elif action == "FailAtStart":
-        is_first = reason not in context.repeated and _may_be_of_node(row, evidence, context)
+        is_new = reason not in context.repeated or context.node_failed_before == "long ago"
+        is_first = (is_new or evidence.is_of_runtime) and _may_be_of_node(row, evidence, context)
+        # The second time on one Kubernetes node says nothing new about the job, which may have found no other one.
+        counted = not (row.node_suspected and context.node_failed_before)
         action = "Restart" if context.has_trained or context.starts_elsewhere or is_first else "Fail"
         is_suspected = action == "Restart" and not context.fails_elsewhere
         if action == "Restart" and not context.is_local:
@@ -579,6 +583,7 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
         reason=reason,
         message=message,
         action=action,
+        counted=counted,
         node_suspected=is_suspected,
         hint=reported.hint or hint,
         next=reported.next or _command(todo, logs, evidence),
@@ -592,8 +597,7 @@ def _may_be_of_node(row: Judgement, evidence: Evidence, context: Context) -> boo
 
     A node without a driver ends pods at once, so it always has room: each new job of the cluster would fail there.
     """
-    is_of_image = evidence.pod is not None and _NOT_IN_PATH in evidence.pod.log
-    return row.node_suspected and not (context.is_local or context.fails_elsewhere or is_of_image)
+    return row.node_suspected and not (context.is_local or context.fails_elsewhere or evidence.is_of_image)
 
 
 def failure_record(

@@ -3,10 +3,14 @@
 Before a job has trained, one failure to start is enough: a node that ends pods at once has room for the next ones.
 """
 
+import re
+from collections.abc import Collection
 from datetime import datetime
+from typing import Literal
 
 from ddpjob.api import exit_codes
 from ddpjob.api.limits import MAX_AVOIDED
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import AvoidedNode, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import whole_second_after
@@ -15,6 +19,11 @@ AVOID_SECONDS = 3600
 """For how long a node is avoided, and how far apart the two failures may be."""
 UNSCHEDULABLE_SECONDS = 30
 """How long an attempt may find no Kubernetes node before it uses the avoided nodes again."""
+Before = Literal["lately", "long ago"] | None
+"""Whether earlier failures suspect a Kubernetes node; long ago: its time has passed, and no other one is suspected."""
+_FULL = re.compile(r"\b(\d+) No preemption victims found")
+"""Nodes that would have room without pods which the scheduler may not end. It says of nodes that are too small, since
+Kubernetes 1.32, that preemption is not helpful."""
 
 
 def avoided(status: DDPJobStatus, now: datetime) -> list[AvoidedNode]:
@@ -30,6 +39,23 @@ def avoided_after(status: DDPJobStatus, failure: Failure, now: datetime, *, has_
         return nodes
     new = AvoidedNode(node_name=name, reason=failure.reason, until=whole_second_after(now, AVOID_SECONDS))
     return [*(node for node in nodes if node.node_name != name), new][-MAX_AVOIDED:]
+
+
+def failed_before(failures: Collection[Failure], pod: PodView | None, now: datetime) -> Before:
+    """Return whether earlier failures suspect the Kubernetes node of a pod."""
+    suspected = [failure for failure in failures if failure.node_suspected]
+    here = [failure for failure in suspected if pod is not None and failure.node_name == pod.node_name]
+    if not here:
+        return None
+    is_late = any(seconds_since(failure.time, now) <= AVOID_SECONDS for failure in here)
+    return "lately" if is_late or len(here) < len(suspected) else "long ago"
+
+
+def others_are_full(pods: Collection[PodView]) -> bool:
+    """Return whether Kubernetes nodes have no room for a pod because of pods that are not of this attempt."""
+    held = {pod.node_name for pod in pods if pod.node_name}
+    counts = (int(found[1]) for pod in pods if (found := _FULL.search(pod.unschedulable or "")))
+    return any(count > len(held) for count in counts)
 
 
 def _was_suspected(status: DDPJobStatus, node: str, now: datetime) -> bool:
