@@ -295,7 +295,8 @@ def _waited(month: Month, uid: str, start: float, end: float) -> float:
     for moment, number, is_bound in _placements(month)[uid]:
         if start < moment < end:
             (bound if is_bound else created)[number] = moment
-    return sum(max(0.0, bound[number] - created[number]) for number in created.keys() & bound.keys())
+    over = dict(pairwise([*sorted(created), end]))  # an attempt that got no node ended before the next one
+    return sum(max(0.0, bound.get(number, created.get(over[number], end)) - created[number]) for number in created)
 
 
 def _placements(month: Month) -> dict[str, list[tuple[float, int, bool]]]:

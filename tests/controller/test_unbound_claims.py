@@ -149,3 +149,19 @@ def test_claims_of_a_thousand_jobs_are_read_in_turn() -> None:
         claims.close()
 
     run(test())
+
+
+def test_a_claim_that_waits_for_days_is_read_each_five_minutes() -> None:
+    """In a full cluster a claim that waits for its first pod is Pending for as long as that. Each read lists events."""
+
+    async def test() -> None:
+        cluster = CountedReads()
+        claims = UnboundClaims(cluster, lambda key: None)
+        claims.follow(Key("default", "job"), ("absent",))
+        await asyncio.sleep(120)
+        assert cluster.reads == 4  # at 0, 15, 45 and 105 s
+        await asyncio.sleep(24 * 3600)
+        assert 280 <= cluster.reads <= 295
+        claims.close()
+
+    run(test())

@@ -5,11 +5,13 @@ class does not exist, that nothing provisions it, or that it waits for its first
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.api import names
+from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
@@ -18,6 +20,8 @@ from ddpjob.engine.claims import unbound_claim
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 15.0
+LONGEST_INTERVAL_SECONDS = 300.0
+"""A claim may wait for its first pod, and that for a free node, for days."""
 MAX_READERS = 2
 """Jobs whose claims are read at a time. For each LIST of events the API server reads all events of the namespace."""
 
@@ -68,7 +72,7 @@ class UnboundClaims:
             self.forget(key)
 
     async def _run(self, key: Key, followed: _Followed) -> None:
-        while True:
+        for reads in itertools.count(1):
             try:
                 async with self._turns:
                     texts = [await self._why(key.namespace, claim) for claim in followed.claims]
@@ -81,7 +85,7 @@ class UnboundClaims:
                     self._on_news(key)
                 if not text:
                     return  # a bound claim stays bound
-            await asyncio.sleep(INTERVAL_SECONDS)
+            await asyncio.sleep(doubling(INTERVAL_SECONDS, reads, LONGEST_INTERVAL_SECONDS))
 
     async def _why(self, namespace: str, name: str) -> str:
         """Return why a claim is not bound; empty if it is."""
