@@ -399,3 +399,32 @@ def test_any_value_anywhere_gives_a_job_or_a_refusal_in_three_lines(name: str, o
             assert convert(changed).job["spec"]
         except InvalidJobError as error:
             assert error.error and error.hint and error.next_step, path
+
+
+# ---- Queues, gangs and elastic jobs
+
+
+def test_queue_gang_and_elastic_sizes_carry_over() -> None:
+    worker = replica("torchrun", "--nproc_per_node", "2", "train.py", replicas=4)
+    elastic, policy = {"minReplicas": 2, "maxReplicas": 4}, {"minAvailable": 4}
+    job = pytorchjob(worker=worker, elasticPolicy=elastic, runPolicy={"backoffLimit": 1, "schedulingPolicy": policy})
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    made = convert([job])
+    assert [note.field for note in made.notes] == [
+        "spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].command"
+    ]
+    assert made.job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team-a"}
+    expected = {"numNodes": 4, "minNodes": 2, "scheduling": {"schedulingPolicy": {"gang": {}}}}
+    assert {key: made.job["spec"][key] for key in expected} == expected
+
+
+def test_sizes_of_torchrun_are_those_of_the_job() -> None:
+    spec = spec_of(pytorchjob(worker=replica("torchrun", "--nnodes=2:4", "train.py", replicas=3)))
+    assert (spec["numNodes"], spec["minNodes"]) == (3, 2)
+    assert "minNodes" not in spec_of(pytorchjob(worker=replica("torchrun", "--nnodes=3", "train.py", replicas=3)))
+
+
+def test_gang_smaller_than_the_job_is_noted() -> None:
+    policy = {"schedulingPolicy": {"minAvailable": 2}}
+    job = pytorchjob(worker=replica("torchrun", "train.py", replicas=3), runPolicy={"backoffLimit": 1} | policy)
+    assert "spec.runPolicy.schedulingPolicy.minAvailable" in noted(job) and "scheduling" not in spec_of(job)

@@ -46,13 +46,14 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "resources": {"requests": {"cpu": 4}},
             "imagePullPolicy": "IfNotPresent",
             "numNodes": 2,
+            "minNodes": 1,
             "nprocPerNode": "auto",
             "restartPolicy": {"maxRestarts": 100},
         },
         [
             f"{WORKER}.template.spec.containers[0].command",
             "spec.nprocPerNode",
-            "spec.elasticPolicy.minReplicas, maxReplicas",
+            "spec.elasticPolicy.maxReplicas",
             "spec.elasticPolicy.metrics",
         ],
     ),
@@ -78,6 +79,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "numNodes": 3,
             "nprocPerNode": 1,
             "sharedMemory": {"sizeLimit": "2Gi"},
+            "scheduling": {"schedulingPolicy": {"gang": {}}},
             "restartPolicy": {
                 "maxRestarts": 5,
                 "rules": [{"onExitCodes": {"operator": "In", "values": list(range(1, 128))}, "action": "Fail"}],
@@ -85,8 +87,11 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "activeDeadlineSeconds": 3600,
             "ttlSecondsAfterFinished": 600,
             "template": {
-                "metadata": {"annotations": {"sidecar.istio.io/inject": "false"}},
+                "metadata": {
+                    "annotations": {"sidecar.istio.io/inject": "false", "scheduling.volcano.sh/queue-name": "night"}
+                },
                 "spec": {
+                    "priorityClassName": "high",
                     "serviceAccountName": "trainer",
                     "automountServiceAccountToken": True,
                     "nodeSelector": {"disk": "fast"},
@@ -97,7 +102,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
                 },
             },
         },
-        ["spec.runPolicy.schedulingPolicy.minAvailable", "spec.runPolicy.schedulingPolicy.priorityClass"],
+        ["spec.runPolicy.schedulingPolicy.scheduleTimeoutSeconds"],
     ),
     "trainjob-torchrun": (
         {
@@ -153,9 +158,8 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "resources": {"requests": {"cpu": "2", "memory": "4Gi"}},
             "numNodes": 3,
             "nprocPerNode": 1,
-            "suspend": True,
         },
-        ["metadata.labels.kueue.x-k8s.io/queue-name"],
+        ["spec.suspend"],
     ),
     "trainjob-own-runtime": (
         {
@@ -163,8 +167,9 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "env": [{"name": "OF_RUNTIME", "value": "1"}],
             "numNodes": 4,
             "nprocPerNode": 1,
+            "scheduling": {"schedulingPolicy": {"gang": {}}},
         },
-        ["ClusterTrainingRuntime.spec.podGroupPolicy"],
+        [],
     ),
     "trainjob-steps": (
         {

@@ -14,7 +14,6 @@ from ddpjob.errors import InvalidJobError
 SOURCES = dict(zip(KINDS, (pytorchjob.VERSION, trainjob.VERSION), strict=True))
 _NOT_KEPT = ("kubectl.kubernetes.io/last-applied-configuration",)
 _SHAPE = {"metadata": {"name": str, "generateName": str, "labels": dict, "annotations": dict}, "spec": dict}
-_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,8 @@ def convert(documents: Sequence[Json], replica: str | None = None) -> Conversion
             raise InvalidJobError("--replica is for a PyTorchJob", "all pods of a TrainJob are equal", "leave it out")
         runtimes = [document for document in documents if str(document.get("kind")) in trainjob.RUNTIMES]
         spec = trainjob.spec_of_trainjob(source, runtimes, notes)
+    if names.LABEL_QUEUE in metadata.get("labels", {}) and spec.pop("suspend", False):
+        notes.append(Note("spec.suspend", "the operator asks Kueue before each attempt, and needs no suspended job"))
     order = [field.alias or name for name, field in DDPJobSpec.model_fields.items() if name != "template"]
     spec = {key: spec[key] for key in [*order, "template"] if spec.get(key) not in (None, {}, [])}
     job = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata, "spec": spec}
@@ -75,9 +76,6 @@ def _metadata(source: Json, notes: list[Note]) -> Json:
     """Return name, namespace, labels and annotations; the name must suit a DDPJob, or it is refused later."""
     given = source.get("metadata") or {}
     annotations = {key: value for key, value in (given.get("annotations") or {}).items() if key not in _NOT_KEPT}
-    if _QUEUE in (given.get("labels") or {}):
-        why = "Kueue does not know DDPJobs: it neither queues the job nor resumes it"
-        notes.append(Note(f"metadata.labels.{_QUEUE}", why, "remove suspend: true, or resume the job yourself"))
     kept = {"name": given.get("name"), "namespace": given.get("namespace"), "labels": given.get("labels")}
     if not kept["name"] and given.get("generateName"):
         kept["name"] = str(given["generateName"]).rstrip("-")

@@ -5,17 +5,20 @@ Its fields and what they do: https://www.kubeflow.org/docs/components/trainer/le
 
 from typing import Any
 
+from ddpjob.api import names
 from ddpjob.api.objects import Json, element
 from ddpjob.convert.notes import Note, note_others
 from ddpjob.convert.pods import differences, has_devices, present, spec_of_pod
 from ddpjob.convert.shape import Shape, require_shape
 from ddpjob.convert.torchrun import Launch
+from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
 
 VERSION = "kubeflow.org/v1"
 _POLICY: Shape = {
     **dict.fromkeys(("backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"), int),
-    **{"suspend": bool, "cleanPodPolicy": str, "managedBy": str, "schedulingPolicy": dict},
+    **{"suspend": bool, "cleanPodPolicy": str, "managedBy": str}
+    | {"schedulingPolicy": {"minAvailable": int, "priorityClass": str, "queue": str}},
 }
 _SHAPE: Shape = {
     **_POLICY,
@@ -62,14 +65,16 @@ def spec_of_pytorchjob(job: Json, replica: str | None, notes: list[Note]) -> Jso
     policy = present(policy)
     if not element(spec.get("env"), "name", _UNBUFFERED["name"]):
         spec["env"] = [*spec.get("env", []), dict(_UNBUFFERED)]
-    spec["numNodes"] = sum(_count(one) for one in replicas.values())
+    num_nodes = spec["numNodes"] = sum(_count(one) for one in replicas.values())
+    spec["minNodes"] = _min_nodes(elastic, started, num_nodes)
     spec["nprocPerNode"] = _nproc(given, elastic, started, spec.get("resources") or {}, notes)
     if "Master" in replicas and policy.get("cleanPodPolicy") in ("All", "Running"):
         spec["successPolicy"] = "NodeZero"  # the success of the Master ends the Workers
-    _note_elastic(elastic, started, notes)
+    _note_elastic(elastic, num_nodes, notes)
     spec["restartPolicy"] = _restarts(
         replicas, replica or next(iter(replicas)), _limit(policy, elastic, started), notes
     )
+    _place(spec, present(policy.get("schedulingPolicy") or {}), notes)
     return spec | _run_policy(policy, notes)
 
 
@@ -148,18 +153,20 @@ def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: 
     return "auto"
 
 
-def _note_elastic(elastic: Json, started: Launch, notes: list[Note]) -> None:
+def _min_nodes(elastic: Json, started: Launch, num_nodes: int) -> int | None:
+    """Return ``minNodes``; None if the job needs all its nodes."""
+    flag = started.flags.get("nnodes", "").partition(":")[0]
+    least = elastic.get("minReplicas", int(flag) if flag.isdecimal() else num_nodes)
+    return max(1, least) if least < num_nodes else None
+
+
+def _note_elastic(elastic: Json, num_nodes: int, notes: list[Note]) -> None:
     """Note the fields of the elastic policy that have no equivalent."""
     path = "spec.elasticPolicy"
-    sizes = {elastic.get("minReplicas"), elastic.get("maxReplicas")} - {None}
-    if len(sizes) > 1 or ":" in started.flags.get("nnodes", ""):
-        notes.append(
-            Note(
-                f"{path}.minReplicas, maxReplicas",
-                "the number of nodes of a running DDPJob is fixed",
-                "change numNodes while it is suspended",
-            )
-        )
+    most = elastic.get("maxReplicas", 0)
+    if most > num_nodes:
+        action = f"set numNodes to {most} to use as many where there is room"
+        notes.append(Note(f"{path}.maxReplicas", f"numNodes is {num_nodes}, as the replicas", action))
     if elastic.get("metrics"):
         notes.append(Note(f"{path}.metrics", "there is no autoscaling"))
     if elastic.get("rdzvConf"):
@@ -196,6 +203,23 @@ def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: 
     return restarts
 
 
+def _place(spec: Json, policy: Json, notes: list[Note]) -> None:
+    """Let the pods be placed together, in this queue and with this priority."""
+    path = "spec.runPolicy.schedulingPolicy"
+    least = policy.get("minAvailable")
+    if least is not None and least >= (spec["minNodes"] or spec["numNodes"]):
+        spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
+    elif least is not None:
+        why = "a DDPJob starts when all its pods have a Kubernetes node, or with fewer nodes by minNodes"
+        notes.append(Note(f"{path}.minAvailable", why, f"set minNodes: {least} if the script allows it"))
+    own: Json = {"spec": present({"priorityClassName": policy.get("priorityClass")})}
+    if policy.get("queue"):
+        own["metadata"] = {"annotations": {names.ANNOTATION_VOLCANO_QUEUE: policy["queue"]}}
+    spec["template"] = merge({key: value for key, value in own.items() if value}, spec.get("template", {}))
+    for key in sorted(policy.keys() - {"minAvailable", "priorityClass", "queue"}):
+        notes.append(Note(f"{path}.{key}", "the PodGroup of a DDPJob has no such limit"))
+
+
 def _run_policy(policy: Json, notes: list[Note]) -> Json:
     """Return the fields that have the same name, and ``podRetention``."""
     path = "spec.runPolicy"
@@ -204,10 +228,6 @@ def _run_policy(policy: Json, notes: list[Note]) -> Json:
     }
     if policy.get("cleanPodPolicy") == "All":
         spec["podRetention"] = "None"
-    for key in policy.get("schedulingPolicy") or {}:
-        why = "a DDPJob creates all its pods at once and leaves gangs and queues to the scheduler of the cluster"
-        action = "set template.spec.priorityClassName" if key == "priorityClass" else "set template.spec.schedulerName"
-        notes.append(Note(f"{path}.schedulingPolicy.{key}", why, action))
     if str(policy.get("managedBy") or "kubeflow.org/training-operator") != "kubeflow.org/training-operator":
         notes.append(Note(f"{path}.managedBy", f"{policy['managedBy']} does not know DDPJobs"))
     note_others(policy, _RUN_POLICY, path, notes)

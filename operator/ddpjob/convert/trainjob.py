@@ -22,7 +22,7 @@ _TEMPLATE: Shape = {"metadata": dict, "spec": dict}
 _JOBS: Shape = [{"name": str, "template": {"metadata": {"labels": dict}, "spec": {"template": _TEMPLATE}}}]
 _RUNTIME_SHAPE: Shape = {
     "mlPolicy": {"numNodes": int, "torch": dict},
-    "podGroupPolicy": dict,
+    "podGroupPolicy": {"*": dict},
     "template": {"spec": {"replicatedJobs": _JOBS}},
 }
 _AMOUNTS: Shape = {"limits": dict, "requests": dict}
@@ -78,6 +78,8 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
     per_node = trainer.get("numProcPerNode", (policy.get("torch") or {}).get("numProcPerNode"))
     spec["nprocPerNode"] = _nproc(per_node, started, spec.get("resources") or {})
     _note_the_rest(given, notes)
+    if (runtime.get("spec") or {}).get("podGroupPolicy"):
+        spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
     return spec | present({key: given.get(key) or None for key in ("activeDeadlineSeconds", "suspend")})
 
 
@@ -105,9 +107,9 @@ def _pod_template(runtime: Json, notes: list[Note]) -> tuple[Json, str]:
     """Return the pod template of the runtime's job that trains, and the name of that job."""
     spec = runtime.get("spec") or {}
     path = f"{runtime.get('kind') or 'runtime'}.spec"
-    if spec.get("podGroupPolicy"):
-        why = "a DDPJob creates all its pods at once and leaves gangs to the scheduler of the cluster"
-        notes.append(Note(f"{path}.podGroupPolicy", why, "set template.spec.schedulerName"))
+    for kind, settings in present(spec.get("podGroupPolicy") or {}).items():
+        for key in present(settings or {}):
+            notes.append(Note(f"{path}.podGroupPolicy.{kind}.{key}", "the PodGroup of a DDPJob has no such setting"))
     for kind in sorted((spec.get("mlPolicy") or {}).keys() - {"numNodes", "torch"}):
         why = f"a DDPJob sets the variables of torchrun, not the variables of {kind}"
         notes.append(Note(f"{path}.mlPolicy.{kind}", why, "start the training with torchrun"))

@@ -109,7 +109,7 @@ class Volcano(Gang):
     def spec(self, s: JobState, kind: Resource) -> Json:
         annotations = s.job.wire.get("template", {}).get("metadata", {}).get("annotations", {})
         given = {
-            "queue": annotations.get("scheduling.volcano.sh/queue-name"),
+            "queue": annotations.get(names.ANNOTATION_VOLCANO_QUEUE),
             "priorityClassName": s.job.template_spec.get("priorityClassName"),
         }
         return {"minMember": len(s.job.node_ranks)} | {key: value for key, value in given.items() if value}
