@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob.client.verdict.advice import OF_KUBELETS, OF_QUEUES, OF_REFUSALS
+from ddpjob.client.verdict.kubelet import OF_KUBELETS
+from ddpjob.client.verdict.refused import OF_QUEUES, OF_REFUSALS
+from ddpjob.client.verdict.scheduler import ROWS as OF_SCHEDULERS
 from ddpjob.engine.advice import ROWS
 from tests.client.accuracy import HELD_BACK, PAGE, Judged, judge, table
 from tests.client.situations import answer, situations
@@ -52,7 +54,11 @@ def test_answers_about_failed_jobs_are_the_same_after_their_pods_are_gone(judged
 
 def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:
     given = {each.found.hint for each in judged}
-    assert [hint for _, hint, _ in (*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_KUBELETS) if hint not in given] == []
+    hints = [
+        *(hint for _, hint, _ in (*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_KUBELETS)),
+        *(r.hint for r in OF_SCHEDULERS),
+    ]
+    assert [hint for hint in hints if hint not in given] == []
 
 
 def test_wrong_answers_are_counted() -> None:

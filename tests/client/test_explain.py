@@ -16,7 +16,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.client.verdict.explain import Needed, explain, needed
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Facts
-from ddpjob.client.verdict.waiting import queue_of
+from ddpjob.client.verdict.refused import queue_of
 from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Elder
 from ddpjob.local import admission as local

@@ -11,7 +11,7 @@ from ddpjob.client.cluster_reader import MANY_NODES, Asked, Reader, Requests
 from ddpjob.client.connection import Connection
 from ddpjob.client.verdict.explain import needed
 from ddpjob.client.verdict.facts import Facts
-from ddpjob.client.verdict.waiting import queue_of
+from ddpjob.client.verdict.refused import queue_of
 from ddpjob.engine.actions import EngineSettings
 
 _SETTINGS = EngineSettings(gang_scheduler=None, kueue=None)

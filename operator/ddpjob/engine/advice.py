@@ -203,6 +203,10 @@ ROWS: Sequence[Row] = (
 """Placeholders as in ``failures.TABLE``."""
 
 
-def advice(text: str, rows: Sequence[Row] = ROWS) -> tuple[str, str] | None:
-    """Return hint and next for the text of an error, which begins with its type; None if it is not known."""
-    return next(((hint, todo) for pattern, hint, todo in rows if re.search(pattern, text)), None)
+def advice(text: str, rows: Sequence[Row] = ROWS, **names: str) -> tuple[str, str] | None:
+    """Return hint and next for the text of an error, which begins with its type or reason; None if it is not known.
+
+    names: values of the placeholders in next; without them they stay.
+    """
+    found = next(((hint, todo) for pattern, hint, todo in rows if re.search(pattern, text)), None)
+    return (found[0], found[1].format(**names)) if found and names else found

@@ -6,9 +6,11 @@ from ddpjob.api.objects import Json, event_time
 from ddpjob.api.pod_view import PodView
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import Case, of_event
+from ddpjob.client.verdict.scheduler import meaning
 
 # Reasons of the events of autoscalers about a pod: Cluster Autoscaler, also of GKE, and Karpenter, also of EKS.
-# https://github.com/kubernetes/autoscaler/tree/cluster-autoscaler-1.34.0/cluster-autoscaler/processors/status
+# https://github.com/kubernetes/autoscaler/tree/cluster-autoscaler-1.34.0/cluster-autoscaler: processors/status and
+# core/scaleup/orchestrator
 # https://github.com/kubernetes-sigs/karpenter/tree/v1.7.0/pkg/controllers/provisioning/scheduling
 NODE_ADDED = frozenset({"TriggeredScaleUp", "Nominated"})
 _NO_NODE_ADDED = frozenset({"NotTriggerScaleUp", "FailedScaleUp"})
@@ -18,17 +20,32 @@ _PROVISION_SECONDS = 900.0
 """After this time both autoscalers give up a machine that has not become a node (--max-node-provision-time)."""
 _CAUSES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (
-        re.compile(r"max node group size|max cluster \w+ limit|exceed limits"),
-        "the node group or node pool may not get larger",
-        "wait until other pods end, request less in spec.resources, or ask the administrator for a larger maximum",
+        re.compile(
+            r"max node group size|max cluster .+ limit|max total nodes|exceed limits|limits have been exhausted"
+        ),
+        "the node group, the node pool or the cluster may not get larger",
+        "wait until other pods end, request less in spec.resources, or have the administrator raise the limit",
     ),
     (
-        re.compile(r"FailedScaleUp|in backoff|insufficient capacity", re.I),
-        "the cloud has no such machine at present, or a quota of the cloud is used up",
+        re.compile(r"FailedScaleUp|in backoff|insufficient capacity|could not be reserved", re.I),
+        "the cloud has no such machine at present, or a quota or the addresses of the cloud are used up",
         "wait: the autoscaler tries again; the administrator can allow another machine type or zone, or more quota",
     ),
     (
-        re.compile(r"[Ii]ncompatible|didn't match|not tolerate|untolerated|Insufficient|no instance type"),
+        re.compile(r"not ready for scale-up"),
+        "the node group is not healthy: too many of its nodes are not ready",
+        "kubectl get nodes; wait, or ask the administrator of the node group",
+    ),
+    (
+        re.compile(r"filtered out all|no nodepools"),
+        "no node pool of the cluster has machines at all",
+        "ask the administrator of the node pools: kubectl describe nodepools",
+    ),
+    (
+        re.compile(
+            r"incompatible requirements|Pod's node affinity|not tolerate|untolerated|Insufficient|no instance type"
+            r"|wouldn't fit"
+        ),
         "no node group or node pool has machines that fit what the pods ask for",
         "correct spec.resources, or nodeSelector, affinity and tolerations in spec.template",
     ),
@@ -70,13 +87,9 @@ def node_added(case: Case, pod: PodView, event: Json) -> Explanation:
     )
 
 
-def no_node_added(event: Json) -> tuple[str, str, str, Evidence]:
-    """Return why an autoscaler adds no node, with hint, next and the event."""
-    text = f"{event['reason']}: {event.get('message')}"
-    found = [(hint, todo) for pattern, hint, todo in _CAUSES if pattern.search(text)] or [_CAUSES[-1][1:]]
-    return (
-        f"; no node is added: {event.get('message')}",
-        "; or ".join(hint for hint, _ in found),
-        found[0][1],
-        of_event(event),
-    )
+def no_node_added(event: Json, namespace: str) -> tuple[str, Evidence, tuple[str, str] | None]:
+    """Return why an autoscaler adds no node, its event, and hint and next if they are known."""
+    message = str(event.get("message"))
+    found = [(hint, todo) for pattern, hint, todo in _CAUSES if pattern.search(f"{event['reason']}: {message}")]
+    advice = ("; or ".join(hint for hint, _ in found), found[0][1]) if found else meaning(message).advice(namespace)
+    return f"; no node is added: {message}", of_event(event), advice

@@ -7,8 +7,10 @@ from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Case, Facts
 from ddpjob.client.verdict.failed import ending, finished, last_failure, logs_to_read, unrecorded
 from ddpjob.client.verdict.operator import with_operator
+from ddpjob.client.verdict.placement import gave_back
+from ddpjob.client.verdict.refused import queued, refused
 from ddpjob.client.verdict.running import foreign, resumed, running, suspended, unseen
-from ddpjob.client.verdict.waiting import gave_back, queued, refused, waiting
+from ddpjob.client.verdict.waiting import waiting
 
 _MOST = 8
 """Claims, and pods with events, that are read."""

@@ -1,6 +1,6 @@
 """What is known about a job when it is explained (``Facts``), and the same as the engine reads it (``Case``)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -105,6 +105,20 @@ class Case:
     @property
     def _claims(self) -> Iterable[tuple[str, Json | None]]:
         return sorted(self.facts.claims.items())
+
+    def of_claims(self) -> Iterator[Evidence]:
+        """Yield phase and newest event of each claim that is not bound."""
+        kind = "PersistentVolumeClaim"
+        for name, claim in sorted(self.facts.claims.items()):
+            if claim is None:
+                yield Evidence(kind=kind, name=name, field="metadata.name", value="does not exist")
+                continue
+            if (phase := (claim.get("status") or {}).get("phase", "Pending")) == "Bound":
+                continue
+            yield Evidence(kind=kind, name=name, field="status.phase", value=phase)
+            if (given := (claim.get("spec") or {}).get("storageClassName")) is not None:
+                yield Evidence(kind=kind, name=name, field="spec.storageClassName", value=given)
+            yield from map(of_event, self.events_of(kind, name)[-1:])
 
     @cached_property
     def current(self) -> list[PodView]:

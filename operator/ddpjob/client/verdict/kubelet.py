@@ -1,0 +1,207 @@
+"""The verdict on a pod that its kubelet does not start: its image, configuration, volumes or network."""
+
+import re
+from collections.abc import Sequence
+
+from ddpjob.api.names import LAUNCHER
+from ddpjob.api.objects import Json, element, event_time
+from ddpjob.api.pod_view import PodView
+from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
+from ddpjob.client.verdict.facts import Case, of_event
+from ddpjob.client.verdict.images import image_advice
+from ddpjob.engine.advice import Row, advice
+from ddpjob.engine.evidence import REFUSALS
+
+IMAGE = frozenset(
+    {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
+)
+CONTAINER = REFUSALS | {"CreateContainerError", "RunContainerError", "PostStartHookError", "CrashLoopBackOff"}
+_OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeResizeFailed|VolumePermissionChange")
+_STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
+"""Events of a pod that come after its volumes are mounted and its network is set up, or after it got its node."""
+_NAMED_VOLUME = re.compile(r'volume "([^"]+)"')
+_DESCRIBE_NODE = "kubectl describe node {node}"
+OF_KUBELETS: Sequence[Row] = (
+    (
+        r"failed to sync \w+ cache",
+        "the kubelet has not read the Secret or ConfigMap yet",
+        "nothing: the kubelet tries again; if it lasts, " + _DESCRIBE_NODE,
+    ),
+    (
+        r"runAsNonRoot",
+        "the pod may not run as root, and the image does",
+        "set runAsUser in podSecurity or in securityContext of spec.template, or a numeric USER in the image",
+    ),
+    (
+        r"prepare subPath",
+        "the directory of subPath cannot be created on the volume",
+        "correct subPath, or the owner and the rights of the volume",
+    ),
+    (r"no command specified", "the image has no command", "set command in the spec"),
+    (
+        r"^CrashLoopBackOff",
+        "an init container fails again and again",
+        "kubectl logs {pod} -n {namespace} --all-containers; correct initContainers in spec.template",
+    ),
+    (
+        r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
+        "the Secret, ConfigMap or key that the message names does not exist",
+        "create it, or correct env, envFrom, volumes or template and create the job again",
+    ),
+    (r"(?i)signature", "a policy of the nodes requires an image that is signed", "sign the image, or use a signed one"),
+    (
+        r"executable file",
+        "the command is not in the image",
+        "correct command, args or image and create the job again",
+    ),
+    (
+        r"^FailedPrepareDynamicResources",
+        "the driver of a device of the pod does not work on this Kubernetes node",
+        f"{_DESCRIBE_NODE}; kubectl get resourceclaims -n {{namespace}}",
+    ),
+    (
+        r"^PostStartHookError",
+        "the command that lifecycle.postStart runs in the container failed",
+        "correct lifecycle in spec.template",
+    ),
+    (
+        r"^CreateContainerError|^RunContainerError",
+        "the container runtime of the Kubernetes node cannot create the container",
+        f"{_DESCRIBE_NODE}; the kubelet tries again",
+    ),
+    (
+        r"Multi-Attach",
+        "another Kubernetes node uses the volume, and only one can at a time",
+        "use a claim with the access mode ReadWriteMany, or end the other pod that uses the volume",
+    ),
+    (
+        r"^VolumePermissionChangeInProgress",
+        "the kubelet changes the owner of each file of the volume",
+        "wait; set fsGroupChangePolicy: OnRootMismatch in podSecurity or in securityContext of spec.template",
+    ),
+    (
+        r"access denied by server|PermissionDenied|Error 403|not authorized",
+        "the storage refuses this Kubernetes node, or the service account of the pods",
+        "give them the right: the export of the server, or the permission of the account",
+    ),
+    (
+        r"helper program|registered CSI drivers",
+        "the Kubernetes node lacks the driver of the volume",
+        f"the administrator of the nodes installs it; {_DESCRIBE_NODE}",
+    ),
+    (
+        r"^Failed(?:Mount|AttachVolume|MapVolume)|^VolumeResizeFailed",
+        "the volume cannot be mounted on this Kubernetes node",
+        f"look at the claim and the server of its volume: kubectl get pvc,pv -n {{namespace}}; {_DESCRIBE_NODE}",
+    ),
+    (
+        r"no runtime for|RuntimeHandler",
+        "the Kubernetes node does not have the runtime that runtimeClassName names",
+        f"correct runtimeClassName in spec.template, or use other nodes; {_DESCRIBE_NODE}",
+    ),
+    (
+        r"^FailedCreatePodSandBox|^NetworkNotReady",
+        "the network plugin or the container runtime of the Kubernetes node does not work, or has no addresses left",
+        f"{_DESCRIBE_NODE}; kubectl get pods -n kube-system -o wide shows its network plugin",
+    ),
+)
+
+
+def not_started(case: Case, pod: PodView) -> Explanation:
+    """Explain a container that the kubelet does not start."""
+    reason, message = pod.waiting or ("", "")
+    container = pod.waiting_init or "trainer"
+    statuses = "initContainerStatuses" if pod.waiting_init else "containerStatuses"
+    field = f"status.{statuses}[{container}].state.waiting"
+    image = _image(case.raw[pod.name], container)
+    quoted = [Evidence(kind="Pod", name=pod.name, field=field, value=f"{reason}: {message}")]
+    stage: Stage = "Image" if reason in IMAGE else "Configuration"
+    if stage == "Image":
+        path = f"spec.{'initContainers' if pod.waiting_init else 'containers'}[{container}].image"
+        quoted.append(Evidence(kind="Pod", name=pod.name, field=path, value=image))
+        hint, todo, is_named = image_advice(message, image)
+        texts = [of_event(e) for e in case.events_of("Pod", pod.name) if e.get("reason") == "Failed"]
+        if not is_named and (failed := [text for text in texts if image in text.value]):
+            hint, todo, _ = image_advice(failed[-1].value, image)
+            quoted.append(failed[-1])  # a message "Back-off pulling image" alone says nothing
+        todo = todo.format(node=pod.node_name)
+        what = f"the image {image} of {pod.where} cannot be pulled"
+        if pod.waiting_init == LAUNCHER:
+            hint, todo = f"this is the launcher image of the operator; {hint}", "ask the administrator of the operator"
+    else:
+        hint, todo = _of_kubelet(case, pod, f"{reason}: {message}") or (
+            "the Secret, ConfigMap or key that the message names does not exist, or the command is wrong",
+            "create it, or correct env, envFrom, command or template and create the job again",
+        )
+        what = f"the kubelet does not start {pod.where}"
+    return case.verdict(
+        stage,
+        reason,
+        f"{case.name} waits: {what}: {pod.waiting_text}",
+        quoted,
+        hint=hint,
+        next=f"{todo}; kubectl describe pod {pod.name} -n {case.namespace}",
+        confidence="High" if reason in IMAGE | CONTAINER and not message.startswith("failed to sync") else "Medium",
+        **case.place_of(pod),
+    )
+
+
+def _of_kubelet(case: Case, pod: PodView, text: str) -> tuple[str, str] | None:
+    return advice(text, OF_KUBELETS, namespace=case.namespace, pod=pod.name, node=str(pod.node_name))
+
+
+def _image(pod: Json, container: str) -> str:
+    spec = pod.get("spec") or {}
+    found = element([*(spec.get("containers") or ()), *(spec.get("initContainers") or ())], "name", container)
+    return str(found.get("image") or "")
+
+
+def not_prepared(case: Case, pods: list[PodView], reason: str, message: str) -> Explanation:
+    """Explain a pod whose volumes, network or image are not ready, from the events of its kubelet."""
+    with_node = [pod for pod in pods if pod.node_name]
+    found = [(_warnings(seen), seen, pod) for pod in with_node if (seen := case.events_of("Pod", pod.name))]
+    # A pod with a warning first: the others wait for it.
+    warnings, events, pod = min(found, key=lambda each: not each[0], default=([], [], with_node[0]))
+    place = case.place_of(pod) | {"next": f"kubectl describe pod {pod.name} -n {case.namespace}"}
+    if warnings:
+        last, why = warnings[-1], str(warnings[-1].get("reason"))
+        is_volume = _OF_VOLUMES.search(why) is not None
+        known = _of_kubelet(case, pod, f"{why}: {last.get('message')}")
+        hint, todo = known or ("", "")
+        place["next"] = "; ".join(filter(None, (todo, place["next"])))
+        return case.verdict(
+            "Volume" if is_volume else "Configuration",
+            why,
+            f"{case.name} waits: {pod.where} does not start: {last.get('message')}",
+            [of_event(last), *(case.of_claims() if is_volume else ())],
+            hint=hint,
+            confidence="High" if known else "Medium",
+            **place,
+        )
+    if events and events[-1].get("reason") == "Pulling":
+        sentence = f"{case.name} waits: {pod.where} pulls its image: {events[-1].get('message')}"
+        return case.verdict("Image", "Pulling", sentence, [of_event(events[-1])], is_abnormal=False, **place)
+    what = Evidence(kind="Pod", name=pod.name, field="status.phase", value="Pending")
+    return case.verdict(
+        "Starting", reason, f"{case.name} waits: {message}", [what], needs=["events"], confidence="Medium", **place
+    )
+
+
+def _warnings(events: list[Json]) -> list[Json]:
+    """Return the warnings of a pod with a Kubernetes node that no later event of the pod disproves.
+
+    In the first seconds a kubelet often warns of a volume or a network which it then has.
+    """
+    started = max((event_time(event) for event in events if event.get("reason") in _STARTED), default=None)
+    attached = {
+        name[1]: event_time(event)
+        for event in events
+        if event.get("reason") == "SuccessfulAttachVolume" and (name := _NAMED_VOLUME.search(str(event.get("message"))))
+    }
+
+    def holds(event: Json) -> bool:
+        name = _NAMED_VOLUME.search(str(event.get("message")))
+        until = attached.get(name[1]) if name is not None and event.get("reason") == "FailedAttachVolume" else None
+        return all(end is None or event_time(event) > end for end in (started, until))
+
+    return [event for event in events if event.get("type") == "Warning" and holds(event)]

@@ -1,0 +1,193 @@
+"""The verdict on a job that is refused, or that a queue or a quota holds back."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.api.objects import Json, condition
+from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
+from ddpjob.client.verdict.facts import Case, of_event
+from ddpjob.engine.advice import Row, advice
+from ddpjob.engine.scheduling.base import UNAVAILABLE
+from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITING
+
+_OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating", UNAVAILABLE})
+"""Reasons of what only the operator has seen: the responses to its creates, and its gang scheduler."""
+_QUOTA = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
+_REFUSALS: Mapping[str, tuple[str, str]] = {
+    "CreateRefused": (
+        "the API server or an admission webhook refuses it",
+        "correct what the message names; kubectl describe limitrange,namespace/{namespace} -n {namespace}",
+    ),
+    "CreateFailed": ("the API server or an admission webhook does not answer", "nothing; the creates are sent again"),
+    "InvalidSpec": ("the CRD accepted what this operator refuses", "correct the field that the message names"),
+    "SpecChanged": ("", "undo the change, or delete the job and apply it again"),
+    "NameConflict": ("another program or user created an object of that name", "delete or rename the object"),
+    UNAVAILABLE: (
+        "the job asks for all nodes or none, and the operator has no gang scheduler for it",
+        "the administrator of the operator sets the chart's scheduling.gangScheduler, or apply the job without "
+        "spec.scheduling",
+    ),
+    "NameTerminating": ("an object of a deleted job still ends", "nothing; the next attempt starts when it is gone"),
+    "DeleteRefused": (
+        "an admission webhook refuses it, or the operator lacks the right",
+        "kubectl describe ddp -n {namespace}",
+    ),
+}
+_OF_QUEUES: Mapping[str, tuple[str, str]] = {
+    WAITING: ("other jobs use the quota of the queue", "wait, request less, or use another queue"),
+    QUEUE_UNAVAILABLE: ("the queue cannot admit the job without a change", "what the message says"),
+    DEACTIVATED: ("an administrator or Kueue took the job out of its queue", "the command in the message"),
+}
+OF_REFUSALS: Sequence[Row] = (
+    (
+        r"failed quota|must specify",
+        "a quota of the namespace counts limits or requests that the pods do not have",
+        "set them in spec.resources; kubectl describe quota -n {namespace}",
+    ),
+    (
+        r"violates PodSecurity",
+        "Pod Security of the namespace forbids what the pods ask for",
+        "correct podSecurity, or securityContext, volumes and host namespaces in spec.template; kubectl get namespace "
+        "{namespace} --show-labels",
+    ),
+    (
+        r"admission webhook|ValidatingAdmissionPolicy",
+        "a policy of the cluster refuses the pods",
+        "correct what the message names, in the spec or in spec.template, or ask the owner of the policy",
+    ),
+    (
+        r"(?i)service ?account \S+ not found",
+        "the pods name a service account that does not exist",
+        "create the ServiceAccount, or correct serviceAccountName in spec.template",
+    ),
+    (
+        r"no PriorityClass",
+        "the priority class does not exist",
+        "correct priorityClassName; kubectl get priorityclasses",
+    ),
+    (r"RuntimeClass", "the runtime class does not exist", "correct runtimeClassName in spec.template"),
+    (
+        r"\bcannot \w+ resource",
+        "the operator lacks the right",
+        "the administrator of the operator installs the chart's roles for this namespace",
+    ),
+    (r"is being terminated", "the namespace is being deleted", "use another namespace"),
+    (
+        r"per (?:Container|Pod)\b|LimitRange",
+        "a LimitRange of the namespace does not allow such resources",
+        "correct spec.resources; kubectl describe limitrange -n {namespace}",
+    ),
+    (r" is invalid: ", "the API server does not accept the pod", "correct the field that the message names"),
+)
+# https://github.com/kubernetes-sigs/kueue/blob/v0.14.0/pkg/scheduler/flavorassigner/flavorassigner.go
+OF_QUEUES: Sequence[Row] = (
+    (
+        r"maximum capacity",
+        "the job asks for more than its whole queue has",
+        "request less in spec.resources, use fewer nodes, or another queue",
+    ),
+    (
+        r"node affinity|untolerated taint|unavailable in ClusterQueue",
+        "no flavor of the queue fits what the job asks for",
+        "correct spec.resources, or nodeSelector, affinity and tolerations in spec.template, or use another queue",
+    ),
+    (
+        r"is inactive|is stopped|doesn't exist",
+        "the queue is stopped or does not exist",
+        f"correct the label {names.LABEL_QUEUE} or use another queue; its administrator may start it again",
+    ),
+)
+
+
+def queue_of(job: Json) -> str:
+    """Return the queue that a job waits in; empty if it waits in none."""
+    waits = condition(job.get("status"), "Running").get("reason") == WAITING
+    return str((job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE) or "") if waits else ""
+
+
+def queued(case: Case) -> Explanation | None:
+    """Explain a job that its queue has not admitted, with its place there."""
+    running = case.condition("Running")
+    if running is None or running.status == "True" or running.reason not in _OF_QUEUES:
+        return None
+    hint, todo = _OF_QUEUES[running.reason]
+    place = _place_in_queue(case)
+    text = f"{case.name} waits: {running.message}" + (f"; it is {place.value} there" if place else "")
+    waits = running.reason == WAITING
+    if waits and "insufficient unused quota" not in running.message and (stuck := advice(running.message, OF_QUEUES)):
+        waits, hint, todo = False, *stuck
+    return case.verdict(
+        "Quota",
+        running.reason,
+        text,
+        [case.of_condition(running), place],
+        is_abnormal=not waits,
+        hint=hint,
+        next=f"ddpjob why {case.name}, again later; {todo}" if waits else todo,
+        attempt=case.attempt.number or None,
+    )
+
+
+def _place_in_queue(case: Case) -> Evidence | None:
+    name = names.service_name(case.name, str(case.meta["uid"]))
+    waiting = case.facts.pending or ()
+    found = next((each for each in waiting if each["metadata"]["name"] == name), None)
+    if found is None:
+        return None
+    own, all_ = (int(found.get(f"positionIn{kind}Queue") or 0) + 1 for kind in ("Local", "Cluster"))
+    text = f"number {own} of {len(waiting)} in its queue, and number {all_} of all"
+    return Evidence(kind="Workload", name=name, field="positionInLocalQueue", value=text)
+
+
+def refused(case: Case) -> Explanation | None:
+    """Explain a job that cannot go on without a change, or whose pods the API server refuses."""
+    stalled, running = case.condition("Stalled"), case.condition("Running")
+    found = stalled if stalled is not None and stalled.status == "True" else running
+    if found is None or (found is running and (running.status == "True" or running.reason not in _OF_OPERATOR)):
+        return _refused_before(case)
+    return _refusal(case, found.reason, found.message, case.of_condition(found))
+
+
+def _refused_before(case: Case) -> Explanation | None:
+    """Explain the refusal of the attempt before, while the next one tries again."""
+    if not case.attempt.refusals or case.attempt.is_closed or case.attempt.all_running_time is not None or case.pods:
+        return None
+    events = [e for e in case.events_of("DDPJob", case.name) if e.get("reason") in _OF_OPERATOR]
+    if not events:
+        return None
+    return _refusal(case, str(events[-1]["reason"]), str(events[-1].get("message")), of_event(events[-1]))
+
+
+def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explanation:
+    until = case.attempt.ending.until if case.attempt.ending else None
+    place: dict[str, Any] = {"attempt": case.attempt.number or None, "until": until}
+    if (quota := _QUOTA.search(message)) is not None:
+        return case.verdict(
+            "Quota",
+            "QuotaExceeded",
+            f"{case.name} waits for quota {quota[1]}: {message}",
+            [quoted, *_of_quota(case, quota[1])],
+            hint="other pods of the namespace use the quota, or the job needs more than the whole quota",
+            next=f"kubectl describe quota {quota[1]} -n {case.namespace}; use fewer nodes, or end other jobs",
+            needs=["quotas"],
+            **place,
+        )
+    hint, todo = _REFUSALS.get(reason, _REFUSALS["CreateRefused"])
+    if reason == "CreateRefused":
+        hint, todo = advice(message, OF_REFUSALS, namespace=case.namespace) or (hint, todo)
+    stage: Stage = "Starting" if reason in ("NameTerminating", "CreateFailed") else "Refused"
+    stage = "Placement" if reason == UNAVAILABLE else stage
+    sentence = f"{case.name} {'is refused' if stage == 'Refused' else 'waits'}: {message}"
+    todo = todo.format(namespace=case.namespace)
+    return case.verdict(stage, reason, sentence, [quoted], hint=hint, next=todo, **place)
+
+
+def _of_quota(case: Case, name: str) -> Iterator[Evidence]:
+    """Yield what of a quota is used up."""
+    status = next((q.get("status") or {} for q in case.facts.quotas if q["metadata"]["name"] == name), {})
+    used = status.get("used") or {}
+    for resource, hard in (status.get("hard") or {}).items():
+        text = f"{used.get(resource, '0')} of {hard}"
+        yield Evidence(kind="ResourceQuota", name=name, field=f"status.used[{resource}]", value=text)
