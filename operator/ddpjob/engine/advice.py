@@ -195,6 +195,36 @@ ROWS: Sequence[Row] = (
         "correct the path, or mount the volume: spec.data, or volumes in spec.template",
     ),
     (
+        r"^SIG(?:TERM|INT|HUP)$",
+        "another process asked the program to end: in the pod a script or timeout, or the kubelet after failed probes",
+        "{logs}; kubectl describe pod {pod} shows failed probes",
+    ),
+    (
+        r"^SIGKILL$",
+        "the kernel's out-of-memory killer ended a process, or another process of the pod did",
+        f"{{logs}}; {LESS_MEMORY}",
+    ),
+    (
+        r"^SIGABRT$",
+        "native code found an error: an assertion, damaged memory, or an exception that nothing caught",
+        "{logs}, whose last lines name it; PYTHONFAULTHANDLER=1 in env adds the lines of Python",
+    ),
+    (
+        r"^SIGSEGV$",
+        "native code used memory that is not its own: an extension, or a library of another version",
+        "{logs}; PYTHONFAULTHANDLER=1 in env adds the lines of Python",
+    ),
+    (
+        r"^SIGBUS$",
+        "/dev/shm of the pod is full, or a file that is mapped into memory became shorter",
+        "increase sharedMemory.sizeLimit, or use fewer data loader workers; {logs}",
+    ),
+    (
+        r"^SIGILL$",
+        "the processor lacks an instruction, such as AVX-512, that a library of the image uses",
+        "use an image that is built for this processor, or other nodes with nodeSelector in spec.template; {logs}",
+    ),
+    (
         r"^FloatingPointError|loss is nan",
         "the training diverged, or the data are wrong",
         "use a lower learning rate, and look at the data of the step; {logs}",

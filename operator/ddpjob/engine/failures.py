@@ -210,7 +210,10 @@ _NOT_INSTALLED = (
     "the command is not installed on this machine, is not executable, or is for another architecture",
     "local mode uses the programs of this machine: install it, or correct command and args",
 )
-_SIGNALS = "SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code"
+_SIGNALS = (
+    "SIGTERM and SIGINT come from another process, SIGKILL often from the kernel's out-of-memory killer, other signals "
+    "from native code"
+)
 
 TABLE: tuple[Judgement, ...] = (
     Judgement(
@@ -532,8 +535,8 @@ TABLE: tuple[Judgement, ...] = (
         provisional=True,
         node_suspected=True,
         is_advised=True,
-        hint=_SIGNALS,
-        next="{logs}; SIGBUS: increase sharedMemory.sizeLimit",
+        hint="native code or another process ended the program with this signal",
+        next="{logs}",
         local=(_SIGNALS, "{logs}; SIGKILL: use fewer processes or a smaller batch; SIGBUS: make room in /dev/shm"),
     ),
     Judgement(
@@ -559,7 +562,8 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     row = next(row for row in TABLE if row.matches(evidence, context))
     hint, todo = (row.local if context.is_local else None) or (row.hint, row.next)
     if row.is_advised and not context.is_local:
-        hint, todo = advice(_error(evidence)) or (hint, todo)
+        signal = signal_name(evidence.signal) if evidence.signal is not None else ""
+        hint, todo = advice(_error(evidence)) or advice(signal) or (hint, todo)
     # The trainer names --checkpoint-dir, which is not the user's in local mode.
     reported = _NO_REPORT if context.is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
     reason, message = _reason_and_message(evidence, row)
@@ -598,6 +602,13 @@ def _may_be_of_node(row: Judgement, evidence: Evidence, context: Context) -> boo
     A node without a driver ends pods at once, so it always has room: each new job of the cluster would fail there.
     """
     return row.node_suspected and not (context.is_local or context.fails_elsewhere or evidence.is_of_image)
+
+
+def suspects_at_start(failure: Failure) -> bool:
+    """Return whether the row of a failure suspects the Kubernetes node of a job that has never trained."""
+    reported = Evidence(0, "own", report=EndReport(code=failure.exit_code))
+    rows = [row for row in TABLE if row.action == "FailAtStart" and row.node_suspected]
+    return any(failure.reason == row.reason or row.matches(reported, Context()) for row in rows)
 
 
 def failure_record(
@@ -682,6 +693,12 @@ def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
         return row.reason or camel_case(e.reason or "PodFailed"), f"{e.where} failed{_kubelet_message(e)}"
     reason = row.reason or camel_case(e.reason or "Error")
     return reason, f"{e.where} ended with exit code {e.exit_code}{_kubelet_message(e)}"
+
+
+def place_first(failure: Failure) -> str:
+    """Return the message of a failure with the place in the user's code before the pod."""
+    who, is_found, what = failure.message.partition(f", {failure.where}: ")
+    return f"{failure.where}: {what} ({who})" if is_found else failure.message
 
 
 def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:

@@ -34,8 +34,7 @@ GATED = "AdmissionGated"
 FORMER_PODS = "FormerPodsRun"
 EARLIER_PODS = "EarlierPodsRun"
 """The next attempt waits for pods of an earlier one, which may still write."""
-NOT_DELETED = "and nothing has deleted it"
-"""In the message of ``FORMER_PODS``: the pods run without limit, and what follows is the command that ends them."""
+_NOT_DELETED = "and nothing has deleted it"
 SHARED = "VolumeShared"
 """All nodes run, and another job that saves in the same directory runs, too; nothing follows from it."""
 CONTAINER_CREATING = "ContainerCreating"
@@ -76,13 +75,19 @@ def earlier_pods(s: JobState) -> Obstacle | None:
         return None
     left, pod = s.stopping[0]
     more = f" and {len(s.stopping) - 1} more" if len(s.stopping) > 1 else ""
-    until = f"at the latest at {whole_second_after(s.now, left)}" if isfinite(left) else NOT_DELETED
+    until = f"at the latest at {whole_second_after(s.now, left)}" if isfinite(left) else _NOT_DELETED
     if s.attempt.number:
         text = f"pod {pod.name} of attempt {pod.attempt} on Kubernetes node {pod.node_name}{more} may still write"
         return EARLIER_PODS, f"{text}: the next attempt waits for its end, {until}"
     text = f"pod {pod.name} of another job on Kubernetes node {pod.node_name}{more} may still save where this job reads"
     todo = "" if pod.deleting else f": kubectl delete pod -n {s.job.namespace} -l {names.LABEL_JOB_UID}={pod.job_uid}"
     return FORMER_PODS, f"{text}: the first attempt waits for its end, {until}{todo}"
+
+
+def ending_command(message: str) -> str | None:
+    """Return the command that ends the pods in a message of ``earlier_pods``, perhaps ""; None if they have a limit."""
+    _, is_found, command = message.partition(_NOT_DELETED)
+    return command.removeprefix(": ") if is_found else None
 
 
 def _seconds_to_earlier_pods(s: JobState) -> float:

@@ -8,12 +8,12 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Literal
 
-from ddpjob.api import exit_codes
 from ddpjob.api.limits import MAX_AVOIDED
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import AvoidedNode, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import whole_second_after
+from ddpjob.engine.failures import suspects_at_start
 
 AVOID_SECONDS = 3600
 """For how long a node is avoided, and how far apart the two failures may be."""
@@ -34,7 +34,7 @@ def avoided(status: DDPJobStatus, now: datetime) -> list[AvoidedNode]:
 def avoided_after(status: DDPJobStatus, failure: Failure, now: datetime, *, has_trained: bool) -> list[AvoidedNode]:
     """Return the entries of ``status.avoidNodes`` after one more failure."""
     nodes, name = avoided(status, now), failure.node_name
-    is_first = not has_trained and (failure.reason == "StartError" or failure.exit_code == exit_codes.RANKS)
+    is_first = not has_trained and suspects_at_start(failure)
     if not name or not failure.node_suspected or not (is_first or _was_suspected(status, name, now)):
         return nodes
     new = AvoidedNode(node_name=name, reason=failure.reason, until=whole_second_after(now, AVOID_SECONDS))

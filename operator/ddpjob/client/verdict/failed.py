@@ -12,7 +12,7 @@ from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation,
 from ddpjob.client.verdict.facts import Case
 from ddpjob.engine.attempt import SUSPENDED, waits
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, evidence_of, failed_pods, needs_log, root_cause
-from ddpjob.engine.failures import COLLECTIVE_TIMEOUT, DIVERGED, PEER_LOST, Context, failure_record, judge
+from ddpjob.engine.failures import COLLECTIVE_TIMEOUT, DIVERGED, PEER_LOST, Context, failure_record, judge, place_first
 from ddpjob.engine.state import MAX_LOGS
 
 _STAGES: Mapping[str, Stage] = {
@@ -182,7 +182,7 @@ def _failed(case: Case, failure: Failure, start: str, end: Evidence | None, *, i
     return case.verdict(
         stage,
         shown.reason,
-        f"{start}: {_place_first(shown)}",
+        f"{start}: {place_first(shown)}",
         [_recorded(case, failure) if is_recorded else None, *source, end],
         confidence=_confidence(shown),
         needs=needs,
@@ -200,12 +200,6 @@ def _failed(case: Case, failure: Failure, start: str, end: Evidence | None, *, i
         exit_code=shown.exit_code,
         signal=shown.signal,
     )
-
-
-def _place_first(failure: Failure) -> str:
-    """Return the message, which begins with the pod, with the place in the user's code before it."""
-    who, is_found, what = failure.message.partition(f", {failure.where}: ")
-    return f"{failure.where}: {what} ({who})" if is_found else failure.message
 
 
 def _recorded(case: Case, failure: Failure) -> Evidence:

@@ -217,12 +217,11 @@ class Meaning(NamedTuple):
         return len(self.rows) == 1 and not self.unknown and self.rows[0] is not _UNNAMED_TAINT
 
     def advice(self, namespace: str) -> tuple[str, str] | None:
-        """Return hint and next; None if no clause is known."""
-        if not self.rows:
-            return None
-        is_ready = all(row.reason != "NodeNotReady" for row in self.rows[1:])
-        others = [*([] if is_ready else ["the nodes that fit are those that are not ready"]), *self.unknown]
-        return "; or ".join((self.rows[0].hint, *others)), self.rows[0].next.format(namespace=namespace)
+        """Return hint and next by the two clauses that decide first; None if no clause is known."""
+        first = self.rows[:2]
+        hints = [*(row.hint for row in first), *self.unknown]
+        todo = "; or ".join(row.next.format(namespace=namespace) for row in first)
+        return ("; or ".join(hints), todo) if first else None
 
 
 def meaning(message: str) -> Meaning:

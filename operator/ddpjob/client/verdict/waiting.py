@@ -9,7 +9,7 @@ from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.kubelet import CONTAINER, IMAGE, not_prepared, not_started
 from ddpjob.client.verdict.placement import gated, gates, is_unseen, no_scheduler, partly_placed, unschedulable
 from ddpjob.client.verdict.scheduler import meaning
-from ddpjob.engine.obstacles import CONTAINER_CREATING, EARLIER_PODS, FORMER_PODS, NOT_DELETED, obstacles
+from ddpjob.engine.obstacles import CONTAINER_CREATING, EARLIER_PODS, FORMER_PODS, ending_command, obstacles
 from ddpjob.engine.scheduling import guard
 
 _NOT_PREPARED = frozenset({"PodNotPrepared", CONTAINER_CREATING})
@@ -62,14 +62,14 @@ def _with_others(case: Case, problems: Sequence[tuple[Callable[[Case, PodView], 
 
 def _held(case: Case, running: Condition) -> Explanation:
     """Explain a job that waits for pods that may still write where its next attempt reads."""
-    _, is_forgotten, command = running.message.partition(NOT_DELETED)
+    command = ending_command(running.message)
     return case.verdict(
         "Starting",
         running.reason,
         f"{case.name} waits: {running.message}",
         [case.of_condition(running)],
-        is_abnormal=bool(is_forgotten),
-        next=command.lstrip(": ") if is_forgotten else f"ddpjob why {case.name}, again later",
+        is_abnormal=command is not None,
+        next=f"ddpjob why {case.name}, again later" if command is None else command,
         attempt=case.attempt.number or None,
     )
 
