@@ -297,7 +297,7 @@ class Lines:
 
 @pytest.mark.parametrize("path", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "", "a\0b", "./a"])
 def test_a_path_that_leads_out_of_the_directory_is_no_output_of_the_reader(path: str, tmp_path: Path) -> None:
-    output = Lines({"file": {"path": path, "bytes": 1, "modified": 0}}, {"end": {"complete": True}})
+    output = Lines({"file": {"path": path, "bytes": 1, "modified": 0, "inode": 1}}, {"end": {"complete": True}})
     with pytest.raises(UnavailableError, match="not the output of the reader"):
         listing(at(tmp_path), messages(output.output("list")))
 
@@ -320,7 +320,7 @@ def test_a_manifest_with_an_impossible_time_makes_its_checkpoint_unreadable(volu
     ]
 
 
-A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0}}
+A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0, "inode": 1}}
 ALL = {"end": {"complete": True}}
 
 
@@ -372,6 +372,29 @@ def test_a_training_that_is_faster_than_each_copy_is_named(volume: Path, tmp_pat
     with pytest.raises(TransferError, match="was deleted or replaced on the volume of mnist while it was copied"):
         pulled(Rotating(volume, 100), tmp_path / "newest")
     assert not pulled(Rotating(volume, 100), tmp_path / "all", everything=True).complete
+
+
+class Replacing(ProcessReader):
+    """A volume whose script replaces a file by a larger one between the list and the copy."""
+
+    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        if command == "send" and not self.offsets:
+            (self.root / "new.pt").write_bytes(b"the second, which is longer")
+            (self.root / "new.pt").replace(self.root / "model.pt")
+            with (self.root / "metrics.jsonl").open("a") as stream:
+                stream.write("added\n")
+        return super().output(command, *arguments)
+
+
+def test_a_file_that_a_larger_one_replaces_is_copied_whole(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    (root / "model.pt").write_bytes(b"the first")
+    (root / "metrics.jsonl").write_text("first\n")
+    done = pulled(Replacing(root), tmp_path / "here", everything=True)
+    assert (done.complete, {file.path: file.outcome for file in done.files}["model.pt"]) == (True, "Copied")
+    assert (tmp_path / "here" / "model.pt").read_bytes() == b"the second, which is longer"
+    assert (tmp_path / "here" / "metrics.jsonl").read_text() == "first\n", "what is appended is left to the next pull"
 
 
 def test_a_disk_that_refuses_is_named(volume: Path, tmp_path: Path) -> None:
@@ -453,8 +476,12 @@ def test_no_link_in_the_directory_is_followed(link: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "line",
-    [{"file": {"path": "a", "bytes": -1, "modified": 1}}, {"file": {"path": "a" * 5000, "bytes": 1, "modified": 1}}],
-    ids=["size", "name"],
+    [
+        {"file": {"path": "a", "bytes": -1, "modified": 1, "inode": 1}},
+        {"file": {"path": "a" * 5000, "bytes": 1, "modified": 1, "inode": 1}},
+        {"file": {"path": "a", "bytes": 1, "modified": 1, "inode": 2**64}},
+    ],
+    ids=["size", "name", "inode"],
 )
 def test_impossible_sizes_and_names_are_no_output_of_the_reader(line: Any, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="not the output of the reader"):
@@ -462,7 +489,10 @@ def test_impossible_sizes_and_names_are_no_output_of_the_reader(line: Any, tmp_p
 
 
 def test_a_listing_with_more_names_than_the_reader_sends_is_refused(tmp_path: Path) -> None:
-    files = [{"file": {"path": f"d/{number}", "bytes": 0, "modified": 1}} for number in range(reader.MOST_FILES + 1)]
+    files = [
+        {"file": {"path": f"d/{number}", "bytes": 0, "modified": 1, "inode": 1}}
+        for number in range(reader.MOST_FILES + 1)
+    ]
     assert len(listing(at(tmp_path), messages(Lines(*files[1:], ALL).output("list"))).files) == reader.MOST_FILES
     with pytest.raises(UnavailableError, match="not the output of the reader"):
         listing(at(tmp_path), messages(Lines(*files, ALL).output("list")))

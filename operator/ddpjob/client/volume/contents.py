@@ -144,6 +144,7 @@ class Wanted:
     path: str
     bytes: int
     modified: str
+    inode: int
     sha256: str | None = None
     is_chosen: bool = False
 
@@ -160,10 +161,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a volume holds, and all its files by their path."""
+    """What a volume holds, and by path all its files and their inodes."""
 
     contents: VolumeContents
     files: dict[str, VolumeFile]
+    inodes: dict[str, int]
+
+    def wanted(self, path: str, sha256: str | None = None, *, is_chosen: bool = False) -> Wanted:
+        """Return a file as it was listed, to be copied."""
+        file = self.files[path]
+        return Wanted(path, file.bytes, file.modified, self.inodes[path], sha256, is_chosen)
 
 
 def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
@@ -174,6 +181,7 @@ def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
         UnavailableError: they are wrong.
     """
     files: dict[str, VolumeFile] = {}
+    inodes: dict[str, int] = {}
     checkpoints: list[CheckpointFile] = []
     end: Json = {}
     for message in found:
@@ -181,10 +189,13 @@ def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
             match message:
                 case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
                     raise ValueError("too many")
-                case {"file": {"path": path, "bytes": size, "modified": modified}}:
+                case {"file": {"path": path, "bytes": size, "modified": modified, "inode": int(inode)}}:
                     files[path] = VolumeFile.model_validate(
                         {"path": _safe(path), "bytes": size, "modified": _time(modified)}
                     )
+                    if not 0 <= inode < 2**64:
+                        raise ValueError(inode)
+                    inodes[path] = inode
                 case {"checkpoint": {"path": path, **fields}}:
                     checkpoints.append(_checkpoint(_safe(path), fields))
                 case {"end": end}:
@@ -205,7 +216,7 @@ def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
         complete=bool(end.get("complete")),
         unreadable=[str(text) for text in end.get("unreadable") or ()],
     )
-    return Listing(made, files)
+    return Listing(made, files, inodes)
 
 
 def _checkpoint(path: str, fields: Mapping[Any, Any]) -> CheckpointFile:
@@ -250,20 +261,19 @@ def wanted_files(found: Listing, choice: Choice) -> list[Wanted]:
         rest = [*volume.metrics, *volume.logs, *volume.others]
         paths = [path for checkpoint in reversed(volume.checkpoints) for path in _pair(checkpoint)]
         digests = {checkpoint.path: checkpoint.sha256 for checkpoint in volume.checkpoints}
-        files = [*rest, *(found.files[path] for path in paths if path in found.files)]
-        if not files:
+        wanted = [*(file.path for file in rest), *(path for path in paths if path in found.files)]
+        if not wanted:
             raise _nothing(volume, "hidden files alone, which --hidden copies" if found.files else "no files")
-        return [Wanted(file.path, file.bytes, file.modified, digests.get(file.path)) for file in files]
+        return [found.wanted(path, digests.get(path)) for path in wanted]
     chosen: list[Wanted] = []
     for checkpoint in _chosen(volume, choice.steps) if choice.steps or not choice.metrics else ():
         for path in _pair(checkpoint):
-            file = found.files[path]
             digest = checkpoint.sha256 if path == checkpoint.path else None
-            chosen.append(Wanted(path, file.bytes, file.modified, digest, is_chosen=True))
+            chosen.append(found.wanted(path, digest, is_chosen=True))
     if choice.metrics:
         if not volume.metrics:
             raise _nothing(volume, "no metrics")
-        chosen += [Wanted(file.path, file.bytes, file.modified) for file in volume.metrics]
+        chosen += [found.wanted(file.path) for file in volume.metrics]
     return chosen
 
 

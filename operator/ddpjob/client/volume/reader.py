@@ -51,20 +51,29 @@ def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
             continue  # deleted since its folder was read
         if not stat.S_ISREG(found.st_mode):
             continue
-        yield _line({"file": {"path": path, "bytes": found.st_size, "modified": found.st_mtime}})
+        file = {"path": path, "bytes": found.st_size, "modified": found.st_mtime, "inode": found.st_ino}
+        yield _line({"file": file})
         name = _MANIFEST.search(path)
         if name:
             yield from _checkpoint(root, path, int(name.group(1)), int(name.group(2)), verify)
     yield _line({"end": {"complete": count <= MOST_FILES and not left_out[0], "unreadable": unreadable[:100]}})
 
 
-def send(root: str, wanted: Sequence[tuple[str, int, int]]) -> Generator[bytes, None, None]:
-    """Yield of each file (path, offset, size) the bytes from offset to size, and then the digest of bytes 0 to size."""
-    for path, offset, size in wanted:
+def send(root: str, wanted: Sequence[tuple[str, int, int, int]]) -> Generator[bytes, None, None]:
+    """Yield of each file (path, offset, size, inode) its bytes from offset on, and the digest of bytes 0 to size.
+
+    A file that has grown is sent up to size. Another inode of another size has replaced it, and its beginning is no
+    file; the inode alone is not enough, because some network file systems do not keep it.
+    """
+    for path, offset, size, inode in wanted:
         yield _line({"begin": path})
         digest, done = hashlib.sha256(), 0
         try:
             with Path(root, path).open("rb") as stream:
+                state = os.fstat(stream.fileno())
+                if state.st_ino != inode and state.st_size != size:
+                    yield _line({"failed": path, "errno": None, "reason": "another file has its name"})
+                    continue
                 while done < size:
                     data = stream.read(min(_PART, (offset if done < offset else size) - done))
                     if not data:

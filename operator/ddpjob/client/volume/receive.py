@@ -33,7 +33,7 @@ _OPEN_AT_ONCE = 100  # files, of two descriptors each; macOS allows 256
 _READ = 1024 * 1024
 _LONGEST_NAME = 240  # bytes that leave room for the suffix
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_GONE = (errno.ENOENT, errno.ESTALE, None)  # None: it has become shorter, so another has its name
+_GONE = (errno.ENOENT, errno.ESTALE, None)  # None: another file has its name, or it has become shorter
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
 OnProgress = Callable[[PullProgress], None]
@@ -303,15 +303,15 @@ class _Transfer:
                 "make room, or name another directory with --to",
             )
 
-    def next_request(self) -> list[tuple[str, int, int]]:
-        """Return path, offset and size of files to ask for; none when all are done."""
-        asked: list[tuple[str, int, int]] = []
+    def next_request(self) -> list[tuple[str, int, int, int]]:
+        """Return path, offset, size and inode of files to ask for; none when all are done."""
+        asked: list[tuple[str, int, int, int]] = []
         for part in [*self._left.values()]:
             part.open()
             if part.is_known:
                 self._finish(part, str(part.wanted.sha256))
                 continue
-            asked.append((part.wanted.path, part.have, part.wanted.bytes))
+            asked.append((part.wanted.path, part.have, part.wanted.bytes, part.wanted.inode))
             if len(json.dumps(asked)) > _REQUEST or len(asked) == _OPEN_AT_ONCE:
                 break
         return asked
@@ -341,7 +341,7 @@ class _Transfer:
         self._on_progress(PullProgress(path=path, done=self._finished + at, total=self._total))
         return is_new
 
-    def require_all(self, asked: Sequence[tuple[str, int, int]]) -> None:
+    def require_all(self, asked: Sequence[tuple[str, int, int, int]]) -> None:
         """Raise ``CutError`` if one of these files has not arrived."""
         if missing := next((path for path, *_ in asked if path in self._left), None):
             raise CutError(f"{missing} was not sent")
