@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from ddpjob import Client, DDPJob
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import Checkpoint, DDPJobSpec, RestartPolicy
-from ddpjob.client.jobspec import SpecFields
+from ddpjob.client.jobspec import SpecFields, with_words
 from ddpjob.errors import InvalidJobError
 from tests.client.worlds import TIME, condition
 from tests.kind.cache import cache_dir
@@ -86,6 +87,20 @@ def test_short_words_are_fields_of_the_spec() -> None:
     assert known.manifest["spec"]["resources"]["requests"] == {"nvidia.com/gpu": 2}, "Kubernetes refuses two numbers"
 
 
+def test_a_size_changes_only_the_size_of_a_claim_that_a_file_describes() -> None:
+    described = claim("ReadWriteMany", storageClassName="fast", volumeMode="Filesystem")
+    known = {"image": "a:1", "checkpoint": described | {"mountPath": "/mine"}}
+    larger = with_words(known, {"checkpoint": "20Gi"})["checkpoint"]
+    expected = deepcopy(known["checkpoint"])
+    expected["claimTemplate"]["spec"]["resources"]["requests"]["storage"] = "20Gi"
+    assert larger == expected
+    other = with_words(known, {"checkpoint": "20Gi:slow"})["checkpoint"]["claimTemplate"]["spec"]
+    assert (other["storageClassName"], other["accessModes"]) == ("slow", ["ReadWriteMany"])
+    named = known | {"checkpoint": {"claimName": "runs", "mountPath": "/mine"}}
+    assert with_words(named, {"checkpoint": "10Gi"})["checkpoint"] == claim("ReadWriteOnce") | {"mountPath": "/mine"}
+    assert with_words(known, {"checkpoint": "runs"})["checkpoint"] == {"claimName": "runs", "mountPath": "/mine"}
+
+
 def test_each_field_of_the_spec_is_a_typed_keyword() -> None:
     assert set(SpecFields.__annotations__) == {*DDPJobSpec.model_fields, "gpus", "memory", "max_restarts"}
 
@@ -132,6 +147,9 @@ def test_a_script_runs_under_ddprun_with_its_arguments(tmp_path: Path) -> None:
         ({"checkpoint": "s3://bucket/run"}, "is neither a size nor the name of a claim"),
         ({"gpus": 1, "resources": {"requests": 5}}, "resources.requests: must be a mapping"),
         ({"memory": "lots"}, r"memory: must be a non-negative quantity"),
+        ({"memory": "8"}, r"(?s)memory 8: this is less than 1 MiB.*8Gi\?"),
+        ({"memory": "500m"}, r"(?s)memory 500m: .*500Mi\?"),
+        ({"memory": "1e3"}, r"memory 1e3: this is less"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_to_do(arguments: dict[str, Any], text: str) -> None:

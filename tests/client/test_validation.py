@@ -135,6 +135,8 @@ def test_objects_of_other_kinds_are_listed_and_not_checked() -> None:
         ("  command: [python, train.py]\n  nprocPerNode: 2\n", "spec.command"),
         ("  launcher: Injected\n  command: [python, train.py]\n", "spec.command"),
         ("  managedBy: example.com/other\n", "spec.managedBy"),
+        ("  resources: {limits: {memory: 8}}\n", "spec.resources.limits.memory"),
+        ("  resources: {limits: {memory: 1Mi}, requests: {memory: 0.5Mi}}\n", "spec.resources.requests.memory"),
     ],
 )
 def test_probable_mistake_that_is_allowed_is_a_warning(more: str, field: str) -> None:

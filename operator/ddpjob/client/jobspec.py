@@ -33,6 +33,8 @@ _REFERENCE = "docs/fields.md lists every field and what it may hold"
 _CORRECT = "correct the field"
 _GPU = "nvidia.com/gpu"
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[MGTPE])")
+_SMALL = re.compile(r"\+?(\d+(?:\.\d*)?|\.\d+)(?:([numkM]|[KM]i)|([eE][+-]?\d+))?")
+_BYTES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, None: 1, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20}
 _LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size, but also a valid name of a claim
 
 
@@ -167,6 +169,8 @@ def with_words(spec: Json, words: Mapping[str, Any]) -> Json:
     given = {key: value for key, value in words.items() if value is not None}
     gpus, restarts, memory = (given.pop(word, None) for word in _WORDS.values())
     parts: Json = {"restartPolicy": None if restarts is None else {"maxRestarts": restarts}}
+    if memory is not None and (meant := too_small(memory)):
+        raise InvalidJobError(f"memory {memory}: this is less than 1 MiB", "Kubernetes counts bytes", f"{meant}?")
     if limits := {key: value for key, value in ((_GPU, gpus), ("memory", memory)) if value is not None}:
         known = spec.get("resources")
         requested = known.get("requests") if isinstance(known, dict) else None
@@ -183,6 +187,14 @@ def with_words(spec: Json, words: Mapping[str, Any]) -> Json:
     return merged
 
 
+def too_small(memory: object) -> str | None:
+    """Return what is probably meant by a memory below 1 MiB: a number without a unit has bytes, and ``m`` is 1/1000."""
+    found = _SMALL.fullmatch(str(memory))
+    if found is None or not 0 < float(found[1] + (found[3] or "")) * _BYTES[found[2]] < 2**20:
+        return None
+    return f"{found[1]}{'Gi' if float(found[1]) < 256 else 'Mi'}"
+
+
 def _volume(text: str, known: Any, *, is_shared: bool) -> Json:
     """Return ``spec.checkpoint`` with a claim to create, or with an existing one."""
     size, _, storage_class = text.partition(":")
@@ -190,10 +202,11 @@ def _volume(text: str, known: Any, *, is_shared: bool) -> Json:
     kept = {key: value for key, value in kept.items() if key not in ("claimName", "claimTemplate")}
     if _SIZE.fullmatch(size):
         access = "ReadWriteMany" if is_shared else "ReadWriteOnce"
-        claim: Json = {"accessModes": [access], "resources": {"requests": {"storage": size}}}
-        return kept | {
-            "claimTemplate": {"spec": claim | ({"storageClassName": storage_class} if storage_class else {})}
-        }
+        claim: Json = {"spec": {"accessModes": [access]}}
+        if isinstance(known, dict) and isinstance(known.get("claimTemplate"), dict):
+            claim = merge(claim, known["claimTemplate"])  # the words change only what they name
+        named = {"resources": {"requests": {"storage": size}}, "storageClassName": storage_class or None}
+        return kept | {"claimTemplate": merge(claim, {"spec": named})}
     if _LIKE_A_SIZE.fullmatch(size) or not is_object_name(text):
         raise InvalidJobError(
             f"checkpoint {text!r} is neither a size nor the name of a claim",

@@ -23,6 +23,7 @@ from ddpjob.client.jobfile import (
     unreadable,
     without_server_fields,
 )
+from ddpjob.client.jobspec import too_small
 from ddpjob.engine.launcher import injection_warning, launch_warning
 from ddpjob.errors import DDPJobError, InvalidJobError
 from ddpjob.local.admission import admit, faults
@@ -153,6 +154,9 @@ def _warnings(document: Json) -> Iterator[Found]:
         if warning is not None:
             yield Found("warning", ("spec", "command"), warning)
     for kind, resources in (document["spec"].get("resources") or {}).items():
+        if isinstance(resources, dict) and (size := too_small(resources.get("memory"))):
+            place, hint = ("spec", "resources", kind, "memory"), f'did you mean "{size}"?'
+            yield Found("warning", place, f"{resources['memory']} is less than 1 MiB", hint)
         for name in resources or ():
             if (meant := _DEVICES.get(name.lower().removesuffix("s"), name)) != name:
                 place, hint = ("spec", "resources", kind, name), f'did you mean "{meant}"?'
