@@ -132,13 +132,15 @@ CREDENTIALS = [
     *(".env", ".env.local", "app/.env.production", ".netrc", ".aws/credentials", ".ssh/config", ".kube/config"),
     *("kubeconfig", "team.kubeconfig", "id_rsa", "keys/id_ed25519", "tls.key", ".git-credentials", ".npmrc", ".pypirc"),
     *(".docker/config.json", "credentials.json", "server.pem", ".huggingface/token", "terraform.tfstate"),
+    *(".ENV", "Id_RSA", "keys/Server.PEM", "Credentials.JSON", ".SSH/config"),
 ]
 
 
 def test_files_with_names_of_credentials_are_left_out_and_named(tmp_path: Path) -> None:
-    grow(tmp_path, dict.fromkeys([*CREDENTIALS, ".env.example", "train.py", "data.log"], "x") | {".gitignore": "*.log"})
+    grow(tmp_path, dict.fromkeys([*CREDENTIALS, ".env.example", "train.py", "data.log", "A.LOG"], "x"))
+    grow(tmp_path, {".gitignore": "*.log"})
     left_out: list[str] = []
-    assert [file.name for file in files_of(tmp_path, left_out)] == [".env.example", ".gitignore", "train.py"]
+    assert [file.name for file in files_of(tmp_path, left_out)] == [".env.example", ".gitignore", "A.LOG", "train.py"]
     assert sorted(left_out) == sorted(name.partition("/")[0] if name[0] == "." else name for name in CREDENTIALS)
 
 

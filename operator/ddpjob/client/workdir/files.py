@@ -1,6 +1,7 @@
 """The files of a directory that are sent: without those that ``.gitignore`` files name, and a few others."""
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ def files_of(directory: Path, left_out: list[str] | None = None) -> list[SourceF
         InvalidJobError: a file cannot be read, a link leads out of the directory, or there are too many files.
     """
     try:
-        rules = [Rules(_CREDENTIALS, directory), Rules(_DEFAULTS, directory), *_rules_above(directory)]
+        # Names of credentials in any case: file systems of macOS and Windows do not distinguish .ENV from .env.
+        rules = [Rules(_CREDENTIALS, directory, re.IGNORECASE), Rules(_DEFAULTS, directory), *_rules_above(directory)]
         found = list(islice(_walk(directory, directory, rules, [] if left_out is None else left_out), MAX_FILES + 1))
     except OSError as error:
         raise InvalidJobError(

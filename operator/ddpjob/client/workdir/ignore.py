@@ -44,11 +44,11 @@ class _Rule(NamedTuple):
 
 
 class Rules:
-    """The rules of one file. base: its directory, below which they apply."""
+    """The rules of one file. base: its directory, below which they apply. flags: of their expressions."""
 
-    def __init__(self, lines: Iterable[str], base: Path) -> None:
+    def __init__(self, lines: Iterable[str], base: Path, flags: re.RegexFlag = re.NOFLAG) -> None:
         self._base = base
-        self._rules = [rule for line in lines if (rule := _rule(line)) is not None]
+        self._rules = [rule for line in lines if (rule := _rule(line, flags)) is not None]
 
     @classmethod
     def of(cls, directory: Path) -> "Rules | None":
@@ -75,7 +75,7 @@ def verdict(path: Path, rules: Sequence[Rules], *, is_directory: bool) -> bool |
     return next((found for found in verdicts if found is not None), None)
 
 
-def _rule(line: str) -> _Rule | None:
+def _rule(line: str, flags: re.RegexFlag) -> _Rule | None:
     """Return the rule of a line, None for a comment and for what matches nothing."""
     found = re.fullmatch(r"(?!#)(!?)((?:\\.|[^\\])*?) *", line, re.DOTALL)  # a space at the end counts if it is escaped
     if found is None or not found[2].strip("/"):
@@ -84,7 +84,7 @@ def _rule(line: str) -> _Rule | None:
     expression = _expression(text.removeprefix("/"))
     if expression is None:
         return None
-    return _Rule(re.compile(expression), not found[1], found[2].endswith("/"), "/" in text)
+    return _Rule(re.compile(expression, flags), not found[1], found[2].endswith("/"), "/" in text)
 
 
 def _expression(pattern: str) -> str | None:
