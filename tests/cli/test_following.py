@@ -95,7 +95,6 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
     first, *_, last = some.err.splitlines()
     assert (first, last) == ("error: the job two has finished: it succeeded", "2 of 3 jobs suspended; not two")
     assert ddpjob("suspend", "-l", "team=a").out == "one suspended (this machine)\n", "the other has finished"
-    assert "no job missing" in ddpjob("delete", "one", "missing").is_refused()[0], "and none is deleted"
     for wrong in ((), ("one", "-l", "team=a"), ("-l", " ")):
         assert "name the jobs, or select them" in ddpjob("delete", *wrong).is_refused()[0]
     assert "no job has the labels team=c" in ddpjob("delete", "-l", "team=c").is_refused()[0]
@@ -103,6 +102,28 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
         terminal.answer("delete 2 jobs, one, two (this machine)?", "y")
         assert terminal.ends() == 0
     assert ddpjob("ls", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/three"]
+    with ddpjob.on_terminal("delete", "missing", "three") as terminal:
+        terminal.answer("delete three (this machine)?", "y")
+        assert terminal.ends() == 1
+    assert ddpjob("ls", "-o", "name").out == ""
+
+
+def test_jobs_of_one_name_in_two_namespaces_are_changed_by_label(ddpjob: Program) -> None:
+    for namespace in ("a", "b"):
+        job = shell_job("tiny", "true", suspend=True)
+        job["metadata"] |= {"labels": {"team": "x"}, "namespace": namespace}
+        assert ddpjob("submit", ddpjob.write(job), "--local", "--wait").code == 102
+    job["metadata"] |= {"name": "other"}
+    assert ddpjob("submit", ddpjob.write(job), "--local", "--wait").code == 102
+    some = ddpjob("suspend", "tiny", "missing", "other")
+    assert (some.code, some.out) == (1, "other suspended (this machine)\n"), some
+    named = [line for line in some.err.splitlines() if line.startswith("error: ")]
+    assert ["there are 2 jobs named tiny" in named[0], "no job missing" in named[1]] == [True, True]
+    assert some.err.splitlines()[-1] == "1 of 3 jobs suspended; not tiny, missing"
+    done = ddpjob("suspend", "-l", "team=x")
+    assert (done.code, done.out.split(" suspended (this machine)\n")[:-1]) == (0, ["a/tiny", "other", "b/tiny"]), done
+    assert ddpjob("delete", "-l", "team=x").code == 0
+    assert ddpjob("ls", "-o", "name").out == ""
 
 
 def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjob: Program, tmp_path: Path) -> None:
@@ -141,6 +162,11 @@ def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: P
     assert "activeDeadlineSeconds" not in spec
     assert "command is immutable" in ddpjob("set", "tiny", "command=[false]").is_refused()[0]
     assert 'no field "maxRestart"' in ddpjob("set", "tiny", "restartPolicy.maxRestart=1").is_refused()[0]
+    for word in ("gpus=8", "memory=8Gi"):
+        assert "resources is immutable" in ddpjob("set", "tiny", word).is_refused()[0]
+    assert ddpjob("set", "tiny", "nodes=2", "max-restarts=7").code == 0
+    spec = ddpjob.job("tiny")["spec"]
+    assert (spec["numNodes"], spec["restartPolicy"]["maxRestarts"]) == (2, 7)
     assert "only fields of the spec" in ddpjob("set", "tiny", "metadata.labels.a=b").is_refused()[0]
     assert "a list is set as a whole" in " ".join(
         ddpjob("set", "tiny", "restartPolicy.rules[0].action=Fail").is_refused()

@@ -16,10 +16,11 @@ from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
+    from ddpjob.client.job import DDPJob
 
 _AT_ONCE = 8
 _NOT_ALL = 1
-Action = Callable[["Client", str], object]
+Action = Callable[["Client", "str | DDPJob"], object]
 """Changes one job; a text that it returns is another line to print about it."""
 
 
@@ -118,17 +119,26 @@ def set(  # noqa: A001 - the name of the command
     return 0
 
 
-def on_each(jobs: "Sequence[tuple[Client, str]]", action: Action, done: str) -> int:
+def labels_of(jobs: "Sequence[tuple[Client, str | DDPJob]]") -> list[str]:
+    """Return how each job is called: by its name, with its namespace if jobs of several namespaces have this name."""
+    names = [job if isinstance(job, str) else job.name for _, job in jobs]
+    return [
+        name if isinstance(job, str) or names.count(name) == 1 else f"{job.namespace}/{name}"
+        for name, (_, job) in zip(names, jobs, strict=True)
+    ]
+
+
+def on_each(jobs: "Sequence[tuple[Client, str | DDPJob]]", action: Action, done: str) -> int:
     """Carry out an action on each job, on several at once, and print what became of each. Return the exit code.
 
     A cluster that does not answer is not asked for all of many jobs. Raises ``DDPJobError`` for a single job.
     """
     away: dict[Client, DDPJobError] = {}
 
-    def carried_out(job: "tuple[Client, str]") -> object:
-        client, name = job
+    def carried_out(one: "tuple[Client, str | DDPJob]") -> object:
+        client, job = one
         try:
-            return away.get(client) or action(client, name)
+            return away.get(client) or action(client, job)
         except DDPJobError as error:
             if len(jobs) == 1:
                 raise
@@ -139,7 +149,8 @@ def on_each(jobs: "Sequence[tuple[Client, str]]", action: Action, done: str) -> 
     left: dict[str, DDPJobError] = {}
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-change")
     try:
-        for (client, name), result in zip(jobs, pool.map(carried_out, jobs), strict=True):
+        results = pool.map(carried_out, jobs)
+        for (client, _), name, result in zip(jobs, labels_of(jobs), results, strict=True):
             if isinstance(result, DDPJobError):
                 if result not in left.values():
                     show_error(result)

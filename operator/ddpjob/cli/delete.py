@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from ddpjob.cli.change import on_each
+from ddpjob.cli.change import labels_of, on_each
 from ddpjob.cli.options import Names, Namespace, Selector, StateDir
 from ddpjob.cli.place import Context, Local, chosen, is_of_this_machine
 from ddpjob.cli.text import one_line
+from ddpjob.errors import DDPJobError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
+    from ddpjob.client.job import DDPJob
 
 _REFUSED = 1
 
@@ -50,35 +52,43 @@ def delete(
     """
     jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        has_volume = [_has_volume(client, job) for client, job in jobs]
-        what = jobs[0][1] if len(jobs) == 1 else f"{len(jobs)} jobs, {', '.join(job for _, job in jobs)}"
+        has_volume: dict[str, bool] = {}
+        for job, label in zip(jobs, labels_of(jobs), strict=True):
+            try:
+                has_volume[label] = _has_volume(*job)
+            except DDPJobError as error:
+                if len(jobs) == 1 or isinstance(error, UnavailableError):
+                    raise  # else the summary names it
+        what = ", ".join(has_volume) if len(has_volume) == 1 else f"{len(has_volume)} jobs, {', '.join(has_volume)}"
         places = " and ".join(dict.fromkeys(client.place for client, _ in jobs))
-        if not typer.confirm(f"delete {one_line(what)} ({one_line(places)})?", err=True):
+        if has_volume and not typer.confirm(f"delete {one_line(what)} ({one_line(places)})?", err=True):
             typer.echo("nothing is deleted", err=True)
             return _REFUSED
-        if volumes is None and any(has_volume):
-            whose = "its volume" if len(jobs) == 1 else f"the volumes of {sum(has_volume)}"
+        if volumes is None and any(has_volume.values()):
+            whose = "its volume" if len(has_volume) == 1 else f"the volumes of {sum(has_volume.values())}"
             volumes = typer.confirm(f"also delete {whose}: checkpoints, metrics, data?", err=True)
     return on_each(jobs, lambda client, job: _delete(client, job, volume=bool(volumes)), "deleted")
 
 
-def _has_volume(client: "Client", name: str) -> bool:
+def _has_volume(client: "Client", job: "str | DDPJob") -> bool:
     """Return whether a volume was made for the job. Raises ``JobNotFoundError``: nothing is asked about no job."""
     if is_of_this_machine(client):  # its record may be damaged
-        return client.volume(client.record(name)) is not None
-    return bool((client.get(name).manifest["spec"].get("checkpoint") or {}).get("claimTemplate"))
+        return client.volume(client.record(job)) is not None
+    return bool((client.get(job).manifest["spec"].get("checkpoint") or {}).get("claimTemplate"))
 
 
-def _delete(client: "Client", name: str, *, volume: bool) -> str | None:
+def _delete(client: "Client", job: "str | DDPJob", *, volume: bool) -> str | None:
     """Delete a job, and return what became of its volume on this machine."""
     if not is_of_this_machine(client):
-        client.delete(name, volume=volume)
+        client.delete(job, volume=volume)
         return None
-    record = client.record(name)
+    record = client.record(job)
     if (pid := record.runner()) is not None:
-        typer.echo(f"stopping {name} (process {pid}): waiting for its trainer to save and exit", err=True)
+        typer.echo(f"stopping {record.name} (process {pid}): waiting for its trainer to save and exit", err=True)
     directory = client.volume(record)
-    client.delete(name, volume=volume)
+    client.delete(job, volume=volume)
     if directory is None:
         return None
-    return f"volume {directory.name} deleted" if volume else f"the volume of {name} is kept: {one_line(directory)}"
+    return (
+        f"volume {directory.name} deleted" if volume else f"the volume of {record.name} is kept: {one_line(directory)}"
+    )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
     from ddpjob.client.base import Client
+    from ddpjob.client.job import DDPJob
     from ddpjob.client.local import LocalClient
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def chosen(
     namespace: str | None,
     state_dir: str | None,
     finished: bool = True,
-) -> "list[tuple[Client, str]]":
+) -> "list[tuple[Client, str | DDPJob]]":
     """Return the named jobs, or those with the labels, each with its client.
 
     Labels select jobs of the cluster of the kubeconfig, and without one, or with ``local``, of this machine.
@@ -56,7 +57,7 @@ def chosen(
 
     Raises:
         InvalidJobError: there are names and labels, or neither; or the labels select every job.
-        JobNotFoundError: as ``find``; or no job has the labels.
+        JobNotFoundError: as ``find`` for a single name; or no job has the labels.
     """
     if bool(given) == (selector is not None) or (selector is not None and not selector.strip()):
         raise InvalidJobError(
@@ -72,29 +73,30 @@ def chosen(
     if not found:
         which = "" if finished else " that has not finished"
         raise JobNotFoundError(f"no job{which} has the labels {selector}", client.place, "ddpjob ls lists the jobs")
-    return [(client, job.name) for job in found]
+    return [(client, job) for job in found]
 
 
 def _find(
     given: "Sequence[str]", *, local: bool, context: str | None, namespace: str | None, state_dir: str | None
-) -> "list[tuple[Client, str]]":
-    """Return each name with the client of ``find``."""
+) -> "list[tuple[Client, str | DDPJob]]":
+    """Return each name with the client of ``find``. One of several that is not known keeps no other from its client."""
     if context is not None:
         _require_one_place(local, state_dir)
     cluster = on_cluster(context, namespace) if context is not None else None
     here = on_this_machine(namespace, state_dir) if context is None else None
-    found: list[tuple[Client, str]] = []
+    found: list[tuple[Client, str | DDPJob]] = []
     for name in given:
+        client: Client | None = here
         try:
             if here is not None:
                 here.record(name)
-                found.append((here, name))
-                continue
-        except JobNotFoundError:
-            if local or state_dir is not None or not has_kubeconfig():
+        except DDPJobError as error:
+            if isinstance(error, JobNotFoundError) and not (local or state_dir is not None) and has_kubeconfig():
+                client = None
+            elif len(given) == 1:
                 raise
-        cluster = cluster or on_cluster(None, namespace)
-        found.append((cluster, name))
+        client = client or (cluster := cluster or on_cluster(None, namespace))
+        found.append((client, name))
     return found
 
 

@@ -29,7 +29,15 @@ Part = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""
 _PART = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
 _ROOTS = ("metadata", "spec")
-_SHORT: Mapping[str, list[Part]] = {"maxRestarts": ["spec", "restartPolicy", "maxRestarts"]}
+_SHORT: Mapping[str, list[Part]] = {
+    "maxRestarts": ["spec", "restartPolicy", "maxRestarts"],
+    "max-restarts": ["spec", "restartPolicy", "maxRestarts"],
+    "nodes": ["spec", "numNodes"],
+    "nproc": ["spec", "nprocPerNode"],
+    "gpus": ["spec", "resources", "limits", "nvidia.com/gpu"],
+    "memory": ["spec", "resources", "limits", "memory"],
+}
+"""Words of the options, and what they are on a path."""
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 
