@@ -1,4 +1,4 @@
-"""Do what docs/walkthrough.md tells, on a kind cluster, and write the page and its pictures.
+"""Run the commands of docs/walkthrough.md on a kind cluster, and write the page and its pictures.
 
 A new user submits a script with a mistake, asks why it fails, corrects it, copies the checkpoint and makes the page.
 """
@@ -35,9 +35,8 @@ SCRIPT = ROOT / "manifests" / "examples" / "train.py"
 NAME, NAMESPACE = "digits", "walkthrough"
 COLUMNS = 100
 RIGHT, WRONG = "nn.Linear(128, 10)", "nn.Linear(128, 9)"
-VOLUME = "checkpoint={mountPath: /checkpoints, claimTemplate: {spec: {accessModes: [ReadWriteMany], \
-resources: {requests: {storage: 1Gi}}}}}"
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+_REDRAWN = re.compile(r"(\n|\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*)")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -52,11 +51,17 @@ class Said:
 
     @property
     def shown(self) -> str:
-        """The command and its output without colours, as in a document. Lines that were drawn again stand once."""
-        lines = [
-            _COLOUR.sub("", line.rpartition("\r")[2]).rstrip() for line in self.text.replace("\r\n", "\n").split("\n")
-        ]
-        return "\n".join([f"$ {self.command}", *lines]).rstrip()
+        """The command and its output without colours, as in a document: of a table that was drawn again, the last."""
+        lines = [""]
+        for part in _REDRAWN.split(self.text):
+            if part == "\n":
+                lines.append("")
+            elif part.startswith("\r"):  # the cursor goes up, and each line is erased
+                del lines[len(lines) - part.count("\x1b[1A") :]
+                lines[-1] = ""
+            else:
+                lines[-1] += part
+        return "\n".join([f"$ {self.command}", *(_COLOUR.sub("", line).rstrip() for line in lines)]).rstrip()
 
 
 class User:
@@ -109,25 +114,25 @@ def walk(user: User, folder: Path) -> str:
     """Type the commands of the page, and return it."""
     script = folder / "train.py"
     script.write_text(SCRIPT.read_text(encoding="utf-8").replace(RIGHT, WRONG), encoding="utf-8")
-    submit = f"ddpjob submit train.py --name {NAME} --image ddpjob/trainer:0.1.0 --nodes 2 --nproc 1 --wait"
-    submit += f" \\\n    --set restartPolicy.maxRestarts=1 \\\n    --set '{VOLUME}'"
+    submit = f"ddpjob submit train.py --name {NAME} --image ddpjob/trainer:0.1.0 --nodes 2 --nproc 1"
+    submit += " \\\n    --checkpoint 1Gi --max-restarts 1 --wait"
     failed = user(submit, code=100)
     why = user(f"ddpjob why {NAME}")
     corrected = [user(f"sed -i 's/{WRONG}/{RIGHT}/' train.py"), user(f"ddpjob delete {NAME}"), user(submit)]
     card = user(f"ddpjob get {NAME}")
-    pulled = [user(f"ddpjob pull {NAME} --to trained"), user(f"ddpjob pull {NAME} --to trained --metrics")]
-    page = user(f"ddpjob report {NAME} --metrics trained")
+    pulled = user(f"ddpjob pull {NAME} --to trained")
+    page = user(f"ddpjob report {NAME}")
     draw(why, PICTURES["why"])
     draw(card, PICTURES["get"])
-    told = (
+    sections = (
         ("The script has a mistake", failed),
         ("Why?", why),
         ("Correct it, and submit it again", *corrected),
         ("Look at the job", card),
-        ("Copy the checkpoint", *pulled),
+        ("Copy the checkpoint", pulled),
         ("Make the page", page),
     )
-    return "\n".join([_HEAD, *(_section(title, *said) for title, *said in told), _foot(user)])
+    return "\n".join([_HEAD, *(_section(title, *said) for title, *said in sections), _foot(user)])
 
 
 _HEAD = f"""# From a mistake to a page
