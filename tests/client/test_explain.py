@@ -486,7 +486,9 @@ def training(world: World, step: int, **more: Any) -> None:
 
 def test_a_running_job_from_its_first_report_to_its_end() -> None:
     world = a_running_world(a_job())
-    assert (why(world).stage, why(world).reason) == ("FirstStep", "NotReported")
+    assert (why(world).stage, why(world).reason, why(world).hint) == ("FirstStep", "NotReported", None)
+    world.forward(40)
+    assert "GET /progress" in str(why(world).hint)
     training(world, 0, phase="rendezvous")
     assert (why(world).stage, why(world).is_abnormal) == ("Rendezvous", False)
     training(world, 0, phase="data")
@@ -580,10 +582,24 @@ def test_a_suspended_job_and_one_that_is_resumed() -> None:
     world.settle()
     world.settle()
     assert (why(world).stage, why(world).reason) == ("Suspended", "Suspended")
-    for facts_of in ({"is_run": False}, {"operators": [deployment(0)]}):
-        assert (why(world, **facts_of).stage, why(world, **facts_of).operator) == ("Suspended", "Down")
+    # In local mode no process runs a suspended job, and none is missing.
+    for facts_of, operator in (({"is_run": False}, "Unknown"), ({"operators": [deployment(0)]}, "Down")):
+        assert (why(world, **facts_of).stage, why(world, **facts_of).operator) == ("Suspended", operator)
     world.job["spec"]["suspend"] = False
     assert (why(world).stage, why(world).reason) == ("Starting", "Resuming")
+
+
+@pytest.mark.parametrize("suspend", [True, False])
+def test_a_job_of_this_machine_that_was_stopped_after_a_failure_quotes_the_failure(*, suspend: bool) -> None:
+    world = a_running_world(a_job())
+    training(world, 10)
+    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad"))
+    world.settle_after_backoff()
+    world.job["spec"]["suspend"] = suspend
+    world.settle()
+    found = why(world, is_run=False)
+    assert found.stage == ("Suspended" if suspend else "Interrupted")
+    assert "ValueError: bad" in str(found.evidence[-1].value)
 
 
 def test_a_deadline_of_the_job() -> None:
@@ -754,6 +770,7 @@ def test_old_failures_do_not_hide_that_the_job_runs() -> None:
     world.settle()
     world.forward(200)
     assert (why(world).stage, why(world).reason) == ("FirstStep", "NotReported"), "the report is of attempt 1"
+    assert why(world).hint is None, "the program reports"
     training(world, 10)
     world.forward(1)
     found = why(world)

@@ -45,8 +45,7 @@ def explain(facts: Facts) -> Explanation:
     if (found := finished(case)) is not None:
         return found
     if facts.is_run is False:
-        found = suspended(case) or _interrupted(case)
-        return found.model_copy(update={"operator": "Down"})
+        return _after_failure(case, suspended(case) or _interrupted(case))
     found = next((found for rule in _RULES if (found := rule(case)) is not None), None) or running(case)
     return with_operator(case, _after_failure(case, found))
 
@@ -54,7 +53,7 @@ def explain(facts: Facts) -> Explanation:
 def _after_failure(case: Case, found: Explanation) -> Explanation:
     """Return the verdict with the failure that precedes the attempt, in every stage of it."""
     last = last_failure(case)
-    if last is None or found.stage == "Suspended" or last in found.evidence:
+    if last is None or last in found.evidence:
         return found
     return found.model_copy(update={"evidence": [*found.evidence, last]})
 
@@ -98,4 +97,4 @@ def _interrupted(case: Case) -> Explanation:
         attempt=case.attempt.number,
         next=f"{advice}, then ddpjob resume {case.name}" if advice else f"ddpjob resume {case.name}",
     )
-    return found.model_copy(update={"state": "Interrupted"})
+    return found.model_copy(update={"state": "Interrupted", "operator": "Down"})

@@ -26,6 +26,7 @@ _QUIET_STEPS = 20
 _SLOWER = 2.0
 """By which factor the steps are slower than in the attempt so far."""
 _LONG_ENOUGH = 120.0  # seconds of steps before they can be compared
+_FIRST_REPORT = 30.0  # seconds in which ddprun has answered the operator, which asks each 10 s
 _SOON = 30.0  # seconds in which a process usually ends after that
 _NOT_SERVED = (
     "the operator is not installed, is down, or serves other namespaces",
@@ -181,10 +182,11 @@ def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence |
     number = case.attempt.number
     if progress is None:
         sentence = f"all nodes of {case.name} have run for {since} s, and this attempt has reported no progress"
+        hint = "a program that neither ddprun nor ddptrain runs reports nothing unless it serves GET /progress"
+        is_expected = since < _FIRST_REPORT or case.status.progress is not None  # it reported in the attempt before
         return case.verdict(
             "FirstStep", "NotReported", sentence, [quoted], confidence="Medium", attempt=number,
-            hint="a program that neither ddprun nor ddptrain runs reports nothing unless it serves GET /progress",
-            next=case.logs_command(),
+            hint=None if is_expected else hint, next=case.logs_command(),
         )  # fmt: skip
     values = [case.of_job("status.progress.phase", progress.phase or ""), quoted]
     waits = progress.phase in ("rendezvous", "start")
