@@ -49,7 +49,16 @@ async def test_kubeconfig_is_read_from_the_environment(monkeypatch: pytest.Monke
     await connection.close()
 
 
-@pytest.mark.parametrize(("no_proxy", "used"), [("", True), ("127.0.0.1", False), ("other.example", True)])
+@pytest.mark.parametrize(
+    ("no_proxy", "used"),
+    [
+        ("", True),
+        ("127.0.0.1", False),
+        ("other.example", True),
+        ("10.0.0.0/8, 127.0.0.0/8", False),
+        ("10.0.0.0/8", True),
+    ],
+)
 async def test_the_proxy_of_the_environment_is_used_unless_no_proxy_excludes_the_host(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_proxy: str, used: bool
 ) -> None:
