@@ -16,10 +16,10 @@ from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
 from ddpjob.api.objects import Json
 from ddpjob.cli.logs import print_lines
 from ddpjob.cli.options import Checkpoint, Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, StateDir
-from ddpjob.cli.place import Context, for_new_job
+from ddpjob.cli.place import Context, for_new_job, on_this_machine
 from ddpjob.cli.text import number_of, one_line, show_error, size_text
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
-from ddpjob.errors import DDPJobError, InvalidJobError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
@@ -113,6 +113,8 @@ def submit(
         return 0
     with for_new_job(local=local, context=context, namespace=job.namespace, state_dir=state_dir) as client:
         made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
+        if dry_run is None and not local:
+            _name_namesake(made.name, context)
         if dry_run is None and (wait or logs):
             return _follow(client, made, output, logs=logs, timeout=timeout)
         _show(made, output, f"{made.name} is {'valid' if dry_run else 'submitted'} ({client.place})")
@@ -147,6 +149,17 @@ def _show_files(workdir: Path) -> None:
     typer.echo(f"· sends {number_of(len(files), 'file')} of {workdir}, {size}: {sent}", err=True)
     if left_out:
         typer.echo(f"· leaves out {kept}: such names often hold passwords or keys", err=True)
+
+
+def _name_namesake(name: str, context: str | None) -> None:
+    """Print how commands find a job of the cluster if a job of this machine has the same name."""
+    try:
+        on_this_machine(None, None).record(name)
+    except JobNotFoundError:
+        return
+    option = f"--context {context or '$(kubectl config current-context)'}"
+    line = f"· this machine has a job {name}, too, and commands find it first: add {option} for the new one"
+    typer.echo(line, err=True)
 
 
 def _some(names: list[str]) -> str:

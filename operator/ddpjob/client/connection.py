@@ -489,7 +489,9 @@ def _not_found(error: RequestError) -> DDPJobError:
     name = error.details.get("name")
     if error.names(names.DDPJOBS.plural):
         return JobNotFoundError(
-            f"there is no job {name}", "another namespace, or it was deleted", "kubectl get ddp -A lists the jobs"
+            f"there is no job {name}",
+            "another namespace, or it was deleted",
+            "ddpjob ls lists the jobs of the namespace; ddpjob ls -A those of all, with the right to list them",
         )
     if error.names("namespaces"):
         return InvalidJobError(
