@@ -28,7 +28,6 @@ from ddpjob.engine.evidence import (
     Evidence,
     signal_name,
 )
-from ddpjob.engine.suspects import Before
 
 NOT_FINITE = "NotFinite"
 """Reason of a failure, and of a training that goes on, whose loss is NaN or infinite; also the trainer's."""
@@ -42,6 +41,8 @@ _NO_REPORT = EndReport()
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
+Before = Literal["lately", "long ago"] | None
+"""Whether earlier failures suspect a Kubernetes node; long ago: its time has passed, and no other one is suspected."""
 Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
 """RestartOnce: a restart, but the job fails if an earlier failure since the last progress had the same reason.
 FailAtStart: the job fails if it has never trained; if the row suspects the node, only after a second failure, or if

@@ -6,21 +6,18 @@ Before a job has trained, one failure to start is enough: a node that ends pods 
 import re
 from collections.abc import Collection
 from datetime import datetime
-from typing import Literal
 
 from ddpjob.api.limits import MAX_AVOIDED
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import AvoidedNode, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import whole_second_after
-from ddpjob.engine.failures import suspects_at_start
+from ddpjob.engine.failures import Before, suspects_at_start
 
 AVOID_SECONDS = 3600
 """For how long a node is avoided, and how far apart the two failures may be."""
 UNSCHEDULABLE_SECONDS = 30
 """How long an attempt may find no Kubernetes node before it uses the avoided nodes again."""
-Before = Literal["lately", "long ago"] | None
-"""Whether earlier failures suspect a Kubernetes node; long ago: its time has passed, and no other one is suspected."""
 _FULL = re.compile(r"\b(\d+) No preemption victims found")
 """Nodes that would have room without pods which the scheduler may not end. It says of nodes that are too small, since
 Kubernetes 1.32, that preemption is not helpful."""
