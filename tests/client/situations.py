@@ -300,6 +300,19 @@ class Reached:
         self.world.set_pod(1, failed(1, kind="OSError", exception="OSError", message="[Errno 5]", at=self.world.now))
         self.world.settle_after_backoff()
 
+    def start_error(self, node: int) -> None:
+        """Let the runtime of a pod's Kubernetes node fail, and the next attempt start."""
+        hook = "error running prestart hook #0: nvidia-container-cli: initialization error: driver not loaded"
+        status = ended(128, reason="StartError", message=hook, at=self.world.now)
+        self.world.set_pod(node, status, node=f"worker-{node}")
+        self.world.settle_after_backoff()
+
+    def unplaced(self, text: str) -> None:
+        """Let the scheduler find no Kubernetes node for the pods of the newest attempt."""
+        for rank in range(self.nodes):
+            self._wait(rank, {"unschedulable": text})
+        self.world.settle()
+
     def lose(self, node: int) -> None:
         del self.world.pods[self.world.pod(node)["metadata"]["name"]]
         self.world.settle()
@@ -366,6 +379,8 @@ _STEPS: Mapping[str, Callable[[Reached, Any], None]] = {
     "train": Reached.train,
     "forward": Reached.forward,
     "fail": Reached.fail,
+    "start_error": Reached.start_error,
+    "unplaced": Reached.unplaced,
     "lose": Reached.lose,
     "succeed": Reached.succeed,
     "suspend": lambda reached, _: reached.suspend(True),

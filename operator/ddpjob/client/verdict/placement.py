@@ -11,6 +11,7 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.scheduler import NO_CLAIM, Meaning, meaning
 from ddpjob.engine.scheduling import guard
+from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
 
 _UNSEEN_SECONDS = 30.0
 """A scheduler looks at a new pod within a second; a busy one takes longer."""
@@ -65,8 +66,8 @@ def partly_placed(case: Case, found: Condition) -> Explanation:
 
 
 def unschedulable(case: Case, pod: PodView) -> Explanation:
-    message = pod.unschedulable or ""
-    found = meaning(message)
+    message, avoided = pod.unschedulable or "", _avoided(case)
+    found = meaning(message, len(case.status.avoid_nodes or ()))
     if found.reason == "Volume":
         return _no_volume(case, pod, message, found)
     quoted = Evidence(kind="Pod", name=pod.name, field=_SCHEDULED, value=message)
@@ -76,11 +77,15 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
             return node_added(case, *scaled)
         why, event, given = no_node_added(scaled[1], case.namespace)
         advice = given or advice
+    if avoided and not advice:
+        hint = f"no other Kubernetes node fits, so the job uses it again after {UNSCHEDULABLE_SECONDS} s"
+        advice = hint, f"kubectl describe node {avoided.partition(' ')[0]}"
     hint, todo = advice or ("", f"kubectl describe pod {pod.name} -n {case.namespace}")
+    hint = f"the job does not run on {avoided}; {hint}" if avoided else hint
     without = [p for p in case.current if p.unschedulable is not None]
     return case.verdict(
         "Placement",
-        found.reason,
+        "AvoidedNodesNeeded" if avoided and not found.rows else found.reason,
         f"no Kubernetes node fits {len(without)} of {case.num_nodes} pods of {case.name}: {message}{why}",
         [quoted, event, *_asked(case, pod, found.reason)],
         hint=hint,
@@ -89,6 +94,12 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
         confidence="High" if found.is_sure else "Medium",
         **case.place_of(pod),
     )
+
+
+def _avoided(case: Case) -> str:
+    """Return the Kubernetes nodes that the pods avoid, why and until when; empty if they avoid none."""
+    nodes = case.status.avoid_nodes or ()
+    return ", ".join(f"{node.node_name} until {node.until} ({node.reason})" for node in nodes)
 
 
 def _no_volume(case: Case, pod: PodView, message: str, found: Meaning) -> Explanation:

@@ -198,6 +198,7 @@ ROWS: Sequence[Row] = (
 
 https://github.com/kubernetes/kubernetes/tree/v1.36.0/pkg/scheduler/framework/plugins; autoscalers quote it, too.
 """
+_AVOIDED = re.compile(r"(\d+) node\(s\) didn't match Pod's node affinity")
 _LISTED = re.compile(r"nodes are (?:un)?available: (.*?)(?:\.(?:\s|$)|$)", re.DOTALL)
 _NEXT_CLAUSE = re.compile(r", (?=\d+ )")
 
@@ -224,11 +225,15 @@ class Meaning(NamedTuple):
         return ("; or ".join(hints), todo) if first else None
 
 
-def meaning(message: str) -> Meaning:
-    """Return what a message says of the nodes; of a control plane only if there is no other node."""
+def meaning(message: str, avoided: int = 0) -> Meaning:
+    """Return what a message says of the nodes; of a control plane only if there is no other node.
+
+    avoided: how many nodes the operator excludes by an affinity of its own.
+    """
     listed = _LISTED.search(message)
     clauses = _NEXT_CLAUSE.split(listed[1] if listed else message)
     clauses = [clause for clause in clauses if not _CONTROL_PLANE.search(clause)] or clauses
+    clauses = [text for text in clauses if not ((own := _AVOIDED.match(text)) and int(own[1]) <= avoided)]
     found = {clause: next((row for row in ROWS if re.search(row.pattern, clause)), None) for clause in clauses}
     rows = sorted({row for row in found.values() if row is not None}, key=ROWS.index)
     return Meaning(rows, [clause for clause, row in found.items() if row is None])
