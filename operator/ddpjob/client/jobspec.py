@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ddpjob.api.objects import Json
 from ddpjob.api.pods import EnvFromSource, EnvVar, LocalReference, PodTemplate, Resources, is_object_name
+from ddpjob.api.quantities import amount
 from ddpjob.api.scheduling import Scheduling
 from ddpjob.api.spec import (
     NAME_RULE,
@@ -33,8 +34,6 @@ _REFERENCE = "docs/fields.md lists every field and what it may hold"
 _CORRECT = "correct the field"
 _GPU = "nvidia.com/gpu"
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[MGTPE])")
-_SMALL = re.compile(r"\+?(\d+(?:\.\d*)?|\.\d+)(?:([numkM]|[KM]i)|([eE][+-]?\d+))?")
-_BYTES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, None: 1, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20}
 _LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size, but also a valid name of a claim
 
 
@@ -189,10 +188,13 @@ def with_words(spec: Json, words: Mapping[str, Any]) -> Json:
 
 def too_small(memory: object) -> str | None:
     """Return what is probably meant by a memory below 1 MiB: a number without a unit has bytes, and ``m`` is 1/1000."""
-    found = _SMALL.fullmatch(str(memory))
-    if found is None or not 0 < float(found[1] + (found[3] or "")) * _BYTES[found[2]] < 2**20:
+    number = re.match(r"[0-9.]+", str(memory))
+    try:
+        if number is None or not 0 < amount(str(memory)) < 2**20:
+            return None
+    except ValueError:  # no quantity, which is refused with its field
         return None
-    return f"{found[1]}{'Gi' if float(found[1]) < 256 else 'Mi'}"
+    return f"{number[0]}{'Gi' if float(number[0]) < 256 else 'Mi'}"
 
 
 def _volume(text: str, known: Any, *, is_shared: bool) -> Json:
