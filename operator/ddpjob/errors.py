@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class DDPJobError(Exception):
@@ -37,13 +38,25 @@ class JobNotFoundError(DDPJobError):
 class JobExistsError(DDPJobError):
     """A job of this name exists, or runs already."""
 
+    @classmethod
+    def of(cls, name: str, namespace: str | None = None) -> Self:
+        """Return the error of a submission whose name is taken."""
+        return cls(
+            f"there is a job {name} already" + (f", in namespace {namespace}" if namespace else ""),
+            "a finished job keeps its name until it is deleted",
+            f"ddpjob delete {name} deletes it and keeps its checkpoints; or use another name",
+        )
+
 
 class NotAllowedError(DDPJobError):
     """The cluster refuses the request of this user: missing rights, a quota, or a policy."""
 
 
 class UnavailableError(DDPJobError):
-    """The cluster, its DDPJobs, a log or metrics cannot be reached. A change may or may not have been carried out."""
+    """The cluster, its DDPJobs, a log or metrics cannot be reached, or nothing runs a job of this machine.
+
+    A change may or may not have been carried out.
+    """
 
 
 class NotServedError(UnavailableError):

@@ -152,6 +152,19 @@ def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjo
     assert done.err.splitlines()[-1] == f"0 of 60 jobs suspended; not {', '.join(names)}"
 
 
+def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("tiny", "until [ -e $PLACE/go ]; do sleep 0.02; done", checkpoint=None))
+    with ddpjob.started("submit", file, "--local", "--wait", "--env", f"PLACE={ddpjob.folder}") as waiting:
+        record = ddpjob.state / "jobs" / "default" / "tiny" / "cluster.json"
+        eventually("it runs", record.exists)
+        record.with_suffix(".json.tmp").mkdir()  # an error of the operating system, as if the disk were full
+        (ddpjob.folder / "go").touch()
+        said = waiting.communicate(timeout=120)[1]
+    assert waiting.returncode == 1, said
+    assert "nothing runs the job tiny: " in said and "cluster.json.tmp: Is a directory" in said
+    assert "free space" in said and "ddpjob resume tiny" in said
+
+
 def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "true", suspend=True, activeDeadlineSeconds=60))
     assert ddpjob("submit", file, "--local", "--wait").code == 102

@@ -116,6 +116,26 @@ def test_a_watch_of_all_jobs_misses_nothing_while_the_api_server_is_away(
     assert lists.error is None
 
 
+def test_many_jobs_are_waited_for_with_one_watch(world: ClusterWorld, proxy: FaultProxy) -> None:
+    jobs = [world.client.submit(world.job(f"sweep-{number}")) for number in range(12)]
+    for job in jobs:
+        world.run(job)
+    proxy.seen.clear()
+    done = Collected(world.client.as_completed(jobs, timeout=300))
+    eventually("the watch is open", lambda: is_watched(proxy))
+    for job in reversed(jobs):
+        world.finish(job)
+        eventually("it is yielded", lambda job=job: done.items and done.items[-1].name == job.name)
+    assert [job.name for job in done.until_end()] == [job.name for job in reversed(jobs)]
+    assert sum("watch=true" in seen.path.lower() for seen in proxy.seen) < 5, "a watch ends after a minute"
+    waiting = world.client.submit(world.job("waiting"))
+    with pytest.raises(WaitTimeoutError, match=r"waiting is Pending after 0\.5 s"):
+        world.client.wait_all([*jobs, waiting], timeout=0.5)
+    world.client.delete(waiting)
+    with pytest.raises(JobNotFoundError, match="no job waiting"):
+        world.client.wait_all(["sweep-1", "waiting"], timeout=60)
+
+
 def test_events_and_pods_are_those_of_the_job_with_the_events_of_pods_that_are_gone(world: ClusterWorld) -> None:
     job = world.client.submit(world.job("mnist"))
     core = f"/api/v1/namespaces/{world.namespace}"

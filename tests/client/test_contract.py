@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -82,14 +83,17 @@ def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World) -
         lambda job: client.change(job, {"restartPolicy": {"maxRestarts": 7}}),
         lambda job: client.wait(job, timeout=60),
         lambda job: client.wait_all([job], timeout=60),
+        client.pods,
+        client.delete,
     )
     for act in acts:
         with pytest.raises(JobNotFoundError, match="there is another of this name"):
             act(old)
-    with pytest.raises(DDPJobError):
-        client.delete(old)
     assert client.get(old).uid == new.uid
     assert not client.get(old).spec.suspend
+    client.delete(new)
+    with pytest.raises(JobNotFoundError, match="no job mnist"):
+        client.pods(new)
 
 
 def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> None:
@@ -155,6 +159,30 @@ def test_a_job_equals_itself_and_what_is_no_job_reaches_none(world: World) -> No
             with pytest.raises(InvalidJobError, match="not a name of a DDPJob"):
                 call(nothing)  # type: ignore[arg-type]
     assert [job.name for job in client.list()] == ["mnist"]
+
+
+def test_an_argument_of_another_type_is_named(world: World) -> None:
+    client: Any = world.client
+    made = client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True))
+    wrong = (
+        ("job is None", lambda: client.submit(None)),
+        ("spec is None", lambda: client.change(made, None)),
+        ("nodes is 0, not a collection", lambda: client.logs(made, nodes=0)),
+        ("tail is '5'", lambda: client.logs(made, tail="5")),
+        ("steps is 10", lambda: client.pull(made, steps=10)),
+        ("timeout is '5'", lambda: client.wait(made, timeout="5")),
+        ("stop is True", lambda: client.watch(made, stop=True)),
+        ("until is 'finished', not a function", lambda: client.wait(made, until="finished")),
+        ("jobs is 'mnist', not a list", lambda: client.wait_all("mnist")),
+        ("label_selector is 5", lambda: client.list(label_selector=5)),
+    )
+    for text, call in wrong:
+        with pytest.raises(InvalidJobError, match=text) as raised:
+            call()
+        assert raised.value.hint and raised.value.next_step
+    if not isinstance(world, LocalWorld):
+        with pytest.raises(InvalidJobError, match="command is 'ls', not a list of words"):
+            client.exec(made, "ls", on_output=print)
 
 
 def test_fields_that_may_change_change_and_others_are_refused(world: World) -> None:

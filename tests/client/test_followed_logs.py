@@ -187,7 +187,7 @@ def test_a_task_that_is_cancelled_stops_to_wait(tmp_path: Path) -> None:
 
         async def cancel() -> None:
             task = asyncio.create_task(wait(threading.Event()))
-            await asyncio.to_thread(eventually, "both wait", lambda: api.asked("watch=") == 2)
+            await asyncio.to_thread(eventually, "it waits for both", lambda: api.asked("watch=") == 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -14,7 +14,7 @@ import pytest
 
 from ddpjob import DDPJob
 from ddpjob.client.local import LocalClient
-from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, StoppedError
+from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, StoppedError, UnavailableError
 from ddpjob.local import LocalError
 from tests.processes import eventually
 
@@ -51,7 +51,7 @@ def test_a_killed_run_is_interrupted_and_resumes_in_its_directory(
     client.wait("tiny", until=lambda status: status.state == "Running", timeout=60)
     monkeypatch.chdir(tmp_path / "elsewhere")
     os.kill(client.record("tiny").runner() or 0, signal.SIGKILL)
-    with pytest.raises(LocalError, match="nothing runs the job tiny"):
+    with pytest.raises(UnavailableError, match="nothing runs the job tiny"):
         client.wait("tiny", timeout=60)
     assert client.get("tiny").state == "Interrupted"
     client.resume("tiny")

@@ -85,7 +85,7 @@ def submit(
     \b
     Exit codes; those from 100 only with --wait or --logs:
       0    the job is created, or it succeeded
-      1    the cluster cannot be reached, or you may not create the job
+      1    the cluster cannot be reached, you may not create the job, or its run on this machine ended
       2    the command line or the job is wrong, or the name is taken
       100  the job failed
       101  the time is over

@@ -42,7 +42,7 @@ def wait(
     \b
     Exit codes:
       0    the state is reached, or the job succeeded
-      1    the cluster cannot be reached, or you may not read the job
+      1    the cluster cannot be reached, you may not read the job, or nothing runs a job of this machine
       2    the command line is wrong
       100  the job failed
       101  the time is over
@@ -126,7 +126,7 @@ def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterat
             with suppress(DDPJobError):  # the wait survives what one request does not
                 found = client.get(job)
                 with suppress(DDPJobError):  # the user may not read pods
-                    pods = client._pods(found)
+                    pods = client.pod_manifests(found)
                 display.show(take_snapshot(found.manifest, pods))
 
         yield show

@@ -6,16 +6,24 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError, WaitTimeoutError
+from ddpjob.errors import (
+    DDPJobError,
+    InvalidJobError,
+    JobNotFoundError,
+    StoppedError,
+    UnavailableError,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.manifest import Manifest
@@ -132,6 +140,9 @@ class Client(Protocol):
     the API server for five minutes each.
     """
 
+    namespace: str | None
+    """Of jobs that are given by their name alone; None: any of this machine."""
+
     def __new__(cls, *_: object, **__: object) -> Self:
         """Refuse ``Client()``, which names no place. Raises ``TypeError``."""
         if cls is Client:
@@ -228,6 +239,7 @@ class Client(Protocol):
             WaitTimeoutError: the job has not finished after ``timeout`` seconds.
             StoppedError: ``stop`` returned true, or the client was closed.
         """
+        require_arguments(timeout=timeout, stop=stop)
         return (watched.status for watched in self._watched(job, timeout, stop))
 
     def wait(
@@ -239,6 +251,7 @@ class Client(Protocol):
         stop: Callable[[], object] | None = None,
     ) -> DDPJob:
         """Return the job as soon as ``until`` holds for its status, or it has finished. Raises as ``watch``."""
+        require_arguments(until=until, timeout=timeout, stop=stop)
         watched = None
         for watched in self._watched(job, timeout, stop):
             if until(watched.status):
@@ -252,26 +265,11 @@ class Client(Protocol):
         timeout: float | None = None,
         stop: Callable[[], object] | None = None,
     ) -> Iterator[DDPJob]:
-        """Yield each of the jobs as soon as it has finished. Raises as ``watch``, if it does so for one of them."""
-        ended = threading.Event()
-        waits: queue.Queue[DDPJob | Exception] = queue.Queue()
+        """Yield each of the jobs as soon as it has finished. Raises as ``watch``, if it does so for one of them.
 
-        def wait(job: str | DDPJob) -> None:
-            try:
-                waits.put(self.wait(job, timeout=timeout, stop=lambda: ended.is_set() or (stop is not None and stop())))
-            except Exception as error:  # raised to the caller
-                waits.put(error)
-
-        threads = [threading.Thread(target=wait, args=(job,), name="ddpjob-wait", daemon=True) for job in jobs]
-        try:
-            for thread in threads:
-                thread.start()
-            for _ in threads:
-                if isinstance(done := waits.get(), Exception):
-                    raise done
-                yield done
-        finally:
-            ended.set()
+        All jobs of a namespace are watched at once, for which the user needs the right to ``list`` them.
+        """
+        return (job for _, job in self._completed(jobs, timeout, stop))
 
     def wait_all(
         self,
@@ -281,9 +279,8 @@ class Client(Protocol):
         stop: Callable[[], object] | None = None,
     ) -> Jobs:
         """Return all jobs when the last has finished, in the order in which they are given. Raises as ``watch``."""
-        wanted = [self._same(job) for job in jobs]
-        done = {job.uid: job for job in self.as_completed(wanted, timeout=timeout, stop=stop)}
-        return [done[job.uid] for job in wanted]
+        done = dict(self._completed(jobs, timeout, stop))
+        return [done[number] for number in sorted(done)]
 
     def logs(
         self,
@@ -351,8 +348,15 @@ class Client(Protocol):
         ...
 
     def pods(self, job: str | DDPJob) -> Pods:
-        """Return the pods of the job that there still are, the newest attempt first. Raises as ``events``."""
-        return cast(Pods, _load("timeline").job_pods(self._pods(job)))
+        """Return the pods of the job that there still are, the newest attempt first. Raises as ``events``.
+
+        Of a job of a cluster that was deleted, these are the pods that have not ended yet, if there are any.
+        """
+        return cast(Pods, _load("timeline").job_pods(self.pod_manifests(job)))
+
+    def pod_manifests(self, job: str | DDPJob) -> Items:
+        """Return the pods of ``pods`` as Kubernetes has them."""
+        ...
 
     def checkpoints(
         self,
@@ -487,10 +491,6 @@ class Client(Protocol):
         """Return what can be read of a job."""
         ...
 
-    def _pods(self, job: str | DDPJob) -> Items:
-        """Return the pods of the job as Kubernetes has them."""
-        ...
-
     def _same(self, job: str | DDPJob) -> DDPJob:
         """Return the job as it is now. Raises ``JobNotFoundError`` if another one has taken the name of a given job."""
         found = self.get(job)
@@ -502,6 +502,72 @@ class Client(Protocol):
     ) -> Iterator[DDPJob]:
         """Yield the job as ``watch`` yields its status."""
         ...
+
+    def _lists(
+        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
+    ) -> Iterator[Jobs]:
+        """Yield the jobs of a namespace, or without it of all, as ``watch_all``, until ``stop`` returns true."""
+        ...
+
+    def _require_run(self, job: DDPJob) -> None:
+        """Raise ``UnavailableError`` if nothing runs a job of this machine that has not finished."""
+
+    def _completed(
+        self, jobs: Iterable[str | DDPJob], timeout: float | None, stop: Callable[[], object] | None
+    ) -> Iterator[tuple[int, DDPJob]]:
+        """Yield number and job of each of the jobs as ``as_completed``, with one watch for each namespace.
+
+        300 jobs had 300 watches, of which an API server or a proxy before it allows fewer.
+        """
+        require_arguments(jobs=jobs, timeout=timeout, stop=stop)
+        ended, found = threading.Event(), queue.Queue[tuple[int, DDPJob] | Exception]()
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        by_namespace: dict[str | None, dict[int, str | DDPJob]] = {}
+        for number, job in enumerate(jobs):
+            by_namespace.setdefault(identity(job)[1] or self.namespace, {})[number] = job
+
+        def is_over() -> bool:
+            return ended.is_set() or time.monotonic() > end or bool(stop is not None and stop())
+
+        def follow(namespace: str | None, left: dict[int, str | DDPJob]) -> None:
+            try:
+                for there in self._lists(namespace, None, is_over):
+                    for number, job in self._finished(there, left):
+                        found.put((number, job))
+                    if not left:
+                        return
+            except StoppedError as error:
+                last = [job for job in left.values() if isinstance(job, DDPJob)]
+                found.put(timed_out(last[0], timeout) if last and time.monotonic() > end else error)
+            except Exception as error:  # raised to the caller
+                found.put(error)
+
+        count = sum(map(len, by_namespace.values()))
+        try:
+            for one in by_namespace.items():
+                threading.Thread(target=follow, args=one, name="ddpjob-wait", daemon=True).start()
+            for _ in range(count):
+                if isinstance(done := found.get(), Exception):
+                    raise done
+                yield done
+        finally:
+            ended.set()
+
+    def _finished(self, there: Jobs, left: dict[int, str | DDPJob]) -> Iterator[tuple[int, DDPJob]]:
+        """Remove from ``left`` what has finished, and yield it; the others are then the jobs as they are."""
+        by_name: dict[str, Jobs] = {}
+        for job in there:
+            by_name.setdefault(job.name, []).append(job)
+        for number, given in [*left.items()]:
+            same = by_name.get(identity(given)[0], [])
+            now = same[0] if len(same) == 1 else self._same(given)  # raises unless it was created just now
+            require_same(given, now.uid)
+            left[number] = now
+            if now.finished:
+                del left[number]
+                yield number, now
+            else:
+                self._require_run(now)
 
 
 def _load(module: str) -> Any:
@@ -522,6 +588,34 @@ def identity(job: str | DDPJob) -> tuple[str, str | None]:
             f"{job!r} is not a name of a DDPJob", "a job is given by its name, or as a DDPJob", "ddpjob ls"
         )
     return job, None
+
+
+_KINDS: Mapping[str, tuple[str, Any]] = {
+    "job": ("a DDPJob", (DDPJob,)),
+    "jobs": ("a list of jobs", (Iterable,)),
+    "spec": ("a mapping of fields", (Mapping,)),
+    "command": ("a list of words", (Sequence,)),
+    "steps": ("a collection of numbers", (Collection,)),
+    **dict.fromkeys(("nodes", "ranks"), ("a collection of numbers", (Collection, NoneType))),
+    "node": ("a number", (int,)),
+    **dict.fromkeys(("attempt", "tail"), ("a whole number", (int, NoneType))),
+    **dict.fromkeys(("timeout", "since"), ("a number of seconds", (int, float, NoneType))),
+    "until": ("a function", (Callable,)),
+    "stop": ("a function", (Callable, NoneType)),
+    "label_selector": ("a text", (str, NoneType)),
+}
+"""What the arguments of the public methods are."""
+
+
+def require_arguments(**given: object) -> None:
+    """Raise ``InvalidJobError`` for an argument of another type: its error would be that of a line far below.
+
+    A text is no collection here, although Python iterates over its characters.
+    """
+    for name, value in given.items():
+        kind, types = _KINDS[name]
+        if not isinstance(value, types) or (isinstance(value, str) and str not in types):
+            raise InvalidJobError(f"{name} is {value!r:.100}, not {kind}", "it has another type", f"pass {kind}")
 
 
 def wanted_nodes(job: DDPJob, attempt: int, failed: Collection[int] = ()) -> set[int]:

@@ -23,6 +23,7 @@ from ddpjob.client.base import (
     no_metrics,
     nodes_of,
     of_ranks,
+    require_arguments,
     timed_out,
 )
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
@@ -74,6 +75,7 @@ class ClusterClient(Client):
         from ddpjob.client.workdir.mount import with_files
         from ddpjob.local.admission import require_valid
 
+        require_arguments(job=job)
         _require_submittable(job)
         require_valid(job.manifest)
         sent = with_files(job, None if workdir is None else Path(workdir))
@@ -88,13 +90,19 @@ class ClusterClient(Client):
         return list(map(DDPJob.from_manifest, self._listed(namespace, label_selector)[0]))
 
     def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
-        namespace = None if all_namespaces else self.namespace
-        changes = all_jobs(self._connection, namespace, label_selector, lambda: self._listed(namespace, label_selector))
-        for items in changes:
-            yield list(map(DDPJob.from_manifest, items))
+        return self._lists(None if all_namespaces else self.namespace, label_selector)
+
+    def _lists(
+        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
+    ) -> Iterator[Jobs]:
+        with self._connection.part(stop) as connection:
+            changes = all_jobs(connection, namespace, label_selector, lambda: self._listed(namespace, label_selector))
+            for items in changes:
+                yield list(map(DDPJob.from_manifest, items))
 
     def _listed(self, namespace: str | None, selector: str | None) -> tuple[Items, str]:
         """Return all jobs, sorted by namespace and name, and the version of the list."""
+        require_arguments(label_selector=selector)
         path, which = path_of(DDPJOBS, namespace), {"labelSelector": selector}
         found: Items = []
         token: str | None = ""
@@ -126,6 +134,7 @@ class ClusterClient(Client):
     ) -> Iterator[LogLine]:
         from ddpjob.client.cluster_logs import JobLogs
 
+        require_arguments(nodes=nodes, ranks=ranks, attempt=attempt, tail=tail, since=since)
         found = self._same(job)
         if ranks is not None:
             nodes = nodes_of(found, ranks)
@@ -157,10 +166,14 @@ class ClusterClient(Client):
         found = self.get(job)
         return timeline(found, pods_of(self._connection, found), events_of(self._connection, found))
 
-    def _pods(self, job: str | DDPJob) -> Items:
+    def pod_manifests(self, job: str | DDPJob) -> Items:
         from ddpjob.client.cluster_story import pods_of
 
-        return pods_of(self._connection, job if isinstance(job, DDPJob) and job.uid else self.get(job))
+        is_known = isinstance(job, DDPJob) and job.uid
+        found = pods_of(self._connection, job if isinstance(job, DDPJob) and is_known else self.get(job))
+        if not found and is_known:
+            self._same(job)  # raises that it was deleted
+        return found
 
     def checkpoints(
         self,
@@ -190,6 +203,7 @@ class ClusterClient(Client):
         from ddpjob.client.volume.contents import Choice
         from ddpjob.client.volume.pull import pull
 
+        require_arguments(steps=steps)
         with PodReader(self._connection, self.get(job), on_progress) as reader:
             choice = Choice(steps, metrics, everything, hidden)
             return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
@@ -228,6 +242,7 @@ class ClusterClient(Client):
     def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         from ddpjob.client.jobspec import changed_spec
 
+        require_arguments(spec=spec)
         found = self._same(job)
         changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
         return self._change(found, spec)
@@ -236,6 +251,7 @@ class ClusterClient(Client):
         from ddpjob.client.ranks import require_running
         from ddpjob.client.volume.pod_exec import exit_code_of
 
+        require_arguments(command=command, node=node)
         found = self._same(job)
         pod = names.pod_name(found.name, str(found.uid), require_running(found), node)
         place = (str(found.namespace), pod, names.TRAINER_CONTAINER)
@@ -243,7 +259,12 @@ class ClusterClient(Client):
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         uid = job.uid if isinstance(job, DDPJob) else None
-        self._connection.request("DELETE", self._path(job), body=_deletion(uid, propagationPolicy="Background"))
+        try:
+            self._connection.request("DELETE", self._path(job), body=_deletion(uid, propagationPolicy="Background"))
+        except UnavailableError as error:
+            if isinstance(error.__cause__, RequestError) and error.__cause__.status == 409:
+                self._same(job)  # raises that another job has its name
+            raise
         if volume:
             self._delete_claim(*self._key(job))
 

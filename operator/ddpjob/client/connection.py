@@ -508,12 +508,7 @@ def _not_found(error: RequestError) -> DDPJobError:
 
 def _conflict(error: RequestError) -> DDPJobError:
     if error.reason == "AlreadyExists":
-        name = error.details.get("name")
-        return JobExistsError(
-            f"there is a job {name} already",
-            "a finished job keeps its name until it is deleted",
-            f"ddpjob delete {name} deletes it and keeps its checkpoints; or use another name",
-        )
+        return JobExistsError.of(str(error.details.get("name")))
     return UnavailableError(f"the job changed meanwhile: {error.message}", "", "look at it, then try again")
 
 

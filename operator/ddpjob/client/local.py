@@ -28,11 +28,19 @@ from ddpjob.client.base import (
     no_metrics,
     nodes_of,
     of_ranks,
+    require_arguments,
     require_same,
     timed_out,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, StoppedError, did_you_mean
+from ddpjob.errors import (
+    DDPJobError,
+    JobExistsError,
+    JobNotFoundError,
+    StoppedError,
+    UnavailableError,
+    did_you_mean,
+)
 from ddpjob.local import LocalError
 from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
 from ddpjob.local.translate import LOOPBACK
@@ -57,7 +65,7 @@ class LocalClient(Client):
 
     def __init__(self, state_dir: str | Path | None = None, *, namespace: str | None = None) -> None:
         self.folder = StateFolder(Path(state_dir).expanduser() if state_dir else None)
-        self._namespace = namespace
+        self.namespace = namespace
         self._closed = threading.Event()
 
     @property
@@ -69,16 +77,13 @@ class LocalClient(Client):
         from ddpjob.local.admission import admit
         from ddpjob.local.programs import require_programs
 
+        require_arguments(job=job)
         job = job if workdir is None else at_directory(job, Path(workdir))
-        metadata = {"namespace": self._namespace or "default"} | job.manifest["metadata"]
+        metadata = {"namespace": self.namespace or "default"} | job.manifest["metadata"]
         admitted = admit(job.manifest | {"metadata": metadata})
         record = self.folder.job(admitted.job.namespace, admitted.job.name)
         if record.job() is not None or record.runner() is not None:
-            raise JobExistsError(
-                f"there is a job {job.name} already, in namespace {record.namespace}",
-                "a finished job keeps its name until it is deleted",
-                f"ddpjob delete {job.name} deletes it and keeps its checkpoints; or use another name",
-            )
+            raise JobExistsError.of(job.name, record.namespace)
         require_programs(admitted)
         if dry_run:
             return DDPJob.from_manifest(admitted.body)
@@ -96,13 +101,19 @@ class LocalClient(Client):
         on_error: Callable[[DDPJobError], None] | None = None,
     ) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
+        return self._listed(None if all_namespaces else self.namespace, label_selector, on_error)
+
+    def _listed(
+        self, namespace: str | None, label_selector: str | None, on_error: Callable[[DDPJobError], None] | None
+    ) -> Jobs:
         from ddpjob.client.selector import matching
 
+        require_arguments(label_selector=label_selector)
         self.folder.require_directory()
         is_wanted = matching(label_selector or "")
         found = []
         for record in self.folder.jobs():
-            if not all_namespaces and self._namespace not in (None, record.namespace):
+            if namespace not in (None, record.namespace):
                 continue
             try:
                 found.append(_seen(record))
@@ -115,17 +126,20 @@ class LocalClient(Client):
         return [job for job in found if is_wanted(job.manifest["metadata"].get("labels") or {})]
 
     def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
+        return self._lists(None if all_namespaces else self.namespace, label_selector)
+
+    def _lists(
+        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
+    ) -> Iterator[Jobs]:
         last: list[tuple[Json, str]] | None = None
         while True:
-            jobs = self.list(
-                all_namespaces=all_namespaces,
-                label_selector=label_selector,
-                on_error=lambda _: None,  # a damaged record is no change
-            )
+            jobs = self._listed(namespace, label_selector, lambda _: None)  # damage is no change
             if (now := [(job.manifest, job.state) for job in jobs]) != last:
                 last = now
                 yield jobs
-            self._pause(_LOOK_SECONDS)
+            end = time.monotonic() + _LOOK_SECONDS
+            while time.monotonic() < end:
+                self._pause(_PAUSE, stop)
 
     def logs(
         self,
@@ -141,6 +155,7 @@ class LocalClient(Client):
     ) -> Iterator[LogLine]:
         from ddpjob.client.local_logs import LogReader
 
+        require_arguments(nodes=nodes, ranks=ranks, attempt=attempt, tail=tail)
         record = self.record(job)
         if since is not None:
             raise LocalError(
@@ -179,8 +194,10 @@ class LocalClient(Client):
             lines = []
         return timeline(found, record.pods(), local_events(found, lines))
 
-    def _pods(self, job: str | DDPJob) -> Items:
-        return self.record(job).pods()
+    def pod_manifests(self, job: str | DDPJob) -> Items:
+        record = self.record(job)
+        require_same(job, _seen(record).uid)
+        return record.pods()
 
     def checkpoints(
         self,
@@ -210,6 +227,7 @@ class LocalClient(Client):
         from ddpjob.client.volume.local import FolderReader, local_place
         from ddpjob.client.volume.pull import pull
 
+        require_arguments(steps=steps)
         place = local_place(self.record(job), self.folder)
         choice = Choice(steps, metrics, everything, hidden)
         return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
@@ -271,6 +289,7 @@ class LocalClient(Client):
         from ddpjob.client.jobspec import changed_spec
         from ddpjob.local.admission import admit
 
+        require_arguments(spec=spec)
         record, found = self._unfinished(job)
         if "suspend" in spec:
             raise LocalError(
@@ -313,9 +332,9 @@ class LocalClient(Client):
     def close(self) -> None:
         self._closed.set()
 
-    def _pause(self, seconds: float) -> None:
-        """Wait. Raises ``StoppedError`` once the client is closed."""
-        if self._closed.wait(seconds):
+    def _pause(self, seconds: float, stop: Callable[[], object] | None = None) -> None:
+        """Wait. Raises ``StoppedError`` once the client is closed, or if ``stop`` returns true."""
+        if (stop is not None and stop()) or self._closed.wait(seconds):
             raise StoppedError
 
     def volume(self, record: JobFolder) -> Path | None:
@@ -326,7 +345,7 @@ class LocalClient(Client):
     def record(self, job: str | DDPJob) -> JobFolder:
         """Return the folder of a job. Raises ``JobNotFoundError``, or ``LocalError`` if several have this name."""
         name, namespace = identity(job)
-        namespace = namespace or self._namespace
+        namespace = namespace or self.namespace
         jobs = [record for record in self.folder.jobs() if namespace in (None, record.namespace)]
         found = [record for record in jobs if record.name == name]
         if len(found) == 1:
@@ -368,9 +387,7 @@ class LocalClient(Client):
         while not last.finished:
             if end is not None and time.monotonic() > end:
                 raise timed_out(last, timeout)
-            if stop is not None and stop():
-                raise StoppedError
-            self._pause(_PAUSE)
+            self._pause(_PAUSE, stop)
             # A change of the record is seen at once; that its process ended without one, a little later.
             before, version = version, record.version()
             if version == before and time.monotonic() - looked < _LOOK_SECONDS:
@@ -383,12 +400,22 @@ class LocalClient(Client):
             if seen.status != last.status:
                 last = seen
                 yield seen
-            elif seen.state == INTERRUPTED:
-                raise LocalError(
-                    f"nothing runs the job {seen.name}",
-                    "the process that ran it was killed, or the machine was restarted",
-                    f"ddpjob resume {seen.name} continues it from its last checkpoint",
-                )
+            else:
+                self._require_run(seen)
+
+    def _require_run(self, job: DDPJob) -> None:
+        if job.state != INTERRUPTED:
+            return
+        self._pause(_LOOK_SECONDS)  # its process writes the error that ended it after it gave up its lock
+        killed = ("", "the process that ran it was killed, or the machine was restarted", "")
+        error, hint, advice = self.record(job).ended() or killed
+        raise UnavailableError(
+            f"nothing runs the job {job.name}" + (f": {error}" if error else ""),
+            hint,
+            f"{advice}, then ddpjob resume {job.name}"
+            if advice
+            else f"ddpjob resume {job.name} continues it from its last checkpoint",
+        )
 
     def _unfinished(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
         record = self.record(job)

@@ -97,11 +97,7 @@ class Session:
     async def _run(self) -> Json:
         record = self.machine.paths.record
         if self.is_new and record.job() is not None:
-            raise LocalJobExistsError(
-                f"there is a job {record.name} already, in namespace {record.namespace}",
-                "a finished job keeps its name until it is deleted",
-                f"ddpjob delete {record.name} deletes it and keeps its checkpoints; or use another name",
-            )
+            raise LocalJobExistsError.of(record.name, record.namespace)
         if self.fresh:
             resume.remove_state(self.admitted, self.machine.paths, self.say)
         self.job = resume.start_or_resume(self.machine.paths.record, self.admitted, self.say)
