@@ -165,6 +165,13 @@ def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Prog
     assert "free space" in said and "ddpjob resume tiny" in said
 
 
+def test_logs_as_json_have_what_a_terminal_shows(ddpjob: Program) -> None:
+    bar = r"printf '  1/9\r  5/9\r\033[32m  9/9\033[0m\nend\n'"
+    assert ddpjob("submit", ddpjob.write(shell_job("tiny", bar)), "--local", "--wait").code == 0
+    assert [line["line"] for line in ddpjob("logs", "tiny", "-o", "json").objects] == ["  9/9", "end"]
+    assert ddpjob("logs", "tiny").out == "  9/9\nend\n"
+
+
 def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "true", suspend=True, activeDeadlineSeconds=60))
     assert ddpjob("submit", file, "--local", "--wait").code == 102

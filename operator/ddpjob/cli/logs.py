@@ -160,7 +160,7 @@ def _object(line: "LogLine") -> "Json":
     from ddpjob.client.base import RANK_PREFIX, PrintedLine
 
     text = RANK_PREFIX.sub("", line.text, count=1) if RANK_PREFIX.match(line.text) else line.text
-    return PrintedLine(node=line.node, rank=line.rank, attempt=line.attempt, line=text).wire()
+    return PrintedLine(node=line.node, rank=line.rank, attempt=line.attempt, line=clean_line(text)).wire()
 
 
 def _prefix(name: str, number: int) -> str:

@@ -75,7 +75,7 @@ class PrintedLine(WireModel):
     attempt: int
     """The attempt that printed it."""
     line: str
-    """The line without the line feed and ddprun's prefix; it may contain escape sequences."""
+    """The line as a terminal shows it: the last state of a progress bar, no escape sequences, no prefix of ddprun."""
 
 
 def log_line(node: int, attempt: int, text: str, nproc_per_node: int | None, *, unfinished: bool = False) -> LogLine:
