@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import linecache
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from ddpjob import Client, DDPJob
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import Checkpoint, DDPJobSpec, RestartPolicy
 from ddpjob.client.jobspec import SpecFields, with_words
+from ddpjob.client.workdir.mount import with_files
 from ddpjob.errors import InvalidJobError
 from tests.client.worlds import TIME, condition
 from tests.kind.cache import cache_dir
@@ -131,6 +137,125 @@ def test_a_script_runs_under_ddprun_with_its_arguments(tmp_path: Path) -> None:
     assert (other.spec.command, other.spec.launcher) == (["torchrun", str(script)], None)
     with pytest.raises(InvalidJobError, match=r"no launcher 'Injected'.*\n.*ddprun or torchrun"):
         DDPJob.from_script(script, launcher="Injected")  # type: ignore[arg-type]
+
+
+SCALE = 2
+
+
+def plain(rate: float = 0.1, *, tags: list[str] | None = None) -> None:
+    import math  # noqa: PLC0415 - the function is sent alone
+
+    class Kept:
+        value = math.pi
+
+    if rate < 0:
+        plain(-rate)
+    print([rate * value for value in (Kept.value,)], tags, __name__)
+
+
+def of_a_global() -> int:
+    return SCALE
+
+
+def of_a_default(scale: int = SCALE) -> int:
+    return scale
+
+
+@functools.cache
+def decorated() -> None:
+    """Do nothing."""
+
+
+@contextlib.contextmanager
+def wrapped() -> Iterator[None]:
+    yield
+
+
+async def later() -> None:
+    """Do nothing."""
+
+
+def closed_over(scale: int) -> Callable[[], int]:
+    def inner() -> int:
+        return scale
+
+    return inner
+
+
+def nested() -> Callable[[], None]:
+    def inner() -> None:
+        print("""a text
+with less indentation""")
+
+    return inner
+
+
+def test_a_function_becomes_a_script_that_calls_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path / "state"))
+    arguments = {"rate": 0.5, "tags": ["é", "'"]}
+    made = DDPJob.from_function(plain, arguments, num_nodes=2, image="torch:1", labels={"team": "a"})
+    assert made.script is not None and (made.name, made.script.name) == ("plain", "plain.py")
+    assert made.manifest["spec"]["numNodes"] == 2 and made.spec.launcher == "Injected"
+    assert made == DDPJob.from_function(plain, arguments, num_nodes=2, image="torch:1", labels={"team": "a"})
+    done = subprocess.run([sys.executable, made.script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == """[1.5707963267948966] ['é', "'"] __main__\n"""
+    other = DDPJob.from_function(nested(), name="other")
+    done = subprocess.run([sys.executable, str(other.script)], capture_output=True, text=True, timeout=60, check=True)
+    assert (other.name, done.stdout) == ("other", "a text\nwith less indentation\n")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "plain.py").write_text("a module of the user")
+    for workdir in (None, tmp_path / "work"):
+        assert with_files(made, workdir).manifest["spec"]["command"] == ["ddprun", ".ddpjob/plain.py"]
+
+
+def test_a_function_of_a_cell_keeps_the_numbers_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path))
+    cell = "rate = 1\n\ndef train():\n    raise ValueError('third')\n"
+    linecache.cache["<cell 1>"] = (len(cell), None, cell.splitlines(True), "<cell 1>")  # as IPython does
+    names: dict[str, Any] = {}
+    exec(compile(cell, "<cell 1>", "exec"), names)  # noqa: S102
+    script = DDPJob.from_function(names["train"]).script
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert f'File "{script}", line 4, in train\n    raise ValueError' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda: None, "it is a lambda or a method"),
+        (print, "print cannot be sent as a job: it is a method, a class, or a function that is not written in Python"),
+        (Path("a").exists, "exists cannot be sent as a job: it is a method"),
+        (Path.exists, "it is a lambda or a method"),
+        (dict, "it is a method, a class"),
+        (decorated, "decorated cannot be sent as a job: it is a method, a class"),
+        (wrapped, "wrapped cannot be sent as a job: it is decorated"),
+        (later, "only makes a coroutine"),
+        (closed_over(2), "inner cannot be sent as a job: it uses scale from outside of it"),
+        (of_a_global, "it uses SCALE from outside of it"),
+        (of_a_default, "it uses SCALE from outside of it"),
+        (FunctionType(plain.__code__.replace(co_filename="<nowhere>"), {}), "source is not known"),
+    ],
+)
+def test_a_function_that_is_not_whole_is_refused(function: Any, text: str) -> None:
+    with pytest.raises(InvalidJobError, match=text) as raised:
+        DDPJob.from_function(function)
+    assert raised.value.hint and "from_script" in raised.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"rat": 1}, "unexpected keyword argument 'rat'"),
+        ({"rate": {1}}, "set is not JSON serializable"),
+        ({"tags": ("a", "b")}, r"JSON makes \['a', 'b'\] of its argument tags"),
+        ({"tags": {1: "a"}}, "of its argument tags"),
+        ({"rate": float("nan")}, "of its argument rate"),
+    ],
+)
+def test_an_argument_that_json_does_not_have_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidJobError, match=text) as raised:
+        DDPJob.from_function(plain, arguments)
+    assert "DDPJob.from_function(plain, {" in raised.value.next_step
 
 
 @pytest.mark.parametrize(

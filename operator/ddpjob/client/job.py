@@ -1,20 +1,29 @@
 """``DDPJob``: a job, built from keyword arguments, YAML or a script, or as a client returned it."""
 
 import html
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from ddpjob.api import names
 from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.status import DDPJobStatus, recorded_status
 from ddpjob.api.text import attributed
+from ddpjob.errors import InvalidJobError
 
 if TYPE_CHECKING:
+    from symtable import SymbolTable
+
     from ddpjob.api.spec import DDPJobSpec
     from ddpjob.client.jobfile import JobFile
     from ddpjob.client.jobspec import ScriptFields, SpecFields
+
+
+OF_FUNCTIONS = ".ddpjob"
+"""Folder of a script that ``DDPJob.from_function`` wrote, also in the working directory of a pod."""
 
 
 class DDPJob:
@@ -102,6 +111,35 @@ class DDPJob:
         made = cls(name, namespace=namespace, labels=labels, annotations=annotations, **given)
         made.directory, made.script = file.directory, file.script
         return made
+
+    @classmethod
+    def from_function(
+        cls,
+        function: Callable[..., object],
+        arguments: Mapping[str, object] | None = None,
+        *,
+        name: str = "",
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        launcher: names.ScriptLauncher = "ddprun",
+        **spec: "Unpack[ScriptFields]",
+    ) -> Self:
+        """Return a job whose ranks call a function of a notebook or a file, named as the function without ``name``.
+
+        Its source is written as a script to the state folder of this machine, and sent as by ``from_script``. So the
+        function imports and defines in itself what it uses; what it returns is lost.
+
+        Args:
+            arguments: its keyword arguments, as values that JSON has.
+
+        Raises:
+            InvalidJobError: it is no function whose source suffices, an argument is wrong, or a field.
+        """
+        script = _script_of(function, arguments)
+        return cls.from_script(
+            script, name=name, namespace=namespace, labels=labels, annotations=annotations, launcher=launcher, **spec
+        )
 
     @classmethod
     def from_manifest(cls, manifest: Json, *, state: str | None = None) -> Self:
@@ -221,3 +259,82 @@ class DDPJob:
 def _text(value: object) -> str:
     """Return a text as HTML. ``bdi`` limits characters that change the direction of writing to this text."""
     return f"<bdi>{html.escape(str(value))}</bdi>"
+
+
+def _script_of(function: Callable[..., object], given: Mapping[str, object] | None) -> Path:
+    """Return a script in the state folder that calls a function with these arguments."""
+    import inspect
+    from hashlib import sha256
+
+    from ddpjob.local.state import StateFolder, make_private, unusable
+
+    called = getattr(function, "__name__", repr(function))
+    source = _source_of(function, called)
+    try:
+        arguments = dict(given or {})
+        inspect.signature(function).bind(**arguments)
+        text = json.dumps(arguments)
+        if (kept := json.loads(text)) != arguments:
+            wrong = next(key for key in arguments if kept.get(key) != arguments[key])
+            raise TypeError(f"JSON makes {kept.get(wrong)!r} of its argument {wrong}, {arguments[wrong]!r}")
+    except (TypeError, ValueError) as error:
+        raise InvalidJobError(
+            f"{called} cannot be called with these arguments: {error}",
+            "they are sent as JSON: numbers, texts, true, false, None, lists, and dicts with texts as keys",
+            f"pass them by name: DDPJob.from_function({called}, {{'lr': 0.1}})",
+        ) from error
+    source += (
+        '\n\nif __name__ == "__main__":\n    import json, os, sys\n\n'
+        "    sys.path.insert(0, os.getcwd())  # as in a notebook\n"
+        f"    {called}(**json.loads({text!r}))\n"
+    )
+    root = StateFolder().root
+    script = root / "functions" / sha256(source.encode()).hexdigest()[:16] / OF_FUNCTIONS / f"{called}.py"
+    try:
+        make_private(script.parent)
+        script.write_text(source, encoding="utf-8")
+    except OSError as error:
+        raise unusable(error, root) from error
+    return script
+
+
+def _source_of(function: Callable[..., object], called: str) -> str:
+    """Return the source of a function; its lines have the numbers that they have in the file or the cell."""
+    import builtins
+    import inspect
+    import symtable
+
+    if not isinstance(function, FunctionType):
+        raise _no_script(called, "it is a method, a class, or a function that is not written in Python")
+    if called == "<lambda>" or "." in function.__qualname__.rpartition("<locals>.")[2]:
+        raise _no_script(called, "it is a lambda or a method")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise _no_script(called, "a call of it only makes a coroutine or a generator")
+    try:
+        lines, first = inspect.getsourcelines(function)
+        # Its indentation stays, because lines of a text in it may have less.
+        head = "if True:\n" if lines[0][0].isspace() else "\n"
+        source = (("\n" * (first - 2) + head) if first > 1 else "") + "".join(lines)
+        read = _names_outside(symtable.symtable(source, called, "exec"))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise _no_script(called, f"its source is not known: {error}") from error
+    if hasattr(function, "__wrapped__") or lines[0].lstrip().startswith("@"):
+        raise _no_script(called, "it is decorated")
+    if outer := {*function.__code__.co_freevars} | read - {called, "__file__", *dir(builtins)}:
+        raise _no_script(called, f"it uses {', '.join(sorted(outer))} from outside of it")
+    return source
+
+
+def _names_outside(table: "SymbolTable") -> set[str]:
+    """Return the global names that code reads and does not set."""
+    found = table.get_symbols()
+    own = {name.get_name() for name in found if name.is_global() and name.is_referenced() and not name.is_assigned()}
+    return own.union(*map(_names_outside, table.get_children()))
+
+
+def _no_script(function: str, why: str) -> InvalidJobError:
+    return InvalidJobError(
+        f"{function} cannot be sent as a job: {why}",
+        "the ranks get the source of one function, without what is around it",
+        "write a plain function with def that imports and defines in itself what it uses, or use DDPJob.from_script",
+    )
