@@ -47,13 +47,13 @@ class Judged:
         return "\n    ".join((f"{self.situation['name']} ({wrong})", *lines))
 
 
-def judge(situation: Json) -> Judged:
-    """Ask, and compare the answer with the label.
+def judge(situation: Json, found: Explanation | None = None) -> Judged:
+    """Compare the answer, which is asked for here unless a real cluster gave it, with the label.
 
     stage, reason: those accepted. abnormal: true if absent; "any" if both are right. next: key words that ``next`` has,
     each with its alternatives. never: key words that neither ``hint`` nor ``next`` has.
     """
-    found, label = answer(situation), situation["label"]
+    found, label = found or answer(situation), situation["label"]
     stages = [label["stage"]] if isinstance(label["stage"], str) else label["stage"]
     is_stage = found.stage in stages and found.reason in label.get("reason", [found.reason])
     is_stage = is_stage and label.get("abnormal", True) in ("any", found.is_abnormal)
