@@ -413,6 +413,13 @@ def test_if_all_ranks_wait_in_the_same_collective_no_other_node_is_named() -> No
     assert "different collectives" in report["hint"]
 
 
+def test_a_rank_that_alone_waits_in_another_collective_is_named_first() -> None:
+    ranks = [rank_state(rank, collective="barrier" if rank == 6 else "backward") for rank in range(8)]
+    report = hang_report(ranks, timeout=60, all_ranks=True)
+    assert report["message"].startswith("60 s without progress, and the ranks wait in different collectives; rank 6 ")
+    assert "rank 6 waits in barrier" in report["message"] and report["rank"] == 6
+
+
 def test_a_rank_whose_heartbeat_changes_is_not_the_cause() -> None:
     busy = rank_state(0, collective="", phase="save", quiet=0.2)
     found = find_hung_rank([busy, rank_state(1, stopped=False, answered=False)], all_ranks=True)

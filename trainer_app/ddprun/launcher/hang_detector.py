@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,9 +106,12 @@ def _progress(state: RankSnapshot) -> tuple[int, int]:
 def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bool) -> Report:
     """Return the termination report of a hung node; its cause is ``peer`` if none of its ranks is the cause."""
     hung = find_hung_rank(states, all_ranks=all_ranks)
+    waiting_in = Counter(state.collective for state in states)
+    # A rank that alone calls another collective is first, among any number of ranks.
+    states = sorted(states, key=lambda s: waiting_in[s.collective])
     others = [state for state in states if state is not hung][:4]
     waiting = "; ".join(f"rank {s.rank} {'waits' if s.collective else 'is'} {s.place}" for s in others)
-    shown = hung or min(states, key=_progress)
+    shown = hung or min(states, key=lambda s: (waiting_in[s.collective], _progress(s)))
     verb = "is stopped" if hung and hung.stopped else "is"
     message = f"rank {shown.rank} (node {shown.node}) {verb} {shown.place}, {timeout:g} s without progress"
     if hung and hung.phase == RETURNED and all(s.phase == RETURNED for s in states):
@@ -121,8 +124,9 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
     elif hung:
         hint = "a file system or a lock that does not answer, collectives in another order, or work that takes longer"
     elif all_ranks:
-        message = f"{timeout:g} s without progress, and no rank is the cause"
-        hint = _why_all_wait({state.collective for state in states})
+        what = "the ranks wait in different collectives" if len(waiting_in) > 1 else "no rank is the cause"
+        message = f"{timeout:g} s without progress, and {what}"
+        hint = _why_all_wait(set(waiting_in))
     else:
         message = f"{timeout:g} s without progress, and no rank of this node is the cause"
         hint = "the launcher of another node reports the rank that hangs"
