@@ -44,7 +44,9 @@ class Collector:
 
     def _once(self) -> int:
         done = 0
-        for resource, obj in list(self._store.everything()):
+        # Events have no owner, and there are many.
+        without = () if self._server.terminating else (names.EVENTS,)
+        for resource, obj in list(self._store.everything(without)):
             meta = obj["metadata"]
             if self._store.get(resource, meta["namespace"], meta["name"]) is obj:
                 done += self._collect(resource, obj)

@@ -5,7 +5,7 @@ Stored objects are never changed: a write replaces the object, so readers can sh
 
 import marshal
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,9 +54,10 @@ class Store:
             if namespace is None or place[0] == namespace:
                 yield objects[place]
 
-    def everything(self) -> Iterator[tuple[Resource, Json]]:
-        """Yield all objects, kind by kind."""
-        return ((resource, obj) for resource in list(self._objects) for obj in self.all(resource))
+    def everything(self, without: Collection[Resource] = ()) -> Iterator[tuple[Resource, Json]]:
+        """Yield all objects, kind by kind. without: the kinds that are left out."""
+        kinds = [resource for resource in self._objects if resource not in without]
+        return ((resource, obj) for resource in kinds for obj in self.all(resource))
 
     def put(self, resource: Resource, obj: Json) -> Json:
         """Store a new object or a new version of one. Return it with its resourceVersion."""
