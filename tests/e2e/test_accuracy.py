@@ -76,7 +76,10 @@ OTHERS: Mapping[str, tuple[Json, Json]] = {
         {"stage": "Configuration", "next": ["create it"], "node": 0},
     ),
     "secret-volume": (
-        with_pods(volumes=[{"name": "keys", "secret": {"secretName": "no-such-secret"}}]),
+        with_pods(
+            containers=[{"name": "trainer", "volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}],
+            volumes=[{"name": "keys", "secret": {"secretName": "no-such-secret"}}],
+        ),
         {"stage": ["Volume", "Configuration"], "next": ["create it"], "node": 0},
     ),
     "tag": (

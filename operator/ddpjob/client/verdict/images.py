@@ -1,5 +1,6 @@
 """The usual cause of an image that cannot be pulled, by the message of the kubelet or of the registry."""
 
+import re
 from collections.abc import Sequence
 
 from ddpjob.engine.advice import Row, advice
@@ -63,7 +64,7 @@ https://github.com/containerd/containerd/blob/v2.1.0/core/remotes/docker has mos
 
 def image_advice(message: str, image: str) -> tuple[str, str, bool]:
     """Return hint and next for an image that cannot be pulled, and whether the message names the cause."""
-    text = message.replace(image, "")  # a tag may be 429
+    text = re.sub(r'https?://[^\s"]+', "", message.replace(image, ""))  # a tag may be 429, also in a URL
     if (found := advice(text, _OF_IMAGES)) is not None:
         return *found, True
     hint = "the name or the tag is wrong, the registry needs a Secret, or the node cannot reach the registry"
