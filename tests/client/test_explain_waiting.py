@@ -140,7 +140,7 @@ def test_each_kind_of_taint_has_its_advice() -> None:
     assert found(f"{broken}, 2 node(s) had untolerated taint {{gpu: only}}")[:2] == ("NodeNotReady", "Medium")
     reason, confidence, advice = found(f"{broken}, 2 Insufficient nvidia.com/gpu")
     assert (reason, confidence) == ("Resource", "Medium")
-    assert "those that are not ready" in advice, "the only node with GPUs may be broken"
+    assert "would fit are not ready" in advice, "the only node with GPUs may be broken"
     unnamed = found("3 node(s) had untolerated taint(s)")
     assert unnamed[:2] == ("Taint", "Medium") and "not ready" in unnamed[2]
 
