@@ -203,7 +203,8 @@ def test_why_is_right_about_situations_of_a_real_cluster(trial: Trial, record_pr
             trial.kubectl.apply(*(shell_job(name, "sleep 600", **spec) for name, spec in specs.items()))
             found = judged_when_right(trial, labels, seconds=300)
         on_leaving_node(trial, "drained")
-        trial.kubectl("drain", leaving, "--ignore-daemonsets", "--force", "--timeout=60s", timeout=90)
+        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+        trial.kubectl("drain", leaving, *flags, timeout=90)
         drained = {"stage": ["Placement", "WaitingForRetry"], "next": ["uncordon"], "never": ["spec.resources"]}
         found += judged_when_right(trial, {"drained": drained}, seconds=60)
         trial.kubectl("uncordon", leaving)
