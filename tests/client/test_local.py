@@ -53,6 +53,8 @@ def test_a_killed_run_is_interrupted_and_resumes_in_its_directory(
     os.kill(client.record("tiny").runner() or 0, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="nothing runs the job tiny"):
         client.wait("tiny", timeout=60)
+    with pytest.raises(UnavailableError, match="nothing runs the job tiny"):
+        client.wait_all(["tiny"], timeout=60)
     assert client.get("tiny").state == "Interrupted"
     client.resume("tiny")
     (tmp_path / "go").touch()

@@ -76,7 +76,8 @@ def read_changed(
 
     script_args: of the script, or appended to ``spec.args``, also if ``--set`` replaces these.
     """
-    if words.get("checkpoint") and any(text.partition("=")[0].strip() == "numNodes" for text in assignments):
+    sizes = ("numNodes", "spec.numNodes", "nodes")
+    if words.get("checkpoint") and any(text.partition("=")[0].strip() in sizes for text in assignments):
         raise LocalError(
             "--set numNodes=… beside --checkpoint", "how a new volume is mounted depends on the nodes", "use --nodes N"
         )
