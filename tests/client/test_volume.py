@@ -295,7 +295,12 @@ class Lines:
         yield from (json.dumps(message).encode() + b"\n" for message in self.lines[command])
 
 
-@pytest.mark.parametrize("path", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "", "a\0b", "./a"])
+def test_a_file_whose_name_is_not_utf8_makes_a_copy_of_all_incomplete(volume: Path, tmp_path: Path) -> None:
+    (volume / os.fsdecode(b"loss\xff.txt")).touch()
+    assert not pulled(volume, tmp_path / "all", everything=True).complete
+
+
+@pytest.mark.parametrize("path", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "", "a\0b", "./a", "\udc80"])
 def test_a_path_that_leads_out_of_the_directory_is_no_output_of_the_reader(path: str, tmp_path: Path) -> None:
     output = Lines({"file": {"path": path, "bytes": 1, "modified": 0, "inode": 1}}, {"end": {"complete": True}})
     with pytest.raises(UnavailableError, match="not the output of the reader"):

@@ -329,6 +329,7 @@ def _safe(path: Any) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path or "/".join(parts) != path:
         raise ValueError(path)
+    path.encode()  # a lone surrogate is no name: UnicodeEncodeError is a ValueError
     if len(path) > _LONGEST_PATH:
         raise ValueError("too long")
     return str(path)

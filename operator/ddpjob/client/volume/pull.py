@@ -49,7 +49,7 @@ def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: On
         namespace=place.namespace,
         to=str(to.absolute()),
         files=list(files),
-        complete=not choice.everything or (found.contents.complete and not missing),
+        complete=not choice.everything or (found.contents.complete and not found.contents.unreadable and not missing),
         hidden=sum(map(choice.leaves_out, found.files)) if choice.everything else 0,
     )
 
