@@ -95,7 +95,7 @@ class Month:
     async def run(self) -> None:
         """Let the month pass, and wait until all jobs have ended."""
         await self.sim.begin()
-        acts = (self._hardware, self._drains, self._flaps, self._outages, self._users, self._webhooks)
+        acts = (self._hardware, self._drains, self._flaps, self._outages, self._users, self._webhooks, self._expire)
         tasks = [asyncio.create_task(act()) for act in (self._arrivals, *acts)]
         await tasks[0]
         last = _time() + PATIENCE_DAYS * DAY
@@ -180,6 +180,17 @@ class Month:
             await asyncio.sleep(600.0 if webhook in ("labels", "owner") else DAY)
             self.site.webhook = "none"
 
+    async def _expire(self) -> None:
+        """Remove events after an hour or two, as the API server does."""
+        old: list[Json] = []
+        while True:
+            for event in old:
+                meta = event["metadata"]
+                if self.sim.store.get(names.EVENTS, meta["namespace"], meta["name"]) is event:
+                    self.sim.store.remove(names.EVENTS, event)
+            old = list(self.sim.store.all(names.EVENTS))
+            await asyncio.sleep(HOUR)
+
     async def _each(self, hours: float) -> AsyncIterator[str]:
         """Yield a random node after random times, until the month is over."""
         while True:
@@ -233,8 +244,13 @@ def judge(month: Month) -> Json:
                 if (mark := (change.obj["metadata"]["uid"], failure["attempt"])) not in seen:
                     seen.add(mark)
                     reasons[failure["reason"]] += 1
+    ends = {
+        job["metadata"]["name"]: [c["reason"] for c in job["status"]["conditions"] if c["type"] == "Failed"][:1]
+        for job in jobs
+    }
     lost = {
-        name: [
+        name: ends[name]
+        + [
             f"{failure['attempt']} {failure['reason']} on {failure.get('nodeName')}: {failure['message'][:60]}"
             for failure in job["status"]["failures"]
         ]

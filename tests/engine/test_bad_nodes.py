@@ -121,6 +121,15 @@ def test_first_attempt_on_one_bad_node_restarts_once_on_another_one(broken: Any,
         assert world.status["state"] == ("Restarting" if broken is start_error else "Failed")
 
 
+def test_two_nodes_with_different_errors_end_no_new_job() -> None:
+    world = World(a_job(numNodes=1))
+    world.settle()
+    for name, broken in (("without-driver", start_error), ("stale-mount", no_command)):
+        world.set_pod(0, broken(world), node=name)
+        world.settle_after_backoff()
+    assert world.status["state"] != "Failed"
+
+
 @pytest.mark.parametrize(
     "text",
     [

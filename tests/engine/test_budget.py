@@ -254,6 +254,42 @@ def test_job_that_has_never_trained_fails_within_two_minutes_by_default() -> Non
     assert survive(world) <= 120 and world.status["attempt"] == 4
 
 
+OF_SERVICES = (
+    ("EndpointConnectionError", 'Could not connect to the endpoint URL: "https://s3.example.com/data/17"'),
+    (
+        "ClientError",
+        "An error occurred (SlowDown) when calling the GetObject operation: Please reduce your request rate",
+    ),
+    ("gaierror", "[Errno -3] Temporary failure in name resolution"),
+    ("OSError", "[Errno 116] Stale file handle: '/data/train'"),
+    ("HfHubHTTPError", "503 Server Error: Service Temporarily Unavailable for url: https://huggingface.co/api/models"),
+)
+
+
+@pytest.mark.parametrize(("exception", "message"), OF_SERVICES)
+def test_new_job_survives_an_outage_of_a_service_as_one_that_has_trained(exception: str, message: str) -> None:
+    assert survive(a_running_world(a_job()), exception=exception, kind=exception, message=message) >= 1800
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/train'"),
+        ("ConfigAttributeError", "Key 'lr' is not in struct"),
+    ],
+)
+def test_new_job_with_a_wrong_path_or_setting_fails_within_two_minutes(exception: str, message: str) -> None:
+    assert survive(a_running_world(a_job()), exception=exception, kind=exception, message=message) <= 120
+
+
+def test_job_of_this_machine_fails_within_two_minutes_after_its_last_progress() -> None:
+    """A person is near, and no other node may help."""
+    world = a_running_world(a_job())
+    save(world, 100)
+    world.settings = replace(world.settings, is_local=True)
+    assert survive(world, exception="OSError", message="[Errno 28] No space left on device") <= 120
+
+
 @pytest.mark.parametrize("limit", [1, 20])
 def test_limit_that_the_user_gives_holds_before_and_after_the_first_step(limit: int) -> None:
     for trained in (False, True):

@@ -61,7 +61,8 @@ neither, it is an attempt that ran with all pods for {RUN_SECONDS} s, or for *re
 for a script that reports no step itself, because `ddprun` counts the steps of its optimizer from 0 in each attempt.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
-  the job has trained. The schema has no default: a number in the spec holds always.
+  the job has trained, unless the error names a storage, network or service, which may be away when a job begins. In
+  [local mode](local.md) {UNTRAINED}. The schema has no default: a number in the spec holds always.
 - `maxTotalRestarts`: all restarts since the last progress, also those in place, but none after a planned loss (*does
   not count; saves first*). Default: 100. 0 allows no restart of any kind.
 

@@ -33,6 +33,11 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+async def test_trainer_is_ended_before_other_programs_when_memory_is_short(bench: Bench) -> None:
+    status = await bench.run(a_pod(a_container(script='test "$(cat /proc/self/oom_score_adj)" -ge 500')))
+    assert trainer(status)["exitCode"] == 0
+
+
 # Kubernetes reads $$ in a command as one dollar: the shell gets $$, its pid.
 @pytest.mark.parametrize(
     ("script", "code", "reason", "phase"),

@@ -231,8 +231,7 @@ class Training:
         at = self._nodes.now()
         if self.program.reports == "none":
             is_stopped = code == STOPPED
-            text = "" if is_stopped else f"{report.get('exception')}: {report['message']}\n"
-            text += BLOCK.format(rank=node_rank, code=code)
+            text = ("" if is_stopped else _traceback(node_rank, report)) + BLOCK.format(rank=node_rank, code=code)
             return ended(143 if is_stopped else 1, message=text, at=at)
         place = {"step": self.shown if self.first_step_time is not None else None, "rank": node_rank, "phase": "train"}
         flags = {"exact": self.program.reports == "exact", "fenced": self.program.fenced}
@@ -254,6 +253,13 @@ class Training:
 
     def _later(self, seconds: float, act: Callable[..., None], *arguments: object) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act, *arguments))
+
+
+def _traceback(rank: int, report: Report) -> str:
+    file, _, line = report.get("where", "train.py:90").partition(":")
+    error = f"{report.get('exception')}: {report['message']}"
+    lines = ("Traceback (most recent call last):", f'  File "/workspace/{file}", line {line}, in step', error)
+    return "".join(f"[rank{rank}]: {text}\n" for text in lines)
 
 
 def _time() -> float:

@@ -208,7 +208,7 @@ class RestartPolicy(ApiModel):
     # No default in the schema: it depends on the job, and the API server would store it.
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Maximum number of restarts without progress that count. Planned and external losses, such as a drained node, do
-    not count. Default: 12, but 3 as long as the job has not trained."""
+    not count. Default: 12, but 3 as long as the job has not trained, unless a storage, network or service was away."""
     max_total_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
     """Maximum number of all restarts without progress, except after planned losses. Progress counts here from an
     attempt of 600 s on. 0: no restart of any kind."""

@@ -166,7 +166,9 @@ def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
         in_place = f", {status.restarts_in_place} in place" if status.restarts_in_place else ""
         counted = status.restarts_counted_towards_limit or 0
         given = ((job.manifest.get("spec") or {}).get("restartPolicy") or {}).get("maxRestarts")
-        most = RestartPolicy(max_restarts=given).limit(has_trained=status.has_trained)
+        policy = RestartPolicy(max_restarts=given)
+        most = policy.limit(has_trained=status.has_trained)
+        most = most if counted <= most else policy.limit(has_trained=True)  # a service was away before it trained
         text = f"{number_of(status.restarts, 'restart')}{in_place}; {counted} of at most {most} count towards the limit"
         yield Fact("", text)
 

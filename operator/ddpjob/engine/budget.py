@@ -14,7 +14,7 @@ from ddpjob.api.status import LONG_RUN_SECONDS, DDPJobStatus, Ending, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
-from ddpjob.engine.failures import Context, judge
+from ddpjob.engine.failures import Context, Judgement, judge
 from ddpjob.engine.progress import furthest
 from ddpjob.engine.state import RUN_SECONDS, JobState
 
@@ -42,20 +42,22 @@ def made_progress(s: JobState, if_unknown: int = RUN_SECONDS) -> bool:
     return ran_long is not None and seconds_running(attempt, s.now) >= ran_long
 
 
-def exceeded_limit(s: JobState, *, counted: bool, is_free: bool) -> Literal["counted", "total"] | None:
-    """Return the limit that allows no restart after the current attempt: maxRestarts, maxTotalRestarts, or None.
-
-    is_free: after a planned loss, for example of each of the hundreds of nodes that an administrator drains.
-    """
-    if counted and counted_restarts(s) >= max_restarts(s):
+def exceeded_limit(s: JobState, judgement: Judgement) -> Literal["counted", "total"] | None:
+    """Return the limit that allows no restart after the current attempt: maxRestarts, maxTotalRestarts, or None."""
+    if judgement.counted and counted_restarts(s) >= max_restarts(s, judgement):
         return "counted"
     total = s.job.spec.restart_policy.max_total_restarts
-    return "total" if total_restarts(s) >= total and not (is_free and total) else None
+    # An administrator may drain hundreds of nodes.
+    return "total" if total_restarts(s) >= total and not (judgement.is_free and total) else None
 
 
-def max_restarts(s: JobState) -> int:
-    """Return the limit of the restarts that count."""
-    return s.job.spec.restart_policy.limit(has_trained=s.has_trained)
+def max_restarts(s: JobState, judgement: Judgement) -> int:
+    """Return the limit of the restarts that count.
+
+    A service may also be away when a job begins. In local mode a person is near, and no other node may help.
+    """
+    may_last = (s.has_trained or judgement.of_a_service) and not s.settings.is_local
+    return s.job.spec.restart_policy.limit(has_trained=may_last)
 
 
 def counted_restarts(s: JobState) -> int:

@@ -323,7 +323,7 @@ def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
     """
     if s.all_stopped or s.settings.is_local or judgement.action == "Fail" or not judgement.provisional:
         return None
-    if exceeded_limit(s, counted=judgement.counted, is_free=judgement.is_free) is None:
+    if exceeded_limit(s, judgement) is None:
         return None
     ending = s.attempt.ending
     since = ending.since if ending else timestamp(s.now)
@@ -352,7 +352,7 @@ def _settling_text(s: JobState, seen: PodView | None) -> str:
 def _react(s: JobState, judgement: Judgement) -> Decision:
     """Return the reaction to a failure: a restart as far as the judgement and the budget allow it."""
     number, is_free = s.attempt.number, judgement.is_free
-    exceeded = exceeded_limit(s, counted=judgement.counted, is_free=is_free)
+    exceeded = exceeded_limit(s, judgement)
     fails = judgement.action == "Fail" or exceeded is not None
     record = failure_record(
         number,
@@ -365,10 +365,10 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     if judgement.action == "Fail":
         return Decision("fail", record.reason, f"attempt {number} failed: {failure_text(record)}", record)
     if exceeded is not None:
-        return _exhausted(s, exceeded, record)
+        return _exhausted(s, exceeded, record, max_restarts(s, judgement))
     follows = "a restart follows that does not count"
     if judgement.counted:
-        follows = f"restart {counted_restarts(s) + 1} of {max_restarts(s)} follows"
+        follows = f"restart {counted_restarts(s) + 1} of {max_restarts(s, judgement)} follows"
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
     drain_until = _drain_until(s) if judgement.planned or s.may_overwrite else None
     delay = restart_delay(backoff(s), failures_in_row(s, is_free=is_free), f"{s.job.uid}/{number}")
@@ -378,13 +378,12 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     return Decision("close", record.reason, message, record, until=until, drain_until=drain_until, is_free=is_free)
 
 
-def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure) -> Decision:
+def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure, most: int) -> Decision:
     text = f"attempt {s.attempt.number} failed and"
     if limit == "total":
-        most = s.job.spec.restart_policy.max_total_restarts
-        message = f"{text} all {most} restarts (maxTotalRestarts) are used: {failure_text(record)}"
+        total = s.job.spec.restart_policy.max_total_restarts
+        message = f"{text} all {total} restarts (maxTotalRestarts) are used: {failure_text(record)}"
         return Decision("fail", "MaxTotalRestartsExceeded", message, record)
-    most = max_restarts(s)
     message = f"{text} all {most} restarts are used: {failure_text(record)}"
     return Decision("fail", "MaxRestartsExceeded" if most else record.reason, message, record)
 

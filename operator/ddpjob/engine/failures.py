@@ -73,6 +73,12 @@ _OF_THE_ENVIRONMENT = re.compile(
     rf"|killed|stale file|Errno|{_OF_THE_SYSTEM}",
     re.IGNORECASE,
 )
+_OF_A_SERVICE = re.compile(
+    r"connection|could not connect|socket|timed? ?out|name or service|name resolution|temporar|unavailable|throttl"
+    r"|SlowDown|reduce your request|too many requests|\b(?:429|50[0234])\b|stale file|\bI/O\b"
+    r"|input/output|transport endpoint",
+    re.IGNORECASE,
+)
 # Another exception in the text of one: of a DataLoader's worker, and the first cause that ddprun names.
 _ANOTHER = re.compile(r"(?:^|Caught |caused by )([\w.]*(?:Error|Exception|Timeout|Interrupt))(?: in |: )")
 
@@ -111,6 +117,8 @@ class Judgement:
     counted: whether the restart counts towards restartPolicy.maxRestarts.
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
     provisional: the restart no longer counts if a Kubernetes node of the attempt is found lost within 120 s.
+    of_a_service: the error names a storage, network or service, which may be away: it costs as many restarts before a
+        job has trained as after.
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
     hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
         that shows the log, {pod} and {node} are names.
@@ -128,6 +136,7 @@ class Judgement:
     counted: bool = True
     planned: bool = False
     provisional: bool = False
+    of_a_service: bool = False
     node_suspected: bool = False
     hint: str = ""
     next: str = ""
@@ -165,6 +174,11 @@ def _is_of_program(e: Evidence) -> bool:
     return (
         e.whose != "peer" and e.exit_code == 1 and raised <= _OF_PROGRAMS and not _OF_THE_ENVIRONMENT.search(_text(e))
     )
+
+
+def _is_of_a_service(e: Evidence) -> bool:
+    """Whether the program could not use a storage, network or service. A wrong name of a service looks the same."""
+    return e.whose != "peer" and e.exception is not None and _OF_A_SERVICE.search(_error(e)) is not None
 
 
 def _text(e: Evidence) -> str:
@@ -572,7 +586,8 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     if action == "RestartOnce" and reason in context.repeated:
         action = "Fail"
     elif action == "FailAtStart":
-        is_new = reason not in context.repeated or context.node_failed_before == "long ago"
+        same = [f for f in context.earlier if f.reason == reason and f.exit_code == evidence.exit_code]
+        is_new = not same or reason not in context.repeated or context.node_failed_before == "long ago"
         is_first = (is_new or evidence.is_of_runtime) and _may_be_of_node(row, evidence, context)
         # The second time on one Kubernetes node says nothing new about the job, which may have found no other one.
         counted = not (row.node_suspected and context.node_failed_before)
@@ -589,6 +604,7 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
         message=message,
         action=action,
         counted=counted,
+        of_a_service=_is_of_a_service(evidence),
         node_suspected=is_suspected,
         hint=reported.hint or hint,
         next=reported.next or _command(todo, logs, evidence),
