@@ -174,6 +174,7 @@ def test_an_argument_of_another_type_is_named(world: World) -> None:
         ("stop is True", lambda: client.watch(made, stop=True)),
         ("until is 'finished', not a function", lambda: client.wait(made, until="finished")),
         ("jobs is 'mnist', not a list", lambda: client.wait_all("mnist")),
+        ("jobs is 'mnist', not a list", lambda: client.as_completed("mnist")),
         ("label_selector is 5", lambda: client.list(label_selector=5)),
     )
     for text, call in wrong:

@@ -414,6 +414,8 @@ def test_queue_gang_and_elastic_sizes_carry_over() -> None:
         "spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].command"
     ]
     assert made.job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team-a"}
+    job["spec"]["runPolicy"]["suspend"] = True
+    assert "spec.runPolicy.suspend" in noted(job) and "suspend" not in spec_of(job)
     expected = {"numNodes": 4, "minNodes": 2, "scheduling": {"schedulingPolicy": {"gang": {}}}}
     assert {key: made.job["spec"][key] for key in expected} == expected
 

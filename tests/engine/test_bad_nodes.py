@@ -1,5 +1,6 @@
 """A fact of one Kubernetes node ends no job that has trained: the next attempt starts, and the node is suspected."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -226,6 +227,36 @@ def test_one_broken_node_ends_no_job_of_a_full_cluster(has_trained: bool) -> Non
         world.forward(3601)
         world.settle()
     assert world.status["state"] != "Failed" and world.status["restartsCountedTowardsLimit"] == 1
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_limit_of_restarts_holds_for_a_job_whose_only_node_does_not_start_it(is_local: bool) -> None:
+    """It goes back after 30 s, because no other node fits."""
+    world = a_running_world(a_job(numNodes=1, restartPolicy={"maxRestarts": 2}))
+    world.settings = replace(world.settings, is_local=is_local)
+    world.forward(3600)
+    for _ in range(3):
+        world.settle()
+        world.set_pod(0, no_command(world), node="only")
+        world.settle_after_backoff()
+        if world.status["state"] != "Failed":
+            wait_for_a_node(world, 0, full=0)
+            world.forward(31)
+            world.settle()
+    assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == "MaxRestartsExceeded"
+
+
+def test_device_that_fails_each_hour_in_a_full_cluster_uses_no_restart_up() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.forward(3600)
+    for _ in range(20):
+        world.settle()
+        world.set_pod(0, failed(1, kind="DeviceFailed", at=world.now, message="ECC"), node="dying")
+        world.settle_after_backoff()
+        wait_for_a_node(world, 0, full=8)
+        world.forward(3601)
+    world.settle()
+    assert world.status["state"] != "Failed" and world.status["restartsCountedTowardsLimit"] <= 2
 
 
 def test_node_is_not_suspected_of_what_pods_of_another_node_show() -> None:

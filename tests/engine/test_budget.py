@@ -660,6 +660,23 @@ def test_node_is_not_avoided_for_longer_than_an_hour_by_a_wrong_clock() -> None:
     assert world.status["avoidNodes"] == [] and not node_terms(world)
 
 
+def test_wrong_clock_keeps_no_attempt_waiting_for_another_node() -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9}))
+    world.settle()
+    suspect(world)
+    suspect(world)
+    attempt = world.status["attempt"]
+    world.job["status"]["avoidNodes"][0]["until"] = timestamp(world.now + timedelta(days=365))
+    full = "0/3 nodes are available: 3 Insufficient gpu. preemption: 3 No preemption victims found for incoming pod."
+    for rank in (0, 1):
+        no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": full}
+        world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.settle()
+    world.forward(31)
+    world.settle()
+    assert world.status["attempt"] == attempt + 1
+
+
 @pytest.mark.parametrize(("action", "state"), [("RestartIgnoreLimit", "Pending"), ("Fail", "Failed")])
 def test_rule_that_needs_no_budget_does_not_wait_for_a_lost_node(action: str, state: str) -> None:
     rules = [{"onReasons": ["SIGKILL"], "action": action}]

@@ -47,7 +47,8 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   that fails at start, new attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no
   other node fits for {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one. If the scheduler says
   that other nodes are only full ("No preemption victims found"), the job waits for one until the time has passed: in a
-  full cluster, a broken node is the one that has room. A second failure to start on the same node does not count.
+  full cluster, a broken node is the one that has room. Before Kubernetes 1.32 the scheduler says the same of nodes that
+  are too small; the job then waits there, too. A second failure to start on the same node does not count.
 
 A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet. For an
 exception, a signal or a start that failed, cause and next step depend on the text of the error where it is known: a

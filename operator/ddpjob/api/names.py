@@ -63,8 +63,9 @@ VISIBLE_QUEUES: Final = Resource("visibility.kueue.x-k8s.io/v1beta2", "LocalQueu
 """What Kueue says of the jobs in a queue, to users that may read it."""
 
 LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"
-ANNOTATION_VOLCANO_QUEUE: Final = "scheduling.volcano.sh/queue-name"
 """Label of a DDPJob: the LocalQueue that admits it."""
+ANNOTATION_VOLCANO_QUEUE: Final = "scheduling.volcano.sh/queue-name"
+"""Annotation of the pod template: the queue of Volcano."""
 LABEL_QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 """Label of a DDPJob: its WorkloadPriorityClass."""
 LABELS_OF_QUEUES: Final = (LABEL_QUEUE, LABEL_QUEUE_PRIORITY)

@@ -10,7 +10,8 @@ from ddpjob.cli.change import labels_of, on_each
 from ddpjob.cli.options import Names, Namespace, Selector, StateDir
 from ddpjob.cli.place import Context, Local, chosen, is_of_this_machine
 from ddpjob.cli.text import one_line
-from ddpjob.errors import DDPJobError, UnavailableError
+from ddpjob.errors import DDPJobError, JobNotFoundError
+from ddpjob.local import LocalError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
@@ -57,7 +58,7 @@ def delete(
             try:
                 has_volume[label] = _has_volume(*job)
             except DDPJobError as error:
-                if len(jobs) == 1 or isinstance(error, UnavailableError):
+                if len(jobs) == 1 or not isinstance(error, (JobNotFoundError, LocalError)):
                     raise  # else the summary names it
         what = ", ".join(has_volume) if len(has_volume) == 1 else f"{len(has_volume)} jobs, {', '.join(has_volume)}"
         places = " and ".join(dict.fromkeys(client.place for client, _ in jobs))

@@ -34,8 +34,6 @@ _SHORT: Mapping[str, list[Part]] = {
     "max-restarts": ["spec", "restartPolicy", "maxRestarts"],
     "nodes": ["spec", "numNodes"],
     "nproc": ["spec", "nprocPerNode"],
-    "gpus": ["spec", "resources", "limits", "nvidia.com/gpu"],
-    "memory": ["spec", "resources", "limits", "memory"],
 }
 """Words of the options, and what they are on a path."""
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
@@ -76,8 +74,8 @@ def read_changed(
 
     script_args: of the script, or appended to ``spec.args``, also if ``--set`` replaces these.
     """
-    sizes = ("numNodes", "spec.numNodes", "nodes")
-    if words.get("checkpoint") and any(text.partition("=")[0].strip() in sizes for text in assignments):
+    size: list[Part] = ["spec", "numNodes"]
+    if words.get("checkpoint") and size in [_parts(text.partition("=")[0].strip()) for text in assignments]:
         raise LocalError(
             "--set numNodes=… beside --checkpoint", "how a new volume is mounted depends on the nodes", "use --nodes N"
         )

@@ -20,6 +20,7 @@ from ddpjob.cli.place import Context, for_new_job, on_this_machine
 from ddpjob.cli.text import number_of, one_line, show_error, size_text
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
+from ddpjob.local import LocalError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
@@ -157,6 +158,8 @@ def _name_namesake(name: str, context: str | None) -> None:
         on_this_machine(None, None).record(name)
     except JobNotFoundError:
         return
+    except LocalError:
+        pass  # several have the name, or the record is damaged
     option = f"--context {context or '$(kubectl config current-context)'}"
     line = f"· this machine has a job {name}, too, and commands find it first: add {option} for the new one"
     typer.echo(line, err=True)

@@ -269,6 +269,7 @@ class Client(Protocol):
 
         All jobs of a namespace are watched at once, for which the user needs the right to ``list`` them.
         """
+        require_arguments(jobs=jobs, timeout=timeout, stop=stop)
         return (job for _, job in self._completed(jobs, timeout, stop))
 
     def wait_all(
@@ -279,6 +280,7 @@ class Client(Protocol):
         stop: Callable[[], object] | None = None,
     ) -> Jobs:
         """Return all jobs when the last has finished, in the order in which they are given. Raises as ``watch``."""
+        require_arguments(jobs=jobs, timeout=timeout, stop=stop)
         done = dict(self._completed(jobs, timeout, stop))
         return [done[number] for number in sorted(done)]
 
@@ -519,7 +521,6 @@ class Client(Protocol):
 
         300 jobs had 300 watches, of which an API server or a proxy before it allows fewer.
         """
-        require_arguments(jobs=jobs, timeout=timeout, stop=stop)
         ended, found = threading.Event(), queue.Queue[tuple[int, DDPJob] | Exception]()
         end = math.inf if timeout is None else time.monotonic() + timeout
         by_namespace: dict[str | None, dict[int, str | DDPJob]] = {}
@@ -597,7 +598,7 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
     "command": ("a list of words", (Sequence,)),
     "steps": ("a collection of numbers", (Collection,)),
     **dict.fromkeys(("nodes", "ranks"), ("a collection of numbers", (Collection, NoneType))),
-    "node": ("a number", (int,)),
+    "node": ("a whole number", (int,)),
     **dict.fromkeys(("attempt", "tail"), ("a whole number", (int, NoneType))),
     **dict.fromkeys(("timeout", "since"), ("a number of seconds", (int, float, NoneType))),
     "until": ("a function", (Callable,)),

@@ -5,7 +5,6 @@ class does not exist, that nothing provisions it, or that it waits for its first
 """
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +71,9 @@ class UnboundClaims:
             self.forget(key)
 
     async def _run(self, key: Key, followed: _Followed) -> None:
-        for reads in itertools.count(1):
+        reads = 0
+        while True:
+            reads += 1
             try:
                 async with self._turns:
                     texts = [await self._why(key.namespace, claim) for claim in followed.claims]
@@ -81,7 +82,7 @@ class UnboundClaims:
             else:
                 text = "; ".join(filter(None, texts))
                 if text != followed.text:
-                    followed.text = text
+                    followed.text, reads = text, 1
                     self._on_news(key)
                 if not text:
                     return  # a bound claim stays bound

@@ -46,7 +46,8 @@ def convert(documents: Sequence[Json], replica: str | None = None) -> Conversion
         runtimes = [document for document in documents if str(document.get("kind")) in trainjob.RUNTIMES]
         spec = trainjob.spec_of_trainjob(source, runtimes, notes)
     if names.LABEL_QUEUE in metadata.get("labels", {}) and spec.pop("suspend", False):
-        notes.append(Note("spec.suspend", "the operator asks Kueue before each attempt, and needs no suspended job"))
+        field = "spec.runPolicy.suspend" if source["kind"] == "PyTorchJob" else "spec.suspend"
+        notes.append(Note(field, "the operator asks Kueue before each attempt, and needs no suspended job"))
     order = [field.alias or name for name, field in DDPJobSpec.model_fields.items() if name != "template"]
     spec = {key: spec[key] for key in [*order, "template"] if spec.get(key) not in (None, {}, [])}
     job = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata, "spec": spec}

@@ -14,7 +14,7 @@ from ddpjob.api.status import LONG_RUN_SECONDS, DDPJobStatus, Ending, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
-from ddpjob.engine.failures import Context, Judgement, judge
+from ddpjob.engine.failures import Context, Judgement, is_of_a_service, judge
 from ddpjob.engine.progress import furthest
 from ddpjob.engine.state import RUN_SECONDS, JobState
 
@@ -56,7 +56,11 @@ def max_restarts(s: JobState, judgement: Judgement) -> int:
 
     A service may also be away when a job begins. In local mode a person is near, and no other node may help.
     """
-    may_last = (s.has_trained or judgement.of_a_service) and not s.settings.is_local
+    found = judgement.evidence
+    errors = [(found.exception, judgement.message)] if found else []
+    errors += [(failure.exception, failure.message) for failure in s.earlier_failures]
+    has_outage = any(is_of_a_service(*error) for error in errors)
+    may_last = (s.has_trained or has_outage) and not s.settings.is_local
     return s.job.spec.restart_policy.limit(has_trained=may_last)
 
 

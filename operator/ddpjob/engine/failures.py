@@ -29,6 +29,8 @@ from ddpjob.engine.evidence import (
     signal_name,
 )
 
+DEVICE_FAILED = "DeviceFailed"
+"""Reason of a failure of a GPU; also the trainer's."""
 NOT_FINITE = "NotFinite"
 """Reason of a failure, and of a training that goes on, whose loss is NaN or infinite; also the trainer's."""
 DIVERGED = "the training diverged, or a device computed wrong values"
@@ -42,7 +44,7 @@ _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
 Before = Literal["lately", "long ago"] | None
-"""Whether earlier failures suspect a Kubernetes node; long ago: its time has passed, and no other one is suspected."""
+"""Whether earlier failures suspect a Kubernetes node; long ago: the job has avoided it for an hour since the last."""
 Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
 """RestartOnce: a restart, but the job fails if an earlier failure since the last progress had the same reason.
 FailAtStart: the job fails if it has never trained; if the row suspects the node, only after a second failure, or if
@@ -117,8 +119,6 @@ class Judgement:
     counted: whether the restart counts towards restartPolicy.maxRestarts.
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
     provisional: the restart no longer counts if a Kubernetes node of the attempt is found lost within 120 s.
-    of_a_service: the error names a storage, network or service, which may be away: it costs as many restarts before a
-        job has trained as after.
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
     hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
         that shows the log, {pod} and {node} are names.
@@ -136,7 +136,6 @@ class Judgement:
     counted: bool = True
     planned: bool = False
     provisional: bool = False
-    of_a_service: bool = False
     node_suspected: bool = False
     hint: str = ""
     next: str = ""
@@ -163,7 +162,7 @@ def _waits_with(reason: str) -> Callable[[Evidence, Context], bool]:
 
 
 def _has_failed_device(e: Evidence) -> bool:
-    is_device = e.report.kind == "DeviceFailed" or (e.exception or "").rpartition(".")[2] == "AcceleratorError"
+    is_device = e.report.kind == DEVICE_FAILED or (e.exception or "").rpartition(".")[2] == "AcceleratorError"
     is_named = e.exception == "RuntimeError" and _OF_DEVICES.search(_text(e)) is not None
     return e.whose != "peer" and (is_device or is_named) and _OF_NO_DEVICE.search(_text(e)) is None
 
@@ -176,9 +175,9 @@ def _is_of_program(e: Evidence) -> bool:
     )
 
 
-def _is_of_a_service(e: Evidence) -> bool:
-    """Whether the program could not use a storage, network or service. A wrong name of a service looks the same."""
-    return e.whose != "peer" and e.exception is not None and _OF_A_SERVICE.search(_error(e)) is not None
+def is_of_a_service(exception: str | None, message: str) -> bool:
+    """Whether a program could not use a storage, network or service. A wrong name of a service looks the same."""
+    return exception is not None and _OF_A_SERVICE.search(f"{exception}: {message}") is not None
 
 
 def _text(e: Evidence) -> str:
@@ -452,7 +451,7 @@ TABLE: tuple[Judgement, ...] = (
         next="give each job its own checkpoint.subPath",
     ),
     Judgement(
-        "DeviceFailed",
+        DEVICE_FAILED,
         "the trainer's report or its log says that a GPU or its driver failed, for example `CUDA error: uncorrectable "
         "ECC error`",
         lambda e, _: _has_failed_device(e),
@@ -583,14 +582,15 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     reported = _NO_REPORT if context.is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
     reason, message = _reason_and_message(evidence, row)
     action, is_suspected, counted = row.action, row.node_suspected, row.counted
+    if row.action == "FailAtStart" or row.reason == DEVICE_FAILED:
+        # After an hour in which the job found no other node, this one says nothing new about the job.
+        counted = not (context.node_failed_before == "long ago" and _may_be_of_node(row, evidence, context))
     if action == "RestartOnce" and reason in context.repeated:
         action = "Fail"
     elif action == "FailAtStart":
-        same = [f for f in context.earlier if f.reason == reason and f.exit_code == evidence.exit_code]
-        is_new = not same or reason not in context.repeated or context.node_failed_before == "long ago"
-        is_first = (is_new or evidence.is_of_runtime) and _may_be_of_node(row, evidence, context)
-        # The second time on one Kubernetes node says nothing new about the job, which may have found no other one.
-        counted = not (row.node_suspected and context.node_failed_before)
+        is_first = _may_be_of_node(row, evidence, context) and (
+            evidence.is_of_runtime or _is_first(reason, evidence, context)
+        )
         action = "Restart" if context.has_trained or context.starts_elsewhere or is_first else "Fail"
         is_suspected = action == "Restart" and not context.fails_elsewhere
         if action == "Restart" and not context.is_local:
@@ -604,7 +604,6 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
         message=message,
         action=action,
         counted=counted,
-        of_a_service=_is_of_a_service(evidence),
         node_suspected=is_suspected,
         hint=reported.hint or hint,
         next=reported.next or _command(todo, logs, evidence),
@@ -614,7 +613,7 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
 
 
 def _may_be_of_node(row: Judgement, evidence: Evidence, context: Context) -> bool:
-    """Return whether another Kubernetes node may start a job that has never trained.
+    """Return whether another Kubernetes node may start the job.
 
     A node without a driver ends pods at once, so it always has room: each new job of the cluster would fail there.
     """
@@ -626,6 +625,13 @@ def suspects_at_start(failure: Failure) -> bool:
     reported = Evidence(0, "own", report=EndReport(code=failure.exit_code))
     rows = [row for row in TABLE if row.action == "FailAtStart" and row.node_suspected]
     return any(failure.reason == row.reason or row.matches(reported, Context()) for row in rows)
+
+
+def _is_first(reason: str, evidence: Evidence, context: Context) -> bool:
+    """Return whether this failure to start says nothing of the job: only of this node, and not twice within an hour."""
+    node = evidence.pod.node_name if evidence.pod is not None else None
+    same = [f for f in context.earlier if f.reason == reason and f.exit_code == evidence.exit_code]
+    return context.node_failed_before != "lately" and all(node and f.node_name == node for f in same)
 
 
 def failure_record(

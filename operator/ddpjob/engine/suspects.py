@@ -18,6 +18,8 @@ AVOID_SECONDS = 3600
 """For how long a node is avoided, and how far apart the two failures may be."""
 UNSCHEDULABLE_SECONDS = 30
 """How long an attempt may find no Kubernetes node before it uses the avoided nodes again."""
+NODES_NEEDED = "AvoidedNodesNeeded"
+"""Why an attempt ends that found no other Kubernetes node: the next one may use those that it avoided."""
 _FULL = re.compile(r"\b(\d+) No preemption victims found")
 """Nodes that would have room without pods which the scheduler may not end. It says of nodes that are too small, since
 Kubernetes 1.32, that preemption is not helpful."""
@@ -40,12 +42,11 @@ def avoided_after(status: DDPJobStatus, failure: Failure, now: datetime, *, has_
 
 def failed_before(failures: Collection[Failure], pod: PodView | None, now: datetime) -> Before:
     """Return whether earlier failures suspect the Kubernetes node of a pod."""
-    suspected = [failure for failure in failures if failure.node_suspected]
-    here = [failure for failure in suspected if pod is not None and failure.node_name == pod.node_name]
-    if not here:
+    name = pod.node_name if pod is not None else None
+    ages = [seconds_since(f.time, now) for f in failures if f.node_suspected and name and f.node_name == name]
+    if not ages:
         return None
-    is_late = any(seconds_since(failure.time, now) <= AVOID_SECONDS for failure in here)
-    return "lately" if is_late or len(here) < len(suspected) else "long ago"
+    return "lately" if min(ages) <= AVOID_SECONDS else "long ago"
 
 
 def others_are_full(pods: Collection[PodView]) -> bool:

@@ -420,6 +420,11 @@ def test_a_rank_that_alone_waits_in_another_collective_is_named_first() -> None:
     assert "rank 6 waits in barrier" in report["message"] and report["rank"] == 6
 
 
+def test_a_rank_outside_collectives_waits_in_none() -> None:
+    ranks = [rank_state(0, collective="", phase="save", quiet=0.2), *(rank_state(r, collective="all") for r in (1, 2))]
+    assert "different collectives" not in hang_report(ranks, timeout=60, all_ranks=True)["message"]
+
+
 def test_a_rank_whose_heartbeat_changes_is_not_the_cause() -> None:
     busy = rank_state(0, collective="", phase="save", quiet=0.2)
     found = find_hung_rank([busy, rank_state(1, stopped=False, answered=False)], all_ranks=True)

@@ -106,7 +106,7 @@ def _progress(state: RankSnapshot) -> tuple[int, int]:
 def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bool) -> Report:
     """Return the termination report of a hung node; its cause is ``peer`` if none of its ranks is the cause."""
     hung = find_hung_rank(states, all_ranks=all_ranks)
-    waiting_in = Counter(state.collective for state in states)
+    waiting_in = Counter(state.collective for state in states if state.collective)
     # A rank that alone calls another collective is first, among any number of ranks.
     states = sorted(states, key=lambda s: waiting_in[s.collective])
     others = [state for state in states if state is not hung][:4]

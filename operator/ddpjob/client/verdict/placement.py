@@ -11,7 +11,7 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.scheduler import NO_CLAIM, Meaning, meaning
 from ddpjob.engine.scheduling import guard
-from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
+from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS
 
 _UNSEEN_SECONDS = 30.0
 """A scheduler looks at a new pod within a second; a busy one takes longer."""
@@ -77,15 +77,15 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
             return node_added(case, *scaled)
         why, event, given = no_node_added(scaled[1], case.namespace)
         advice = given or advice
-    if avoided and not advice:
+    if (nodes := case.status.avoid_nodes) and not advice:
         hint = f"no other Kubernetes node fits, so the job uses it again after {UNSCHEDULABLE_SECONDS} s"
-        advice = hint, f"kubectl describe node {avoided.partition(' ')[0]}"
+        advice = hint, f"kubectl describe node {nodes[0].node_name}"
     hint, todo = advice or ("", f"kubectl describe pod {pod.name} -n {case.namespace}")
     hint = f"the job does not run on {avoided}; {hint}" if avoided else hint
     without = [p for p in case.current if p.unschedulable is not None]
     return case.verdict(
         "Placement",
-        "AvoidedNodesNeeded" if avoided and not found.rows else found.reason,
+        NODES_NEEDED if avoided and not found.rows else found.reason,
         f"no Kubernetes node fits {len(without)} of {case.num_nodes} pods of {case.name}: {message}{why}",
         [quoted, event, *_asked(case, pod, found.reason)],
         hint=hint,

@@ -176,7 +176,7 @@ def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explana
         )
     hint, todo = _REFUSALS.get(reason, _REFUSALS["CreateRefused"])
     if reason == "CreateRefused":
-        hint, todo = advice(message, OF_REFUSALS, namespace=case.namespace) or (hint, todo)
+        hint, todo = advice(message, OF_REFUSALS) or (hint, todo)
     stage: Stage = "Starting" if reason in ("NameTerminating", "CreateFailed") else "Refused"
     stage = "Placement" if reason == UNAVAILABLE else stage
     sentence = f"{case.name} {'is refused' if stage == 'Refused' else 'waits'}: {message}"
