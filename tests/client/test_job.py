@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import json
 import linecache
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from types import FunctionType
@@ -105,6 +106,9 @@ def test_a_size_changes_only_the_size_of_a_claim_that_a_file_describes() -> None
     named = known | {"checkpoint": {"claimName": "runs", "mountPath": "/mine"}}
     assert with_words(named, {"checkpoint": "10Gi"})["checkpoint"] == claim("ReadWriteOnce") | {"mountPath": "/mine"}
     assert with_words(known, {"checkpoint": "runs"})["checkpoint"] == {"claimName": "runs", "mountPath": "/mine"}
+    alone = {"checkpoint": claim("ReadWriteOnce")}
+    shared = with_words(alone, {"checkpoint": "10Gi", "numNodes": 4})["checkpoint"]
+    assert shared == claim("ReadWriteMany"), "pods of several nodes mount it"
 
 
 def test_each_field_of_the_spec_is_a_typed_keyword() -> None:
@@ -175,6 +179,26 @@ async def later() -> None:
     """Do nothing."""
 
 
+async def steps() -> AsyncIterator[int]:
+    yield 1
+
+
+def counting() -> None:
+    global SCALE  # noqa: PLW0603
+    SCALE += 1
+
+
+def renamed() -> None:
+    """Do nothing."""
+
+
+renamed.__name__ = "../../evil"
+
+
+def torch() -> None:
+    """Do nothing, under the name of a module."""
+
+
 def closed_over(scale: int) -> Callable[[], int]:
     def inner() -> int:
         return scale
@@ -202,6 +226,8 @@ def test_a_function_becomes_a_script_that_calls_it(tmp_path: Path, monkeypatch: 
     other = DDPJob.from_function(nested(), name="other")
     done = subprocess.run([sys.executable, str(other.script)], capture_output=True, text=True, timeout=60, check=True)
     assert (other.name, done.stdout) == ("other", "a text\nwith less indentation\n")
+    named_as_a_module = DDPJob.from_function(torch)
+    assert named_as_a_module.script is not None and named_as_a_module.script.name == "torch_.py"
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "plain.py").write_text("a module of the user")
     for workdir in (None, tmp_path / "work"):
@@ -219,6 +245,27 @@ def test_a_function_of_a_cell_keeps_the_numbers_of_its_lines(tmp_path: Path, mon
     assert f'File "{script}", line 4, in train\n    raise ValueError' in done.stderr
 
 
+def test_a_function_of_a_cell_has_no_names_that_a_notebook_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = FunctionType(plain.__code__, {"__name__": "IPython.core.display_functions"})
+    monkeypatch.setattr(builtins, "display", display, raising=False)
+    cell = "def train():\n    display(1)\n"
+    linecache.cache["<cell 2>"] = (len(cell), None, cell.splitlines(True), "<cell 2>")
+    names: dict[str, Any] = {}
+    exec(compile(cell, "<cell 2>", "exec"), names)  # noqa: S102
+    with pytest.raises(InvalidJobError, match="it uses display from outside"):
+        DDPJob.from_function(names["train"])
+
+
+def test_a_function_whose_file_was_changed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "fit.py"
+    file.write_text("def train():\n    pass\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)  # noqa: S102
+    file.write_text("def wipe():\n    pass\n")
+    with pytest.raises(InvalidJobError, match="source is not known"):
+        DDPJob.from_function(names["train"])
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
@@ -230,6 +277,9 @@ def test_a_function_of_a_cell_keeps_the_numbers_of_its_lines(tmp_path: Path, mon
         (decorated, "decorated cannot be sent as a job: it is a method, a class"),
         (wrapped, "wrapped cannot be sent as a job: it is decorated"),
         (later, "only makes a coroutine"),
+        (steps, "only makes a coroutine or a generator"),
+        (counting, "it uses SCALE from outside of it"),
+        (renamed, "its __name__ was changed"),
         (closed_over(2), "inner cannot be sent as a job: it uses scale from outside of it"),
         (of_a_global, "it uses SCALE from outside of it"),
         (of_a_default, "it uses SCALE from outside of it"),

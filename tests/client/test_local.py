@@ -206,6 +206,19 @@ def test_several_jobs_are_waited_for_in_the_order_of_their_ends(client: LocalCli
         list(client.as_completed(["a", "c"]))
 
 
+def test_a_job_that_nothing_runs_hides_none_that_has_finished(client: LocalClient) -> None:
+    client.submit(DDPJob("dead", image="none", command=["sleep", "600"]))
+    client.wait("dead", until=lambda status: status.state == "Running", timeout=60)
+    os.kill(client.record("dead").runner() or 0, signal.SIGKILL)
+    client.submit(DDPJob("fine", image="none", command=["true"]))
+    client.wait("fine", timeout=60)
+    ended = []
+    with pytest.raises(UnavailableError):
+        for job in client.as_completed(["dead", "fine"]):
+            ended.append(job.name)  # noqa: PERF401
+    assert ended == ["fine"]
+
+
 @pytest.mark.parametrize("end", ["close", "stop"])
 def test_a_wait_of_another_thread_can_be_ended(client: LocalClient, end: str) -> None:
     client.submit(DDPJob("tiny", image="none", command=["sleep", "60"]))

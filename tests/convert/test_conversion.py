@@ -423,7 +423,20 @@ def test_queue_gang_and_elastic_sizes_carry_over() -> None:
 def test_sizes_of_torchrun_are_those_of_the_job() -> None:
     spec = spec_of(pytorchjob(worker=replica("torchrun", "--nnodes=2:4", "train.py", replicas=3)))
     assert (spec["numNodes"], spec["minNodes"]) == (3, 2)
-    assert "minNodes" not in spec_of(pytorchjob(worker=replica("torchrun", "--nnodes=3", "train.py", replicas=3)))
+    for nnodes in (1, 3):
+        job = pytorchjob(worker=replica("torchrun", f"--nnodes={nnodes}", "train.py", replicas=3))
+        assert "minNodes" not in spec_of(job)
+
+
+def test_elastic_sizes_of_a_runtime_carry_over() -> None:
+    policy = {"numNodes": 4, "torch": {"elasticPolicy": {"minNodes": 2, "maxNodes": 8}}}
+    container = {"name": "node", "image": "i", "command": ["torchrun", "train.py"]}
+    node = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [container]}}}}}
+    spec = {"mlPolicy": policy, "template": {"spec": {"replicatedJobs": [node]}}}
+    runtime = {"kind": "ClusterTrainingRuntime", "metadata": {"name": "own"}, "spec": spec}
+    job = trainjob("torchrun", "train.py", runtime="own")
+    assert (spec_of(job, runtime)["numNodes"], spec_of(job, runtime)["minNodes"]) == (4, 2)
+    assert "runtime.spec.mlPolicy.torch.elasticPolicy.maxNodes" in noted(job, runtime)
 
 
 def test_gang_smaller_than_the_job_is_noted() -> None:

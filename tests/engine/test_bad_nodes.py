@@ -135,7 +135,6 @@ def test_two_nodes_with_different_errors_end_no_new_job() -> None:
     "text",
     [
         'exec: "torchrun": executable file not found in $PATH: unknown',
-        'exec: "/app/train": stat /app/train: no such file or directory: unknown',
         'exec: "./train.py": permission denied: unknown',
         "crun: executable file `torchrun` not found in $PATH: No such file or directory: OCI runtime error",
     ],
@@ -147,6 +146,30 @@ def test_command_that_the_image_does_not_contain_is_final(text: str) -> None:
     world.set_pod(0, ended(128, reason="StartError", message=message, at=world.now), node="any")
     world.settle()
     assert world.status["state"] == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_tried"),
+    [
+        ('exec: "/mnt/venv/bin/torchrun": stat /mnt/venv/bin/torchrun: no such file or directory: unknown', True),
+        ('exec: "python": stat python: input/output error: unknown', True),
+        ('exec: "nvidia-container-runtime": executable file not found in $PATH: unknown', True),
+        (f"{HOOK}: unknown", True),
+        ("running hook #0: nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8", False),
+    ],
+)
+def test_what_one_node_may_lack_is_tried_on_another_one_and_what_the_image_needs_twice_only(
+    text: str, is_tried: bool
+) -> None:
+    world = World(a_job(numNodes=1))
+    world.settle()
+    for name in ("bad", "worse"):
+        status = ended(128, reason="StartError", message=f"failed to create task: {text}", at=world.now)
+        world.set_pod(0, status, node=name)
+        world.settle()
+        assert name == "worse" or world.status["state"] != "Failed"
+        world.settle_after_backoff()
+    assert is_tried or world.status["state"] == "Failed"
 
 
 def test_container_that_starts_on_another_node_contradicts_a_failure_to_start() -> None:
@@ -244,6 +267,19 @@ def test_limit_of_restarts_holds_for_a_job_whose_only_node_does_not_start_it(is_
             world.forward(31)
             world.settle()
     assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == "MaxRestartsExceeded"
+
+
+def test_node_that_did_not_start_a_job_before_is_avoided_at_its_next_failure() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.forward(3600)
+    for _ in range(4):
+        world.settle()
+        world.set_pod(0, start_error(world), node="bad")
+        world.settle_after_backoff()
+        world.forward(3601)
+    world.set_pod(0, start_error(world), node="bad")
+    world.settle()
+    assert [node["nodeName"] for node in world.status["avoidNodes"]] == ["bad"]
 
 
 def test_device_that_fails_each_hour_in_a_full_cluster_uses_no_restart_up() -> None:

@@ -559,6 +559,7 @@ class Client(Protocol):
         by_name: dict[str, Jobs] = {}
         for job in there:
             by_name.setdefault(job.name, []).append(job)
+        stopped: list[DDPJob] = []
         for number, given in [*left.items()]:
             same = by_name.get(identity(given)[0], [])
             now = same[0] if len(same) == 1 else self._same(given)  # raises unless it was created just now
@@ -568,7 +569,9 @@ class Client(Protocol):
                 del left[number]
                 yield number, now
             else:
-                self._require_run(now)
+                stopped.append(now)
+        for job in stopped:
+            self._require_run(job)
 
 
 def _load(module: str) -> Any:

@@ -263,6 +263,7 @@ def _text(value: object) -> str:
 
 def _script_of(function: Callable[..., object], given: Mapping[str, object] | None) -> Path:
     """Return a script in the state folder that calls a function with these arguments."""
+    import importlib.util
     import inspect
     from hashlib import sha256
 
@@ -284,12 +285,18 @@ def _script_of(function: Callable[..., object], given: Mapping[str, object] | No
             f"pass them by name: DDPJob.from_function({called}, {{'lr': 0.1}})",
         ) from error
     source += (
-        '\n\nif __name__ == "__main__":\n    import json, os, sys\n\n'
-        "    sys.path.insert(0, os.getcwd())  # as in a notebook\n"
-        f"    {called}(**json.loads({text!r}))\n"
+        '\n\nif __name__ == "__main__":\n    import json as _json, os as _os, sys as _sys\n\n'
+        "    _sys.path.insert(0, _os.getcwd())  # as in a notebook\n"
+        f"    {called}(**_json.loads({text!r}))\n"
     )
     root = StateFolder().root
-    script = root / "functions" / sha256(source.encode()).hexdigest()[:16] / OF_FUNCTIONS / f"{called}.py"
+    # The folder of a script is the first that Python searches: torch.py would take the place of torch.
+    file = f"{called}_.py" if importlib.util.find_spec(called) else f"{called}.py"
+    try:
+        digest = sha256(source.encode()).hexdigest()[:16]
+    except UnicodeEncodeError as error:
+        raise _no_script(called, f"its source is no valid text: {error}") from error
+    script = root / "functions" / digest / OF_FUNCTIONS / file
     try:
         make_private(script.parent)
         script.write_text(source, encoding="utf-8")
@@ -308,28 +315,43 @@ def _source_of(function: Callable[..., object], called: str) -> str:
         raise _no_script(called, "it is a method, a class, or a function that is not written in Python")
     if called == "<lambda>" or "." in function.__qualname__.rpartition("<locals>.")[2]:
         raise _no_script(called, "it is a lambda or a method")
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+    if function.__code__.co_name != called and not hasattr(function, "__wrapped__"):
+        raise _no_script(called, "its __name__ was changed")
+    makers = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(makes(function) for makes in makers):
         raise _no_script(called, "a call of it only makes a coroutine or a generator")
     try:
         lines, first = inspect.getsourcelines(function)
         # Its indentation stays, because lines of a text in it may have less.
         head = "if True:\n" if lines[0][0].isspace() else "\n"
         source = (("\n" * (first - 2) + head) if first > 1 else "") + "".join(lines)
-        read = _names_outside(symtable.symtable(source, called, "exec"))
-    except (OSError, TypeError, SyntaxError) as error:
+        table = symtable.symtable(source, called, "exec")
+        if called not in {name.get_name() for name in table.get_symbols() if name.is_namespace()}:
+            raise SyntaxError("its file was changed since it was imported")
+        read = _names_outside(table)
+    except (OSError, TypeError, ValueError, SyntaxError) as error:
         raise _no_script(called, f"its source is not known: {error}") from error
     if hasattr(function, "__wrapped__") or lines[0].lstrip().startswith("@"):
         raise _no_script(called, "it is decorated")
-    if outer := {*function.__code__.co_freevars} | read - {called, "__file__", *dir(builtins)}:
+    known = {name for name, value in vars(builtins).items() if _is_of_python(value)}  # IPython adds display and others
+    if outer := {*function.__code__.co_freevars} | read - {called, "__file__", *known}:
         raise _no_script(called, f"it uses {', '.join(sorted(outer))} from outside of it")
     return source
 
 
 def _names_outside(table: "SymbolTable") -> set[str]:
-    """Return the global names that code reads and does not set."""
+    """Return the global names that code reads and does not set, and those that it declares global."""
     found = table.get_symbols()
-    own = {name.get_name() for name in found if name.is_global() and name.is_referenced() and not name.is_assigned()}
+    own = {
+        name.get_name()
+        for name in found
+        if name.is_declared_global() or (name.is_global() and name.is_referenced() and not name.is_assigned())
+    }
     return own.union(*map(_names_outside, table.get_children()))
+
+
+def _is_of_python(value: object) -> bool:
+    return getattr(value, "__module__", None) in (None, "builtins", "_io", "_sitebuiltins")
 
 
 def _no_script(function: str, why: str) -> InvalidJobError:

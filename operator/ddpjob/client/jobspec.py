@@ -207,6 +207,8 @@ def _volume(text: str, known: Any, *, is_shared: bool) -> Json:
         claim: Json = {"spec": {"accessModes": [access]}}
         if isinstance(known, dict) and isinstance(known.get("claimTemplate"), dict):
             claim = merge(claim, known["claimTemplate"])  # the words change only what they name
+        if is_shared and {*claim["spec"]["accessModes"]} <= {"ReadWriteOnce", "ReadWriteOncePod"}:
+            claim["spec"]["accessModes"] = [access]  # no pod of another node could mount it
         named = {"resources": {"requests": {"storage": size}}, "storageClassName": storage_class or None}
         return kept | {"claimTemplate": merge(claim, {"spec": named})}
     if _LIKE_A_SIZE.fullmatch(size) or not is_object_name(text):

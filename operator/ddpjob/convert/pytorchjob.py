@@ -155,8 +155,8 @@ def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: 
 
 def _min_nodes(elastic: Json, started: Launch, num_nodes: int) -> int | None:
     """Return ``minNodes``; None if the job needs all its nodes."""
-    flag = started.flags.get("nnodes", "").partition(":")[0]
-    least = elastic.get("minReplicas", int(flag) if flag.isdecimal() else num_nodes)
+    flag, is_range, _ = started.flags.get("nnodes", "").partition(":")
+    least = elastic.get("minReplicas", int(flag) if is_range and flag.isdecimal() else num_nodes)
     return max(1, least) if least < num_nodes else None
 
 

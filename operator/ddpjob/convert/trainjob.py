@@ -21,7 +21,7 @@ RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 _TEMPLATE: Shape = {"metadata": dict, "spec": dict}
 _JOBS: Shape = [{"name": str, "template": {"metadata": {"labels": dict}, "spec": {"template": _TEMPLATE}}}]
 _RUNTIME_SHAPE: Shape = {
-    "mlPolicy": {"numNodes": int, "torch": dict},
+    "mlPolicy": {"numNodes": int, "torch": {"elasticPolicy": {"minNodes": int}}},
     "podGroupPolicy": {"*": dict},
     "template": {"spec": {"replicatedJobs": _JOBS}},
 }
@@ -76,6 +76,12 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
     policy = present((runtime.get("spec") or {}).get("mlPolicy") or {})
     spec["numNodes"] = trainer.get("numNodes", policy.get("numNodes", 1))
     per_node = trainer.get("numProcPerNode", (policy.get("torch") or {}).get("numProcPerNode"))
+    elastic = present((policy.get("torch") or {}).get("elasticPolicy") or {})
+    least: int = elastic.get("minNodes") or spec["numNodes"]
+    if least < spec["numNodes"]:
+        spec["minNodes"] = max(1, least)
+    for key in sorted(elastic.keys() - {"minNodes"}):
+        notes.append(Note(f"runtime.spec.mlPolicy.torch.elasticPolicy.{key}", "a DDPJob has at most numNodes"))
     spec["nprocPerNode"] = _nproc(per_node, started, spec.get("resources") or {})
     _note_the_rest(given, notes)
     if (runtime.get("spec") or {}).get("podGroupPolicy"):

@@ -30,10 +30,23 @@ NOT_EXECUTABLE = frozenset({126, 127})
 """Exit codes of a shell for a command that cannot be executed or does not exist."""
 _WRONG_FORMAT = re.compile(r"^(?:\S+: )?exec .+: exec format error$|OCI runtime .*: exec format error", re.M)
 """What the runtime, in the container's process, prints before it ends with 255 or 1, or what the kubelet says of it."""
-_NOT_IN_IMAGE = re.compile(r'\bexec: "[^"]*": |executable file .* not found in \$PATH')
-"""What runc and crun say of a command that the image, which is the same on each node, does not contain."""
-_OF_RUNTIME = re.compile(r"\bhook\b|nvidia-container-cli|no space left on device|input/output error", re.I)
-"""The runtime's hooks, which its administrator configures, and its disk: no spec of a job is to blame."""
+_NOT_IN_IMAGE = re.compile(
+    r'exec: "(?!nvidia-)[^"]*": (?:executable file not found in \$PATH|permission denied)'
+    r"|executable file `(?!nvidia-)[^`]*` not found in \$PATH"
+)
+"""What runc and crun say of a command that the image, which is the same on each node, does not contain.
+
+An absolute path may be on a volume that one node does not have.
+"""
+_OF_RUNTIME = re.compile(
+    r"\bhook\b(?!.*requirement error)|nvidia-container-(?:cli|runtime)(?!.*requirement error)|no space left on device"
+    r"|input/output error|cannot allocate memory",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The runtime's hooks, which its administrator configures, its disk and memory: no spec of a job is to blame.
+
+What a hook requires of the image is a requirement error.
+"""
 START_SECONDS = 60
 """A container that ran for longer did start: 126 or 127 is then the exit code of a later command in a script."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
@@ -104,8 +117,9 @@ class Evidence:
 
     @property
     def is_of_runtime(self) -> bool:
-        """Whether the Kubernetes node could start no container like this one."""
-        return self.not_started and self.pod is not None and _OF_RUNTIME.search(self.pod.log) is not None
+        """Whether the runtime of the Kubernetes node says that it can start no container like this one."""
+        is_said = self.reason in START_ERRORS and self.pod is not None
+        return is_said and self.pod is not None and _OF_RUNTIME.search(self.pod.log) is not None
 
     @property
     def logged(self) -> LogFailure | None:

@@ -33,7 +33,9 @@ def avoided(status: DDPJobStatus, now: datetime) -> list[AvoidedNode]:
 def avoided_after(status: DDPJobStatus, failure: Failure, now: datetime, *, has_trained: bool) -> list[AvoidedNode]:
     """Return the entries of ``status.avoidNodes`` after one more failure."""
     nodes, name = avoided(status, now), failure.node_name
-    is_first = not has_trained and suspects_at_start(failure)
+    # A node that ends pods at once has room; one that failed so before, and was avoided, has shown it twice.
+    is_known = any(before.node_suspected and before.node_name == name for before in status.failures or ())
+    is_first = suspects_at_start(failure) and (not has_trained or is_known)
     if not name or not failure.node_suspected or not (is_first or _was_suspected(status, name, now)):
         return nodes
     new = AvoidedNode(node_name=name, reason=failure.reason, until=whole_second_after(now, AVOID_SECONDS))

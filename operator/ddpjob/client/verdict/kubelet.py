@@ -48,9 +48,13 @@ OF_KUBELETS: Sequence[Row] = (
         "the Secret, ConfigMap or key that the message names does not exist",
         "create it, or correct env, envFrom, volumes or template and create the job again",
     ),
-    (r"(?i)signature", "a policy of the nodes requires an image that is signed", "sign the image, or use a signed one"),
     (
-        r"executable file",
+        r"SignatureValidationFailed",
+        "a policy of the nodes requires an image that is signed",
+        "sign the image, or use a signed one",
+    ),
+    (
+        r"^(?:Create|Run)Container(?:Error)?\b(?!.*nvidia-).*executable file",
         "the command is not in the image",
         "correct command, args or image and create the job again",
     ),

@@ -16,7 +16,7 @@ class Row(NamedTuple):
 
 # Taints that the control plane, an autoscaler or a driver sets while a node is not ready, or is being removed.
 _OF_STATE = (
-    r"node\.kubernetes\.io/(?!unschedulable)|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
+    r"node\.kubernetes\.io/(?:not-ready|unreachable|out-of-service|[\w-]+-pressure|network-unavailable)|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
     r"|karpenter\.sh/(?:disrupt|unregistered)|cloud\.google\.com/impending-node-termination|[\w.-]+/agent-not-ready"
 )
 _CONTROL_PLANE = re.compile(r"had untolerated taint \{node-role\.kubernetes\.io/(control-plane|master)[^}]*\}")
@@ -50,7 +50,7 @@ ROWS: Sequence[Row] = (
     ),
     Row(
         "Volume",
-        r"volume node affinity|volume zone|volume requirements",
+        r"volume node affinity|PersistentVolume's node affinity|volume zone|volume requirements",
         "the volume can be used in another zone or on another Kubernetes node only",
         "kubectl describe pv; use nodes of its zone, or a claim whose class binds with WaitForFirstConsumer",
     ),
@@ -114,6 +114,19 @@ ROWS: Sequence[Row] = (
         "a resource claim of the pods, or its device class, does not exist",
         "kubectl get resourceclaims,deviceclasses -n {namespace}; correct resourceClaims in spec.template",
     ),
+    # A filter that fails for a node hides those after it: a cordoned node may be the one that a selector names.
+    Row(
+        "NodeNotReady",
+        rf"taint \{{(?:{_OF_STATE})",
+        "the nodes that would fit are not ready or are being removed: the taint shows this, and ends with it",
+        "kubectl get nodes; kubectl describe node NODE; the job starts when they are ready",
+    ),
+    Row(
+        "Cordoned",
+        r"were unschedulable|taint \{node\.kubernetes\.io/unschedulable",
+        "a person cordoned the nodes, or drains them",
+        "kubectl get nodes; kubectl uncordon NODE",
+    ),
     Row(
         "Affinity",
         r"topology spread constraints \(missing required label\)",
@@ -168,24 +181,12 @@ ROWS: Sequence[Row] = (
         "the cluster has no Kubernetes node",
         "kubectl get nodes; its administrator or an autoscaler adds nodes",
     ),
-    Row(
-        "NodeNotReady",
-        rf"taint \{{(?:{_OF_STATE})",
-        "the nodes that would fit are not ready or are being removed: the taint shows this, and ends with it",
-        "kubectl get nodes; kubectl describe node NODE; the job starts when they are ready",
-    ),
     _UNNAMED_TAINT,
     Row(
         "Taint",
         r"(?:untolerated|had) taint(?! \{node\.kubernetes\.io/unschedulable)",
         "the nodes that would fit are reserved for pods that tolerate their taint",
         f"{_TAINTS}; tolerate it in spec.template",
-    ),
-    Row(
-        "Cordoned",
-        r"were unschedulable|taint \{node\.kubernetes\.io/unschedulable",
-        "a person cordoned the nodes, or drains them",
-        "kubectl get nodes; kubectl uncordon NODE",
     ),
     Row(
         "Ports",
