@@ -215,7 +215,7 @@ def test_a_job_that_nothing_runs_hides_none_that_has_finished(client: LocalClien
     ended = []
     with pytest.raises(UnavailableError):
         for job in client.as_completed(["dead", "fine"]):
-            ended.append(job.name)  # noqa: PERF401
+            ended.append(job.name)
     assert ended == ["fine"]
 
 
