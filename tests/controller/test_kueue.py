@@ -7,6 +7,7 @@ from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from tests import queues
 from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
@@ -37,7 +38,8 @@ def written(jobs: Jobs, *, since: int = 0) -> list[tuple[str, str]]:
 
 
 def run_all(jobs: Jobs, name: str, attempt: int) -> list[Json]:
-    pods = jobs.wait_for_pods(2, name, attempt)
+    # Of a flavor whose reads all fail, the next one follows after LOOKUP_SECONDS.
+    pods = jobs.wait_for_pods(2, name, attempt, timeout=60 + 2 * LOOKUP_SECONDS)
     for pod in pods:
         jobs.run(pod)
     jobs.wait_for("Running", name)
