@@ -32,7 +32,7 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Fail at start**: the job fails if it has never trained. With *suspects the node* it restarts once, on another
   Kubernetes node, unless pods of two nodes show the same or the image does not contain the command: a node without a
   driver ends pods at once, so each new job of the cluster would fail there. An error of the runtime's hooks or disk
-  follows from no spec, so it is not final on two nodes either. A job has trained when an attempt made a
+  follows from no spec, so it is not final on two nodes either; `maxRestarts` limits it. A job has trained when an attempt made a
   step or saved a checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS}
   s. Afterwards a restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes
   node show the same. This also follows before, where a container that did not start started on another node.
@@ -48,7 +48,8 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   other node fits for {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one. If the scheduler says
   that other nodes are only full ("No preemption victims found"), the job waits for one until the time has passed: in a
   full cluster, a broken node is the one that has room. Before Kubernetes 1.32 the scheduler says the same of nodes that
-  are too small; the job then waits there, too. A second failure to start on the same node does not count.
+  are too small; the job then waits there, too. After that time, the same failure to start, or of a GPU, on the same
+  node does not count.
 
 A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet. For an
 exception, a signal or a start that failed, cause and next step depend on the text of the error where it is known: a
