@@ -153,8 +153,14 @@ def unresponsive(s: JobState) -> Obstacle | None:
     since, pod = silent[0][0] or "an unknown time", s.current[silent[0][1]]
     more = f", like those of {len(silent) - 1} other pods" if len(silent) > 1 else ""
     node = f"Kubernetes node {pod.node_name} of {pod.where}"
-    todo = f"kubectl describe node {pod.node_name}; if the machine is off, kubectl delete node {pod.node_name}"
-    return NODE_NOT_RESPONDING, f"{node} has not responded since {since}{more}: {todo}, and the job restarts without it"
+    todo = for_silent_node(pod.node_name or "NODE")
+    return NODE_NOT_RESPONDING, f"{node} has not responded since {since}{more}: {todo}"
+
+
+def for_silent_node(name: str) -> str:
+    """Return what to do about a Kubernetes node that sends no heartbeats."""
+    delete = f"kubectl delete node {name}, and the job restarts without it"
+    return f"kubectl describe node {name}; if the machine is off, {delete}"
 
 
 def stall(s: JobState) -> Obstacle | None:

@@ -17,6 +17,7 @@ from ddpjob.engine.obstacles import (
     PROGRESS_UNKNOWN,
     SHARED,
     TRAINING_STALLED,
+    for_silent_node,
 )
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
 
@@ -104,7 +105,8 @@ def running(case: Case) -> Explanation:
     if reason == TRAINING_STALLED:
         return _stalled(case, message, quoted)
     if reason == NODE_NOT_RESPONDING:
-        return _with_problem(case, reason, message, quoted, "what the message says")
+        silent = sorted(pod.node_name or "NODE" for pod in case.current if pod.unready_since is not None)
+        return _with_problem(case, reason, message, quoted, for_silent_node(silent[0] if silent else "NODE"))
     progress, has_stepped = _progress_of_attempt(case), case.attempt.first_step_time is not None
     if reason in (PROGRESS_UNKNOWN, NO_PROGRESS, NEAR_LIMIT):
         return _with_problem(case, reason, message, quoted, case.logs_command())
