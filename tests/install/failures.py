@@ -29,13 +29,13 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   ([limits](#limits-and-delays)).
 - **Restart once**: the job fails if a failure since the last progress had the same reason.
 - **Fail**: the job fails, because a restart would end in the same way.
-- **Fail at start**: the job fails if it has never trained. With *suspects the node* it restarts once, on another
-  Kubernetes node, unless pods of two nodes show the same or the image does not contain the command: a node without a
-  driver ends pods at once, so each new job of the cluster would fail there. An error of the runtime's hooks or disk
-  follows from no spec, so it is not final on two nodes either; `maxRestarts` limits it. A job has trained when an attempt made a
-  step or saved a checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS}
-  s. Afterwards a restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes
-  node show the same. This also follows before, where a container that did not start started on another node.
+- **Fail at start**: the job fails if it has never trained. With *suspects the node* it restarts on other Kubernetes
+  nodes, up to the {UNTRAINED} times of `maxRestarts`, unless pods of two nodes show the same in one attempt, the same
+  node shows it twice within an hour, or the image does not contain the command: a node without a driver ends pods at
+  once, so each new job of the cluster would fail there. A job has trained when an attempt made a step or saved a
+  checkpoint, or if the program reports no steps, when all pods of an attempt ran for {TRAINED_SECONDS} s. Afterwards a
+  restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes node show the
+  same. This also follows before, where a container that did not start started on another node.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
   delays the next attempt by that time; `torchrun` and `ddptrain` do not. After any other end of an attempt the next one

@@ -38,15 +38,6 @@ _NOT_IN_IMAGE = re.compile(
 
 An absolute path may be on a volume that one node does not have.
 """
-_OF_RUNTIME = re.compile(
-    r"\bhook\b(?!.*requirement error)|nvidia-container-(?:cli|runtime)(?!.*requirement error)|no space left on device"
-    r"|input/output error|cannot allocate memory",
-    re.IGNORECASE | re.DOTALL,
-)
-"""The runtime's hooks, which its administrator configures, its disk and memory: no spec of a job is to blame.
-
-What a hook requires of the image is a requirement error.
-"""
 START_SECONDS = 60
 """A container that ran for longer did start: 126 or 127 is then the exit code of a later command in a script."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
@@ -114,12 +105,6 @@ class Evidence:
     def is_of_image(self) -> bool:
         """Whether the runtime does not find the command in the image, or cannot execute it."""
         return self.not_started and self.pod is not None and _NOT_IN_IMAGE.search(self.pod.log) is not None
-
-    @property
-    def is_of_runtime(self) -> bool:
-        """Whether the runtime of the Kubernetes node says that it can start no container like this one."""
-        is_said = self.reason in START_ERRORS and self.pod is not None
-        return is_said and self.pod is not None and _OF_RUNTIME.search(self.pod.log) is not None
 
     @property
     def logged(self) -> LogFailure | None:

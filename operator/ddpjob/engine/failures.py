@@ -47,9 +47,9 @@ Before = Literal["lately", "long ago"] | None
 """Whether earlier failures suspect a Kubernetes node; long ago: the job has avoided it for an hour since the last."""
 Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
 """RestartOnce: a restart, but the job fails if an earlier failure since the last progress had the same reason.
-FailAtStart: the job fails if it has never trained; if the row suspects the node, only after a second failure, or if
-another Kubernetes node shows the same. Afterwards it is a restart, because a broken Kubernetes node, a volume that is
-not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
+FailAtStart: the job fails if it has never trained; if the row suspects the node, only if another pod of the attempt
+shows the same, or the same node twice within an hour. Afterwards it is a restart, because a broken Kubernetes node, a
+volume that is not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
 
 # What programs raise by themselves. Any library may have errors of storage, network and devices with names of its own.
 _OF_PROGRAMS = frozenset(
@@ -588,9 +588,7 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     if action == "RestartOnce" and reason in context.repeated:
         action = "Fail"
     elif action == "FailAtStart":
-        is_first = _may_be_of_node(row, evidence, context) and (
-            evidence.is_of_runtime or _is_first(reason, evidence, context)
-        )
+        is_first = context.node_failed_before != "lately" and _may_be_of_node(row, evidence, context)
         action = "Restart" if context.has_trained or context.starts_elsewhere or is_first else "Fail"
         is_suspected = action == "Restart" and not context.fails_elsewhere
         if action == "Restart" and not context.is_local:
@@ -625,13 +623,6 @@ def suspects_at_start(failure: Failure) -> bool:
     reported = Evidence(0, "own", report=EndReport(code=failure.exit_code))
     rows = [row for row in TABLE if row.action == "FailAtStart" and row.node_suspected]
     return any(failure.reason == row.reason or row.matches(reported, Context()) for row in rows)
-
-
-def _is_first(reason: str, evidence: Evidence, context: Context) -> bool:
-    """Return whether this failure to start says nothing of the job: only of this node, and not twice within an hour."""
-    node = evidence.pod.node_name if evidence.pod is not None else None
-    same = [f for f in context.earlier if f.reason == reason and f.exit_code == evidence.exit_code]
-    return context.node_failed_before != "lately" and all(node and f.node_name == node for f in same)
 
 
 def failure_record(
