@@ -306,13 +306,19 @@ def _goodput(month: Month, job: Json) -> Json:
 
 def _waited(month: Month, uid: str, start: float, end: float) -> float:
     """Return for how long the pods of the attempts that began in this time waited for free nodes."""
-    created: dict[int, float] = {}
-    bound: dict[int, float] = {}
+    created: dict[int, list[float]] = defaultdict(list)
+    bound: dict[int, list[float]] = defaultdict(list)
     for moment, number, is_bound in _placements(month)[uid]:
         if start < moment < end:
-            (bound if is_bound else created)[number] = moment
-    over = dict(pairwise([*sorted(created), end]))  # an attempt that got no node ended before the next one
-    return sum(max(0.0, bound.get(number, created.get(over[number], end)) - created[number]) for number in created)
+            (bound if is_bound else created)[number].append(moment)
+    first = {number: min(moments) for number, moments in created.items()}
+    over = dict(pairwise([*sorted(first), -1]))
+    waited = 0.0
+    for number, since in first.items():
+        # An attempt of which some pods got no node ended before the next one.
+        is_placed = len(bound[number]) >= len(created[number])
+        waited += max(bound[number]) - since if is_placed else first.get(over[number], end) - since
+    return waited
 
 
 def _placements(month: Month) -> dict[str, list[tuple[float, int, bool]]]:
