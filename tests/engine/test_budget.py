@@ -587,8 +587,8 @@ def test_avoided_node_is_used_again_if_no_other_fits() -> None:
     assert not node_terms(world) and counts(world) == restarts
 
 
-def without_a_node(world: World, *ranks: int) -> None:
-    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient gpu"}
+def without_a_node(world: World, *ranks: int, message: str = "Insufficient gpu") -> None:
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     for rank in ranks:
         world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
 
@@ -668,9 +668,7 @@ def test_wrong_clock_keeps_no_attempt_waiting_for_another_node() -> None:
     attempt = world.status["attempt"]
     world.job["status"]["avoidNodes"][0]["until"] = timestamp(world.now + timedelta(days=365))
     full = "0/3 nodes are available: 3 Insufficient gpu. preemption: 3 No preemption victims found for incoming pod."
-    for rank in (0, 1):
-        no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": full}
-        world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    without_a_node(world, 0, 1, message=full)
     world.settle()
     world.forward(31)
     world.settle()
