@@ -406,7 +406,6 @@ class LocalClient(Client):
     def _require_run(self, job: DDPJob) -> None:
         if job.state != INTERRUPTED:
             return
-        self._pause(_LOOK_SECONDS)  # its process writes the error that ended it after it gave up its lock
         killed = ("", "the process that ran it was killed, or the machine was restarted", "")
         error, hint, advice = self.record(job).ended() or killed
         raise UnavailableError(

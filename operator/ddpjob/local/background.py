@@ -97,6 +97,17 @@ def main() -> int:
 def _run_detached(order: Order, answer: "_Answer") -> int:
     """Run the job with ``background.log`` as output; write "running" or the error as JSON to the pipe ``answer``."""
     ended: Path | None = None
+    is_told = False
+
+    def tell(error: DDPJobError) -> None:
+        nonlocal is_told
+        parts = [error.error, error.hint, error.next_step]
+        if is_told:
+            return
+        is_told = True
+        if not answer.send(json.dumps([isinstance(error, JobExistsError), *parts])) and ended is not None:
+            _keep(ended, parts)
+
     try:
         admitted = admit(order.job)
         volumes = {claim: Path(path) for claim, path in order.volumes.items()}
@@ -109,18 +120,17 @@ def _run_detached(order: Order, answer: "_Answer") -> int:
         def running(*_: object) -> None:
             answer.send("running")
 
-        session = Session(admitted=admitted, machine=machine, on_change=running, say=_say, is_new=order.is_new)
+        session = Session(
+            admitted=admitted, machine=machine, on_change=running, say=_say, is_new=order.is_new, on_error=tell
+        )
         stop = Stop()
         stop.say = _say
         asyncio.run(stop.run(session))
         return 0
     except DDPJobError as error:
-        found = error
+        tell(error)
     except OSError as error:
-        found = unusable(error, Path(order.root))
-    parts = [found.error, found.hint, found.next_step]
-    if not answer.send(json.dumps([isinstance(found, JobExistsError), *parts])) and ended is not None:
-        _keep(ended, parts)
+        tell(unusable(error, Path(order.root)))
     return 1
 
 

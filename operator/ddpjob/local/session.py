@@ -24,6 +24,7 @@ from ddpjob.engine.actions import Note, Plan
 from ddpjob.engine.events import RESTARTED_IN_PLACE
 from ddpjob.engine.observed import NOT_POLLED, Observed, owned_pods
 from ddpjob.engine.plan import plan
+from ddpjob.errors import DDPJobError
 from ddpjob.local import LocalJobExistsError, resume
 from ddpjob.local.admission import SETTINGS, AdmittedJob
 from ddpjob.local.pod_process import Machine, PodProcess
@@ -44,6 +45,7 @@ class Session:
     say: prints one line for the user; the line has no line feed.
     is_new: refuse to replace or resume a job of this name.
     fresh: first remove the job's record and empty the volume of its claimTemplate.
+    on_error: called with an error that ends the run, before the job's lock is released.
     progress_seconds: time between two progress requests to rank 0.
     job: the DDPJob as it was last recorded.
 
@@ -57,6 +59,7 @@ class Session:
     say: Callable[[str], None]
     fresh: bool = False
     is_new: bool = False
+    on_error: Callable[[DDPJobError], None] = lambda error: None
     progress_seconds: float = 0.25
     job: Json = field(init=False)
     _pods: dict[str, PodProcess] = field(default_factory=dict, init=False)
@@ -88,11 +91,17 @@ class Session:
         Raises:
             LocalError: another process runs this job, or the state folder or a volume cannot be used.
         """
+        record = self.machine.paths.record
         try:
-            with self.machine.paths.record.locked():
-                return await self._run()
+            with record.locked():
+                try:
+                    return await self._run()
+                except (DDPJobError, OSError) as error:
+                    # Without the lock, nothing runs the job: then its error has to be known.
+                    self.on_error(unusable(error, record.path) if isinstance(error, OSError) else error)
+                    raise
         except OSError as error:
-            raise unusable(error, self.machine.paths.record.path) from error
+            raise unusable(error, record.path) from error
 
     async def _run(self) -> Json:
         record = self.machine.paths.record
