@@ -391,7 +391,7 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
             again[meta["uid"]] = time
         has_heard = late[node] > operators or time - gone.get(node[0], time) > NOTICE_SECONDS
         if node in made and meta["name"] not in late_creates:
-            # Another operator abandoned the attempt, and deleted the pod, a moment before this one heard of it.
+            # Another operator abandoned the attempt and deleted the pod; this operator has not seen that yet.
             may_be_twice = operators > 1 and int(node[1]) <= closed.get(node[0], 0)
             assert may_be_twice or (node[0] in gone and not has_heard), f"{meta['name']} was created twice"
             again[meta["uid"]] = time

@@ -97,14 +97,14 @@ def main() -> int:
 def _run_detached(order: Order, answer: "_Answer") -> int:
     """Run the job with ``background.log`` as output; write "running" or the error as JSON to the pipe ``answer``."""
     ended: Path | None = None
-    is_told = False
+    is_reported = False
 
-    def tell(error: DDPJobError) -> None:
-        nonlocal is_told
-        parts = [error.error, error.hint, error.next_step]
-        if is_told:
+    def report(error: DDPJobError) -> None:
+        nonlocal is_reported
+        if is_reported:  # while the job was locked
             return
-        is_told = True
+        is_reported = True
+        parts = [error.error, error.hint, error.next_step]
         if not answer.send(json.dumps([isinstance(error, JobExistsError), *parts])) and ended is not None:
             _keep(ended, parts)
 
@@ -121,16 +121,16 @@ def _run_detached(order: Order, answer: "_Answer") -> int:
             answer.send("running")
 
         session = Session(
-            admitted=admitted, machine=machine, on_change=running, say=_say, is_new=order.is_new, on_error=tell
+            admitted=admitted, machine=machine, on_change=running, say=_say, is_new=order.is_new, on_error=report
         )
         stop = Stop()
         stop.say = _say
         asyncio.run(stop.run(session))
         return 0
     except DDPJobError as error:
-        tell(error)
+        report(error)
     except OSError as error:
-        tell(unusable(error, Path(order.root)))
+        report(unusable(error, Path(order.root)))
     return 1
 
 
