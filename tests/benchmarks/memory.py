@@ -27,8 +27,8 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.cluster.base import NotFound
 from ddpjob.engine.desired import Job, desired_pods, desired_service
+from ddpjob_operator.cluster.base import NotFound
 from tests.benchmarks.operator_process import OperatorProcess
 from tests.benchmarks.report import describe_machine, write_section
 from tests.builders import SETTINGS, a_job, a_running_world

@@ -27,7 +27,7 @@ class OperatorProcess:
         self._command = [
             sys.executable,
             "-m",
-            "ddpjob.controller.main",
+            "ddpjob_operator.controller.main",
             f"--kubeconfig={kubeconfig}",
             "--health-host=127.0.0.1",
             f"--health-port={self.port}",

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.engine.actions import EngineSettings, Plan
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.parsed_jobs import ParsedJobs
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

@@ -214,7 +214,7 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
     *table, last = done.stdout.splitlines()
     assert table[1].startswith("there")
     modules = set(last.split())
-    parts = ("ddpjob.api.", "ddpjob.client.", "ddpjob.engine", "ddpjob.local", "ddpjob.controller", "ddpplot")
+    parts = ("ddpjob.api.", "ddpjob.client.", "ddpjob.engine", "ddpjob.local", "ddpjob_operator", "ddpplot")
     assert {name for name in modules if name.startswith(parts)} == {
         *(
             f"ddpjob.api.{name}"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Page, Unavailable
+from ddpjob_operator.cluster.base import ClusterError, Page, Unavailable
 from tests.memory import MemoryCluster
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]

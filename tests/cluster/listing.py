@@ -1,7 +1,7 @@
 """A LIST as one page, for tests."""
 
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Cluster, Page
+from ddpjob_operator.cluster.base import Cluster, Page
 
 
 async def list_all(

@@ -18,7 +18,7 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import AlreadyExists, ClusterError
+from ddpjob_operator.cluster.base import AlreadyExists, ClusterError
 from tests.memory import RESOURCES, MemoryCluster
 from tests.memory.watch import WatchEvent
 

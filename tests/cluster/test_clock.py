@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api import names
-from ddpjob.cluster.clock import SLEW, ServerClock, SteadyClock
-from ddpjob.cluster.connection import Connection
-from ddpjob.controller.main import Operator
-from ddpjob.controller.settings import Settings
+from ddpjob.clock import SteadyClock
+from ddpjob_operator.cluster.clock import SLEW, ServerClock
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.controller.main import Operator
+from ddpjob_operator.controller.settings import Settings
 from tests.cluster.listing import list_all
 
 START = 1_800_000_000.0

@@ -9,9 +9,9 @@ import pytest
 import uvloop
 
 from ddpjob.api import names
-from ddpjob.cluster.base import Unavailable
-from ddpjob.cluster.connection import ConfigurationError, Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.cluster.base import Unavailable
+from ddpjob_operator.cluster.connection import ConfigurationError, Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
 from tests.processes import free_port

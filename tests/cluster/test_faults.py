@@ -7,9 +7,9 @@ import pytest
 from aiohttp import web
 
 from ddpjob.api import names
-from ddpjob.cluster.base import AlreadyExists, Conflict, TooManyRequests, Unavailable
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import RETRY_SECONDS, KubernetesCluster
+from ddpjob_operator.cluster.base import AlreadyExists, Conflict, TooManyRequests, Unavailable
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import RETRY_SECONDS, KubernetesCluster
 from tests.cluster.listing import list_all
 from tests.cluster.test_verbs import a_job, a_pod
 from tests.controlplane import ControlPlane

@@ -12,8 +12,8 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import MAX_BYTES
-from ddpjob.cluster import job_json
-from ddpjob.cluster.job_json import LARGE_BYTES, read_job, read_list
+from ddpjob_operator.cluster import job_json
+from ddpjob_operator.cluster.job_json import LARGE_BYTES, read_job, read_list
 
 FORGED = {"metadata": {"name": "forged", "namespace": "other", "uid": "0"}, "status": {"state": "Forged"}, "spec": {}}
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.cluster.base import NotFound, NotServed, Unavailable
-from ddpjob.cluster.kubernetes import decode, encode, error_of
+from ddpjob_operator.cluster.base import NotFound, NotServed, Unavailable
+from ddpjob_operator.cluster.kubernetes import decode, encode, error_of
 
 NUMBERS = st.integers() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_categories=[]))  # with lone surrogates

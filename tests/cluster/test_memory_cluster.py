@@ -9,7 +9,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import (
+from ddpjob_operator.cluster.base import (
     AlreadyExists,
     ClusterError,
     Conflict,

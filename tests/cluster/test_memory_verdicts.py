@@ -8,7 +8,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.crd import openapi
 from ddpjob.api.spec import IMMUTABLE
-from ddpjob.cluster.base import Invalid
+from ddpjob_operator.cluster.base import Invalid
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS, OK, Bad, Edit
 from tests.memory import MemoryCluster
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ddpjob.api import names
-from ddpjob.cluster import kubernetes
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import JOBS_PAGE_SIZE, MAX_PAGE_BYTES, KubernetesCluster, decode
+from ddpjob_operator.cluster import kubernetes
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import JOBS_PAGE_SIZE, MAX_PAGE_BYTES, KubernetesCluster, decode
 from tests.cluster.memory_http import MemoryHttp
 from tests.memory import MemoryCluster
 

@@ -14,7 +14,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError
+from ddpjob_operator.cluster.base import ClusterError
 from tests.memory import MemoryCluster
 
 SPEC: Json = {"image": "trainer:1"}

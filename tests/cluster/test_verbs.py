@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.cluster import kubernetes
-from ddpjob.cluster.base import (
+from ddpjob_operator.cluster import kubernetes
+from ddpjob_operator.cluster.base import (
     AlreadyExists,
     Conflict,
     Forbidden,
@@ -16,8 +16,8 @@ from ddpjob.cluster.base import (
     Unauthorized,
     Unavailable,
 )
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
 from tests.faults import Fault, FaultProxy

@@ -9,7 +9,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.controller.metrics import Metrics
+from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import SETTINGS, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import a_controller, serve

@@ -6,11 +6,11 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.controller.cache import WATCHED
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import ProgressPoller
 from ddpjob.engine.actions import EngineSettings
+from ddpjob.progress.poller import ProgressPoller
+from ddpjob_operator.controller.cache import WATCHED
+from ddpjob_operator.controller.controller import Controller
+from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import SETTINGS
 from tests.memory import MemoryCluster
 

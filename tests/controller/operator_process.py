@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Self
 
-from ddpjob.controller.main import main
+from ddpjob_operator.controller.main import main
 from tests.controlplane import ControlPlane
 from tests.forks import FORKS, preload
 from tests.processes import die_with_parent, eventually, tail
@@ -173,7 +173,7 @@ def _serve(environment: Mapping[str, str], log: Path) -> None:
 def _become_program(environment: Mapping[str, str], log: Path) -> None:
     """Replace the forked process by the program."""
     _prepare(log)
-    command = [sys.executable, "-m", "ddpjob.controller.main"]
+    command = [sys.executable, "-m", "ddpjob.controller.main"]  # of the release before
     os.execve(command[0], command, dict(environment))  # noqa: S606 - no shell is wanted
 
 

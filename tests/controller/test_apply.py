@@ -9,14 +9,14 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.controller.apply import Executor, Outcome
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.events import EventSender
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.sweep import Sweeper
 from ddpjob.engine.actions import Change, Create, Delete, Note, Plan
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.controller.apply import Executor, Outcome
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.events import EventSender
+from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.sweep import Sweeper
 from tests.controller.jobs import Jobs
 from tests.controlplane import ControlPlane
 

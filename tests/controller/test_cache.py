@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, owner_uid
-from ddpjob.cluster.base import Conflict, Page
-from ddpjob.controller.apply import Executor
-from ddpjob.controller.cache import Cache, Entry, Listing
 from ddpjob.engine.actions import Change, Plan
 from ddpjob.engine.desired import Job, desired_service, service_change
+from ddpjob_operator.cluster.base import Conflict, Page
+from ddpjob_operator.controller.apply import Executor
+from ddpjob_operator.controller.cache import Cache, Entry, Listing
 from tests.builders import a_job, ended, running
 
 JOB = "11111111-job"

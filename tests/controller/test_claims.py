@@ -9,9 +9,9 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import Cluster, NotFound
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.cluster.base import Cluster, NotFound
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.api.specs import CLAIM
 from tests.cluster.listing import list_all
 from tests.controller.controllers import a_controller, serve

@@ -8,8 +8,8 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.controller.events import MAX_WAITING, EventSender
 from ddpjob.engine.actions import Note
+from ddpjob_operator.controller.events import MAX_WAITING, EventSender
 from tests.builders import a_job
 from tests.memory import MemoryCluster
 from tests.processes import eventually_async

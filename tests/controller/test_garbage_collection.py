@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from ddpjob.api import names
-from ddpjob.cluster.connection import Connection
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.watch_status import WatchStatus
-from ddpjob.controller.watches import JobWatch
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.watch_status import WatchStatus
+from ddpjob_operator.controller.watches import JobWatch
 from tests.cluster.memory_http import MemoryHttp
 from tests.memory import MemoryCluster
 from tests.processes import eventually_async
@@ -20,7 +20,7 @@ KOPF_DEFAULT_SECONDS = 5.0
 
 COLLECTIONS = """
 import gc, sys, time
-from ddpjob.controller.main import main
+from ddpjob_operator.controller.main import main
 
 def seconds():
     times = []

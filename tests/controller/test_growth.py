@@ -8,9 +8,9 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Forbidden, NotFound, TooManyRequests, Unavailable
-from ddpjob.controller import cache as cache_module
-from ddpjob.controller.cache import Cache
+from ddpjob_operator.cluster.base import Forbidden, NotFound, TooManyRequests, Unavailable
+from ddpjob_operator.controller import cache as cache_module
+from ddpjob_operator.controller.cache import Cache
 from tests.builders import ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.controller.controllers import a_controller, serve
@@ -87,7 +87,7 @@ def contents(obj: Any, path: str, seen: set[int]) -> Iterator[tuple[str, int]]:
             return
     if isinstance(obj, Sized):
         yield path, len(obj)
-    elif type(obj).__module__.startswith("ddpjob.controller"):
+    elif type(obj).__module__.startswith("ddpjob_operator.controller"):
         for name, value in vars(obj).items():
             yield from contents(value, f"{path}.{name}", seen)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpjob.controller import health
-from ddpjob.controller.health import MAX_CONNECTIONS, HealthServer, Heartbeat, Verdict
+from ddpjob_operator.controller import health
+from ddpjob_operator.controller.health import MAX_CONNECTIONS, HealthServer, Heartbeat, Verdict
 from tests.processes import die_with_parent, eventually, eventually_async
 
 
@@ -101,7 +101,7 @@ def test_event_loop_blocked_for_30_s_is_not_alive() -> None:
 
 BLOCKED = """
     import asyncio, sys, time
-    from ddpjob.controller import health
+    from ddpjob_operator.controller import health
 
     health.BEAT_SECONDS, health.BLOCKED_SECONDS = 0.05, 1.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, Invalid, TooManyRequests
+from ddpjob_operator.cluster.base import ClusterError, Conflict, Forbidden, Invalid, TooManyRequests
 from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
 

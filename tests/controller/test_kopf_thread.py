@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 
 from ddpjob.api import names
-from ddpjob.cluster.connection import Connection
-from ddpjob.controller import watches
-from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.watch_status import WatchStatus, liveness
-from ddpjob.controller.watches import JobWatch
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.controller import watches
+from ddpjob_operator.controller.cache import Cache, Key
+from ddpjob_operator.controller.watch_status import WatchStatus, liveness
+from ddpjob_operator.controller.watches import JobWatch
 from tests.cluster.memory_http import MemoryHttp
 from tests.memory import MemoryCluster
 from tests.processes import eventually_async

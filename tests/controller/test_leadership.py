@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from ddpjob.api import names
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.controller.leadership import LEASE_SECONDS, MAX_LEASE_SECONDS, Leadership
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.controller.leadership import LEASE_SECONDS, MAX_LEASE_SECONDS, Leadership
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from ddpjob.controller import logs
+from ddpjob_operator.controller import logs
 
 
 def line(message: str = "hello", **extra: object) -> dict[str, object]:

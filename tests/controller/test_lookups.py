@@ -4,10 +4,10 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
-from ddpjob.controller.lookups import KEPT_SECONDS, Lookups
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
+from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob_operator.controller.lookups import KEPT_SECONDS, Lookups
 
 FLAVOR = (names.FLAVORS, "spot")
 MISSING = (names.WORKLOAD_PRIORITIES, "urgent")

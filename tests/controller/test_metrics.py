@@ -3,7 +3,7 @@
 import re
 
 from ddpjob.api.times import timestamp
-from ddpjob.controller.metrics import Metrics
+from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import World, a_job, a_running_world, ended, failed
 
 

@@ -12,9 +12,9 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.partial_jobs import PartialJobs
 from ddpjob.engine.scheduling.guard import ELDER_SECONDS
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.partial_jobs import PartialJobs
 from tests.controller.bench import Bench, on_bench
 
 SINCE = "2026-03-01T12:00:00Z"

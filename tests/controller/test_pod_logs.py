@@ -8,12 +8,12 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, TooManyRequests, Unavailable
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, SECONDS, SLOW_SECONDS, PodLogs
-from ddpjob.controller.progress import ProgressPoller
 from ddpjob.engine.state import MAX_LOGS
+from ddpjob.progress.poller import ProgressPoller
+from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, TooManyRequests, Unavailable
+from ddpjob_operator.controller.controller import Controller
+from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, SECONDS, SLOW_SECONDS, PodLogs
 from tests.builders import SETTINGS, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve

@@ -11,12 +11,12 @@ from kubernetes.aio.config import ConfigException
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.podwatch import PodWatch
-from ddpjob.controller.watch_status import WatchStatus, liveness
 from ddpjob.engine.observed import owned_pods
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.podwatch import PodWatch
+from ddpjob_operator.controller.watch_status import WatchStatus, liveness
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
 Stream = Callable[[web.StreamResponse, int], Awaitable[None]]

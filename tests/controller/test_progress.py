@@ -14,9 +14,9 @@ from aiohttp import web
 
 from ddpjob.api.names import Key
 from ddpjob.api.report import TrainingReport
-from ddpjob.controller.progress import ProgressPoller
-from ddpjob.controller.progress_reader import MAX_BYTES, UnusableAnswerError, complete_body, parse
 from ddpjob.engine.observed import NOT_POLLED
+from ddpjob.progress.poller import ProgressPoller
+from ddpjob.progress.reader import MAX_BYTES, UnusableAnswerError, complete_body, parse
 from tests.processes import eventually_async
 
 KEY = Key("default", "mnist")

@@ -4,9 +4,9 @@ import asyncio
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
-from ddpjob.controller.workqueue import MAX_DELAY
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
+from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob_operator.controller.workqueue import MAX_DELAY
 from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
 

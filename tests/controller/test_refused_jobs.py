@@ -8,8 +8,8 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Forbidden
-from ddpjob.controller.refused_jobs import PACE_SECONDS, TRIES, RefusedJobs
+from ddpjob_operator.cluster.base import Forbidden
+from ddpjob_operator.controller.refused_jobs import PACE_SECONDS, TRIES, RefusedJobs
 from tests.builders import ended, running
 from tests.controller.bench import Bench, now, on_bench
 from tests.controller.faketime import run

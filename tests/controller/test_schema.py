@@ -9,8 +9,8 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Invalid
-from ddpjob.controller.schema import SchemaMonitor, refused_fields
+from ddpjob_operator.cluster.base import Invalid
+from ddpjob_operator.controller.schema import SchemaMonitor, refused_fields
 from tests.builders import a_job, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import a_controller, serve

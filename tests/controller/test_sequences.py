@@ -11,10 +11,10 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, TooManyRequests, Unavailable
-from ddpjob.controller.reconcile import RECORD_SECONDS
 from ddpjob.engine.actions import Create
 from ddpjob.engine.desired import DesiredPods
+from ddpjob_operator.cluster.base import ClusterError, Conflict, Forbidden, TooManyRequests, Unavailable
+from ddpjob_operator.controller.reconcile import RECORD_SECONDS
 from tests.api.specs import CLAIM
 from tests.builders import failed, running
 from tests.cluster.faulty_cluster import Call, Fault, lost_answer

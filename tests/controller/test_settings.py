@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.controller.settings import ENV_PREFIX, Settings, SettingsError, parse
+from ddpjob_operator.controller.settings import ENV_PREFIX, Settings, SettingsError, parse
 
 
 def test_settings_without_flags_are_the_defaults() -> None:

@@ -9,9 +9,9 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
-from ddpjob.controller import parsed_jobs
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.parsed_jobs import ParsedJobs
+from ddpjob_operator.controller import parsed_jobs
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.parsed_jobs import ParsedJobs
 from tests.builders import a_job
 
 KEY = Key("default", "mnist")

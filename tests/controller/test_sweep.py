@@ -9,11 +9,11 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.sweep import MAX_START_SECONDS, Sweeper
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
+from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.sweep import MAX_START_SECONDS, Sweeper
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster

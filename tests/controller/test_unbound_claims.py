@@ -9,9 +9,9 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import Forbidden, Page
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.unbound_claims import MAX_READERS, UnboundClaims
+from ddpjob_operator.cluster.base import Forbidden, Page
+from ddpjob_operator.controller.controller import Controller
+from ddpjob_operator.controller.unbound_claims import MAX_READERS, UnboundClaims
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
 from tests.memory import MemoryCluster

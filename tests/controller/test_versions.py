@@ -148,11 +148,12 @@ def strict() -> Release:
 
 
 def test_operators_of_both_releases_run_their_own_code(mix: Mix, before: Release, this: Release) -> None:
-    for release, folder in ((before, before.package), (this, CRD_FILE.parents[1] / "operator")):
-        code = "import ddpjob.controller.main as main; print(main.__file__)"
+    code_of = {"ddpjob": before.package, "ddpjob_operator": CRD_FILE.parents[1] / "operator"}
+    for release, (package, folder) in zip((before, this), code_of.items(), strict=True):
+        code = f"import {package}.controller.main as main; print(main.__file__)"
         environment = mix.operator(release).environment
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert Path(done.stdout.strip()) == Path(str(folder), "ddpjob/controller/main.py")
+        assert Path(done.stdout.strip()) == Path(str(folder), package, "controller/main.py")
 
 
 @pytest.mark.soak

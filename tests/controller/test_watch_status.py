@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from ddpjob.api import names
-from ddpjob.controller.watch_status import Report, WatchStatus, liveness, readiness, scope_report
+from ddpjob_operator.controller.watch_status import Report, WatchStatus, liveness, readiness, scope_report
 from tests.processes import eventually_async
 
 PATH = f"/{names.PODS.path('team')}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api.names import Key
-from ddpjob.controller.workqueue import MAX_DELAY, WorkQueue
+from ddpjob_operator.controller.workqueue import MAX_DELAY, WorkQueue
 from tests.controller.faketime import run
 
 A, B = Key("default", "a"), Key("default", "b")

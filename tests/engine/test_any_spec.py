@@ -125,7 +125,7 @@ def test_what_cel_cannot_refuse_is_invalid_with_the_reason(bad: Bad) -> None:
 
 DEEPEST = """
 import json, threading
-from ddpjob.controller.main import allow_deep_objects
+from ddpjob_operator.controller.main import allow_deep_objects
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, a_job

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api.report import training_report
-from ddpjob.controller.progress_reader import parse
+from ddpjob.progress.reader import parse
 from tests.builders import World, a_job, a_running_world, ended, failed
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202ebidi\r\nfake\x00\u2066"

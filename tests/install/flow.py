@@ -101,7 +101,7 @@ def _operator(drawing: Drawing) -> None:
     drawing.box(44, 262, 206, 58, "Watch, list", "controller/watches.py")
     drawing.box(44, 352, 206, 58, "Cache", "controller/cache.py")
     drawing.box(44, 442, 206, 58, "Work queue of keys", "controller/workqueue.py")
-    drawing.box(44, 548, 206, 58, "Progress poller", "controller/progress.py")
+    drawing.box(44, 548, 206, 58, "Progress poller", "progress/poller.py")
     drawing.rectangle(284, 392, 764, 214, "box")
     drawing.text(384, 416, "reconcile(key)", "title", "start")
     drawing.text(498, 416, "controller/reconcile.py", "file", "start")

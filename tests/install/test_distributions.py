@@ -81,7 +81,7 @@ def test_lessons_are_installed_beside_the_trainer(tmp_path: Path) -> None:
 
 def test_a_folder_with_the_name_of_a_package_is_not_imported_in_its_place(tmp_path: Path) -> None:
     """As a clone named ddpjob is, beside the user's script."""
-    names = ["ddpjob", "ddprun", "ddptrain", "ddpplot"]
+    names = ["ddpjob", "ddpjob_operator", "ddprun", "ddptrain", "ddpplot"]
     for name in names:
         (tmp_path / name / "operator").mkdir(parents=True)
     script = tmp_path / "script.py"

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-import ddpjob.controller
+import ddpjob_operator.controller
 import ddprun.errors
 import ddptrain.cli
 import ddptrain.errors
 from ddpjob.api.spec import IMMUTABLE, SIZE, DDPJobSpec, parse_spec
 from ddpjob.api.status import CONDITIONS, DDPJobStatus
-from ddpjob.controller.settings import parse
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, trainer_environment
+from ddpjob_operator.controller.settings import parse
 from tests.install.chart import CHART, ROOT, Object
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -130,7 +130,7 @@ def test_operations_page_has_every_setting_with_its_default() -> None:
 def test_operations_page_has_every_registered_metric() -> None:
     page = text(ROOT / "docs" / "operations.md")
     documented = set(re.findall(r"^\| `(ddpjob_\w+)` \|", page, re.MULTILINE))
-    package = Path(ddpjob.controller.__file__).parent
+    package = Path(ddpjob_operator.controller.__file__).parent
     registered = {name for path in package.glob("*.py") for name in re.findall(r'"(ddpjob_[a-z_]+)"', text(path))}
     assert {name.removesuffix("_total") for name in documented} == registered
 
@@ -194,7 +194,8 @@ def test_field_reference_marks_fixed_fields() -> None:
 
 
 PACKAGES = {
-    "operator": ROOT / "operator" / "ddpjob",
+    "rules and clients": ROOT / "operator" / "ddpjob",
+    "operator": ROOT / "operator" / "ddpjob_operator",
     "launcher": ROOT / "trainer_app" / "ddprun",
     "trainer": ROOT / "trainer_app" / "ddptrain",
     "curves": ROOT / "trainer_app" / "ddpplot",

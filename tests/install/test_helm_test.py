@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.controller.health import HealthServer
+from ddpjob_operator.controller.health import HealthServer
 from tests.controlplane import ControlPlane
 from tests.install.chart import CHART, NAMESPACE, Object, helm, of_kind, template
 from tests.prepared import program

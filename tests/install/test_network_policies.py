@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ddpjob.controller.settings import ENV_PREFIX, parse
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods, desired_policy
+from ddpjob_operator.controller.settings import ENV_PREFIX, parse
 from tests.builders import a_job
 from tests.controlplane import ControlPlane
 from tests.install.chart import NAMESPACE, of_kind, template

@@ -40,6 +40,9 @@ def _tool(module: str, *arguments: str) -> Command:
     return Command((sys.executable, "-m", module, *arguments))
 
 
+_PACKAGES = ("ddpjob", "ddpjob_operator", "ddprun", "ddptrain", "ddpplot", "lessons")
+
+
 def _mypy(cache: str, *arguments: str) -> Command:
     """Return a run of mypy, which checks again only what has changed since the last run, also in another clone."""
     return _tool("mypy", "--cache-dir", str(cache_dir() / cache), *arguments)
@@ -107,7 +110,21 @@ LAYERS = (
         (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
-            _mypy("types", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "ddpplot", "-p", "lessons"),
+            _mypy(
+                "types",
+                "-p",
+                "ddpjob",
+                "-p",
+                "ddpjob_operator",
+                "-p",
+                "ddprun",
+                "-p",
+                "ddptrain",
+                "-p",
+                "ddpplot",
+                "-p",
+                "lessons",
+            ),
             _mypy("types-oldest-python", "-p", "ddprun", "--config-file", "tests/layers/oldest_python.ini"),
             Command((str(Path(sys.executable).with_name("lint-imports")),)),
             _tool("yamllint", "--strict", "."),

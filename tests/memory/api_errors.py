@@ -11,7 +11,7 @@ from typing import Literal
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import (
+from ddpjob_operator.cluster.base import (
     AlreadyExists,
     ClusterError,
     Conflict,

@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.cluster.base import Page
+from ddpjob_operator.cluster.base import Page
 from tests.memory import api_errors
 from tests.memory.garbage import Collector
 from tests.memory.kinds import Claims, Events, Jobs, Kind, NetworkPolicies, Pods, Services, restore

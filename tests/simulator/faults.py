@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ddpjob.cluster.base import AlreadyExists, Conflict, Forbidden, NotFound, TooManyRequests, Unavailable
+from ddpjob_operator.cluster.base import AlreadyExists, Conflict, Forbidden, NotFound, TooManyRequests, Unavailable
 from tests.cluster.faulty_cluster import Call, Fault, lost_answer
 
 CRASHES = ("crash-before", "crash-after")

@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, timestamp
-from ddpjob.cluster.base import ClusterError, Conflict, NotFound
+from ddpjob_operator.cluster.base import ClusterError, Conflict, NotFound
 from tests.builders import ended, failed, running
 from tests.memory.server import ApiServer
 from tests.memory.store import Change

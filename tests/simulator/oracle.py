@@ -13,8 +13,8 @@ from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import ENDING, RUNNING, TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
-from ddpjob.controller.pod_logs import RETRY_SECONDS, SECONDS
 from ddpjob.engine import claims
+from ddpjob_operator.controller.pod_logs import RETRY_SECONDS, SECONDS
 from tests.memory.store import Change
 from tests.simulator.faults import HARMLESS_FOR_LOGS
 from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET

@@ -9,8 +9,8 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError
 from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE, RESIZE_SECONDS
+from ddpjob_operator.cluster.base import ClusterError
 from tests.builders import ended, running
 from tests.memory.store import Change
 from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets

@@ -19,10 +19,10 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.report import TrainingReport
-from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound, Unavailable
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
 from ddpjob.engine.observed import NOT_POLLED, Polled
+from ddpjob_operator.cluster.base import AlreadyExists, Forbidden, NotFound, Unavailable
+from ddpjob_operator.controller.controller import Controller
+from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import SETTINGS
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve

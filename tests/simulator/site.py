@@ -18,8 +18,8 @@ from ddpjob.api.exit_codes import RANKS
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json, element
 from ddpjob.api.report import training_report
-from ddpjob.cluster.base import ClusterError, NotFound
 from ddpjob.engine.observed import Polled
+from ddpjob_operator.cluster.base import ClusterError, NotFound
 from tests.builders import ended, failed, running
 from tests.memory.store import Change
 from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets, avoided

@@ -14,9 +14,9 @@ from ddpjob.client.bundle.recording import Assumed, Recording, Unread, needs_log
 from ddpjob.client.cluster_reader import Reader
 from ddpjob.client.connection import Connection, Query, RequestError
 from ddpjob.client.verdict.operator import serves
-from ddpjob.controller.settings import Settings, SettingsError, parse
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.version import __version__
+from ddpjob_operator.controller.settings import Settings, SettingsError, parse
 
 _SECONDS = 20.0
 _AT_ONCE = 8

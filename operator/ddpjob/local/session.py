@@ -19,7 +19,7 @@ from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, is_true
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.times import timestamp
-from ddpjob.cluster.clock import SteadyClock
+from ddpjob.clock import SteadyClock
 from ddpjob.engine.actions import Note, Plan
 from ddpjob.engine.events import RESTARTED_IN_PLACE
 from ddpjob.engine.observed import NOT_POLLED, Observed, owned_pods
@@ -32,7 +32,7 @@ from ddpjob.local.state import EVENTS, unusable
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
-    from ddpjob.controller.progress import ProgressPoller
+    from ddpjob.progress.poller import ProgressPoller
 
 NODE_NAME = "local"
 
@@ -184,7 +184,7 @@ class Session:
 
     def _poll(self, made: Plan) -> None:
         if self._poller is None and made.poll is not None:
-            from ddpjob.controller.progress import ProgressPoller  # noqa: PLC0415 - slow; the pods run meanwhile
+            from ddpjob.progress.poller import ProgressPoller  # noqa: PLC0415 - slow; the pods run meanwhile
 
             self._poller = ProgressPoller(self.progress_seconds, lambda _: self._changed.set())
         if self._poller is not None:

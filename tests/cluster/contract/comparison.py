@@ -17,7 +17,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Invalid, NotFound, NotServed, Page
+from ddpjob_operator.cluster.base import ClusterError, Invalid, NotFound, NotServed, Page
 from tests.cluster.contract.bodies import FENCES
 from tests.cluster.contract.requests import KINDS_BY_NAME, Request
 from tests.cluster.contract.targets import KINDS, NAMESPACE, MemoryTarget, RealTarget

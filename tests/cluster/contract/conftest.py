@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ddpjob.cluster import kubernetes
+from ddpjob_operator.cluster import kubernetes
 from tests.cluster.contract.targets import ContractPlane, MemoryTarget, RealTarget, both_targets, contract_plane
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ import aiohttp
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
 from tests.memory import RESOURCES, MemoryCluster

@@ -9,8 +9,8 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Invalid, NamespaceTerminating, NotFound
-from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.cluster.base import ClusterError, Invalid, NamespaceTerminating, NotFound
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.api.test_quantities import QUANTITIES
 from tests.cluster.contract.bodies import claim, job, pod, service
 from tests.cluster.contract.conftest import Targets

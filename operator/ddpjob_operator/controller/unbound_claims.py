@@ -13,8 +13,8 @@ from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 from ddpjob.engine.claims import unbound_claim
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 
 logger = logging.getLogger(__name__)
 

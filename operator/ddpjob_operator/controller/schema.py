@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
-from ddpjob.cluster.base import ClusterError
-from ddpjob.controller.health import Verdict
 from ddpjob.engine.actions import Note
 from ddpjob.version import __version__
+from ddpjob_operator.cluster.base import ClusterError
+from ddpjob_operator.controller.health import Verdict
 
 CRD = f"{names.DDPJOBS.plural}.{names.GROUP}"
 STATUS_REFUSED = "StatusRefused"

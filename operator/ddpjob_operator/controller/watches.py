@@ -21,12 +21,12 @@ import uvloop
 
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
-from ddpjob.cluster import job_json
-from ddpjob.cluster.base import ClusterError
-from ddpjob.cluster.connection import ConfigurationError, Connection
-from ddpjob.cluster.kubernetes import CONNECT_SECONDS, JOBS_PAGE_SIZE, decode
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.watch_status import SILENT_SECONDS, WatchStatus
+from ddpjob_operator.cluster import job_json
+from ddpjob_operator.cluster.base import ClusterError
+from ddpjob_operator.cluster.connection import ConfigurationError, Connection
+from ddpjob_operator.cluster.kubernetes import CONNECT_SECONDS, JOBS_PAGE_SIZE, decode
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.watch_status import SILENT_SECONDS, WatchStatus
 
 logger = logging.getLogger(__name__)
 

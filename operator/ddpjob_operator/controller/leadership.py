@@ -15,7 +15,7 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import AlreadyExists, Cluster, ClusterError, Conflict, NotFound
+from ddpjob_operator.cluster.base import AlreadyExists, Cluster, ClusterError, Conflict, NotFound
 
 logger = logging.getLogger(__name__)
 

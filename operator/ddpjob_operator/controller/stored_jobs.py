@@ -8,8 +8,8 @@ import zlib
 from typing import NamedTuple
 
 from ddpjob.api.objects import Json
-from ddpjob.cluster.job_json import METADATA, finalizers_in_use, labels_in_use
-from ddpjob.cluster.kubernetes import decode, encode
+from ddpjob_operator.cluster.job_json import METADATA, finalizers_in_use, labels_in_use
+from ddpjob_operator.cluster.kubernetes import decode, encode
 
 _LONG_BYTES = 4096
 """A longer spec is compressed."""

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from datetime import datetime
 
 from ddpjob.api.names import Key
-from ddpjob.cluster.base import Cluster
-from ddpjob.cluster.clock import SteadyClock
-from ddpjob.controller.apply import Executor
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.events import EventSender
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.pod_logs import PodLogs
-from ddpjob.controller.progress import ProgressPoller
-from ddpjob.controller.reconcile import Reconciler
-from ddpjob.controller.schema import SchemaMonitor
-from ddpjob.controller.sweep import Sweeper
-from ddpjob.controller.unbound_claims import UnboundClaims
-from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.clock import SteadyClock
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.scheduling.adapters import families
+from ddpjob.progress.poller import ProgressPoller
+from ddpjob_operator.cluster.base import Cluster
+from ddpjob_operator.controller.apply import Executor
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.events import EventSender
+from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.pod_logs import PodLogs
+from ddpjob_operator.controller.reconcile import Reconciler
+from ddpjob_operator.controller.schema import SchemaMonitor
+from ddpjob_operator.controller.sweep import Sweeper
+from ddpjob_operator.controller.unbound_claims import UnboundClaims
+from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 

@@ -19,22 +19,22 @@ import uvloop
 from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.names import Resource
-from ddpjob.cluster.connection import ConfigurationError, Connection
-from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.controller import logs, watch_status
-from ddpjob.controller.cache import WATCHED
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.health import HealthServer, Heartbeat, Verdict
-from ddpjob.controller.leadership import Leadership, LeadershipLostError
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.podwatch import PodWatch
-from ddpjob.controller.progress import ProgressPoller
-from ddpjob.controller.settings import Settings, SettingsError, parse
-from ddpjob.controller.sweep import OPTIONAL
-from ddpjob.controller.watch_status import Report, WatchStatus
-from ddpjob.controller.watches import JobWatch
 from ddpjob.engine.scheduling.adapters import families
+from ddpjob.progress.poller import ProgressPoller
 from ddpjob.version import __version__
+from ddpjob_operator.cluster.connection import ConfigurationError, Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
+from ddpjob_operator.controller import logs, watch_status
+from ddpjob_operator.controller.cache import WATCHED
+from ddpjob_operator.controller.controller import Controller
+from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
+from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
+from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.podwatch import PodWatch
+from ddpjob_operator.controller.settings import Settings, SettingsError, parse
+from ddpjob_operator.controller.sweep import OPTIONAL
+from ddpjob_operator.controller.watch_status import Report, WatchStatus
+from ddpjob_operator.controller.watches import JobWatch
 
 logger = logging.getLogger(__name__)
 

@@ -17,28 +17,28 @@ from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.text import shorten
-from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
-from ddpjob.cluster.job_json import labels_in_use
-from ddpjob.controller import logs
-from ddpjob.controller.apply import Executor, Outcome
-from ddpjob.controller.cache import Cache, Listing
-from ddpjob.controller.events import EventSender
-from ddpjob.controller.lookups import Lookups
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.parsed_jobs import ParsedJobs
-from ddpjob.controller.pod_logs import PodLogs
-from ddpjob.controller.progress import ProgressPoller
-from ddpjob.controller.refused_jobs import RefusedJobs
-from ddpjob.controller.schema import STATUS_REFUSED, SchemaMonitor, refused_fields
-from ddpjob.controller.sweep import read_into
-from ddpjob.controller.unbound_claims import UnboundClaims
-from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Delete, EngineSettings, Note, Plan, Problem, patch_between
 from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob.engine.claims import claim_in_use, is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
+from ddpjob.progress.poller import ProgressPoller
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
+from ddpjob_operator.cluster.job_json import labels_in_use
+from ddpjob_operator.controller import logs
+from ddpjob_operator.controller.apply import Executor, Outcome
+from ddpjob_operator.controller.cache import Cache, Listing
+from ddpjob_operator.controller.events import EventSender
+from ddpjob_operator.controller.lookups import Lookups
+from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.parsed_jobs import ParsedJobs
+from ddpjob_operator.controller.pod_logs import PodLogs
+from ddpjob_operator.controller.refused_jobs import RefusedJobs
+from ddpjob_operator.controller.schema import STATUS_REFUSED, SchemaMonitor, refused_fields
+from ddpjob_operator.controller.sweep import read_into
+from ddpjob_operator.controller.unbound_claims import UnboundClaims
+from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 

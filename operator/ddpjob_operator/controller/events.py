@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.cluster.base import AlreadyExists, Cluster, ClusterError, NamespaceTerminating
 from ddpjob.engine.actions import Note
+from ddpjob_operator.cluster.base import AlreadyExists, Cluster, ClusterError, NamespaceTerminating
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from ddpjob.api.names import Key
 from ddpjob.api.report import TrainingReport
-from ddpjob.controller.progress_reader import ProgressReader, Target, UnusableAnswerError
 from ddpjob.engine.observed import NOT_POLLED, Polled, ProgressProblem
 from ddpjob.engine.obstacles import UNKNOWN_SECONDS
+from ddpjob.progress.reader import ProgressReader, Target, UnusableAnswerError
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pods import is_object_name
-from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 from ddpjob.engine.observed import Unread
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 
 KEPT_SECONDS = 3600.0
 """How long a value is kept that no plan asks for, in place of one that cannot be read for a moment."""

@@ -16,12 +16,12 @@ import yarl
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Cluster, ClusterError, TooManyRequests, Unauthorized, Unavailable
-from ddpjob.cluster.connection import ConfigurationError, Connection
-from ddpjob.cluster.kubernetes import CONNECT_SECONDS, decode, error_of
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.sweep import list_into
-from ddpjob.controller.watch_status import WatchStatus
+from ddpjob_operator.cluster.base import Cluster, ClusterError, TooManyRequests, Unauthorized, Unavailable
+from ddpjob_operator.cluster.connection import ConfigurationError, Connection
+from ddpjob_operator.cluster.kubernetes import CONNECT_SECONDS, decode, error_of
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.sweep import list_into
+from ddpjob_operator.controller.watch_status import WatchStatus
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from ddpjob.api import names
 from ddpjob.api.log_failure import LogFailure, log_failure
 from ddpjob.api.names import Key
-from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, Invalid, NotFound
-from ddpjob.controller.slots import Slots
 from ddpjob.engine.state import MAX_LOGS
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, Invalid, NotFound
+from ddpjob_operator.controller.slots import Slots
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ import yarl
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster import job_json
-from ddpjob.cluster.base import (
+from ddpjob_operator.cluster import job_json
+from ddpjob_operator.cluster.base import (
     AlreadyExists,
     ClusterError,
     Conflict,
@@ -35,8 +35,8 @@ from ddpjob.cluster.base import (
     Unauthorized,
     Unavailable,
 )
-from ddpjob.cluster.clock import ServerClock
-from ddpjob.cluster.connection import ConfigurationError, Connection
+from ddpjob_operator.cluster.clock import ServerClock
+from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"

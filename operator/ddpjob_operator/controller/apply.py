@@ -13,22 +13,6 @@ from typing import TypeVar
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
-from ddpjob.cluster.base import (
-    AlreadyExists,
-    Cluster,
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NamespaceTerminating,
-    NotFound,
-    NotServed,
-    TooManyRequests,
-    Unavailable,
-)
-from ddpjob.controller.cache import Cache
-from ddpjob.controller.slots import Slots
-from ddpjob.controller.sweep import read_into
 from ddpjob.engine.actions import (
     CHANGE_REFUSED,
     CREATE_FAILED,
@@ -43,6 +27,22 @@ from ddpjob.engine.actions import (
     ProblemReason,
 )
 from ddpjob.engine.claims import adoption, claim_conflict
+from ddpjob_operator.cluster.base import (
+    AlreadyExists,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceTerminating,
+    NotFound,
+    NotServed,
+    TooManyRequests,
+    Unavailable,
+)
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.slots import Slots
+from ddpjob_operator.controller.sweep import read_into
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

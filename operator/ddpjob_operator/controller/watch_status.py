@@ -13,7 +13,7 @@ from typing import Literal
 import aiohttp
 
 from ddpjob.api.names import Resource
-from ddpjob.controller.health import Verdict
+from ddpjob_operator.controller.health import Verdict
 
 logger = logging.getLogger(__name__)
 

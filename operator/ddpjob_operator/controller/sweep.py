@@ -13,7 +13,7 @@ from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import (
+from ddpjob_operator.cluster.base import (
     Cluster,
     ClusterError,
     Forbidden,
@@ -23,8 +23,8 @@ from ddpjob.cluster.base import (
     Unauthorized,
     Unavailable,
 )
-from ddpjob.controller.cache import Cache, Entry, Listing, Place
-from ddpjob.controller.metrics import Metrics
+from ddpjob_operator.controller.cache import Cache, Entry, Listing, Place
+from ddpjob_operator.controller.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

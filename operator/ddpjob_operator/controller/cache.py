@@ -22,11 +22,11 @@ from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.text import shorten
-from ddpjob.cluster.base import Page
-from ddpjob.cluster.kubernetes import encode
-from ddpjob.controller.partial_jobs import PartialJobs
-from ddpjob.controller.stored_jobs import restored, stored
 from ddpjob.engine.observed import Elder
+from ddpjob_operator.cluster.base import Page
+from ddpjob_operator.cluster.kubernetes import encode
+from ddpjob_operator.controller.partial_jobs import PartialJobs
+from ddpjob_operator.controller.stored_jobs import restored, stored
 
 T = TypeVar("T")
 

@@ -1,14 +1,12 @@
-"""Clocks for the times that are written into status and later compared with deadlines.
-
-They never read the local wall clock after their creation: setting it by an hour would make every running job an hour
-older at once.
-"""
+"""The clock of the API server, for the times that are written into status and later compared with deadlines."""
 
 import email.utils
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
+
+from ddpjob.clock import SteadyClock, boot_seconds
 
 DRIFT = 0.0005
 """Relative difference in speed of two computers' clocks; NTP corrects up to 500 ppm."""
@@ -16,23 +14,6 @@ SLEW = 0.1
 """Largest change of the offset to the server's clock per second. A deadline is missed by at most this share."""
 LOCAL_ERROR = 5.0
 """By how much the local clock may be wrong without contradicting a first response."""
-
-
-def boot_seconds() -> float:
-    """Return seconds since the boot of this computer. Unlike ``time.monotonic`` they pass while it is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class SteadyClock:
-    """The wall clock as it was at the creation of this object, continued with monotonic time."""
-
-    def __init__(self, *, monotonic: Callable[[], float] = boot_seconds, wall: Callable[[], float] = time.time) -> None:
-        self.monotonic = monotonic
-        self._offset = wall() - monotonic()
-
-    def now(self) -> datetime:
-        """Return the time, in UTC."""
-        return datetime.fromtimestamp(self.monotonic() + self._offset, UTC)
 
 
 class _Bounds(NamedTuple):
