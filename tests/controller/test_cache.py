@@ -1,6 +1,7 @@
 """The cache keeps the newest state, in any order of events."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,12 @@ from ddpjob.engine.actions import Change, Plan
 from ddpjob.engine.desired import Job, desired_service, service_change
 from ddpjob_operator.cluster.base import Conflict, Page
 from ddpjob_operator.controller.apply import Executor
-from ddpjob_operator.controller.cache import Cache, Entry, Listing
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.entries import Entry
+from ddpjob_operator.controller.listing import Listing
+from ddpjob_operator.controller.workloads import Workloads
 from tests.builders import a_job, ended, running
+from tests.memory import MemoryCluster
 
 JOB = "11111111-job"
 
@@ -418,6 +423,7 @@ def test_large_object_with_the_label_of_a_job_takes_little_memory(resource: name
 def test_an_object_that_a_watch_shows_as_deleted_because_it_lost_its_label_can_be_adopted() -> None:
     """The event has the version of the edit, as the object that a GET returns then."""
     cache = Cache()
+    workloads = Workloads(MemoryCluster(), cache, time.monotonic, uses_kueue=True)
     meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "1"}
     meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
     meta |= {"labels": {names.LABEL_JOB_UID: "j"}}
@@ -425,24 +431,27 @@ def test_an_object_that_a_watch_shows_as_deleted_because_it_lost_its_label_can_b
     edited: Json = {"metadata": meta | {"resourceVersion": "2", "labels": {}}, "spec": {}, "status": {}}
     cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited})
     assert not cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}}), "a late answer"
-    assert [cache.take_hidden("default", "w") for _ in range(2)] == ["u", ""], "one GET at once, then in each sweep"
+    assert [workloads.take_hidden(("default", "w")) for _ in range(2)] == ["u", ""], (
+        "one GET at once, then in each sweep"
+    )
     cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    assert len(cache.hidden()) == 1
+    assert len(workloads.hidden()) == 1
     assert cache.put(names.WORKLOADS, edited)
-    assert not cache.hidden()
+    assert not workloads.hidden()
     listing = Listing(cache, names.WORKLOADS, lambda entry: True)  # of the objects with the label
     listing.take(Page((), "9"))
     listing.finish()
-    assert len(cache.hidden()) == 1
+    assert len(workloads.hidden()) == 1
     assert cache.put(names.WORKLOADS, edited), "a LIST does not show it either"
     cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited | {"metadata": meta | {"resourceVersion": "10"}}})
     cache.remove(names.WORKLOADS, "default", "w", "u")
-    assert not cache.take_hidden("default", "w") and not cache.hidden(), "a GET has shown that it is deleted"
+    assert not workloads.take_hidden(("default", "w")) and not workloads.hidden(), "a GET has shown that it is deleted"
 
 
 def test_a_workload_that_a_list_and_then_a_watch_do_not_show_is_still_read() -> None:
     """In any order; and what is known of its predecessor of the same name, which is deleted, says nothing about it."""
     cache = Cache()
+    workloads = Workloads(MemoryCluster(), cache, time.monotonic, uses_kueue=True)
     cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
     meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "2"}
     meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
@@ -453,21 +462,22 @@ def test_a_workload_that_a_list_and_then_a_watch_do_not_show_is_still_read() -> 
     listing.finish()
     cache.take(names.WORKLOADS, {"type": "DELETED", "object": {"metadata": meta | {"resourceVersion": "3"}}})
     cache.remove(names.WORKLOADS, "default", "w", "former")
-    assert cache.take_hidden("default", "w") == "u"
-    assert len(cache.hidden()) == 1
+    assert workloads.take_hidden(("default", "w")) == "u"
+    assert len(workloads.hidden()) == 1
     cache.remove(names.WORKLOADS, "default", "w", "u")
-    assert not cache.hidden()
+    assert not workloads.hidden()
 
 
 def test_no_get_asks_for_a_workload_that_is_deleted_with_its_job() -> None:
     cache = Cache()
+    workloads = Workloads(MemoryCluster(), cache, time.monotonic, uses_kueue=True)
     meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "2"}
     meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "former", "controller": True}]}
     workload: Json = {"metadata": meta | {"labels": {names.LABEL_JOB_UID: "former"}}, "spec": {}, "status": {}}
     cache.put(names.WORKLOADS, workload)
     cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
     cache.take(names.WORKLOADS, {"type": "DELETED", "object": workload})
-    assert not cache.hidden() and not cache.take_hidden("default", "w")
+    assert not workloads.hidden() and not workloads.take_hidden(("default", "w"))
 
 
 def test_an_object_of_a_queue_wakes_its_owner_with_any_labels() -> None:

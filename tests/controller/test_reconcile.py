@@ -20,6 +20,7 @@ from ddpjob_operator.controller.pod_logs import PodLogs
 from ddpjob_operator.controller.reconcile import Reconciler
 from ddpjob_operator.controller.schema import SchemaMonitor
 from ddpjob_operator.controller.unbound_claims import UnboundClaims
+from ddpjob_operator.controller.workloads import Workloads
 from ddpjob_operator.controller.workqueue import WorkQueue
 from tests.builders import NOW, a_job
 
@@ -37,6 +38,7 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
         executor=Executor(unreachable, cache, 1),
         poller=poller,
         claims=UnboundClaims(unreachable, queue.add),
+        workloads=Workloads(unreachable, cache, asyncio.get_running_loop().time, uses_kueue=False),
         pod_logs=PodLogs(unreachable, queue.add),
         events=EventSender(unreachable),
         metrics=metrics,

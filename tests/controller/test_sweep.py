@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,11 @@ from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
-from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound, NotServed, Unavailable
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import MAX_START_SECONDS, Sweeper
+from ddpjob_operator.controller.workloads import Workloads
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
@@ -34,8 +37,23 @@ async def cluster() -> AsyncIterator[MemoryCluster]:
     yield MemoryCluster()
 
 
+def a_sweeper(
+    cluster: Cluster, cache: Cache, *, scopes: Sequence[str | None] = (None,), interval: float = 60.0, **others: Any
+) -> Sweeper:
+    workloads = Workloads(cluster, cache, time.monotonic, uses_kueue=True)
+    return Sweeper(
+        cluster=cluster,
+        cache=cache,
+        scopes=scopes,
+        interval=interval,
+        metrics=Metrics(),
+        workloads=workloads,
+        **others,
+    )
+
+
 async def swept(cluster: MemoryCluster, cache: Cache) -> Cache:
-    sweeper = Sweeper(cluster=cluster, cache=cache, scopes=[None], interval=60, metrics=Metrics())
+    sweeper = a_sweeper(cluster, cache)
     await sweeper.sweep(None)
     return cache
 
@@ -73,7 +91,7 @@ async def sweep_that_finds_the_job(
     cluster: FaultyCluster, *, families: tuple[tuple[Resource, ...], ...] = ()
 ) -> Sweeper:
     """Create a job, sweep once, check that the job is found and the sweep has not failed, and return the sweeper."""
-    sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics(), families=families)
+    sweeper = a_sweeper(cluster, Cache(), families=families)
     cluster.server.create(
         names.DDPJOBS,
         "default",
@@ -156,7 +174,7 @@ def gaps_after_a_wanted_sweep(*, failing: int, seconds: float) -> list[float]:
 
     async def scenario() -> list[float]:
         cluster = BrokenLists()
-        sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=600, metrics=Metrics())
+        sweeper = a_sweeper(cluster, Cache(), interval=600)
         task = asyncio.create_task(sweeper.run())
         await sweeper.filled(None)
         cluster.lists.clear()
@@ -194,7 +212,7 @@ def test_lost_namespace_delays_no_other_and_is_listed_once_it_is_back() -> None:
         cluster = LostNamespace("lost")
         cache = Cache()
         scopes = ["lost", "kept"]
-        sweeper = Sweeper(cluster=cluster, cache=cache, scopes=scopes, interval=60, metrics=Metrics())
+        sweeper = a_sweeper(cluster, cache, scopes=scopes)
         task = asyncio.create_task(sweeper.run())
         await asyncio.wait_for(sweeper.filled("kept"), 1)
         assert "no Role" in sweeper.failures["lost"] and "kept" not in sweeper.failures
@@ -216,14 +234,7 @@ def test_sweep_after_versions_went_back_lets_the_watches_of_each_scope_begin_aga
     async def scenario() -> None:
         restarted: list[str | None] = []
         cache = Cache()
-        sweeper = Sweeper(
-            cluster=MemoryCluster(),
-            cache=cache,
-            scopes=["a", "b"],
-            interval=60,
-            metrics=Metrics(),
-            on_rollback=restarted.append,
-        )
+        sweeper = a_sweeper(MemoryCluster(), cache, scopes=["a", "b"], on_rollback=restarted.append)
         for scope in ("a", "b"):
             await sweeper.sweep(scope)
         assert restarted == []

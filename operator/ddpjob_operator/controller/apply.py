@@ -41,8 +41,8 @@ from ddpjob_operator.cluster.base import (
     Unavailable,
 )
 from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.listing import read_into
 from ddpjob_operator.controller.slots import Slots
-from ddpjob_operator.controller.sweep import read_into
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,65 +8,42 @@ A change calls ``on_change`` with the key of the object's job. A pod's step towa
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
 Service or NetworkPolicy, because a tenant may edit them many times a second, but not an admission or an eviction by
 Kueue. A change that view or encoded form do not show calls nothing. A pod that ends or is deleted calls ``on_freed``
-with the key of its job and its attempt.
+with the key of its job and its attempt. A Workload that watch or LIST no longer shows calls ``on_workload`` with its
+place and entry; one that was read, or that a GET does not show, with None and, in the second case, its uid.
 """
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from sys import intern
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
-from ddpjob.api.objects import Json, owner_uid
-from ddpjob.api.pod_view import PodView, pod_view
-from ddpjob.api.text import shorten
+from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import PodView
 from ddpjob.engine.observed import Elder
-from ddpjob_operator.cluster.base import Page
-from ddpjob_operator.cluster.kubernetes import encode
+from ddpjob_operator.controller.entries import (
+    Entry,
+    Place,
+    end_of,
+    entry_of,
+    has_lost_label,
+    is_foreign,
+    is_same,
+    owner_of,
+    verdicts,
+    version_number,
+)
 from ddpjob_operator.controller.partial_jobs import PartialJobs
-from ddpjob_operator.controller.stored_jobs import restored, stored
+from ddpjob_operator.controller.stored_jobs import restored
 
 T = TypeVar("T")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
-MAX_CONDITIONS = 16  # of a PodGroup
-MAX_TEXT = 1024  # of each of their messages
-MAX_SPEC_BYTES = 16 * 1024
-"""Of the spec of a Service, policy or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
 MAX_SHARING = 16
 """How many jobs on one claim and subPath are woken by each other's pods, to show at once that they share it."""
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-_SPEC: Mapping[Resource, tuple[str, ...]] = {
-    names.SERVICES: ("type", "clusterIP", "selector", "ports", "publishNotReadyAddresses"),
-    names.CLAIMS: (),
-}
-"""The fields of the specs that plans read; of other kinds all."""
-_VERDICTS = frozenset({"Admitted", "Evicted"})
 WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES)
 """Kinds whose changes come as watch events, besides PodGroups; claims are only listed by the sweep."""
-
-
-Place = tuple[str, str]
-"""Namespace and name of any object."""
-
-
-class Entry(NamedTuple):
-    """What is cached of an object.
-
-    job: the key of its job, by its label, or by its owner if a user removed the label.
-    is_labelled: the operator's own label selector of this kind finds it.
-    value: of a pod its view, of a job its ``StoredJob``, of any other object the part of its JSON that plans read.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    version: int
-    job: Key | None
-    is_labelled: bool
-    value: Any
 
 
 class Cache:
@@ -80,6 +57,7 @@ class Cache:
     ) -> None:
         self._on_change = on_change
         self.on_freed: Callable[[Key, int], None] = lambda key, attempt: None
+        self.on_workload: Callable[[Place, Entry | None, str], None] = lambda place, hidden, uid: None
         self._on_update = on_update or on_change
         self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
@@ -94,8 +72,6 @@ class Cache:
         self._claims: dict[Key, Place] = {}
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
-        self._hidden: dict[Place, Entry] = {}
-        self._unread: set[Place] = set()
         self.rollbacks = 0
         """How many times a LIST was older than what is cached."""
 
@@ -198,27 +174,27 @@ class Cache:
         meta = obj["metadata"]
         uid, place = meta["uid"], (meta["namespace"], meta["name"])
         known = self._objects[resource].get(place)
-        if known is None and resource is names.WORKLOADS and _is_foreign(meta):
+        if known is None and resource is names.WORKLOADS and is_foreign(meta):
             return False
         oldest = known.version + (not same_version) if known is not None else 0
         version = version_number(meta.get("resourceVersion", ""))
         is_deleted = self._is_deleted(uid, version)
-        if is_deleted and self._tombstones[uid] is not None and _has_lost_label(resource, meta):
+        if is_deleted and self._tombstones[uid] is not None and has_lost_label(resource, meta):
             is_deleted = False  # watch and LIST show it as deleted, in any later version; the sweep finds out if it is
         if is_deleted or version < oldest:
             return False
         self._tombstones.pop(uid, None)
         if resource is names.WORKLOADS:
-            self._hidden.pop(place, None)
+            self.on_workload(place, None, "")
         if known is not None and known.uid != uid:
             self._drop(resource, known)
             known = None
-        entry = self._objects[resource][place] = _entry(resource, obj)
+        entry = self._objects[resource][place] = entry_of(resource, obj)
         self._newest[resource] = max(self._newest[resource], entry.version)
         if resource in names.SCHEDULING_KINDS:
             if known is not None:
                 self._leave_owner(resource, known)
-            self._groups_of.setdefault(_owner(entry), {})[resource, entry.name] = entry.value
+            self._groups_of.setdefault(owner_of(entry), {})[resource, entry.name] = entry.value
         if resource is names.DDPJOBS:
             self._partial_jobs.observe(Key(*place), obj)
         if resource is names.PODS:
@@ -228,10 +204,10 @@ class Cache:
         return True
 
     def _wake_after_edit(self, resource: Resource, entry: Entry, known: Entry | None) -> None:
-        is_verdict = resource is names.WORKLOADS and known is not None and _verdicts(entry) != _verdicts(known)
+        is_verdict = resource is names.WORKLOADS and known is not None and verdicts(entry) != verdicts(known)
         if known is None or is_verdict:
             self._wake(entry)
-        elif entry.job is not None and not _is_same(resource, entry.value, known.value):
+        elif entry.job is not None and not is_same(resource, entry.value, known.value):
             self._on_update(entry.job)
 
     def _put_pod(self, place: Place, entry: Entry, known: Entry | None) -> None:
@@ -245,7 +221,7 @@ class Cache:
             self._pods_on[place[0], pod.claim][place] = pod
         if known is not None and pod.stopped and not known.value.stopped:
             self._free(entry)
-        if known is None or _end(pod) != _end(known.value):
+        if known is None or end_of(pod) != end_of(known.value):
             self._wake(entry)
         elif pod != known.value and entry.job is not None:
             self._on_update(entry.job)
@@ -271,10 +247,10 @@ class Cache:
 
     def _leave_owner(self, resource: Resource, entry: Entry) -> None:
         """Remove a PodGroup from those of the job that owns it."""
-        groups = self._groups_of.get(_owner(entry), {})
+        groups = self._groups_of.get(owner_of(entry), {})
         groups.pop((resource, entry.name), None)
         if not groups:
-            self._groups_of.pop(_owner(entry), None)
+            self._groups_of.pop(owner_of(entry), None)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str, *, version: int | None = None) -> bool:
         """Remove the object with this uid; return whether it was cached.
@@ -284,38 +260,16 @@ class Cache:
         """
         self._add_tombstone(uid, version)
         place = namespace, name
-        hidden = self._hidden.get(place) if resource is names.WORKLOADS and version is None else None
-        if hidden is not None and hidden.uid == uid:
-            del self._hidden[place]
+        if resource is names.WORKLOADS and version is None:
+            self.on_workload(place, None, uid)
         known = self._objects[resource].get(place)
         if known is None or known.uid != uid:
             return False
         self._drop(resource, known, version)
         if resource is names.WORKLOADS and version is not None:
-            self._hidden[place] = known
-            self._unread.add(place)
+            self.on_workload(place, known, uid)
         self._wake(known)
         return True
-
-    def take_hidden(self, namespace: str, name: str) -> str:
-        """Return the uid of a Workload that watch or LIST no longer shows, once; empty if there is none.
-
-        A GET shows if it is deleted. If it only lost its label, it may keep the quota of a job that needs none.
-        """
-        place = namespace, name
-        is_unread, entry = place in self._unread, self._hidden.get(place)
-        self._unread.discard(place)
-        return entry.uid if is_unread and entry is not None else ""
-
-    def hidden(self) -> list[Entry]:
-        """Return the Workloads that ``take_hidden`` returned, of jobs that still exist, until a GET is answered."""
-        self._hidden = {
-            place: entry
-            for place, entry in self._hidden.items()
-            if entry.job is not None and self.job_uid(entry.job) == _owner(entry)[1]
-        }
-        self._unread &= self._hidden.keys()
-        return list(self._hidden.values())
 
     def _is_deleted(self, uid: str, version: int) -> bool:
         if uid not in self._tombstones:
@@ -388,164 +342,9 @@ class Cache:
             self._tombstones.popitem(last=False)
 
 
-class Listing:
-    """Applies a LIST to the cache page by page: ``take`` each page, then ``finish``. Create it before the request.
-
-    covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and that
-    are not newer than it, are removed at the end. Of earlier pages only the uids are kept.
-    """
-
-    def __init__(
-        self, cache: Cache, resource: Resource, covers: Callable[[Entry], bool], *, same_version: bool = False
-    ) -> None:
-        self._cache = cache
-        self._same_version = same_version
-        self._resource = resource
-        self._covers = covers
-        self._present: set[str] = set()
-        self._newest = cache.newest(resource)
-        self._limit = 0
-        self._changes = 0
-
-    def take(self, page: Page) -> None:
-        """Store the objects of a page."""
-        if page.is_first:
-            self._present.clear()
-            self._limit = version_number(page.resource_version)
-            if 0 < self._limit < self._newest:
-                self._accept_older()
-        for obj in page.items:
-            if self._cache.contradicts(self._resource, obj, self._limit):
-                self._accept_older()
-            self._changes += self._cache.put(self._resource, obj, same_version=self._same_version)
-            self._present.add(obj["metadata"]["uid"])
-
-    def _accept_older(self) -> None:
-        self._cache.accept_older(self._resource)
-        self._newest = 0
-
-    def finish(self) -> int:
-        """Remove what no page contained; return the number of changed objects."""
-        for entry in self._cache.entries(self._resource):
-            if entry.uid in self._present or not self._covers(entry) or entry.version > self._limit:
-                continue
-            place = entry.namespace, entry.name, entry.uid
-            self._changes += self._cache.remove(self._resource, *place, version=self._limit or None)
-        return self._changes
-
-
-def _entry(resource: Resource, obj: Json) -> Entry:
-    meta = obj["metadata"]
-    namespace, name, labels = intern(meta["namespace"]), meta["name"], meta.get("labels") or {}
-    job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or _owner_of(meta)
-    if resource in names.SCHEDULING_KINDS:  # any user of a queue may have the right to edit the labels
-        job = _owner_of(meta) or job
-    return Entry(
-        namespace,
-        name,
-        meta["uid"],
-        version_number(meta.get("resourceVersion", "")),
-        Key(namespace, intern(job)) if job else None,
-        names.SELECTORS.get(resource) in labels,
-        _value(resource, obj),
-    )
-
-
-def _value(resource: Resource, obj: Json) -> Any:
-    if resource is names.PODS:
-        return pod_view(obj)
-    return stored(obj) if resource is names.DDPJOBS else _part_in_use(resource, obj)
-
-
-def _part_in_use(resource: Resource, obj: Json) -> Json:
-    """Return what plans read of an object. A tenant may create Services and claims of 1.5 MB, as many as its quota."""
-    given, spec = obj["metadata"], obj.get("spec") or {}
-    meta = {key: given[key] for key in _METADATA if key in given}
-    meta["labels"] = {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_NAME}
-    meta["ownerReferences"] = [owner for owner in given.get("ownerReferences") or () if owner.get("controller")]
-    if resource is names.WORKLOADS:
-        return _workload(meta, given, spec, obj.get("status") or {})
-    if resource in names.SCHEDULING_KINDS:
-        meta.pop("resourceVersion", None)  # a scheduler writes its counters often
-        conditions = (obj.get("status") or {}).get("conditions") or ()
-        return {"metadata": meta, "status": {"conditions": [_condition(each) for each in conditions[:MAX_CONDITIONS]]}}
-    used = {key: spec[key] for key in _SPEC.get(resource, spec) if key in spec}
-    return {"metadata": meta, "spec": used if len(encode(used)) <= MAX_SPEC_BYTES else {}}
-
-
-def _is_same(resource: Resource, one: Any, other: Any) -> bool:
-    """Return whether no plan can differ between two cached values of an object."""
-    if resource is names.DDPJOBS:
-        return bool(one.has_content_of(other))
-    if resource is names.WORKLOADS:
-        return all(_unversioned(one, part) == _unversioned(other, part) for part in ("metadata", "spec", "status"))
-    return bool(one == other)
-
-
-def _verdicts(workload: Entry) -> frozenset[str]:
-    """Return the conditions by which Kueue starts and ends attempts, if they are True. Only Kueue writes its status."""
-    conditions = workload.value["status"].get("conditions") or ()
-    return frozenset(each["type"] for each in conditions if each.get("status") == "True") & _VERDICTS
-
-
-def _unversioned(workload: Json, part: str) -> Json:
-    return {key: value for key, value in workload[part].items() if key != "resourceVersion"}
-
-
-def _workload(meta: Json, given: Json, spec: Json, status: Json) -> Json:
-    """Return what plans read of a Workload. Its conditions are whole, because a patch replaces their list."""
-    notes = given.get("annotations") or {}
-    meta["annotations"] = {key: notes[key] for key in names.ANNOTATIONS_OF_WORKLOADS if key in notes}
-    meta["labels"] |= {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_UID}
-    meta["generation"] = given.get("generation", 0)
-    return {
-        "metadata": meta,
-        "spec": {key: spec[key] for key in ("queueName", "active", "priorityClassRef") if key in spec},
-        "status": {key: status[key] for key in ("conditions", "admission", "admissionChecks") if key in status},
-    }
-
-
-def _condition(condition: Mapping[str, Any]) -> Json:
-    return {key: shorten(str(condition.get(key) or ""), MAX_TEXT) for key in ("type", "status", "message")}
-
-
-def _owner(entry: Entry) -> tuple[str, str]:
-    """Return namespace and uid of the job that owns a PodGroup."""
-    return entry.namespace, owner_uid(entry.value) or ""
-
-
-def _has_lost_label(resource: Resource, meta: Json) -> bool:
-    """Return whether an object lacks the label that watch and LIST of its kind select."""
-    selector = names.SELECTORS.get(resource)
-    return selector is not None and selector not in (meta.get("labels") or {})
-
-
-def _is_foreign(meta: Json) -> bool:
-    """Return whether a Workload is of another kind of job; only a LIST without selector shows it."""
-    return _has_lost_label(names.WORKLOADS, meta) and _owner_of(meta) is None
-
-
-def _owner_of(meta: Mapping[str, Any]) -> str | None:
-    owners = meta.get("ownerReferences") or ()
-    return next((owner.get("name") for owner in owners if owner.get("kind") == names.DDPJOBS.kind), None)
-
-
 def _remove(groups: dict[T, dict[Place, PodView]], group: T, place: Place) -> None:
     """Remove a pod from a group, and the group with its last pod."""
     pods = groups.get(group, {})
     pods.pop(place, None)
     if not pods:
         groups.pop(group, None)
-
-
-def _end(pod: PodView) -> tuple[Any, ...]:
-    """Return the part of a pod whose changes decisions wait for: its deletion, and how it ended."""
-    return pod.job_uid, pod.deleting, pod.state if pod.ended else "", pod.stopped, pod.exit_code, pod.finished_at
-
-
-def version_number(version: str) -> int:
-    """Return a resourceVersion as a number, 0 if it is none.
-
-    Versions of one kind compare as numbers (documented since Kubernetes 1.35, true long before).
-    """
-    return int(version) if version.isdecimal() else 0

@@ -21,6 +21,7 @@ from ddpjob_operator.controller.reconcile import Reconciler
 from ddpjob_operator.controller.schema import SchemaMonitor
 from ddpjob_operator.controller.sweep import Sweeper
 from ddpjob_operator.controller.unbound_claims import UnboundClaims
+from ddpjob_operator.controller.workloads import Workloads
 from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,11 @@ class Controller:
         self.pod_logs = PodLogs(cluster, self.queue.add)
         self.events = EventSender(cluster)
         self.schema = SchemaMonitor()
+        workloads = Workloads(cluster, self.cache, clock, uses_kueue=bool(settings.kueue))
         self.sweeper = Sweeper(
             cluster=cluster,
             cache=self.cache,
+            workloads=workloads,
             scopes=scopes,
             interval=sweep_seconds,
             metrics=metrics,
@@ -77,6 +80,7 @@ class Controller:
             executor=Executor(cluster, self.cache, concurrent_requests, self.events.send),
             poller=self.poller,
             claims=self.claims,
+            workloads=workloads,
             pod_logs=self.pod_logs,
             events=self.events,
             metrics=metrics,

@@ -20,7 +20,7 @@ from ddpjob_operator.cluster.base import Cluster, ClusterError, TooManyRequests,
 from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 from ddpjob_operator.cluster.kubernetes import CONNECT_SECONDS, decode, error_of
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.sweep import list_into
+from ddpjob_operator.controller.listing import list_into
 from ddpjob_operator.controller.watch_status import WatchStatus
 
 logger = logging.getLogger(__name__)

@@ -12,19 +12,20 @@ from dataclasses import dataclass, field
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
-from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import (
     Cluster,
     ClusterError,
     Forbidden,
-    NotFound,
     NotServed,
     TooManyRequests,
     Unauthorized,
     Unavailable,
 )
-from ddpjob_operator.controller.cache import Cache, Entry, Listing, Place
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.entries import Entry
+from ddpjob_operator.controller.listing import list_into, read_into
 from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Sweeper:
     scopes: Sequence[str | None]
     interval: float
     metrics: Metrics
+    workloads: Workloads
     families: Sequence[Sequence[Resource]] = ()
     on_rollback: Callable[[str | None], None] = lambda scope: None
     served: frozenset[str] | None = field(default=None, init=False)
@@ -69,7 +71,6 @@ class Sweeper:
     _filled: dict[str | None, asyncio.Event] = field(init=False)
     _wanted: dict[str | None, asyncio.Event] = field(init=False)
     _rollbacks: dict[str | None, int] = field(init=False)
-    _searched: set[str | None] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._filled = {scope: asyncio.Event() for scope in self.scopes}
@@ -154,9 +155,8 @@ class Sweeper:
             changed += changes
         for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, *names.SCHEDULING_KINDS):
             await self._verify_unlabelled(resource, scope)
-        hidden = self.cache.hidden()
         if names.WORKLOADS.api_version in (self.served or ()):
-            await self._read(names.WORKLOADS, hidden, scope)
+            await self._read(names.WORKLOADS, self.workloads.hidden(), scope)
         if self._rollbacks[scope] != self.cache.rollbacks:
             self._rollbacks[scope] = self.cache.rollbacks
             logger.warning("the API server's versions went back, watching again; was etcd restored?")
@@ -182,9 +182,8 @@ class Sweeper:
     async def _sweep_family(self, scope: str | None, family: Sequence[Resource]) -> tuple[str, int]:
         """List the first kind that is served; return its API version, empty if none is, and the number of changes."""
         for kind in family:
-            # Once also those that lost the label before this process began: no GET asks for what it never saw. Not in
-            # the first sweep, for which every job waits.
-            is_whole = kind is names.WORKLOADS and self._filled[scope].is_set() and scope not in self._searched
+            # Not in the first sweep, for which every job waits.
+            is_whole = kind is names.WORKLOADS and self._filled[scope].is_set() and self.workloads.needs_all(scope)
             try:
                 selector = None if is_whole else names.SELECTORS[kind]
                 changes, _ = await list_into(self.cache, self.cluster, kind, scope, selector)
@@ -196,7 +195,8 @@ class Sweeper:
                     return next((each.api_version for each in family if each.api_version in self.served), ""), 0
                 # Never listed: a refused create then shows in the status of the job that needs it.
                 return kind.api_version, 0
-            self._searched |= {scope} if is_whole else set()
+            if is_whole:
+                self.workloads.listed_all(scope)
             return kind.api_version, changes
         return "", 0
 
@@ -214,44 +214,6 @@ class Sweeper:
                 if resource in OPTIONAL:
                     continue  # Kueue or a gang scheduler is away, which keeps no other object from being read
                 raise
-
-
-async def read_into(
-    cache: Cache, cluster: Cluster, resource: Resource, place: Place, uid: str, *, wake: bool = True
-) -> Json | None:
-    """Apply a GET to the cache; return the object, or None if none has the name.
-
-    uid: of the cached object, which is removed if none has the name; empty if none is cached.
-    wake: as of ``Cache.put``.
-    """
-    try:
-        found = await cluster.get(resource, *place)
-    except NotFound:
-        if uid:
-            cache.remove(resource, *place, uid)
-        return None
-    cache.put(resource, found, wake=wake)
-    return found
-
-
-async def list_into(
-    cache: Cache, cluster: Cluster, resource: Resource, scope: str | None, selector: str | None
-) -> tuple[int, str]:
-    """Apply a LIST to the cache; return the number of changed objects and the version of the LIST.
-
-    scope: the namespace, or None for all.
-    """
-    listing = Listing(
-        cache,
-        resource,
-        lambda entry: (scope is None or entry.namespace == scope) and (selector is None or entry.is_labelled),
-    )
-    version = ""
-    async for page in cluster.pages(resource, scope, selector):
-        version = page.resource_version if page.is_first else version
-        listing.take(page)
-        del page  # or this task would hold it while the next one arrives
-    return listing.finish(), version
 
 
 def explain(error: ClusterError) -> str:

@@ -1,0 +1,164 @@
+"""Write the status of a job with the resourceVersion that the decision is based on, and send the events about it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddpjob.api import names
+from ddpjob.api.names import Key
+from ddpjob.api.objects import Json
+from ddpjob.api.text import shorten
+from ddpjob.engine.actions import Note, Plan, patch_between
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound
+from ddpjob_operator.controller import logs
+from ddpjob_operator.controller.cache import Cache
+from ddpjob_operator.controller.events import EventSender
+from ddpjob_operator.controller.listing import read_into
+from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.schema import STATUS_REFUSED, SchemaMonitor, refused_fields
+from ddpjob_operator.controller.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+COSMETIC_SECONDS = 0.25
+MAX_CONFLICTS = 20
+"""How many conflicts in a row a new plan follows at once: each has the same chance, however often others edit the job.
+With growing delays, 34 edits of the metadata a second delayed a restart by 10 s, and 25 by four writers by a minute."""
+MAX_REFUSAL = 512
+"""Characters of the API server's message in an event: it may quote the object."""
+
+
+@dataclass
+class Written:
+    """What is known of the writes of one job's status. Losing it costs a retry, but is always safe.
+
+    patched_at: monotonic time of the last status patch. conflicts: how many met a conflict since.
+    unannounced: status before and after a patch whose response was lost, and its events.
+    failed: the last status write failed, so nothing is done before the next one has succeeded.
+    refused: the last event about a status that was refused, so that it is sent once.
+    rival: the log says that another operator writes the status.
+    """
+
+    patched_at: float = float("-inf")
+    conflicts: int = 0
+    unannounced: tuple[Json, Json, Plan] | None = None
+    failed: bool = False
+    refused: str = ""
+    rival: bool = False
+
+
+@dataclass(kw_only=True)
+class Recorder:
+    """Writes statuses. clock: monotonic seconds.
+
+    may_begin: whether this process wrote some status, and the last one was not refused.
+    """
+
+    cluster: Cluster
+    cache: Cache
+    queue: WorkQueue
+    events: EventSender
+    metrics: Metrics
+    schema: SchemaMonitor
+    clock: Callable[[], float]
+    may_begin: bool = field(default=False, init=False)
+
+    def observe(self, job: Json, written: Written) -> None:
+        """Announce a write whose response was lost, if the job shows that it took place."""
+        if written.unannounced is not None:
+            before, status, plan = written.unannounced
+            written.unannounced = None
+            if job.get("status") == status:
+                self.metrics.observe_status(before, status)
+                self.announce(job, plan)
+
+    def wait(self, plan: Plan, written: Written) -> float:
+        """Return for how many seconds to delay a status that is not urgent, to combine it with the next one."""
+        if plan.status is None or plan.urgent:
+            return 0.0
+        return max(written.patched_at + COSMETIC_SECONDS - self.clock(), 0.0)
+
+    async def record(self, key: Key, job: Json, plan: Plan, written: Written) -> Json | None:
+        """Write the status if it changed; return None if the job changed since the plan was made, or is gone."""
+        patch = patch_between(job.get("status") or {}, plan.status) if plan.status is not None else {}
+        if not patch:
+            self.schema.clear(key)
+            return job
+        body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
+        written.unannounced = job.get("status") or {}, dict(plan.status or {}), plan
+        written.failed = True
+        try:
+            recorded = await self.cluster.patch_status(names.DDPJOBS, *key, body)
+        except Conflict:
+            await self._conflicted(key, job, written)
+            return None
+        except NotFound:
+            self.cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])  # which queues the job: it is forgotten
+            return None
+        except (Forbidden, Invalid) as error:
+            raise self._refused(key, job, written, error) from error
+        self.schema.clear(key)
+        written.unannounced, written.failed, written.conflicts = None, False, 0
+        written.patched_at = self.clock()
+        self.may_begin = True
+        return recorded if self._take(key, job, recorded, plan) else None
+
+    def _take(self, key: Key, job: Json, recorded: Json, plan: Plan) -> bool:
+        """Put the answer to a patch into the cache; return False if it changed nothing."""
+        if recorded["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]:
+            # The cached status lacked fields, because it was read while the CRD was replaced.
+            self.cache.put(names.DDPJOBS, recorded, wake=False, same_version=True)
+            self.queue.retry(key)
+            return False
+        self.metrics.observe_status(job.get("status") or {}, recorded["status"])
+        # A decision is followed by another plan. What only shows the state follows from what was planned already.
+        self.cache.put(names.DDPJOBS, recorded, wake=False)
+        if plan.urgent:
+            self.queue.add(key)
+        logs.set_attempt(recorded["status"].get("attempt", 0))
+        return True
+
+    async def _conflicted(self, key: Key, job: Json, written: Written) -> None:
+        """Read the job again, and plan again: at once, or later after many conflicts in a row."""
+        await read_into(self.cache, self.cluster, names.DDPJOBS, key, self.cache.job_uid(key) or "")
+        self._report_rival(key, job, written)
+        written.conflicts += 1
+        if written.conflicts <= MAX_CONFLICTS:
+            self.queue.add(key)
+        else:
+            self.queue.retry(key)
+
+    def _report_rival(self, key: Key, job: Json, written: Written) -> None:
+        """Log once a job that another operator has written the status: users have no right to do so."""
+        found = self.cache.job(key)
+        if written.rival or found is None or found["metadata"]["uid"] != job["metadata"]["uid"]:
+            return
+        if found.get("status") != job.get("status"):
+            written.rival = True
+            logger.warning(
+                "another operator writes the status of this job; two serve a namespace during an upgrade only"
+            )
+
+    def _refused(self, key: Key, job: Json, written: Written, error: ClusterError) -> ClusterError:
+        """Report a status that the CRD's schema or an admission plugin refuses, in an event: the status cannot show it.
+
+        Returns the error, without the object in its text if it is the schema's.
+        """
+        self.may_begin = False
+        if fields := refused_fields(error):
+            note = self.schema.note(key, fields)
+            error = Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
+        else:
+            text = f"the status cannot be written, so nothing is done for this job: {shorten(str(error), MAX_REFUSAL)}"
+            note = Note("Warning", STATUS_REFUSED, text) if written.refused != text else None
+            written.refused = text
+        if note is not None:
+            self.events.send(job, note)
+        return error
+
+    def announce(self, job: Json, plan: Plan) -> None:
+        """Send the events of a plan."""
+        for note in plan.events:
+            # Only the reason: a message may contain the end of the user's log, and with it a secret.
+            logger.info("event %s", note.reason)
+            self.events.send(job, note)
