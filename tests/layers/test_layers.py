@@ -130,9 +130,9 @@ def test_with_ci_failed_tests_run_once_more_and_are_named_if_they_pass_then(tmp_
 
 
 def test_many_failed_tests_do_not_run_again(tmp_path: Path) -> None:
-    source = "".join(FLAKY.format(name=f"t{n}", folder=tmp_path, least=2) for n in range(9))
+    source = "".join(FLAKY.format(name=f"t{n}", folder=tmp_path, least=2) for n in range(3))
     [result] = run_layers(layer_of(tmp_path, "many", source), ci=True)
-    assert counts(result) == (0, 9, 0)
+    assert counts(result) == (0, 3, 0)
 
 
 @pytest.mark.parametrize(
