@@ -2,8 +2,9 @@
 
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas → docs/schemas.md; table of
 failures → docs/failures.md; options of `ddpjob` → docs/commands.md; docstrings → docs/python-reference.md; flow.py →
-docs/flow.svg; lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed;
-manifests/examples/train.py → ddprun-script.yaml beside it;
+docs/flow.svg; decisions → docs/decisions/README.md;
+lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed; manifests/examples/train.py →
+ddprun-script.yaml beside it;
 chart → manifests/rbac.yaml, operator.yaml; krew.py → manifests/krew/ddpjob.yaml. Tests in this folder compare each file
 with what this module writes.
 """
@@ -28,7 +29,18 @@ from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from ddpjob.client.volume.contents import Pulled, VolumeContents
-from tests.install import commands, failures, guide, krew, lessons, object_schemas, python_reference, schemas, scripts
+from tests.install import (
+    commands,
+    decisions,
+    failures,
+    guide,
+    krew,
+    lessons,
+    object_schemas,
+    python_reference,
+    schemas,
+    scripts,
+)
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -135,7 +147,7 @@ def main() -> None:
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
     texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation()}
     texts |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
-    texts |= {PYTHON: python_reference.reference(), krew.MANIFEST: krew.text()}
+    texts |= {PYTHON: python_reference.reference(), krew.MANIFEST: krew.text(), decisions.INDEX: decisions.index()}
     texts |= {schema_file(name): object_schemas.text(schema()) for name, schema in OBJECTS.items()}
     EXPLANATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import as_yaml, custom_resource_definition
-from tests.install import commands, failures, object_schemas, python_reference, schemas
+from tests.install import commands, decisions, failures, object_schemas, python_reference, schemas
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -49,6 +49,19 @@ def test_field_reference_is_current() -> None:
     assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/fields.md {AGAIN}"
     assert EXPLANATION.read_text(encoding="utf-8") == explanation(), f"docs/schemas/explanation.json {AGAIN}"
     assert FAILURES.read_text(encoding="utf-8") == failures.reference(), f"docs/failures.md {AGAIN}"
+
+
+def test_list_of_the_decisions_is_current() -> None:
+    assert decisions.INDEX.read_text(encoding="utf-8") == decisions.index(), f"docs/decisions/README.md {AGAIN}"
+
+
+def test_a_decision_without_a_number_or_a_status_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0001-a.md").write_text("# 0001 A\n\n**Status:** superseded by [0002](0002-b.md).\n\nText.\n")
+    assert decisions.index(tmp_path).endswith("- [0001 A](0001-a.md): superseded by [0002](0002-b.md).\n")
+    for text in ("# 0001 B\n\n**Status:** accepted.\n\n", "# 0002 B\n\nText.\n"):
+        (tmp_path / "0002-b.md").write_text(text)
+        with pytest.raises(ValueError, match=r"0002-b\.md does not begin"):
+            decisions.index(tmp_path)
 
 
 def test_reference_of_the_commands_is_current() -> None:
