@@ -36,7 +36,7 @@ class Row(floor.Row):
     slowest_ms: float
     """The slowest repetition of the operator."""
     stages_ms: dict[str, float]
-    """The times of the status patch, the Service and the first pod."""
+    """The times of the status patch, the Service and the first pod, in the JSON only."""
 
 
 async def measure(sizes: Sequence[int], repetitions: int) -> tuple[list[Row], dict[str, Any]]:
@@ -90,10 +90,6 @@ def table(result: Result[Row]) -> str:
     rows, first = result.rows, result.more["first_run_ms"]
     more = {"slowest run": [row.slowest_ms for row in rows], "first run": [first[str(row.nodes)] for row in rows]}
     lines = floor.table_lines(result, AIM, "operator", more)
-    lines += ["", "Where the time goes (medians, ms after the job's POST was sent):", ""]
-    stages = list(rows[0].stages_ms)
-    lines += [f"| nodes | {' | '.join(stages)} |", "|---:|" + "---:|" * len(stages)]
-    lines += [f"| {row.nodes} | {' | '.join(str(row.stages_ms.get(s, '')) for s in stages)} |" for row in rows]
     return "\n".join([*lines, "", result.source()])
 
 

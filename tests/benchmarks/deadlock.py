@@ -1,21 +1,17 @@
 """Count how often two jobs block each other, without gangs, with the guard, and with Kubernetes' own PodGroup.
 
-    python -m tests.benchmarks.deadlock            # tables on standard output
+    python -m tests.benchmarks.deadlock            # a table on standard output
     python -m tests.benchmarks.deadlock --write    # and into docs/benchmarks.md
 
 Six Kubernetes nodes have place for one pod each, and two jobs of four nodes arrive within 300 ms. In half of the
 repetitions the nodes are free; in the others a predecessor has them, and frees one after the other. The jobs are
 blocked when each has three nodes. The control plane and its scheduler are Kubernetes 1.36; the nodes have no machines
 (tests/gangs). Several cells, each with six nodes, a namespace and an operator, share the control plane.
-
-The second table is what a gang costs: the time from the POST of a job of 64 nodes until all its pods exist, with and
-without a PodGroup, in turns. There, no scheduler runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import itertools
 import json
@@ -32,8 +28,7 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.benchmarks.api_server import ApiServer
-from tests.benchmarks.report import describe_machine, percentile95, write_section
+from tests.benchmarks.report import describe_machine, write_section
 from tests.controller.operator_process import OperatorProcess
 from tests.gangs.cell import Cell
 from tests.gangs.cluster import Kubernetes136
@@ -49,7 +44,6 @@ RESOLVE_SECONDS = 2 * GUARD_SECONDS + 10
 """The aim for the guard."""
 LIMIT_SECONDS = 90.0
 """Jobs that have made no progress for so long are blocked."""
-COST_NODES = 64
 GROUPS = names.KUBERNETES_GROUPS[1]
 CASES = ("free nodes", "a predecessor")
 
@@ -230,23 +224,6 @@ def _deliver(spaces: dict[str, Events], kind: str, pod: Json) -> None:
         events.take(kind, pod)
 
 
-async def cost(plane: Kubernetes136, repetitions: int) -> dict[str, list[float]]:
-    """Return the milliseconds from the POST of a job until its pods exist, without and with a group, in turns."""
-    found: dict[str, list[float]] = {"without": [], "with": []}
-    async with contextlib.AsyncExitStack() as stack:
-        apis = {}
-        for name, scheduler in (("without", ""), ("with", "kubernetes")):
-            plane.make_namespace(f"cost-{name}")
-            space = f"cost-{name}"
-            stack.enter_context(OperatorProcess(plane, space, name=f"operator-{space}", gang_scheduler=scheduler))
-            apis[name] = await stack.enter_async_context(ApiServer.reached_by(plane, space))
-            await apis[name].run_job(COST_NODES)
-        for repetition in range(repetitions):
-            for name in sorted(apis, reverse=bool(repetition % 2)):
-                found[name].append((await apis[name].run_job(COST_NODES)).total_ms)
-    return found
-
-
 def table(arms: dict[str, dict[str, list[Outcome]]], machine: str) -> str:
     """Return the deadlocks as a Markdown table."""
     lines = [
@@ -275,17 +252,6 @@ def table(arms: dict[str, dict[str, list[Outcome]]], machine: str) -> str:
     return "\n".join([*lines, "", aim, "", f"Measured on {machine}."])
 
 
-def cost_table(found: dict[str, list[float]], machine: str) -> str:
-    """Return the cost of a gang as a Markdown table."""
-    added = [with_group - without for with_group, without in zip(found["with"], found["without"], strict=True)]
-    rows = [("without a PodGroup", found["without"]), ("with a PodGroup", found["with"])]
-    lines = ["| job of 64 nodes | all pods exist: median | 95th percentile |", "|---|---:|---:|"]
-    lines += [f"| {name} | {statistics.median(times):.1f} ms | {percentile95(times):.1f} ms |" for name, times in rows]
-    median, high = statistics.median(added), percentile95(added)
-    lines.append(f"| the second minus the first, in pairs | **{median:.1f} ms** | {high:.1f} ms |")
-    return "\n".join([*lines, "", f"{len(added)} repetitions each, in turns, on {machine}."])
-
-
 def _add(arms: dict[str, dict[str, list[Outcome]]], earlier: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     """Add the outcomes of an earlier run."""
     for name, cases in earlier.items():
@@ -301,10 +267,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of each arm, at most (default: %(default)s)")
     parser.add_argument("--cells", type=int, default=10, help="side by side (default: %(default)s)")
     parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
-    parser.add_argument("--cost-repetitions", type=int, default=41, help="0 skips the second table")
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="FILE", help="JSON of earlier runs to add")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()
     prepare.ensure("etcd", *Kubernetes136.programs.values())
     earlier = [json.loads(file.read_text()) for file in options.add]
@@ -320,15 +285,9 @@ def main() -> int:
         _add(arms, each["arms"])
     arms = {name: arms[name] for name in ARMS if name in arms}
     result["arms"] = {name: {case: [asdict(o) for o in found] for case, found in c.items()} for name, c in arms.items()}
-    sections = {"deadlock": table(arms, machine)} if arms else {}
-    if options.cost_repetitions:
-        with contextlib.redirect_stdout(sys.stderr), Kubernetes136(scheduler=False) as plane:
-            result["cost_ms"] = asyncio.run(cost(plane, options.cost_repetitions))
-        sections["gang-cost"] = cost_table(result["cost_ms"], machine)
-    print(json.dumps(result, indent=2) if options.json else "\n\n".join(sections.values()))
+    print(json.dumps(result, indent=2) if options.json else table(arms, machine))
     if options.write:
-        for name, section in sections.items():
-            write_section(name, section)
+        write_section("deadlock", table(arms, machine))
     return 0
 
 

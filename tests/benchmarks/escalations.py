@@ -73,7 +73,6 @@ class Fault(NamedTuple):
         path: what follows, as the design says.
         attempts: how many attempts the job then has had.
         restarts: of either kind, which the status then counts.
-        estimate: the design's, until the next training step on kind.
         cause: makes it happen, and returns when.
         flags: of the training.
     """
@@ -82,7 +81,6 @@ class Fault(NamedTuple):
     path: str
     attempts: int
     restarts: int
-    estimate: str
     cause: Callable[[Trial], float]
     flags: Sequence[str] = ()
 
@@ -128,20 +126,20 @@ def _last_step(trial: Trial) -> float:
 
 
 FAULTS = {
-    "rank": Fault("a rank is killed", "next life", 1, 1, "0.5 to 1 s", _signal_rank),
+    "rank": Fault("a rank is killed", "next life", 1, 1, _signal_rank),
     "restart": Fault(
-        "and one of the other node before the next life's first step", "the life after it", 1, 2, "1 s more",
+        "and one of the other node before the next life's first step", "the life after it", 1, 2,
         _kill_in_two_lives,
     ),
     "hang": Fault(
-        f"a rank hangs, `--hang-timeout {HANG_TIMEOUT}`", "next life", 1, 1, f"{HANG_TIMEOUT} + 3 s",
+        f"a rank hangs, `--hang-timeout {HANG_TIMEOUT}`", "next life", 1, 1,
         partial(_signal_rank, name="SIGSTOP"), ("--hang-timeout", str(HANG_TIMEOUT)),
     ),
-    "launcher": Fault("the launcher of node 1 is killed", "attempt", 2, 1, "7 to 9 s", partial(_kill_launcher, node=1)),
-    "leader": Fault("the launcher of node 0 is killed", "attempt", 2, 1, "7 to 9 s", partial(_kill_launcher, node=0)),
-    "oom": Fault("a rank reaches the memory limit", "attempt", 2, 1, "7 to 9 s", _last_step, ("--chaos", "oom:1:15")),
-    "deleted": Fault("a pod is deleted: all save a checkpoint", "attempt, free", 2, 1, "grace + attempt", _delete),
-    "partition": Fault("a pod is cut off from the network", "attempt", 2, 1, "17 s", _cut_off),
+    "launcher": Fault("the launcher of node 1 is killed", "attempt", 2, 1, partial(_kill_launcher, node=1)),
+    "leader": Fault("the launcher of node 0 is killed", "attempt", 2, 1, partial(_kill_launcher, node=0)),
+    "oom": Fault("a rank reaches the memory limit", "attempt", 2, 1, _last_step, ("--chaos", "oom:1:15")),
+    "deleted": Fault("a pod is deleted: all save a checkpoint", "attempt, free", 2, 1, _delete),
+    "partition": Fault("a pod is cut off from the network", "attempt", 2, 1, _cut_off),
 }  # fmt: skip
 
 
@@ -198,13 +196,13 @@ def _first_step(trial: Trial) -> float | None:
 def table(courses: Mapping[str, Sequence[Course]], machine: str) -> str:
     """Return the result as a Markdown table."""
     lines = [
-        "| What happens | Then | Design's estimate | Attempt ended after | → next training step, median | slowest |",
-        "|---|---|---:|---:|---:|---:|",
+        "| What happens | Then | Attempt ended after | → next training step, median | slowest |",
+        "|---|---|---:|---:|---:|",
     ]
     for name, found in courses.items():
         fault, stepped = FAULTS[name], [one.stepped for one in found]
         ended = [one.ended for one in found if one.ended is not None]
-        cells = [fault.what, fault.path, fault.estimate, f"{statistics.median(ended):.1f} s" if ended else ""]
+        cells = [fault.what, fault.path, f"{statistics.median(ended):.1f} s" if ended else ""]
         cells += [f"**{statistics.median(stepped):.1f} s**", f"{max(stepped):.1f} s"]
         lines.append(f"| {' | '.join(cells)} |")
     count = max(map(len, courses.values()))

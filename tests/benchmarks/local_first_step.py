@@ -133,16 +133,14 @@ def help_seconds(repetitions: int) -> float:
 def table(measured: Mapping[str, Mapping[str, list[Start]]], foot: str) -> str:
     """Return the result as a Markdown table."""
     lines = [
-        "| data | page cache | `ddpjob run` → first training step | fastest | slowest | job shown | all pods run |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| data | page cache | `ddpjob run` → first training step | fastest | slowest |",
+        "|---|---|---:|---:|---:|",
     ]
     for name, by_cache in measured.items():
         for cache, starts in by_cache.items():
             steps = [one.first_step for one in starts]
-            shown, running = (statistics.median(getattr(one, key) for one in starts) for key in ("shown", "running"))
             lines.append(
-                f"| {name} | {cache} | **{statistics.median(steps):.1f} s** | {min(steps):.1f} s | {max(steps):.1f} s "
-                f"| {shown:.2f} s | {running:.2f} s |"
+                f"| {name} | {cache} | **{statistics.median(steps):.1f} s** | {min(steps):.1f} s | {max(steps):.1f} s |"
             )
     return "\n".join([*lines, "", foot])
 

@@ -239,7 +239,8 @@ def table(figures: Figures) -> str:
             ("the same, maximum", f"{figures.many_pods_peak_mib:.0f}"),
         ]
     rows += [
-        (f"after {count:,} finished and deleted jobs", f"{mib:.0f}") for count, mib in figures.after_jobs_mib.items()
+        (f"after {count:,} finished and deleted jobs", f"{figures.after_jobs_mib[count]:.0f}")
+        for count in sorted(figures.after_jobs_mib)[4::5]
     ]
     lines = ["| State | Resident memory, MiB |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     if figures.jobs:

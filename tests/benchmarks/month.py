@@ -352,10 +352,8 @@ def table(result: Json) -> str:
         ("of what the faults leave", f"**{100 * result['of_what_is_left']:.2f} %**"),
         ("delay after a fault: median, 95 %, slowest", ", ".join(f"{delay:.0f} s" for delay in result["delays"])),
     ]
-    reasons = ", ".join(f"{reason} {number}" for reason, number in result["reasons"].most_common())
-    faults = ", ".join(f"{kind} {number}" for kind, number in sorted(result["faults"].items()))
     lines = ["| | |", "|---|---:|", *(f"| {name} | {value} |" for name, value in rows)]
-    return "\n".join([*lines, "", f"Faults: {faults}. Restarts by reason: {reasons}.", "", result["note"]])
+    return "\n".join([*lines, "", result["note"]])
 
 
 def main() -> int:

@@ -171,13 +171,13 @@ def table(lives: Mapping[str, list[Life]], machine: str) -> str:
         "the operator's share: ending and creation (aim: 0.15 s)": lambda life: life.recovery.operator,
         "beside creation, deletion: until the pods of attempt 1 have ended": lambda life: life.recovery.deletion,
     }
-    lines = ["| | " + " | ".join(f"{where}: median | fastest | slowest" for where in lives) + " |"]
-    lines.append("|---|" + "---:|---:|---:|" * len(lives))
+    lines = ["| | " + " | ".join(f"{where}: median (fastest, slowest)" for where in lives) + " |"]
+    lines.append("|---|" + "---:|" * len(lives))
     for name, of in rows.items():
         cells = []
         for found in lives.values():
             times = [of(life) for life in found]
-            cells += [f"{time:.2f} s" for time in (statistics.median(times), min(times), max(times))]
+            cells.append(f"{statistics.median(times):.2f} s ({min(times):.2f}, {max(times):.2f})")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     count = max(map(len, lives.values()))
     return "\n".join([*lines, "", f"{count} jobs each, one after the other, on {machine}."])
