@@ -108,15 +108,12 @@ def row(program: Program, outcomes: Mapping[str, Outcome], restarted: Restarted 
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Return the table of all programs as Markdown, and below it where each comes from and its command."""
+    """Return the table of all programs as Markdown, and below it what a reader must know of a row."""
     lines = [f"| Program | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
     for program in PROGRAMS:
         cells = rows.get(program.name, {})
         lines.append(f"| {program.name} | {' | '.join(str(cells.get(column, Cell(None))) for column in COLUMNS)} |")
-    lines += ["", "Each is started with `ddprun --nproc-per-node 2` and:", ""]
-    for program in PROGRAMS:
-        remark = f" {program.remark}" if program.remark else ""
-        lines.append(f"- {program.name}: {program.source}, `{program.arguments}`.{_killed(program)}{remark}")
+    lines += ["", *(f"- {program.name}: {program.remark}" for program in PROGRAMS if program.remark)]
     return "\n".join(lines)
 
 
@@ -162,22 +159,9 @@ def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:
 def _ending(outcome: Outcome | Restarted) -> str:
     if outcome.code is None:
         return "it does not end"
-    if message := outcome.report.get("message"):
-        return f"`{message}`"
     errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+(?:Error|Exception): .*)$", outcome.output)
-    return f"`{errors[0]}`" if errors else f"exit code {outcome.code}"
-
-
-def _killed(program: Program) -> str:
-    """Return what differs for the column about restarts."""
-    how = program.restart
-    if how is None:
-        return ""
-    nodes = f" on {how.nodes} nodes, each with a folder of its own," if how.nodes > 1 else ""
-    without = f" in place of `{how.without}`" if how.without else ""
-    files = "".join(f", and `{text.strip()}` in {name}" for name, text in how.files.items())
-    first = f", after a run with `{how.first}`" if how.first else ""
-    return f" Killed{nodes} with `{how.adds}`{without}{files}{first}."
+    message = str(outcome.report.get("message") or next(iter(errors), ""))
+    return f"`{message.partition('. ')[0]}`" if message else f"exit code {outcome.code}"
 
 
 def _place(report: Mapping[str, object]) -> str:

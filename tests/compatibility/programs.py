@@ -25,9 +25,6 @@ class Checkout:
         """The name of the script."""
         return PurePosixPath(self.script).name
 
-    def __str__(self) -> str:
-        return f"`{self.script}` of {self.repository} at {self.commit[:10]}"
-
 
 @dataclass(frozen=True)
 class Installed:
@@ -40,9 +37,6 @@ class Installed:
     def file(self) -> str:
         """The name of the module's file."""
         return self.module.rpartition(".")[2] + ".py"
-
-    def __str__(self) -> str:
-        return f"`-m {self.module}` of the package {self.package}"
 
 
 @dataclass(frozen=True)
@@ -184,7 +178,7 @@ PROGRAMS = (
             first="--save_strategy steps --save_steps 5 --max_steps 5",
             files={"resume.yaml": "resume_from_checkpoint: true\n"},
         ),
-        remark="With this setting it begins from the newest checkpoint, and fails if there is none.",
+        remark="With `resume_from_checkpoint: true` it begins from the newest checkpoint, and fails if there is none.",
     ),
     Program(
         name="Kubeflow, mnist",

@@ -59,6 +59,8 @@ def test_program_runs_if_it_ends_with_all_losses_of_torchrun() -> None:
         == "`AssertionError: Torch not compiled with CUDA enabled` under torchrun, too"
     )
     assert runs(PROGRAM, ENDED, replace(ENDED, code=None)) == Cell(False, "it does not end")
+    no_driver = replace(ENDED, code=1, report={"message": "No driver. Please install one from https://example.com"})
+    assert runs(PROGRAM, ENDED, no_driver) == Cell(False, "`No driver`")
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"kind": "PeerLost"}, {"where": "optimizer.py:517"}, {"message": ""}])
