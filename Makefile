@@ -12,10 +12,10 @@ MNIST  := $(or $(abspath $(wildcard ../shared/mnist)),$(or $(DDPJOB_CACHE),$(HOM
 # pip shows its progress on a terminal only.
 QUIET  := $(if $(MAKE_TERMOUT),,--quiet)
 NAME   ?= ddpjob
-ALL_LAYERS := lint unit local install apiserver trainer resilience kind
+ALL_LAYERS := lint unit local install apiserver ddprun ddptrain lessons kind
 LAYERS ?= $(ALL_LAYERS)
 LAYER_TARGETS := $(ALL_LAYERS:%=test-%)
-UNDER_LOAD ?= resilience
+UNDER_LOAD ?= ddprun
 # Built for `make soak` and benchmarks only.
 GANGS := kube-apiserver-1.36 kube-controller-manager-1.36 kube-scheduler-1.36 coscheduling coscheduling-controller
 PYTEST := $(BIN)/pytest -q
@@ -63,7 +63,7 @@ demo-kind: $(DEMO)  ## train MNIST on a kind cluster, which is created if necess
 demo-down: kind-down  ## delete what demo-kind created
 
 # tests/layers/definitions.py has the commands of each layer and what must be built before it.
-test: setup  ## all test layers: lint, unit, local, install, apiserver, trainer, resilience, kind
+test: setup  ## all test layers: lint, unit, local, install, apiserver, ddprun, ddptrain, lessons, kind
 	@$(PY) -m tests.layers $(LAYERS)
 
 prepare: setup  ## build and download what all layers need, without running a test
@@ -76,8 +76,9 @@ test-unit:  ## the pure core and the operator's parts, without a cluster
 test-local:  ## whole jobs as processes of this machine, and the command line
 test-install:  ## chart, manifests, docs, programs built from source
 test-apiserver:  ## operator against a real kube-apiserver and etcd
-test-trainer:  ## trainer with gloo at world sizes 1, 2, 3, 4, 7: what it computes
-test-resilience:  ## the trainer under kills, hangs, signals and power cuts
+test-ddprun:  ## the launcher: restarts, hangs, kills, signals, missing peers
+test-ddptrain:  ## the trainer with gloo, up to seven ranks: results, checkpoints, usage
+test-lessons:  ## the lessons, and the pages about torch.distributed
 test-kind:  ## everything on a real kind cluster
 
 $(LAYER_TARGETS): test-%: setup
@@ -88,7 +89,7 @@ contract: setup  ## of test-apiserver, random requests to the in-memory cluster 
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/cluster/contract
 
-test-under-load: setup  ## the resilience layer five times, with a busy loop on each core (UNDER_LOAD=resilience)
+test-under-load: setup  ## the layer ddprun five times, with a busy loop on each core (UNDER_LOAD=ddprun)
 	$(PY) -m tests.layers --times 5 --busy $(UNDER_LOAD)
 
 mutants: setup  ## put more than 500 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
@@ -115,9 +116,9 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PY) -m tests.e2e.scripts
 	$(PY) -m tests.compatibility prepare
 	$(PY) -m tests.compatibility run
-	$(PY) -m tests.trainer.lives
-	$(PYTEST) tests/trainer/soak.py
-	$(PYTEST) tests/trainer/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
+	$(PY) -m tests.ddprun.lives
+	$(PYTEST) tests/ddprun/soak.py tests/ddptrain/soak.py tests/lessons/soak.py
+	$(PYTEST) tests/ddprun/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
 
 format: setup  ## format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix .
@@ -127,7 +128,7 @@ generate: setup  ## CRD, chart copy, plain manifests, field reference and diagra
 	$(PY) -m tests.install.generate
 
 pictures: setup  ## the curves and the screenshots of both reports in docs, from a training in which a rank is killed
-	$(PY) -m tests.trainer.browser.pictures --data-dir $(MNIST)
+	$(PY) -m tests.ddptrain.browser.pictures --data-dir $(MNIST)
 
 constraints: setup  ## pin the installed versions
 	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+).*/\1/'; } > constraints.new
@@ -151,7 +152,7 @@ bench: setup  ## measure the time from apply to all pods, and the time of the sa
 	$(PY) -m tests.benchmarks.apply_to_pods
 
 gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compare and bench on this machine's GPUs, and scripts with failures
-	$(PY) -m tests.trainer.gpu; trainer=$$?; $(PY) -m tests.trainer.gpu_scripts && exit $$trainer
+	$(PY) -m tests.ddptrain.gpu; trainer=$$?; $(PY) -m tests.ddprun.gpu_scripts && exit $$trainer
 
 clean:  ## delete the virtual environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache ddpjob.egg-info

@@ -1,4 +1,4 @@
-"""What the end of a log says about a failure. For logs that torchrun writes: tests/trainer/resilience."""
+"""What the end of a log says about a failure. For logs that torchrun writes: tests/ddprun/resilience."""
 
 import asyncio
 import json

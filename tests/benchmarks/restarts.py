@@ -25,12 +25,12 @@ import torch
 from ddpjob.api.objects import Json
 from ddprun.reporting.metrics import read_rows
 from tests.benchmarks.report import describe_machine, write_section
+from tests.ddptrain.runs import final_weights
 from tests.e2e.demo import say, set_up
 from tests.e2e.kubectl import Kubectl, until
 from tests.e2e.namespace import job_namespace, until_all_are_gone
 from tests.e2e.trials import Outcome, Trial, Trials, running
 from tests.kind.cluster import DEFAULT_NAME
-from tests.trainer.runs import final_weights
 
 NODES, RANKS = 2, 2
 EVERY = 5  # steps between checkpoints

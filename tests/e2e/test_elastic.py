@@ -6,10 +6,10 @@ import pytest
 
 from ddpjob.api.objects import Json
 from ddptrain import weights
+from tests.ddptrain.runs import final_weights
 from tests.e2e import nodes
 from tests.e2e.jobs import strictly_apart
 from tests.e2e.trials import Trial, small_job
-from tests.trainer.runs import final_weights
 
 pytestmark = [pytest.mark.kind, pytest.mark.soak, pytest.mark.timeout(3000, func_only=True)]
 

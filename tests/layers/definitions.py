@@ -51,10 +51,6 @@ def _mypy(cache: str, *arguments: str) -> Command:
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager")
 _NO_CLUSTER = ("-m", "not apiserver and not kind")
 
-# What a reader of the trainer's documents does; the other tests of the trainer run beside it.
-FOLLOWED = tuple(f"tests/trainer/test_{name}.py" for name in ("guide", "lessons", "examples"))
-_NOT_FOLLOWED = tuple(f"--ignore={path}" for path in ("tests/trainer/resilience", *FOLLOWED))
-
 # The order in which commands start: what takes longest comes first, so that it does not run at the end by itself. The
 # kind layer gets the share of the builds (``runner.BUILD_CORES``) when they end, because it asks for no more.
 LAYERS = (
@@ -72,13 +68,14 @@ LAYERS = (
         ),
     ),
     Layer(
-        "trainer",
+        "ddprun",
         (
-            pytest_command(*FOLLOWED, cores=0.3),
-            pytest_command("tests/trainer", *_NOT_FOLLOWED, needs=("chromium",), cores=0.3),
+            pytest_command("tests/ddprun/resilience", cores=0.3),
+            pytest_command("tests/ddprun", "--ignore=tests/ddprun/resilience", cores=0.3),
         ),
     ),
-    Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.3),)),
+    Layer("ddptrain", (pytest_command("tests/ddptrain", needs=("chromium",), cores=0.3),)),
+    Layer("lessons", (pytest_command("tests/lessons", cores=0.3),)),
     Layer(
         "local",
         (pytest_command("tests/local", "tests/cli", "tests/client", *_NO_CLUSTER, needs=("shells",), cores=0.4),),

@@ -1,0 +1,194 @@
+"""A volume that does not answer never blocks the launcher. A named pipe without a writer serves as the volume."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddprun.diagnostics import Diagnostics
+from ddprun.distributed.topology import Ranks
+from ddprun.launcher import node_reports
+from ddprun.launcher.node_reports import NodeReports, read
+from ddprun.launcher.processes import WorkerProcess, run_with_timeout
+from ddprun.reporting.console import Console
+from ddprun.reporting.progress import Progress
+from ddptrain.reporting.metrics import MetricsLogger
+from tests.ddptrain.builders import SMALL, node
+from tests.ddptrain.runs import ForkServer, wait_until
+from tests.processes import free_port
+
+pytestmark = pytest.mark.together
+
+
+def test_run_with_timeout_returns_the_result() -> None:
+    assert run_with_timeout(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
+
+
+def test_run_with_timeout_returns_none_for_an_error() -> None:
+    assert run_with_timeout(60, lambda: Path("/absent").read_text()) is None
+
+
+def test_run_with_timeout_kills_work_that_blocks(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    pid_file = tmp_path / "pid"
+
+    def work() -> str:
+        pid_file.write_text(str(os.getpid()))
+        return (tmp_path / "pipe").read_text()
+
+    begun = time.monotonic()
+    assert run_with_timeout(1, work) is None
+    assert time.monotonic() - begun < 30
+    wait_until(lambda: _is_gone(int(pid_file.read_text())), "its process to end")
+
+
+def test_run_with_timeout_returns_none_when_cancelled(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    asked = iter([False, False, True])
+    begun = time.monotonic()
+    assert run_with_timeout(600, (tmp_path / "pipe").read_text, lambda: next(asked)) is None
+    assert time.monotonic() - begun < 60
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def test_a_launcher_exits_although_the_reports_cannot_be_read(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--step-delay", 0.3)
+    zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
+    zero.at_step(2)
+    folder = tmp_path / "reports" / "u-0"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "node-x.json")
+    os.killpg(one.pid, signal.SIGKILL)
+    assert zero.wait() == 77, zero.output()
+    assert zero.message()["cause"] == "peer"
+
+
+def test_reports_of_an_earlier_start_with_more_nodes_are_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "reports" / "local-0"
+    report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
+    NodeReports(folder, Ranks(nnodes=2, node_rank=1, nproc_per_node=2, world_size=4)).write(report, [], [])
+    (folder / "rank-3.stacks.txt").touch()
+    alone = NodeReports(folder, Ranks(nproc_per_node=2, world_size=2))
+    for rank in (0, 1):
+        alone.set_aside()
+        alone.set_aside()  # nothing is left to set aside
+        assert not folder.exists()
+        alone.write({**report, "rank": rank}, [], [])
+    ranks = {path.name: [found["report"]["rank"] for found in read(path)] for path in folder.parent.iterdir()}
+    assert ranks == {"local-0.1": [3], "local-0.2": [0], "local-0": [1]}
+
+
+def test_a_node_that_starts_later_leaves_the_reports_of_the_others_in_place(tmp_path: Path) -> None:
+    ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
+    zero, one = (NodeReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
+    report = {"code": 1, "cause": "own", "rank": 0, "message": "boom"}
+    zero.write(report, [], [])
+    one.write(report, [], [])
+    zero.set_aside()
+    zero.write(report, [], [])
+    one.set_aside()
+    assert [[found["node"] for found in read(path)] for path in sorted(zero.folder.parent.iterdir())] == [[0], [0, 1]]
+
+
+def test_a_report_is_not_set_aside_with_that_of_an_earlier_start_of_another_node(tmp_path: Path) -> None:
+    ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
+    zero, one = (NodeReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
+    report = {"code": 1, "cause": "own", "rank": 0, "message": "of the first start"}
+    one.write(report, [], [])  # the launcher of node 0 was killed
+    zero.set_aside()
+    zero.write({**report, "message": "of the second start"}, [], [])
+    one.set_aside()
+    found = {path.name: [node["report"]["message"] for node in read(path)] for path in zero.folder.parent.iterdir()}
+    assert found == {"local-0": ["of the second start"], "local-0.1": ["of the first start"]}
+
+
+def test_a_report_is_written_before_the_dumps_which_the_volume_may_refuse(tmp_path: Path) -> None:
+    diagnostics = Diagnostics.create(0)
+    os.write(diagnostics.stacks, b"where rank 0 was")
+    (tmp_path / "reports" / "u-1" / "rank-0.stacks.txt" / "in the way").mkdir(parents=True)
+    NodeReports(tmp_path / "reports" / "u-1", Ranks()).write(
+        {"code": 76}, [], [WorkerProcess(0, 0, -1, -1, diagnostics)]
+    )
+    diagnostics.close()
+    assert [found["report"] for found in read(tmp_path / "reports" / "u-1")] == [{"code": 76}]
+
+
+def test_old_attempts_keep_their_reports_longer_than_their_dumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_reports, "_KEPT_DUMPS", 1)
+    monkeypatch.setattr(node_reports, "_KEPT_ATTEMPTS", 3)
+    for attempt in range(5):
+        folder = tmp_path / "reports" / f"u-{attempt}"
+        folder.mkdir(parents=True)
+        for dump in ("rank-0.stacks.txt", "trace-0"):
+            (folder / dump).touch()
+        NodeReports(folder, Ranks()).write({"code": 1}, [], [])
+        os.utime(folder / "node-0.json", (attempt, attempt))
+    left = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "reports").iterdir()}
+    assert left == {
+        "u-2": ["node-0.json"], "u-3": ["node-0.json"], "u-4": ["node-0.json", "rank-0.stacks.txt", "trace-0"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_refused_metrics_are_a_checkpoint_problem_only_with_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], with_checkpoints: bool
+) -> None:
+    progress = Progress(1, "idx")
+    metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
+    metrics.open(tmp_path, 1, with_checkpoints=with_checkpoints)
+    replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")
+    metrics.log("train", 1, loss=1.0)
+    assert not metrics.flush(1, durable=False)
+    [said] = capsys.readouterr().out.splitlines()
+    assert "No space left" in said
+    assert ("training continues without saving" in said) == with_checkpoints
+    problem = progress.snapshot()["checkpointProblem"]
+    assert problem.endswith("(1 in a row)") if with_checkpoints else problem is None
+
+
+def test_a_volume_that_stalls_while_rows_are_written_is_no_hang(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "metrics" / "run-000001.jsonl"
+    rows.parent.mkdir()
+    os.mkfifo(rows)
+    reader = os.open(rows, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # takes some 30 rows, of 60 steps
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx, "--batch-size", 5, "--epochs", 1,
+        "--step-delay", 0.25, "--checkpoint-dir", tmp_path, "--checkpoint-every", 0, "--hang-timeout", 5,
+    )  # fmt: skip
+    run.at_step(60)
+
+    def answers() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(reader, 65536)
+        return run.ended
+
+    wait_until(answers, "the end, now that the volume answers again")
+    os.close(reader)
+    assert run.wait() == 0, run.output()
+
+
+def replace_by_full_device(path: Path) -> None:
+    """Make every later write to this process's open file fail as on a full volume."""
+    [descriptor] = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(path)]
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, descriptor)
+    os.close(full)

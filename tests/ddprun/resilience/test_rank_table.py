@@ -1,0 +1,76 @@
+"""The rows of all ranks of two nodes, from the port of node 0, while they train and after a restart in place."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.ddptrain.runs import ForkServer, Run, wait_until
+from tests.processes import free_port
+
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+dist.init_process_group("gloo")
+rank, go = dist.get_rank(), sys.argv[1]
+
+class Samples(Dataset):
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(0.5 if rank == 3 else 0.001)
+        return torch.ones(4)
+
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step, batch in enumerate(DataLoader(Samples(), batch_size=2)):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+    done = torch.tensor([float(os.path.exists(go))])
+    dist.all_reduce(done)
+    if done:
+        break
+"""
+
+
+def ranks_of(run: Run) -> dict[str, Any] | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{run.progress_port}/ranks", timeout=2) as answer:
+            return dict(json.load(answer))
+    except OSError:
+        return None
+
+
+def test_node_zero_shows_the_pace_the_wait_for_data_and_the_memory_of_all_ranks(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    script, go = tmp_path / "train.py", tmp_path / "go"
+    script.write_text(SCRIPT)
+    common: dict[str, object] = {
+        "PET_NNODES": 2, "PET_NPROC_PER_NODE": 2, "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": free_port(),
+        "DDPJOB_PROGRESS_PORT": free_port(),
+    }  # fmt: skip
+    runs = [ddptrain.start(script, go, env=common | {"PET_NODE_RANK": node}, module="ddprun") for node in (0, 1)]
+    runs[0].progress_port = int(str(common["DDPJOB_PROGRESS_PORT"]))
+
+    def all_paces() -> dict[str, Any] | None:
+        assert not runs[0].ended, runs[0].output()
+        seen = ranks_of(runs[0])
+        rows = seen["ranks"] if seen else []
+        return seen if len(rows) == 4 and all(row["stepSeconds"] and row["dataWaitSeconds"] for row in rows) else None
+
+    seen = wait_until(all_paces, "the rows of all ranks")
+    rows = seen["ranks"]
+    assert [(row["rank"], row["node"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert (seen["worldSize"], seen["missingNodes"], seen["omittedRanks"]) == (4, [], 0)
+    assert rows[3]["dataWaitSeconds"] >= 1.0 > max(row["dataWaitSeconds"] for row in rows[:3]), rows
+    assert all(row["memoryBytes"] > 2**24 and row["step"] > 0 and row["phase"] == "train" for row in rows)
+    assert all(row["stepSeconds"] >= 1.0 for row in rows), "all ranks wait for the slowest"
+    go.touch()
+    assert [run.wait() for run in runs] == [0, 0]

@@ -1,0 +1,284 @@
+"""How ``ddprun`` starts the ranks of a script: flags, variables, and what is imported before a fork."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ddprun.cli import node_of, parse, resolve, run_id, starts
+from ddprun.errors import UsageError
+from ddprun.script import _SET_BEFORE_IMPORT, Script
+from ddprun.settings import Settings
+from tests.ddprun.resilience.scripts import run, written
+from tests.ddptrain.runs import ForkServer
+from tests.processes import free_port
+
+pytestmark = pytest.mark.together
+
+
+def test_two_nodes_meet_by_torchruns_variables(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(tmp_path)
+    common = {"PET_NNODES": 2, "PET_NPROC_PER_NODE": 1, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": free_port()}
+    runs = [ddptrain.start(script, env=common | {"PET_NODE_RANK": node}, module="ddprun") for node in (0, 1)]
+    for node, started in enumerate(runs):
+        assert started.wait() == 0, started.output()
+        assert f"[n{node}r{node}] rank {node} of 2 " in started.output()
+
+
+def test_ranks_of_a_module_and_of_an_executable(ddptrain: ForkServer, tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text("import sys; print('module', __name__, sys.argv[1:])")
+    done = run(ddptrain, "--nproc-per-node", 2, "-m", "mine.main", "-x", PYTHONPATH=tmp_path, code=1)
+    assert "No module named 'mine'" in done.output()  # PYTHONPATH is read at the start of an interpreter, not of a fork
+    spawned = run(ddptrain, "--start", "spawn", "--nproc-per-node", 2, "-m", "mine.main", "-x", PYTHONPATH=tmp_path)
+    assert "[n0r1] module __main__ ['-x']" in spawned.output()
+    shell = ("--nproc-per-node", 2, "--no-python", "sh", "-c")
+    assert "[n0r1] 1 of 2" in run(ddptrain, *shell, "echo $RANK of $WORLD_SIZE").output()
+    failed = run(ddptrain, *shell, "sleep $RANK; test $RANK = 0 && exit 4", code=4).message()
+    assert (failed["rank"], failed["code"]) == (0, 4)
+
+
+IMPORTS = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("imported by", "launcher" if os.getpid() == launcher else "rank", flush=True)
+launcher = os.getpid()
+sys.meta_path.insert(0, Watch())
+forgotten = [sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "torch"]
+"""
+
+
+def test_a_single_rank_imports_torch_itself(ddptrain: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    done = run(ddptrain, written(tmp_path, "import torch\n"), first=IMPORTS)
+    assert done.output() == "imported by rank\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (
+            "import torch\ntorch.set_num_threads(2)\ntorch.ones(2**18).add_(1.0)\n",
+            "after the import of torch, mine a forked process hangs in its first operation on several threads",
+        ),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
+            "the import of torch, mine has started 1 thread(s), which a fork would not have",
+        ),
+        (
+            "import socket\nopened = socket.socket()\n",
+            "the import of torch, mine has opened socket, which a fork would share",
+        ),
+        (
+            "import os\nis_first = os.environ.get('LOCAL_RANK', '0') == '0'\n",
+            "the import of torch, mine has read LOCAL_RANK, which is set only in a rank",
+        ),
+    ],
+)
+def test_ranks_are_not_forked_after_an_import_that_forks_do_not_survive(
+    ddptrain: ForkServer, tmp_path: Path, module: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(module)
+    argv = ("--preload", "mine", "--nproc-per-node", 2)
+    done = run(ddptrain, *argv, written(tmp_path, "print('ran')\n"))
+    assert done.output().splitlines()[0] == f"each rank starts in an interpreter of its own: {said}"
+    assert done.output().count("] ran\n") == 2
+    refused = run(ddptrain, "--start", "fork", *argv, tmp_path / "train.py", code=2)
+    assert refused.message()["message"] == f"--start fork: {said}"
+
+
+def test_ranks_are_forked_beside_a_thread_whose_library_prepares_for_forks(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+import ctypes, threading, time
+named = threading.Event()
+def run():
+    ctypes.CDLL(None).prctl(15, b"jemalloc_bg_thd")
+    named.set()
+    time.sleep(600)
+threading.Thread(target=run, daemon=True).start()
+named.wait()
+"""
+    )
+    done = run(
+        ddptrain, "--start", "fork", "--preload", "mine", "--nproc-per-node", 2, written(tmp_path, "print('ran')")
+    )
+    assert sorted(done.output().splitlines()) == ["[n0r0] ran", "[n0r1] ran"]
+
+
+def test_preloaded_module_is_imported_once_and_from_the_folder_of_the_script(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("print('imported', flush=True)\n")
+    script = written(tmp_path, "import mine\nimport torch\nprint(int(torch.ones(2**18).add_(1.0).sum()))\n")
+    done = run(ddptrain, "--nproc-per-node", 2, script, DDPRUN_PRELOAD="mine")
+    assert sorted(done.output().splitlines()) == [f"[n0r{rank}] {2**19}" for rank in (0, 1)] + ["imported"]
+
+
+def test_file_that_a_preloaded_module_has_opened_is_open_in_the_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\nopened = os.open(__file__, os.O_RDONLY)\n")
+    script = written(tmp_path, "import os\nimport mine\nprint(os.pread(mine.opened, 9, 0))\n")
+    done = run(ddptrain, "--start", "fork", "--preload", "mine", "--nproc-per-node", 2, script)
+    assert sorted(done.output().splitlines()) == ["[n0r0] b'import os'", "[n0r1] b'import os'"]
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (None, "--preload mine: there is no module mine"),
+        ("import absent\n", "--preload mine: its import failed with ModuleNotFoundError: No module named 'absent'"),
+        ("import os\nos.environ['RANK']\n", "--preload mine: its import failed with KeyError: 'RANK'"),
+        ("import sys\nsys.exit('no')\n", "--preload mine: its import failed with SystemExit: no"),
+    ],
+)
+def test_module_that_cannot_be_preloaded_is_refused(
+    ddptrain: ForkServer, tmp_path: Path, module: str | None, said: str
+) -> None:
+    if module is not None:
+        (tmp_path / "mine.py").write_text(module)
+    refused = run(ddptrain, "--preload", "mine", written(tmp_path), code=2)
+    assert (refused.message()["kind"], refused.message()["message"]) == ("UsageError", said)
+
+
+def test_ways_to_start_the_ranks() -> None:
+    def chosen(*flags: str, ranks: int = 2, **env: str) -> tuple[str, tuple[str, ...]]:
+        return starts(parse([*flags, "train.py"], env), ranks)
+
+    assert chosen() == ("auto", ("torch",))
+    assert chosen(ranks=1) == ("auto", ())
+    assert chosen("--start", "fork", ranks=1) == ("fork", ("torch",))
+    assert chosen("--preload", "a,b.c", ranks=1, DDPRUN_START="fork") == ("fork", ("torch", "a", "b.c"))
+    assert resolve(parse(["train.py"], {}), {"DDPRUN_START": "spawn"}) == resolve(parse(["train.py"], {}), {})
+    for flags, said in (
+        (["--start", "span"], "--start span is not one of auto, fork, spawn"),
+        (["--start", "spawn", "--preload", "a"], "--preload has no effect with --start spawn"),
+        (["--no-python", "--preload", "a"], "--preload has no effect with --no-python"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            chosen(*flags)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_have_the_variables_of_torchruns_workers_and_no_others(
+    ddptrain: ForkServer, tmp_path: Path, ranks: int
+) -> None:
+    script = written(tmp_path, "import os, json\nprint(json.dumps(sorted(os.environ)))\n")
+    own = {
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+        "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    }  # fmt: skip
+    for how in ("auto", "fork", "spawn"):
+        first = "import os; del os.environ['OMP_NUM_THREADS']"
+        done = run(ddptrain, "--start", how, "--nproc-per-node", ranks, script, first=first)
+        for line in done.output().splitlines():
+            found = set(json.loads(line[line.index('["') :]))
+            given = {"PATH", "TMPDIR", "DDPJOB_TERMINATION_LOG", "DDPJOB_PROGRESS_PORT"}
+            given |= {"KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}  # for Hugging Face's Trainer
+            assert found - given - {"LC_CTYPE"} == own | ({"OMP_NUM_THREADS"} if ranks > 1 else set()), how
+
+
+def test_each_run_of_a_node_has_an_id_of_its_own_which_its_ranks_and_lives_share(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    script = written(tmp_path, "import os\nprint('id', os.environ['TORCHELASTIC_RUN_ID'], flush=True)\nos._exit(3)\n")
+
+    def ids(*flags: object, **env: object) -> set[str]:
+        done = run(ddptrain, "--nproc-per-node", 2, "--max-restarts", 1, *flags, script, code=3, **env)
+        found = re.findall(r"id (.*)", done.output())
+        assert len(found) >= 3, "of two ranks in two lives"
+        return set(found)
+
+    first, second = ids(), ids()
+    assert (len(first), len(second), len(first | second)) == (1, 1, 2)
+    assert ids(PET_RDZV_ID="theirs") == {"theirs"}
+    assert ids("--rdzv-id", "mine", PET_RDZV_ID="theirs") == {"mine"}
+    assert run_id(parse(["train.py"], {}), {}, 2) == "none", "several nodes know no other"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rdzv-backend", "c10d"], "ddprun does not support --rdzv-backend"),
+        (["--rdzv-endpoint=host:29400"], "ddprun does not support --rdzv-endpoint"),
+        (["--logs-specs", "mine"], "ddprun does not support --logs-specs"),
+        (["--event_log_handler", "mine"], "ddprun does not support --event_log_handler"),
+        (["-t", "3"], "ddprun does not support -t"),
+        (["--nnodes", "1:4"], "ddprun does not support --nnodes 1:4"),
+        (["--nproc-per-nod", "2"], "ddprun has no flag --nproc-per-nod"),
+        (["--nproc-per-node", "many"], "--nproc-per-node=many is not a whole number"),
+    ],
+)
+def test_flag_that_is_not_supported_is_refused(flags: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        node_of(parse([*flags, "train.py"], {}), {})
+    assert refused.value.hint
+
+
+def test_flags_of_torchrun_give_the_place_and_win_over_variables() -> None:
+    env = {"PET_NNODES": "3", "PET_NODE_RANK": "1", "NPROC_PER_NODE": "4", "MASTER_ADDR": "a", "PET_STANDALONE": "0"}
+    flags = ["--nnodes=2:2", "--nproc_per_node", "8", "--master-addr", "b", "--rdzv_backend=static", "--run-path"]
+    ranks = node_of(parse([*flags, "train.py", "--nnodes", "9"], env), env)
+    assert (ranks.nnodes, ranks.node_rank, ranks.nproc_per_node, ranks.master_addr) == (2, 1, 8, "b")
+    alone = node_of(parse(["--standalone", "train.py"], {}), {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "a"})
+    assert (alone.nnodes, alone.node_rank, alone.master_addr) == (1, 0, "127.0.0.1")
+    with pytest.raises(UsageError, match="PET_RDZV_BACKEND=c10d"):
+        parse(["train.py"], {"PET_RDZV_BACKEND": "c10d", "PET_NNODES": "2"})
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('os.environ["OMP_NUM_THREADS"] = "4"', "OMP_NUM_THREADS"),
+        ("os.environ.setdefault('PYTORCH_ALLOC_CONF', 'x')", "PYTORCH_ALLOC_CONF"),
+        ('run = os.environ["TORCHELASTIC_RUN_ID"]', None),
+        ('if os.environ["OMP_NUM_THREADS"] == "4":', None),
+        ('os.environ["OMPI_RANK"] = "1"', None),
+    ],
+)
+def test_script_that_sets_variables_for_the_import_of_torch_is_recognised(line: str, name: str | None) -> None:
+    found = _SET_BEFORE_IMPORT.search(line.encode())
+    assert (found and found[1].decode()) == name
+
+
+def test_variables_are_searched_in_the_file_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    for name in ("__main__", "train"):
+        (package / f"{name}.py").write_text(f"import os\nos.environ['OMP_{name}'] = '4'\n")
+    monkeypatch.chdir(tmp_path)
+    for name, found in (("mine", "OMP___main__"), ("mine.train", "OMP_train")):
+        said = Script("module", name, (), Settings()).preload()
+        assert said == f"{name} sets variables that torch reads when it is imported ({found})"
+
+
+def test_each_life_of_a_rank_has_a_log_file(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(tmp_path, "import os\nprint('life', os.environ['TORCHELASTIC_RESTART_COUNT'])\n1 / 0\n")
+    logs = tmp_path / "logs"
+    env = {"DDPJOB_INPLACE_RESTARTS": 5}  # of the operator: the user's number is used in place of it
+    done = run(ddptrain, "--max-restarts", 1, "--log-dir", logs, "--nproc-per-node", 2, script, code=1, env=env)
+    assert "restart 1 of 1" in done.output() and "in place" not in done.output()
+    for rank in (0, 1):
+        lives = [(logs / name).read_text() for name in (f"rank-{rank}.log", f"rank-{rank}.life-2.log")]
+        assert ["life 0" in lives[0], "life 1" in lives[0], "life 1" in lives[1]] == [True, False, True]
+
+
+def test_forked_ranks_without_a_seed_draw_different_numbers(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(
+        tmp_path, "import random, numpy, torch\nprint(torch.rand(1), random.random(), numpy.random.rand())\n"
+    )
+    done = run(ddptrain, "--start", "fork", "--nproc-per-node", 2, script)
+    lines = [line.split("] ", 1)[1].split() for line in done.output().splitlines() if "tensor" in line]
+    assert len(lines) == 2
+    assert all(first != second for first, second in zip(*lines, strict=True))

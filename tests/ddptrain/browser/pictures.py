@@ -1,0 +1,79 @@
+"""Make the pictures of a training in which a rank is killed, docs/*.png and docs/curves.svg: ``make pictures``.
+
+The training is that of manifests/examples/mnist-cpu.yaml with more epochs, in local mode: two nodes of two ranks, which
+are restarted in place. It needs MNIST, Chromium and a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from tests.ddptrain.browser.chromium import Browser, browser
+from tests.kind.packages import require
+
+ROOT = Path(__file__).resolve().parents[3]
+CURVES = ROOT / "docs" / "curves.svg"
+PAGE, PAGE_OF_JOB = ROOT / "docs" / "report.png", ROOT / "docs" / "job-report.png"
+_ARGUMENTS = 'args=[train, --epochs, "4", --checkpoint-every, "50", --chaos, "kill:3:390"]'
+_COLOURS = 128  # in the picture; with all of them it would have twice the size
+
+
+def training(state: Path, data: Path) -> list[object]:
+    """Return the command that trains below ``state``."""
+    example = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"
+    return ["ddpjob", "run", example, "--state-dir", state, "--set", _ARGUMENTS, "--", "--data-dir", data]
+
+
+def draw(state: Path, data: Path) -> None:
+    """Write all pictures of the training below ``state``."""
+    directory = state / "volumes" / "default" / "mnist-cpu-checkpoints"
+    with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
+        page, page_of_job = Path(scratch) / "report.html", Path(scratch) / "mnist-cpu.html"
+        _run("ddpjob", "plot", "mnist-cpu", "--state-dir", state, "-f", CURVES)
+        _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-f", page_of_job)
+        _run("ddptrain", "report", directory, "--data-dir", data, "--out", page)
+        _photograph(chromium, page_of_job, PAGE_OF_JOB, until="footer")
+        _photograph(chromium, page, PAGE, until="#settings")
+
+
+def _run(program: object, *arguments: object) -> None:
+    command = [Path(sys.executable).with_name(str(program)), *map(str, arguments)]
+    subprocess.run(command, check=True, timeout=1800)
+
+
+def _photograph(chromium: Browser, page: Path, picture: Path, *, until: str) -> None:
+    """Write the part of the page above the element."""
+    chromium.open(page)
+    height = round(chromium.evaluate(f"document.querySelector('{until}').getBoundingClientRect().top"))
+    whole = Image.open(io.BytesIO(chromium.screenshot(height=height)))
+    whole.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+    print(f"wrote {picture}; look at it", file=sys.stderr)
+
+
+def data_dir(arguments: Sequence[str] | None = None) -> Path:
+    """Return the directory of the MNIST files that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m tests.ddptrain.browser.pictures")
+    parser.add_argument("--data-dir", type=Path, required=True, help="directory of the MNIST files")
+    given: Path = parser.parse_args(arguments).data_dir
+    return given.resolve()
+
+
+def main() -> None:
+    """Train, and make the pictures."""
+    data = data_dir()
+    require("chromium")
+    with tempfile.TemporaryDirectory() as state:
+        _run(*training(Path(state), data))
+        draw(Path(state), data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The result of a training does not depend on the number of ranks; test_compare.py has losses and gradients."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddprun.checkpoint_files import manifests
+from ddprun.errors import RanksError
+from ddptrain.config import Config
+from ddptrain.data.sampling import read_audit
+from ddptrain.device import has_bf16, uses_bf16
+from tests.ddptrain.builders import SMALL, verb
+from tests.ddptrain.runs import ForkServer, Whole, assert_same_end, final_weights, losses
+from tests.ddptrain.synthetic import write_idx
+
+# 37 is not divisible by any number of ranks; the last batch of an epoch has four samples, so some ranks have none.
+UNEVEN = (*SMALL, "--keep", 99)
+
+
+def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: object, code: int = 0) -> dict[str, Any]:
+    argv = (*verb(world_size), *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more)
+    return ddptrain.run(*argv, code=code).message()
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.soak)])
+def test_eval_in_one_process_gives_the_accuracy_that_the_ranks_recorded(
+    ddptrain: ForkServer, idx: Path, whole: Whole, world_size: int
+) -> None:
+    folder, message = whole(world_size)
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    evaluated = ddptrain.run("eval", "--checkpoint-dir", folder, "--data-dir", idx)
+    verdict = json.loads(evaluated.output().splitlines()[-1])
+    assert verdict["accuracy"] == round(message["accuracy"], 8)
+    assert verdict["checkpoint"] == message["checkpoint"]
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")), "eval only reads"
+
+
+def test_run_resumes_with_another_number_of_ranks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    train(ddptrain, 1, idx, tmp_path / "alone", "--dtype", "float64")
+    alone = dict(losses(tmp_path / "alone"))
+    changing = tmp_path / "changing"
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--checkpoint-dir", changing,
+        "--dtype", "float64", "--step-delay", 0.1, "--checkpoint-every", 2,
+    )  # fmt: skip
+    run.at_step(6)
+    run.stop()
+    assert run.wait() == 75
+    message = train(ddptrain, 2, idx, changing, "--dtype", "float64")
+    assert message["resumedFrom"]["step"] >= 6
+    for step, loss in losses(changing):
+        assert loss == pytest.approx(alone[step], rel=1e-10)
+
+
+def test_zero_gives_the_same_weights_and_ordinary_checkpoints(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
+) -> None:
+    train(ddptrain, 3, idx, tmp_path, "--zero", "--stop-after", 7, code=75)
+    train(ddptrain, 3, idx, tmp_path)  # resumes without --zero, because the checkpoint is an ordinary one
+    plain, resumed = final_weights(whole(3).folder), final_weights(tmp_path)
+    assert all(torch.equal(plain[name], resumed[name]) for name in plain)
+
+
+def check_evaluations(ddptrain: ForkServer, tmp_path: Path, samples: int, worlds: tuple[int, ...]) -> None:
+    """Check that each test sample is evaluated once, with the same result at each number of ranks."""
+    data = write_idx(tmp_path / "idx", train=64, test=samples, zipped=False)
+    results = set()
+    for world_size in worlds:
+        out = tmp_path / str(world_size)
+        message = ddptrain.run(
+            "launch", "--nproc-per-node", world_size, "--data", "idx", "--data-dir", data, "--model", "mlp",
+            "--epochs", 1, "--audit", out, "--sync", "bitwise",
+        ).message()  # fmt: skip
+        evaluated = read_audit(out)["eval"]
+        assert len(evaluated) == 1
+        assert sorted(next(iter(evaluated.values()))) == list(range(samples))
+        assert len(list(out.iterdir())) == world_size
+        results.add((message["accuracy"], message["loss"]))
+    assert len(results) == 1, "the same weights give the same sums to the last bit"
+
+
+def test_every_test_sample_is_evaluated_once_at_1_2_and_3_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+    check_evaluations(ddptrain, tmp_path, 1_900, (1, 2, 3))  # the last chunk is not full
+
+
+def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
+    for sync in ("ddp", "manual", "bucketed", "bitwise"):
+        argv = ("--nproc-per-node", 2, *UNEVEN, "--data-dir", idx, "--epochs", 1, "--sync", sync)
+        assert "Warning" not in ddptrain.run("launch", *argv).output()
+
+
+def test_bitwise_gives_the_same_weights_through_3_2_and_3_ranks(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    bitwise = ("--sync", "bitwise")
+    train(ddptrain, 3, idx, tmp_path / "whole", *bitwise)
+    for world_size, end in ((3, ("--stop-after", 4)), (2, ("--stop-after", 9)), (3, ())):
+        train(ddptrain, world_size, idx, tmp_path / "resized", *bitwise, *end, code=75 if end else 0)
+    assert_same_end(tmp_path / "whole", tmp_path / "resized")
+
+
+def test_bitwise_refuses_to_resume_with_another_number_of_threads(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    train(ddptrain, 2, idx, tmp_path / "whole", "--sync", "bitwise")
+    cut = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "cut", "--sync", "bitwise")
+    ddptrain.run(*cut, "--stop-after", 5, code=75)
+    refused = ddptrain.run(*cut, "--threads", 2, code=78)
+    assert "threads was 1, is 2" in refused.message()["message"]
+    ddptrain.run(*cut)
+    assert_same_end(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "directory", "state_dict"])
+def test_init_from_starts_with_the_given_weights(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, form: str
+) -> None:
+    first, message = whole(1)
+    place = message["checkpoint"]
+    source = first / f"run-{place['run']:06d}" / f"step-{place['step']:09d}.pt"
+    if form == "state_dict":
+        torch.save(final_weights(first), tmp_path / "weights.pt")
+        source = tmp_path / "weights.pt"
+    elif form == "directory":
+        source = first
+    out = tmp_path / "second"
+    # With learning rate 0 the second run ends with the weights it started with, on all ranks.
+    frozen = ("--init-from", source, "--optimizer", "sgd", "--lr", 0, "--epochs", 1)
+    train(ddptrain, 2, idx, out, *frozen)
+    given, kept = final_weights(first), final_weights(out)
+    assert all(torch.equal(given[name], kept[name]) for name in given)
+
+
+def test_a_run_resumes_with_the_same_initial_weights_elsewhere_and_refuses_others(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
+) -> None:
+    weights = final_weights(whole(1).folder)
+    torch.save(weights, tmp_path / "weights.pt")
+    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "out", "--checkpoint-every", 2)
+    ddptrain.run(*command, "--init-from", tmp_path / "weights.pt", "--stop-after", 2, code=75)
+    shutil.move(tmp_path / "weights.pt", tmp_path / "moved.pt")
+    ddptrain.run(*command, "--init-from", tmp_path / "weights.pt", "--stop-after", 4, code=75)  # gone: the path counts
+    ddptrain.run(*command, "--init-from", tmp_path / "moved.pt", "--stop-after", 6, code=75)
+    torch.save({name: value + 1 for name, value in weights.items()}, tmp_path / "moved.pt")
+    run = ddptrain.run(*command, "--init-from", tmp_path / "moved.pt", code=78)
+    assert "other initial weights" in run.message()["message"]
+    assert "other initial weights" in ddptrain.run(*command, code=78).message()["message"]
+
+
+def test_a_run_does_not_resume_with_another_accum(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path)
+    ddptrain.run(*command, "--stop-after", 2, code=75)
+    assert "accum 1 → 2" in ddptrain.run(*command, "--accum", 2, code=78).message()["message"]
+
+
+def test_init_from_refuses_other_models_and_files_without_weights(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    torch.save({"1.weight": torch.zeros(3)}, tmp_path / "other.pt")
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "other.pt", code=78)
+    assert "do not fit this model: 0.bias, 0.weight, 1.weight" in run.message()["message"]
+    (tmp_path / "noise.pt").write_bytes(b"no weights")
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "noise.pt", code=66)
+    assert "torch.load cannot read the weights" in run.message()["message"]
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "absent.pt", code=66)
+    assert "absent.pt" in run.message()["message"]
+
+
+@pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed", "bitwise"])
+def test_rank_with_different_initial_weights_is_named(ddptrain: ForkServer, idx: Path, sync: str) -> None:
+    command = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--sync", sync)
+    run = ddptrain.run(*command, code=78, mutant="rank_1_draws_other_weights")
+    assert "rank(s) 1 have different initial weights from rank 0" in run.message()["message"]
+
+
+def test_accum_is_refused_with_bitwise(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--sync", "bitwise", "--accum", 2, code=2)
+    assert "--accum cannot be combined with --sync bitwise" in run.output()
+
+
+def test_flags_that_need_a_gpu_are_refused_on_a_cpu(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--device", "cpu", "--cuda-graph", code=71)
+    assert "--cuda-graph needs CUDA" in run.output()
+
+
+def test_bfloat16_is_used_and_recorded_if_the_processor_has_it(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    for wanted, used in (("auto", has_bf16()), ("off", False)):
+        out = tmp_path / wanted
+        argv = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, "--bf16", wanted, "--stop-after", 1)
+        run = ddptrain.run(*argv, code=75)
+        assert (", bfloat16;" in run.output()) is used
+        assert {json.loads(path.read_text())["bf16"] for _, path in manifests(out, 1)} == {used}
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--bf16", "on", "--dtype", "float64", code=71)
+    assert "--bf16 on cannot be combined with --dtype float64" in run.output()
+
+
+def test_no_rank_uses_bfloat16_if_one_cannot(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = (*UNEVEN, "--data-dir", idx, "--stop-after", 1, "--checkpoint-dir")
+    for nproc, used in ((1, True), (2, False)):
+        argv = ("launch", "--nproc-per-node", nproc, *command, tmp_path / str(nproc))
+        run = ddptrain.run(*argv, code=75, mutant="bfloat16_on_rank_0_only")
+        assert (", bfloat16;" in run.output()) is used
+
+
+def test_bfloat16_is_refused_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True})
+    cpu = torch.device("cpu")
+    assert not uses_bf16(Config(), cpu)
+    with pytest.raises(RanksError, match="needs a CPU with AVX512_BF16 or AMX"):
+        uses_bf16(Config(bf16="on"), cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert uses_bf16(Config(), cpu)
+
+
+@pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed"])
+def test_a_backend_by_name_forms_a_process_group_for_one_rank(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, sync: str
+) -> None:
+    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--sync", sync)
+    run = ddptrain.run(*command, "--backend", "gloo", "--chaos", "slow:0:1:destroy_process_group")
+    assert "chaos: slow in phase destroy_process_group" in run.output(), "there was a group to destroy"
+    assert_same_end(whole(1).folder, tmp_path)  # whatever --sync is: a single rank has nothing to exchange
+
+
+def test_one_rank_with_deterministic_algorithms_trains(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
+) -> None:
+    train(ddptrain, 1, idx, tmp_path, "--deterministic")
+    assert_same_end(whole(1).folder, tmp_path)

@@ -1,0 +1,201 @@
+"""The metrics of all runs: effective rows are those of a training that was never interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ddprun.reporting.console import Console
+from ddprun.reporting.metrics import effective_rows
+from ddprun.reporting.progress import Progress
+from ddptrain.reporting.metrics import MetricsLogger
+from tests.ddptrain.runs import ForkServer
+
+
+def write(
+    path: Path, run: int, resumed: int | None, steps: range, *, origin: int = 0, evals: tuple[int, ...] = ()
+) -> None:
+    log = opened(path, run, {"run": origin or run - 1, "step": resumed} if resumed is not None else None)
+    for step in steps:
+        log.log("train", step, loss=run + step / 1000)
+        if step in evals:
+            log.log("eval", step, accuracy=0.5, loss=1.0)
+    assert log.flush(steps[-1])
+
+
+def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
+    logger = MetricsLogger(Progress(1, "idx"), Console(0, None), epochs=2, steps_per_epoch=9)
+    logger.open(path, run, with_checkpoints=True, resumedFrom=resumed_from)
+    return logger
+
+
+def origins(path: Path) -> list[tuple[int, int]]:
+    return [(row["run"], row["step"]) for row in effective_rows(path, "train")]
+
+
+def test_resumed_run_replaces_the_rows_after_its_first_step(tmp_path: Path) -> None:
+    path = tmp_path
+    write(path, 1, None, range(1, 8))
+    write(path, 2, 4, range(5, 10))
+    assert origins(path) == [(1, step) for step in range(1, 5)] + [(2, step) for step in range(5, 10)]
+
+
+def test_replaced_rows_stay_dropped_if_the_resumed_run_ends_early(tmp_path: Path) -> None:
+    path = tmp_path
+    write(path, 1, None, range(1, 8))
+    write(path, 2, 4, range(5, 6))
+    assert origins(path) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5)]
+
+
+def test_run_from_step_zero_replaces_all_rows(tmp_path: Path) -> None:
+    path = tmp_path
+    write(path, 1, None, range(1, 8))
+    write(path, 2, None, range(1, 3))
+    assert origins(path) == [(2, 1), (2, 2)]
+
+
+def test_rows_appended_late_by_an_older_run_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path
+    old = opened(path, 1)
+    old.log("train", 1, loss=1.0)
+    assert old.flush(1)
+    write(path, 2, 1, range(2, 4))
+    old.log("train", 2, loss=99.0)
+    assert old.flush(2)
+    assert origins(path) == [(1, 1), (2, 2), (2, 3)]
+
+
+def test_run_from_which_no_run_resumed_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path
+    write(path, 1, None, range(1, 8))
+    write(path, 2, 2, range(3, 5))  # saved nothing, while run 1 was still alive and saved step 6
+    write(path, 3, 6, range(7, 9), origin=1)
+    assert origins(path) == [(1, step) for step in range(1, 7)] + [(3, 7), (3, 8)]
+
+
+def test_no_step_counts_twice_if_a_run_resumed_from_before_its_origin_began(tmp_path: Path) -> None:
+    write(tmp_path, 1, None, range(1, 8))
+    write(tmp_path, 2, 6, range(7, 9))
+    write(tmp_path, 3, 4, range(5, 7))
+    assert origins(tmp_path) == [(1, step) for step in range(1, 5)] + [(3, 5), (3, 6)]
+
+
+def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path
+    write(path, 1, None, range(1, 4))
+    with (path / "metrics" / "run-000001.jsonl").open("a") as stream:
+        stream.write('{"event": "train", "run": 1, "st')
+    assert origins(path) == [(1, 1), (1, 2), (1, 3)]
+    write(path, 2, 3, range(4, 6))
+    assert origins(path) == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["run-000001", 1, [], {}, {"run": 1}, {"run": None, "step": 3}, {"run": 1, "step": "x"}, {"run": 1, "step": 1e999}],
+)
+def test_run_with_a_malformed_origin_counts_alone_and_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: object
+) -> None:
+    write(tmp_path, 1, None, range(1, 8))
+    write(tmp_path, 2, 3, range(4, 6))
+    path = tmp_path / "metrics" / "run-000002.jsonl"
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(json.dumps({**json.loads(first), "resumedFrom": origin}) + "\n" + rest)
+    assert origins(tmp_path) == [(2, 4), (2, 5)]
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: run 2 in {tmp_path}: resumedFrom is ")
+    assert said.endswith("the steps of earlier runs are not counted\n")
+
+
+def test_rows_with_malformed_numbers_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path, 1, None, range(1, 3))
+    with (tmp_path / "metrics" / "run-000001.jsonl").open("a") as stream:
+        for event, run, step in (
+            ("start", 1e999, 1),
+            ("train", [], 1),
+            ("train", 1, 1e999),
+            ("train", 1, 10**400),
+            ([], 1, 1),
+        ):
+            stream.write(json.dumps({"event": event, "run": run, "step": step, "resumedFrom": None}) + "\n")
+        stream.write("[" * 100_000 + "\n")
+    assert origins(tmp_path) == [(1, 1), (1, 2)]
+
+
+def test_an_older_attempt_that_still_writes_cannot_touch_the_rows_of_a_newer_one(tmp_path: Path) -> None:
+    # As on NFS, where two clients append at the size that each of them has seen.
+    old, new = opened(tmp_path, 1), opened(tmp_path, 2, {"run": 1, "step": 0})
+    for logger in (old, new):
+        logger.log("train", 1, loss=1.0)
+        assert logger.flush(1)
+    os.truncate(tmp_path / "metrics" / "run-000001.jsonl", 0)
+    assert origins(tmp_path) == [(2, 1)]
+
+
+def test_rows_that_an_older_version_wrote_into_one_file_count(tmp_path: Path) -> None:
+    rows = [{"event": "start", "run": 1, "resumedFrom": None}]
+    rows += [{"event": "train", "run": 1, "step": step, "loss": 1.0} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path, 2, 2, range(3, 5))
+    assert origins(tmp_path) == [(1, 1), (1, 2), (2, 3), (2, 4)]
+
+
+def test_evaluation_row_follows_the_row_of_its_step(tmp_path: Path) -> None:
+    path = tmp_path
+    write(path, 1, None, range(1, 5), evals=(2, 4))
+    assert [(row["event"], row["step"]) for row in effective_rows(path)] == [
+        ("train", 1), ("train", 2), ("eval", 2), ("train", 3), ("train", 4), ("eval", 4),
+    ]  # fmt: skip
+
+
+def test_only_a_loss_that_is_no_number_is_a_text_and_others_become_null(tmp_path: Path) -> None:
+    path = tmp_path
+    log = opened(path, 1)
+    log.log("train", 1, loss=float("nan"), lr=float("inf"))
+    assert log.flush(1)
+    row = json.loads(
+        (path / "metrics" / "run-000001.jsonl").read_text().splitlines()[1],
+        parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)),
+    )
+    assert (row["loss"], row["lr"]) == ("NaN", None)
+
+
+@pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
+def test_metrics_go_to_a_printed_temporary_path_without_a_checkpoint_dir(
+    ddptrain: ForkServer, idx: Path, verb: tuple[object, ...]
+) -> None:
+    argv = (*verb, "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)
+    run = ddptrain.run(*argv)
+    [path] = map(Path, re.findall("metrics: (.+)", run.output()))
+    assert [row["step"] for row in effective_rows(path, "train")] == list(range(1, 19))
+    assert effective_rows(path, "eval")[-1]["accuracy"] == run.message()["accuracy"]
+    assert json.loads((path.parents[1] / "progress.json").read_text())["step"] == 18
+
+
+def test_a_loss_that_is_not_finite_leaves_its_batch_beside_the_metrics(tmp_path: Path) -> None:
+    logger = opened(tmp_path, 1)
+    path = logger.not_finite(3, loss=float("nan"), learning_rate=0.5, indices=[4, 1, 7], folder=None)
+    assert path == str(tmp_path / "not-finite-000000003.json")
+    assert json.loads(Path(path).read_text()) == {"step": 3, "loss": "nan", "lr": 0.5, "indices": [4, 1, 7]}
+    row = json.loads((tmp_path / "metrics" / "run-000001.jsonl").read_text().splitlines()[-1])
+    assert (row["event"], row["step"], row["loss"], row["lr"]) == ("not finite", 3, "NaN", 0.5)
+    absent = tmp_path / "absent"
+    assert logger.not_finite(4, loss=float("inf"), learning_rate=0.5, indices=[2], folder=absent) is None
+
+
+def test_metrics_without_a_temporary_directory_are_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    logger = MetricsLogger(Progress(1, "idx"), Console(0, None), epochs=2, steps_per_epoch=9)
+    logger.open_temporary()
+    assert "warning: no metrics: " in capsys.readouterr().out
+    logger.log("train", 1, loss=1.0)
+    assert logger.flush(1)
+    assert logger.not_finite(1, loss=float("nan"), learning_rate=0.5, indices=[1], folder=None) is None

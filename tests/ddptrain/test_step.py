@@ -1,0 +1,239 @@
+"""A step that a CUDA graph can record gives the bits of an ordinary one; the host reads losses at agreed steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddprun.distributed.process_group import Group, alone
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import UsageError
+from ddprun.reporting.metrics import read_rows
+from ddprun.signals import StopFlag
+from ddptrain.config import Config
+from ddptrain.data.batches import TrainingBatches
+from ddptrain.data.sampling import Schedule
+from ddptrain.device import has_bf16
+from ddptrain.training import models, optim
+from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync, Manual
+from ddptrain.training.step import Step, StepResults, note_not_finite, read_interval
+from ddptrain.training.step_graph import WARM_UPS, GraphedStep, Work, check_cuda_graph
+from ddptrain.training.zero import ShardedOptimizer
+from tests.ddptrain.builders import SMALL
+from tests.ddptrain.runs import ForkServer, assert_same_end, losses
+
+CPU = torch.device("cpu")
+SAMPLES, BATCH = 100, 30  # the last batch of an epoch has 10
+OPTIMIZERS = ("muon", "adamw", "sgd")
+
+
+class NoReads(TorchDispatchMode):
+    """Fails where the host reads a number from the device, which a recording does not allow."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def run_eagerly(work: Work) -> Work:
+    """Warm up as for a recording, and return the function itself, which must not read from the device."""
+    for _ in range(WARM_UPS):
+        work()
+
+    def replay() -> None:
+        with NoReads():
+            work()
+
+    return replay
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: these steps are so small that more of them only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def process_group() -> Iterator[Group]:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield Group(Ranks(local_rank=0), CPU, store, StopFlag())
+    dist.destroy_process_group()
+
+
+class Training:
+    """The parts of a training of random images, with ordinary or recorded steps."""
+
+    def __init__(self, config: Config, group: Group, *, bf16: bool = False, recorded: bool = False) -> None:
+        numbers = np.random.default_rng(1)
+        images = numbers.integers(0, 256, (SAMPLES, 28, 28), np.uint8)
+        labels = numbers.integers(0, 10, SAMPLES, np.uint8)
+        self.schedule = Schedule(SAMPLES, BATCH, 6, seed=3)
+        batches = TrainingBatches(
+            images, labels, self.schedule, shift=2, device=group.device, dtype=getattr(torch, config.dtype)
+        )
+        self.model = models.build(config, group.device)
+        self.optimizer = optim.build(config, self.model)
+        kind = Manual if group.has_process_group else GradientSync
+        sync = kind(self.model, group, bf16=bf16, label_smoothing=0.05)
+        parts = (batches, sync, self.optimizer, group)
+        self.step = GraphedStep(*parts, full=BATCH, record=run_eagerly) if recorded else Step(*parts)
+
+    def run(self, steps: range) -> list[list[float]]:
+        """Run steps and return their numbers."""
+        found = []
+        for step in steps:
+            rate = optim.one_cycle(0.01, step, self.schedule.total_steps)
+            found.append(self.step.run(step, rate, stop=step == 7, seconds=0.5).tolist())
+        return found
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return copies of all weights and of the optimizer's state."""
+        states = self.optimizer.state_dict()["state"].values()
+        found = [*self.model.parameters(), *(value for state in states for value in state.values())]
+        return [tensor.detach().clone() for tensor in found]
+
+
+def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bf16"), [("muon", False), ("muon", has_bf16()), ("adamw", False), ("sgd", False)]
+)
+def test_a_recorded_step_gives_the_same_bits_as_an_ordinary_one(optimizer: str, bf16: bool) -> None:
+    ordinary, recorded = (
+        Training(Config(optimizer=optimizer), alone(CPU), bf16=bf16, recorded=which) for which in (False, True)
+    )
+    assert ordinary.run(range(24)) == recorded.run(range(24))
+    assert equal(ordinary.tensors(), recorded.tensors())
+
+
+def test_a_step_recorded_in_two_parts_exchanges_gradients_between_them(process_group: Group) -> None:
+    config = Config(dtype="float64")
+    ordinary, recorded = (Training(config, process_group, recorded=which) for which in (False, True))
+    assert ordinary.run(range(6)) == recorded.run(range(6))
+    assert equal(ordinary.tensors(), recorded.tensors())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_whose_loss_is_not_finite_changes_neither_weights_nor_state(optimizer: str) -> None:
+    for recorded in (False, True):
+        training = Training(Config(optimizer=optimizer), alone(CPU), recorded=recorded)
+        training.run(range(2))
+        before = training.tensors()
+        note_not_finite(training.step.found_inf, torch.tensor([float("nan"), 0.0, 0.0]))
+        training.run(range(2, 5))  # also the shorter batch
+        assert equal(training.tensors(), before)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_found_inf_on_the_device_decides_whether_an_update_acts(optimizer: str) -> None:
+    trainings = [Training(Config(optimizer=optimizer), alone(CPU)) for _ in range(2)]
+    for training in trainings:
+        training.run(range(2))
+    plain, guarded = trainings
+    for fill, found_inf in ((0.01, 0.0), (float("nan"), 1.0)):
+        for training in trainings:
+            training.optimizer.learning_rate = 0.003
+            for parameter in training.model.parameters():
+                parameter.grad = torch.full_like(parameter, fill)
+        if not found_inf:
+            plain.optimizer.step()
+        guarded.optimizer.step(torch.tensor(found_inf))
+        assert equal(plain.tensors(), guarded.tensors())
+
+
+def test_state_is_loaded_to_the_device_of_its_parameter() -> None:
+    # PyTorch's own load_state_dict moves ``step`` to another device than the fused kernel needs (pytorch#124133).
+    meta = torch.device("meta")
+    for optimizer in OPTIMIZERS:
+        training = Training(Config(optimizer=optimizer), alone(CPU))
+        training.run(range(1))
+        saved = copy.deepcopy(training.optimizer.state_dict())
+        model = models.plain("strided").to(meta)
+        plain = optim.build(Config(optimizer=optimizer), model)
+        for loaded in (plain, ShardedOptimizer(plain, alone(CPU))):
+            loaded.load_state_dict(saved)
+            found = [value for state in loaded.state.values() for value in state.values()]
+            assert len(found) == sum(len(state) for state in saved["state"].values())
+            assert all(value.device == meta for value in found)
+
+
+def test_reads_are_at_most_about_a_second_apart() -> None:
+    assert [read_interval(seconds, 25) for seconds in (0.0, 1e-4, 0.04, 0.1, 0.6, 30.0)] == [1, 25, 25, 10, 1, 1]
+
+
+def test_results_are_read_after_the_same_steps_on_every_rank() -> None:
+    results = StepResults(alone(CPU), 25)
+    reads: dict[int, Any] = {}
+    for done in range(1, 60):
+        results.begin()
+        numbers = torch.zeros(NUMBERS, dtype=torch.float64)
+        numbers[LOSS], numbers[STOP], numbers[SECONDS] = done / 2, done == 20, 0.125 if done < 40 else 1e-5
+        results.add(done, numbers)
+        if results.due:
+            reads[done] = results.read()
+    assert list(reads) == [1, 9, 17, 25, 33, 41]
+    assert reads[25] == ([(step, step / 2) for step in range(18, 26)], True)
+    assert not any(stop for step, (_, stop) in reads.items() if step != 25)
+
+
+def test_losses_read_later_are_the_same_and_a_stop_ends_all_ranks_together(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-every", 0)
+    # With 5, the last step is read only because it is the last.
+    for name, flags in (("each", ()), ("some", ("--log-every", 5))):
+        ddptrain.run(*command, "--checkpoint-dir", tmp_path / name, *flags)
+    assert_same_end(tmp_path / "each", tmp_path / "some")
+    assert [step for step, _ in losses(tmp_path / "some")] == list(range(1, 19))
+    # Rank 1 is slow: if a rank's own time decided when it reads, the two would not leave after the same step.
+    cut = (*command, "--checkpoint-dir", tmp_path / "cut", "--log-every", 1000, "--batch-size", 4, "--epochs", 1000)
+    run = ddptrain.start(*cut, "--chaos", "slow:1:1")
+    run.at_step(3)
+    run.stop()
+    assert run.wait() == 75, run.output()
+    assert run.message()["saved"]
+
+
+def test_a_stop_waits_about_a_second_also_if_steps_are_delayed(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    flags = ("--log-every", 1000, "--step-delay", 0.6, "--checkpoint-every", 0, "--stop-after", 9)
+    ddptrain.run("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, *flags, code=75)
+    reads = {round(row["time"] / 0.3) for row in read_rows(tmp_path) if row["event"] == "train"}
+    assert len(reads) >= 8, "each step is read by itself"
+
+
+def test_a_loss_that_is_not_finite_is_named_although_it_is_read_later(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    command = ("train", *SMALL, "--data-dir", idx, "--optimizer", "sgd", "--lr", 900, "--checkpoint-every", 0)
+    messages = []
+    for every in (1, 9):
+        run = ddptrain.run(*command, "--checkpoint-dir", tmp_path / str(every), "--log-every", every, code=79)
+        messages.append(run.message())
+    one, other = messages
+    assert (one["message"].partition(";")[0], one["step"]) == (other["message"].partition(";")[0], other["step"])
+
+
+def test_a_recording_is_refused_where_ranks_exchange_within_it() -> None:
+    group = alone(CPU)
+    group.device = torch.device("cuda")
+    check_cuda_graph(Config(cuda_graph=True), group)
+    for refused in (Config(accum=2), Config(sync="bitwise")):
+        with pytest.raises(UsageError, match="--cuda-graph needs a backward pass"):
+            check_cuda_graph(refused, group)
+    group.world_size = 2
+    with pytest.raises(UsageError, match="--zero"):
+        check_cuda_graph(Config(zero=True), group)

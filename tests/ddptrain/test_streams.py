@@ -1,0 +1,184 @@
+"""Output errors end no training: an exited reader, a full disk, closed streams, a limited encoding."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddprun.reporting.console import Output
+from tests.ddptrain.builders import SMALL
+from tests.ddptrain.runs import PATIENCE, ForkServer, Run
+
+Start = Callable[[list[str | None]], Run]
+"""Starts a program with these paths as stdout and stderr."""
+
+DDPTRAIN = (sys.executable, "-m", "ddptrain")
+LAUNCH = ("launch", "--nproc-per-node", "2")
+
+
+def with_reader_that_exits(start: Start, folder: Path) -> Run:
+    """Start a program whose stdout has a reader, which exits after the first byte."""
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    run = start([str(pipe), os.devnull])
+    with pipe.open("rb", buffering=0) as reader:
+        assert reader.read(1)
+    return run
+
+
+def onto_a_full_disk(start: Start, folder: Path) -> Run:
+    return start(["/dev/full", "/dev/full"])
+
+
+def with_closed_streams(start: Start, folder: Path) -> Run:
+    return start([None, None])
+
+
+@pytest.mark.parametrize(
+    ("verb", "begin"),
+    [
+        (("train",), onto_a_full_disk),
+        (LAUNCH, with_reader_that_exits),
+        pytest.param((*LAUNCH, "--how", "spawn"), with_closed_streams, marks=pytest.mark.soak),
+    ],
+)
+def test_training_without_working_output_finishes_and_saves(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, verb: tuple[str, ...], begin: Callable[[Start, Path], Run]
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    settings = ("--data", "idx", "--data-dir", idx, "--epochs", "2", "--checkpoint-dir", checkpoints)
+
+    def start(streams: list[str | None]) -> Run:
+        return ddptrain.start(*verb, *settings, module="ddptrain", streams=streams)
+
+    assert begin(start, tmp_path).wait() == 0
+    assert json.loads((checkpoints / "progress.json").read_bytes())["phase"] == "done"
+
+
+LOUD = """
+import ddptrain.worker as worker
+load = worker.download.load
+def loud(*args, **more):
+    for number in range(20_000):
+        print("line", number, "x" * 100)
+    return load(*args, **more)
+worker.download.load = loud
+"""
+
+
+def test_a_launcher_whose_output_nobody_reads_obeys_sigterm(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # and never reads
+    argv = (*LAUNCH, *SMALL, "--data-dir", idx, "--step-delay", 0.3)
+    run = ddptrain.start(*argv, first=LOUD, streams=[str(pipe), os.devnull])
+    run.at_step(2)
+    run.stop()
+    assert run.wait() == 75
+    os.close(reader)
+    assert run.message()["outcome"] == "stopped"
+
+
+def test_lines_that_nobody_reads_in_time_are_dropped_and_counted() -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    output = Output(writer, 1000)
+    for number in range(1000):
+        output.write(b"line %d\n" % number)
+    received = b""
+    while output.drain():
+        received += os.read(reader, 65536)
+    output.write(b"last\n")
+    received += os.read(reader, 65536)
+    *lines, missing, last = received.decode().splitlines()
+    assert lines == [f"line {number}" for number in range(len(lines))]
+    count = re.fullmatch(r"\.\.\. (\d+) line\(s\) of output are missing here.*", missing)
+    assert count is not None, missing
+    assert len(lines) + int(count[1]) == 1000
+    assert last == "last"
+    os.close(reader)
+    assert output.write(b"no reader\n") == 10
+    output.release()
+    os.close(writer)
+
+
+def test_a_terminal_stopped_by_ctrl_s_does_not_delay_the_training(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    master, terminal = pty.openpty()
+    termios.tcflow(terminal, termios.TCOOFF)
+    run = ddptrain.start(*LAUNCH, *SMALL, "--data-dir", idx, streams=[str(tmp_path / "out"), os.ttyname(terminal)])
+    assert run.wait() == 0
+    for descriptor in (master, terminal):
+        os.close(descriptor)
+
+
+def test_a_terminal_that_is_closed_does_not_end_the_training(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    argv = (*LAUNCH, *SMALL, "--data-dir", idx, "--step-delay", 0.2)
+    run = ddptrain.start(*argv, streams=[str(tmp_path / "out"), os.ttyname(terminal)])
+    run.at_step(2)
+    for descriptor in (terminal, master):
+        os.close(descriptor)
+    assert run.wait() == 0, (tmp_path / "out").read_text()
+
+
+@pytest.mark.soak
+def test_a_terminal_without_block_characters_gets_a_bar_of_ascii(idx: Path, tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    limited = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TMPDIR": str(tmp_path)}
+    command = [*DDPTRAIN, *LAUNCH, "--data", "idx", "--data-dir", str(idx), "--epochs", "1"]
+    done = subprocess.run(command, stderr=terminal, stdout=subprocess.PIPE, timeout=PATIENCE, check=False, env=limited)
+    os.close(terminal)
+    shown = os.read(master, 65536)
+    os.close(master)
+    assert done.returncode == 0, shown + done.stdout
+    assert b"#" * 24 + b" 1/1" in shown
+
+
+@pytest.mark.soak
+def test_characters_that_the_encoding_lacks_are_escaped(idx: Path, tmp_path: Path) -> None:
+    limited = {"PYTHONIOENCODING": "ascii", "TMPDIR": str(tmp_path)}
+
+    def said(*argv: str) -> bytes:
+        command = [*DDPTRAIN, *argv]
+        return subprocess.run(command, stdout=subprocess.PIPE, timeout=PATIENCE, check=True, env=limited).stdout
+
+    assert rb"NNODES \xd7 NPROC_PER_NODE" in said("train", "--help")
+    assert rb"step 1/1 \xb7 epoch 1/1" in said(*LAUNCH, "--data", "idx", "--data-dir", str(idx), "--epochs", "1")
+
+
+def test_a_verb_that_only_prints_fails_on_a_full_disk() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [*DDPTRAIN, "config", "print"]
+        assert subprocess.run(command, stdout=full, stderr=full, timeout=PATIENCE, check=False).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "rank", "said"),
+    [
+        (("train", "--chaos", "crash:0:2"), 1, 0, "RuntimeError: crash injected by --chaos"),
+        (("train", "--chaos", "hang:0:2", "--hang-timeout", "3"), 76, 0, "error: no heartbeat for 3 s"),
+        ((*LAUNCH, "--chaos", "crash:1:2"), 1, 1, "RuntimeError: crash injected by --chaos"),
+        ((*LAUNCH, "--nnodes", "2"), 2, None, "error: 2 nodes, but no MASTER_ADDR"),
+    ],
+)
+def test_every_line_of_a_json_log_is_an_object(
+    ddptrain: ForkServer, idx: Path, *, argv: tuple[str, ...], code: int, rank: int | None, said: str
+) -> None:
+    settings = ("--log-format", "json", "--data", "idx", "--data-dir", idx, "--epochs", "1", "--batch-size", "37")
+    run = ddptrain.run(*argv, *settings, env={"MASTER_ADDR": ""}, code=code)
+    lines = [json.loads(line) for line in run.output().splitlines()]
+    assert all(set(line) == {"time", "rank", "message"} for line in lines)
+    assert not any(line["message"].startswith("{") for line in lines), "encoded twice"
+    assert [line["rank"] for line in lines if line["message"].startswith(said)] == [rank]

@@ -1,0 +1,144 @@
+"""Use of a trained model: the same predictions from any number of ranks and from an exported program."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ddprun.errors import DataError
+from ddprun.files import write_result
+from ddptrain import weights
+from ddptrain.data import mnist
+from tests.ddptrain.runs import ForkServer, Run
+from tests.ddptrain.synthetic import write_idx
+from tests.processes import free_port
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a data set with 2,100 test samples: nine chunks, the last one shorter."""
+    return write_idx(tmp_path_factory.mktemp("using"), train=200, test=2100)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(_server: ForkServer, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    command = ("train", "--data", "idx", "--data-dir", data, "--batch-size", 32, "--epochs", 8)
+    _server.run(*command, "--checkpoint-dir", folder)
+    return folder
+
+
+def infer(ddptrain: ForkServer, world_size: int, data: Path, checkpoints: Path, out: Path, *, code: int = 0) -> Run:
+    """Run each rank as a process with torchrun's variables; only rank 0 sees the checkpoints."""
+    port = free_port()
+    runs = []
+    for rank in range(world_size):
+        env: dict[str, object] = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        source = checkpoints if rank == 0 else checkpoints / "not-mounted-here"
+        argv = ("infer", "--data-dir", data, "--checkpoint-dir", source, "--out", out)
+        runs.append(ddptrain.start(*argv, env=env))
+    assert [run.wait() for run in runs] == [code] + [77 if code else 0] * (world_size - 1), runs[0].output()
+    return runs[0]
+
+
+def test_infer_writes_the_same_file_in_index_order_with_1_2_and_5_ranks(
+    ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    files = {}
+    for world_size in (1, 2, 5):  # of nine chunks
+        out = tmp_path / f"{world_size}.csv"
+        infer(ddptrain, world_size, data, checkpoints, out)
+        files[world_size] = out.read_bytes()
+    assert len(set(files.values())) == 1
+    rows = list(csv.DictReader(files[1].decode().splitlines()))
+    assert [int(row["index"]) for row in rows] == list(range(2100))
+    labels = mnist.load("idx", str(data)).test_labels
+    assert [int(row["label"]) for row in rows] == labels.tolist()
+    evaluated = json.loads(
+        ddptrain.run("eval", "--checkpoint-dir", checkpoints, "--data-dir", data).output().splitlines()[-1]
+    )
+    assert sum(row["label"] == row["predicted"] for row in rows) == evaluated["correct"] > 1500
+
+
+@pytest.mark.parametrize(("action", "code"), [("kill", -9), ("crash", 1)])
+def test_infer_reports_a_rank_lost_during_inference(
+    ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path, *, action: str, code: int
+) -> None:
+    port, runs = free_port(), []
+    out = tmp_path / "predictions.csv"
+    for rank in (0, 1):
+        env: dict[str, object] = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        argv = ("infer", "--data-dir", data, "--checkpoint-dir", checkpoints, "--out", out)
+        runs.append(ddptrain.start(*argv, env={**env, "DDPTRAIN_CHAOS": f"{action}:1:0:infer"}))
+    assert [run.wait() for run in runs] == [77, code], runs[0].output() + runs[1].output()
+    message = runs[0].message()
+    assert (message["code"], message["cause"], message["exception"]) == (77, "peer", "PeerLost")
+    assert "Traceback" not in runs[0].output()
+    assert not out.exists()
+
+
+def test_every_rank_exits_if_infer_cannot_write_its_output(ddptrain: ForkServer, data: Path, checkpoints: Path) -> None:
+    run = infer(ddptrain, 2, data, checkpoints, Path("/dev/null/predictions.csv"), code=73)
+    assert "cannot write /dev/null/predictions.csv" in run.output()
+
+
+def test_infer_in_several_pods_without_torchrun_is_refused(ddptrain: ForkServer, tmp_path: Path) -> None:
+    env: dict[str, object] = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
+    run = ddptrain.run("infer", "--out", tmp_path / "x.csv", env=env, code=2)
+    assert "torchrun" in run.output()
+
+
+def test_exported_program_predicts_like_the_checkpoint_for_any_batch_size(
+    ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    program, answers = tmp_path / "model.pt2", tmp_path / "predictions.csv"
+    ddptrain.run("export", "--checkpoint-dir", checkpoints, "--format", "program", "--out", program)
+    infer(ddptrain, 1, data, checkpoints, answers)
+    predicted = [int(row["predicted"]) for row in csv.DictReader(answers.read_text().splitlines())]
+    module = torch.export.load(program).module()
+    images = torch.from_numpy(mnist.load("idx", str(data)).test_images.copy())
+    for count in (1, 2, 77):
+        assert module(images[:count]).argmax(1).tolist() == predicted[:count]
+
+
+def test_exported_state_dict_loads_with_torch_load(ddptrain: ForkServer, checkpoints: Path, tmp_path: Path) -> None:
+    ddptrain.run("export", "--checkpoint-dir", checkpoints, "--out", tmp_path / "weights.pt")
+    state = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert {name: tuple(value.shape) for name, value in state.items()}["0.weight"] == (16, 1, 6, 6)
+    assert all(value.is_contiguous() and np.isfinite(value.numpy()).all() for value in state.values())
+
+
+def saved_by_torch(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"root:x:0:0:root:/root:/bin/bash\n", saved_by_torch({"a": torch.zeros(2)})[:700], saved_by_torch([1]),
+     saved_by_torch({1: torch.zeros(2)})],
+)  # fmt: skip
+def test_file_without_weights_is_refused(content: bytes) -> None:
+    with pytest.raises(DataError, match="weights"):
+        weights.parse(content)
+
+
+def test_result_written_to_a_pipe_or_link_does_not_replace_it(tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_result(pipe, b"result")
+    assert os.read(reader, 99) == b"result"
+    os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to(target)
+    write_result(link, b"result")
+    assert (link.is_symlink(), target.read_bytes()) == (True, b"result")
