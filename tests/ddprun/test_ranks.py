@@ -37,7 +37,6 @@ from ddptrain.device import (
     set_numerics,
     too_few_gpus,
 )
-from ddptrain.experiments import trials
 from ddptrain.jobs import Train
 from ddptrain.worker import run_forked
 from tests.ddptrain.runs import ForkServer
@@ -340,15 +339,3 @@ def test_tf32_is_off_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_make_gpu_says_that_there_is_no_gpu(ddptrain: ForkServer) -> None:
     run = ddptrain.run(module="tests.ddptrain.gpu", code=1)
     assert [line[:7] for line in run.output().splitlines()] == ["error: ", "hint:  ", "next:  "]
-
-
-@pytest.mark.parametrize(("gpus", "device"), [("", "cpu"), ("0", "cpu"), ("0,1", "cuda")])
-def test_trials_use_gpus_only_if_there_is_one_for_each_rank(
-    monkeypatch: pytest.MonkeyPatch, gpus: str, device: str
-) -> None:
-    monkeypatch.setattr(trials, "visible_gpus", lambda: len([gpu for gpu in gpus.split(",") if gpu]))
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert trials.on_one_device(Config(), (1, 2)).device == device
-    assert trials.on_one_device(Config(device="cpu"), (1, 2)).device == "cpu"
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert trials.on_one_device(Config(), (1, 2)).device == "cpu"

@@ -196,21 +196,11 @@ def hang(place: Place) -> str:
     return f"rank {victim} named; flight recorders: {', '.join(traces) or 'none'}"
 
 
-def compare(place: Place) -> str:
-    return place.run("compare", "--worlds", f"1,{place.ranks}", "--steps", 50).rstrip().splitlines()[-1]
-
-
-def bench(place: Place) -> str:
-    output = place.run("bench", "--data", "digits", "--seeds", 1, "--worlds", place.ranks, "--parts", "accuracy")
-    return output.rstrip().splitlines()[-1].strip("| ")
-
-
 Check = Callable[[Place], str]
 CHECKS: tuple[Check, ...] = (
-    train, equal_to_cpu, resume, zero, late_reads, graph, bf16, preflight, sigterm, hang, compare, bench,
+    train, equal_to_cpu, resume, zero, late_reads, graph, bf16, preflight, sigterm, hang,
 )  # fmt: skip
 NEED_CUDA: tuple[Check, ...] = (graph, bf16)
-NEED_RANKS: tuple[Check, ...] = (compare,)
 
 
 def outcome(check: Check, place: Place) -> tuple[str, str, str, str]:
@@ -218,8 +208,6 @@ def outcome(check: Check, place: Place) -> tuple[str, str, str, str]:
     name, started = check.__name__.replace("_", " "), time.monotonic()
     if check in NEED_CUDA and place.device != "cuda":
         return name, "skipped", "", "needs CUDA"
-    if check in NEED_RANKS and place.ranks < 2:
-        return name, "skipped", "", "needs two GPUs"
     print(f"running {name} …", file=sys.stderr, flush=True)
     try:
         verdict, detail = "ok", check(place)

@@ -99,9 +99,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("bench --seeds 0", "argument --seeds: 0 is below 1"),
-        ("compare --steps -5", "argument --steps: -5 is below 1"),
-        ("compare --steps 1000000000", "argument --steps: 1000000000 is above 100000"),
+        ("lesson env --nproc-per-node 65", "argument --nproc-per-node: 65 is above 64"),
         ("infer --out f --run 0", "argument --run: 0 is below 1"),
         ("eval --step -1", "argument --step: -1 is below 0"),
         ("ckpt rollback --step 1.5", "argument --step: '1.5' is not a whole number"),
@@ -115,26 +113,6 @@ def test_a_number_out_of_range_is_refused_with_its_bound(
     monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "log"))
     assert main(command.split()) == 2
     assert capsys.readouterr().err.splitlines()[0].endswith(said)
-
-
-def test_an_unknown_part_is_refused_with_the_nearest_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "log"))
-    assert main(["bench", "--parts", "acuracy"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "error: --parts 'acuracy' is not a list of recipes, accuracy, sync, throughput, tutorial",
-        "hint:  did you mean accuracy?",
-        "next:  for example --parts recipes,accuracy",
-    ]
-
-
-def test_help_shows_the_defaults_of_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb, default in (("compare", "digits"), ("bench", "mnist")):
-        with pytest.raises(SystemExit):
-            main([verb, "--help"])
-        text = " ".join(capsys.readouterr().out.split())
-        assert f"dataset; idx reads any IDX files (default: {default})" in text
 
 
 def test_a_training_imports_all_of_torch_before_it_forks_and_no_compiler(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""The result of a training does not depend on the number of ranks; test_compare.py has losses and gradients."""
+"""The result of a training does not depend on the number of ranks; test_gradient_sync.py has single steps."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +28,49 @@ UNEVEN = (*SMALL, "--keep", 99)
 def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: object, code: int = 0) -> dict[str, Any]:
     argv = (*verb(world_size), *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more)
     return ddptrain.run(*argv, code=code).message()
+
+
+RECIPES: dict[str, tuple[object, ...]] = {
+    "muon": ("--optimizer", "muon", "--lr", 0.006),
+    "adamw": ("--optimizer", "adamw", "--lr", 0.006),
+    "sgd": ("--optimizer", "sgd", "--lr", 0.05),
+}
+WAYS: dict[str, tuple[object, ...]] = {
+    "ddp": ("--sync", "ddp"),
+    "zero": ("--zero",),
+    "manual": ("--sync", "manual"),
+    "accum": ("--sync", "ddp", "--accum", 3),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("epochs", [3, pytest.param(12, marks=pytest.mark.soak)])
+def test_losses_in_float64_equal_one_process(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, recipe: str, epochs: int
+) -> None:
+    # test_gradient_sync.py has the gradients of all ways; --zero also divides the optimizer.
+    ways = ("ddp", "zero") if epochs == 3 else WAYS
+    flags = ("--epochs", epochs, "--dtype", "float64", *RECIPES[recipe])
+    train(ddptrain, 1, idx, tmp_path / "alone", *flags)
+    alone = dict(losses(tmp_path / "alone"))
+    assert len(alone) == 9 * epochs and min(alone.values()) < 0.9 * alone[1], "without learning, equality says nothing"
+    for way in ways:
+        audit = tmp_path / f"{way}-audit"
+        train(ddptrain, 2, idx, tmp_path / way, *flags, *WAYS[way], "--audit", audit)
+        assert dict(losses(tmp_path / way)) == pytest.approx(alone, rel=0, abs=1e-12), way
+        used = read_audit(audit)["train"]
+        orders = [np.concatenate([used[9 * epoch + step] for step in range(9)]) for epoch in range(epochs)]
+        assert all(sorted(order) == list(range(300)) for order in orders), "each sample once in an epoch"
+        for one, other in itertools.pairwise(orders):
+            assert np.mean(one == other) < 0.1, "random orders have about one position in common"
+
+
+@pytest.mark.soak
+def test_torchrun_starts_a_training(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("-m", "ddptrain", "train", "--data", "idx", "--data-dir", idx, "--batch-size", 37)
+    run = ddptrain.run("--standalone", "--nproc-per-node", 2, *argv, module="torch.distributed.run")
+    assert "2 rank(s)" in run.output()
+    assert run.message()["outcome"] == "succeeded"
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.soak)])
@@ -67,8 +112,16 @@ def test_zero_gives_the_same_weights_and_ordinary_checkpoints(
     assert all(torch.equal(plain[name], resumed[name]) for name in plain)
 
 
-def check_evaluations(ddptrain: ForkServer, tmp_path: Path, samples: int, worlds: tuple[int, ...]) -> None:
-    """Check that each test sample is evaluated once, with the same result at each number of ranks."""
+@pytest.mark.parametrize(
+    ("samples", "worlds"),
+    [
+        (1_900, (1, 2, 3)),  # the last chunk is not full
+        pytest.param(10_000, (1, 2, 3, 7), marks=pytest.mark.soak),
+    ],
+)
+def test_every_test_sample_is_evaluated_once_at_any_number_of_ranks(
+    ddptrain: ForkServer, tmp_path: Path, samples: int, worlds: tuple[int, ...]
+) -> None:
     data = write_idx(tmp_path / "idx", train=64, test=samples, zipped=False)
     results = set()
     for world_size in worlds:
@@ -85,8 +138,10 @@ def check_evaluations(ddptrain: ForkServer, tmp_path: Path, samples: int, worlds
     assert len(results) == 1, "the same weights give the same sums to the last bit"
 
 
-def test_every_test_sample_is_evaluated_once_at_1_2_and_3_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
-    check_evaluations(ddptrain, tmp_path, 1_900, (1, 2, 3))  # the last chunk is not full
+def test_test_sample_evaluated_twice_fails_the_run(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("launch", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx)
+    run = ddptrain.run(*argv, code=1, mutant="padding_counted_in_evaluation")
+    assert "70 of 70 samples were not evaluated exactly once" in run.output()
 
 
 def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
@@ -95,11 +150,11 @@ def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
         assert "Warning" not in ddptrain.run("launch", *argv).output()
 
 
-def test_bitwise_gives_the_same_weights_through_3_2_and_3_ranks(
+def test_bitwise_gives_the_same_weights_with_1_rank_and_through_3_2_and_3_ranks(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     bitwise = ("--sync", "bitwise")
-    train(ddptrain, 3, idx, tmp_path / "whole", *bitwise)
+    train(ddptrain, 1, idx, tmp_path / "whole", *bitwise)
     for world_size, end in ((3, ("--stop-after", 4)), (2, ("--stop-after", 9)), (3, ())):
         train(ddptrain, world_size, idx, tmp_path / "resized", *bitwise, *end, code=75 if end else 0)
     assert_same_end(tmp_path / "whole", tmp_path / "resized")

@@ -32,13 +32,12 @@ from ddprun.signals import StopFlag
 from ddptrain import __version__, flags
 from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
-from ddptrain.flags import parse_choices, parse_worlds, resolve_flags
+from ddptrain.flags import resolve_flags
 from ddptrain.jobs import Infer, Preflight, Train
 from ddptrain.lessons.run import lesson_names, run_lesson
 from ddptrain.program import Trainer, torchrun_command
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
-_COMPARE_DEFAULTS = {"data": "digits"}  # every installation has this set
 
 
 def run() -> NoReturn:
@@ -115,7 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_checkpoint_choice(evaluate)
     flags.add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
     _add_model_verbs(verbs)
-    _add_experiments(verbs)
     _add_lessons(verbs)
     add_file_verbs(verbs)
     return parser
@@ -160,38 +158,6 @@ def _add_model_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     )
     report.add_argument("--json", action="store_true", help="print the numbers as one object; no page without --out")
     flags.add_settings(report, ["data_dir", "device", "threads"])
-
-
-def _add_experiments(verbs: "argparse._SubParsersAction[Any]") -> None:
-    compare = flags.add_verb(
-        verbs, "compare", "check that the number of ranks does not change the training", _compare,
-        example="compare --worlds 1,2 --checks gradients --ways ddp",
-    )  # fmt: skip
-    compare.add_argument("--worlds", default="1,2,4", metavar="N,N", help="numbers of ranks (default: 1,2,4)")
-    compare.add_argument("--checks", metavar="A,B", help="losses,gradients,bits,resume (default: all)")
-    compare.add_argument("--ways", metavar="A,B", help="ddp,manual,bucketed,accum,zero (default: all)")
-    compare.add_argument(
-        "--steps", type=whole_number(1, 100_000), default=100, metavar="N",
-        help="minimum, rounded up to whole epochs (default: 100)",
-    )  # fmt: skip
-    compare.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    compare.add_argument("--keep", dest="keep_in", default="", metavar="DIR", help="keep every run's directory there")
-    flags.add_settings(compare, ["data", "data_dir", "model", "device"], defaults=_COMPARE_DEFAULTS)
-    bench = flags.add_verb(
-        verbs, "bench", "measure time to accuracy over seeds and ranks, and the speed of plain loops", _bench,
-        example="bench --data digits --seeds 1 --worlds 1 --parts accuracy",
-    )  # fmt: skip
-    bench.add_argument(
-        "--seeds", type=whole_number(1, 1000), default=5, metavar="N", help="runs per number of ranks (default: 5)"
-    )
-    bench.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
-    bench.add_argument("--parts", metavar="A,B", help="recipes,accuracy,sync,throughput,tutorial (default: all)")
-    bench.add_argument(
-        "--sync", dest="ways", metavar="A,B",
-        help="only the part sync, of these ways to average gradients: manual,bucketed,ddp (default: all)",
-    )  # fmt: skip
-    bench.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-    flags.add_settings(bench, ["data", "data_dir", "batch_size", "device"])
 
 
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
@@ -325,35 +291,3 @@ def _report(arguments: argparse.Namespace) -> int:
 
     config, directory = resolve_flags(arguments), Path(arguments.directory)
     return report(config, directory, out=arguments.out, svg=arguments.svg, print_json=arguments.json)
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from ddptrain.experiments import compare
-    from ddptrain.experiments.trials import on_one_device
-
-    worlds = parse_worlds(arguments.worlds)
-    options = compare.CompareOptions(
-        config=on_one_device(resolve_flags(arguments, defaults=_COMPARE_DEFAULTS), worlds),
-        worlds=worlds,
-        checks=parse_choices("--checks", arguments.checks, compare.CHECKS),
-        ways=parse_choices("--ways", arguments.ways, compare.WAYS),
-        steps=arguments.steps,
-    )
-    with StopFlag.installed().interruptible("compare"):
-        return compare.compare(options, main, as_json=arguments.json, keep=arguments.keep_in)
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    from ddptrain.experiments import bench
-    from ddptrain.experiments.trials import on_one_device
-
-    worlds = parse_worlds(arguments.worlds)
-    options = bench.BenchOptions(
-        config=on_one_device(resolve_flags(arguments), worlds),
-        seeds=arguments.seeds,
-        worlds=worlds,
-        parts=parse_choices("--parts", arguments.parts or ("sync" if arguments.ways else None), bench.PARTS),
-        sync=parse_choices("--sync", arguments.ways, bench.SYNC),
-    )
-    with StopFlag.installed().interruptible("bench"):
-        return bench.bench(options, main, as_json=arguments.json)

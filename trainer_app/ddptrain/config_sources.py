@@ -18,19 +18,18 @@ _DEBUG_DEFAULTS = {
 }  # fmt: skip
 
 
-def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Config:
+def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     """Return the config from defaults, configuration file, environment and flags.
 
     Args:
         env: the process environment; unknown DDPTRAIN_* variables are refused, others ignored.
         flags: setting to value, and ``config`` to the path of a YAML file; None means not given.
-        defaults: setting to the verb's own default.
     Raises:
         UsageError: unknown name or invalid value; the error names its origin.
     """
     given = {name: checked(SETTINGS[name], value, origin) for name, value, origin in given_settings(env, flags)}
     debugging = _DEBUG_DEFAULTS if given.get("debug") else {}
-    config = Config().replaced({**(defaults or {}), **debugging, **given})
+    config = Config().replaced({**debugging, **given})
     if config.sync == "bitwise" and config.accum > 1:
         raise UsageError(
             "--accum cannot be combined with --sync bitwise",

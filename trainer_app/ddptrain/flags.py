@@ -5,15 +5,12 @@ A flag of a setting is declared once, by its field in ``Config``; ``config_sourc
 
 import argparse
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
-from ddprun.errors import UsageError, nearest
 from ddprun.flags import declare_node, declare_settings, whole_number
 from ddptrain.config import SETTINGS, Config
 from ddptrain.config_sources import resolve
-
-_MAX_WORLD = 64  # ranks of a trial on one machine
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -39,25 +36,19 @@ def add_group(verbs: Any, name: str, text: str, *, example: str) -> Any:
     return add_verb(verbs, name, text, example=example).add_subparsers(metavar="VERB", required=True)
 
 
-def add_settings(
-    parser: argparse.ArgumentParser, names: Collection[str] = SETTINGS, *, defaults: Mapping[str, Any] | None = None
-) -> None:
-    """Add a flag for each named setting.
-
-    Args:
-        defaults: the verb's own defaults, as they are given to ``resolve_flags``.
-    """
+def add_settings(parser: argparse.ArgumentParser, names: Collection[str] = SETTINGS) -> None:
+    """Add a flag for each named setting."""
     group = parser.add_argument_group(
         "settings", "also environment variables DDPTRAIN_<NAME> and keys of a YAML file; flags win"
     )
     group.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win")
     declared = {name: field for name, field in SETTINGS.items() if name in names}
-    declare_settings(group, declared, defaults or {})
+    declare_settings(group, declared, {})
 
 
-def resolve_flags(arguments: argparse.Namespace, *, defaults: Mapping[str, Any] | None = None) -> Config:
+def resolve_flags(arguments: argparse.Namespace) -> Config:
     """Return the settings out of the verb's flags, the environment and the configuration file."""
-    return resolve(os.environ, setting_flags(arguments), defaults=defaults)
+    return resolve(os.environ, setting_flags(arguments))
 
 
 def setting_flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -100,35 +91,3 @@ def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:
         "--max-restarts", type=whole_number(0), default=0, metavar="N",
         help="restart failed ranks up to N times; only with a single node (default: 0)",
     )  # fmt: skip
-
-
-def parse_worlds(text: str) -> tuple[int, ...]:
-    """Return the numbers in ``1,2,4``, sorted, and 1 in any case.
-
-    Raises:
-        UsageError: it is not a list of numbers of ranks.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 4 and 1 <= int(part) <= _MAX_WORLD for part in parts):
-        raise UsageError(
-            f"--worlds {text!r} is not a list of numbers of ranks from 1 to {_MAX_WORLD}",
-            next_step="for example --worlds 1,2,4",
-        )
-    return tuple(sorted({1, *map(int, parts)}))
-
-
-def parse_choices(flag: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the comma-separated items of ``text``, or all ``known`` ones if it is empty.
-
-    Raises:
-        UsageError: an item is not known.
-    """
-    parts = tuple(part.strip() for part in (text or ",".join(known)).split(",") if part.strip())
-    unknown = [part for part in parts if part not in known]
-    if unknown or not parts:
-        raise UsageError(
-            f"{flag} {text!r} is not a list of {', '.join(known)}",
-            hint=nearest(unknown[0], known) if unknown else "",
-            next_step=f"for example {flag} {','.join(known[:2])}",
-        )
-    return parts
