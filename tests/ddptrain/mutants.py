@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ddptrain import device
+from ddptrain import lesson as run
 from ddptrain.config import Config
-from ddptrain.lessons import run
 from ddptrain.training import evaluate, models
 from tests.mutants.mutant import Mutant, areas
 

@@ -2,18 +2,18 @@
 
 import ast
 import difflib
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.install.chart import ROOT
+from tests.lessons.draw import pictures
 
 GUIDE = ROOT / "docs" / "torch-distributed"
 PICTURES = GUIDE / "pictures"
 DRAWN = ("collectives", "groups", "p2p")
-_LESSONS = ROOT / "trainer_app" / "lessons"
+_LESSONS = ROOT / "trainer_app" / "ddptrain" / "lessons"
 _DIFF = re.compile(r"^```diff\n--- (\w+)\.py\n\+\+\+ (\w+)\.py\n.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -40,8 +40,10 @@ def draw_pictures() -> None:
     for old in PICTURES.glob("*.svg"):
         old.unlink()
     for lesson in DRAWN:
-        command = [sys.executable, "-m", "ddptrain", "lesson", lesson, "--nproc-per-node", "4", "--svg", str(PICTURES)]
-        subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL, env=os.environ)
+        command = [sys.executable, "-m", "ddptrain", "lesson", lesson, "--nproc-per-node", "4"]
+        done = subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE, text=True)
+        for file, picture in pictures(done.stdout):
+            (PICTURES / file).write_text(picture, encoding="utf-8")
 
 
 def write() -> None:

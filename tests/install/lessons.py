@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddptrain.lessons.run import lesson_names
+from ddptrain.lesson import lesson_names
 from tests.install.chart import ROOT
 
 FOLDER = ROOT / "manifests" / "examples" / "lessons"
@@ -15,7 +15,7 @@ _NODES_AND_PROCESSES = {
 
 _JOB = """\
 # The lesson {name} as a DDPJob: {nodes} × {processes} processes = world size {world}, gloo. Needs no volume and no GPU.
-# trainer_app/lessons/{name}.py is what runs in each process.
+# trainer_app/ddptrain/lessons/{name}.py is what runs in each process.
 #
 #   kubectl apply -f manifests/examples/lessons/{name}.yaml
 #   kubectl wait ddp/lesson-{name} --for=condition=Finished --timeout=10m  # True after success and after failure

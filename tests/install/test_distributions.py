@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.lessons.run import lesson_names
+from ddptrain.lesson import lesson_names
 from tests.install.chart import ROOT
 
 _BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
@@ -62,7 +62,7 @@ def test_launcher_runs_on_the_standard_library_alone(wheel: Path, tmp_path: Path
     assert imported.strip() == "['__main__', 'ddprun']"
 
 
-def test_lessons_are_installed_beside_the_trainer(tmp_path: Path) -> None:
+def test_lessons_are_installed_with_the_trainer(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name in ("operator", "trainer_app"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
@@ -73,10 +73,10 @@ def test_lessons_are_installed_beside_the_trainer(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=source, text=True, capture_output=True, timeout=120, check=True)
     with zipfile.ZipFile(source / "wheels" / done.stdout.splitlines()[-1]) as content:
         content.extractall(tmp_path / "installed")
-    command = [sys.executable, "-c", "import ddptrain.lessons.run as run; print(run.SCRIPTS, *run.lesson_names())"]
+    command = [sys.executable, "-c", "import ddptrain.lesson as run; print(run.SCRIPTS, *run.lesson_names())"]
     env = {"PYTHONPATH": str(tmp_path / "installed")}
     done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60, check=True)
-    assert done.stdout.split() == [str(tmp_path / "installed" / "lessons"), *lesson_names()]
+    assert done.stdout.split() == [str(tmp_path / "installed" / "ddptrain" / "lessons"), *lesson_names()]
 
 
 def test_a_folder_with_the_name_of_a_package_is_not_imported_in_its_place(tmp_path: Path) -> None:

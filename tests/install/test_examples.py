@@ -9,7 +9,7 @@ import yaml
 
 from ddpjob.engine.desired import Job
 from ddptrain.config import Config
-from ddptrain.lessons.run import lesson_names
+from ddptrain.lesson import lesson_names
 from tests.install import lessons, scripts
 from tests.install.chart import ROOT, Object, of_kind
 
@@ -45,7 +45,7 @@ def test_script_in_the_job_under_ddprun_is_current() -> None:
 
 def test_lessons_whose_ranks_share_files_run_on_one_node() -> None:
     """Pods on several nodes share no folder without a volume, and the lessons' jobs have none."""
-    folder = ROOT / "trainer_app" / "lessons"
+    folder = ROOT / "trainer_app" / "ddptrain" / "lessons"
     sharing = [name for name in LESSONS if "DDPJOB_CHECKPOINT_DIR" in (folder / f"{Path(name).stem}.py").read_text()]
     assert {name: job(name).spec.num_nodes for name in sharing} == {"lessons/fsdp.yaml": 1, "lessons/restart.yaml": 1}
 

@@ -40,7 +40,7 @@ def _tool(module: str, *arguments: str) -> Command:
     return Command((sys.executable, "-m", module, *arguments))
 
 
-_PACKAGES = ("ddpjob", "ddpjob_operator", "ddprun", "ddptrain", "ddpplot", "lessons")
+_PACKAGES = ("ddpjob", "ddpjob_operator", "ddprun", "ddptrain", "ddpplot")
 
 
 def _mypy(cache: str, *arguments: str) -> Command:
@@ -119,8 +119,6 @@ LAYERS = (
                 "ddptrain",
                 "-p",
                 "ddpplot",
-                "-p",
-                "lessons",
             ),
             _mypy("types-oldest-python", "-p", "ddprun", "--config-file", "tests/layers/oldest_python.ini"),
             Command((str(Path(sys.executable).with_name("lint-imports")),)),

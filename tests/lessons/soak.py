@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.lessons.run import SCRIPTS, lesson_names
+from ddptrain.lesson import SCRIPTS, lesson_names
 from tests.ddptrain.runs import ForkServer
 from tests.lessons.test_lessons import UNEVEN
 from tests.processes import free_port

@@ -21,7 +21,7 @@ from ddprun.distributed.rendezvous import key_prefix
 from ddprun.distributed.topology import Ranks
 from ddptrain.data.batches import MEAN, STD
 from ddptrain.data.mnist import load
-from ddptrain.lessons.run import SCRIPTS
+from ddptrain.lesson import SCRIPTS
 from tests.ddptrain.builders import REAL, needs_mnist
 from tests.processes import free_port
 

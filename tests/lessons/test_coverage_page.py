@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from ddptrain.cli import _parser
-from ddptrain.lessons.run import lesson_names
+from ddptrain.lesson import lesson_names
 from tests.ddptrain.mutants import LESSONS
 from tests.install.chart import ROOT
 from tests.install.guide import GUIDE

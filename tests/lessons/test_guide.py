@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.lessons.draw import pictures
 from tests.ddptrain.runs import ForkServer, Lesson, Run
 from tests.install.chart import ROOT
 from tests.install.guide import DRAWN, GUIDE, PICTURES, with_differences
+from tests.lessons.draw import pictures
 from tests.processes import free_port
 
 PAGES = sorted(GUIDE.glob("*.md"))

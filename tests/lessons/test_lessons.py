@@ -18,10 +18,10 @@ import pytest
 import torch.distributed as dist
 
 from ddprun.distributed.topology import WORKER_VARIABLES
-from ddptrain.lessons.draw import pictures, svg
-from ddptrain.lessons.run import SCRIPTS, lesson_names
+from ddptrain.lesson import SCRIPTS, lesson_names
 from tests.ddptrain.mutants import LESSONS
 from tests.ddptrain.runs import ForkServer, Lesson, Run
+from tests.lessons.draw import pictures, svg
 from tests.processes import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -109,7 +109,7 @@ def test_no_group_outlives_a_data_parallel_program() -> None:
     program = """
 import os, runpy, torch, torch.distributed
 from ddptrain.cli import main
-from ddptrain.lessons.run import SCRIPTS
+from ddptrain.lesson import SCRIPTS
 
 def train():
     main("train --data digits --batch-size 500 --epochs 1 --backend gloo --sync ddp".split())
@@ -190,14 +190,6 @@ def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer) -> N
         for name, formula in variables.items():
             assert not formula or eval(formula.strip("` "), dict(values)) == values[name], (name, formula)  # noqa: S307
     assert {name: values[0] for name, *values in rows}["TORCHELASTIC_RUN_ID"] == "job-7"
-
-
-def test_lesson_draws_every_exchange(ddptrain: ForkServer, tmp_path: Path) -> None:
-    ddptrain.run("lesson", "collectives", "--nproc-per-node", 2, "--svg", tmp_path)
-    drawn = {file.stem: file.read_text() for file in tmp_path.iterdir()}
-    assert len(drawn) >= 15
-    assert drawn["broadcast-src-0"].count(">1<") == 2 and drawn["broadcast-src-0"].count('class="r0"') == 6
-    assert drawn["all-reduce-sum"].count('class="sum"') == 2, "a computed value has no rank's color"
 
 
 def test_picture_has_the_values_of_each_rank_that_are_short() -> None:

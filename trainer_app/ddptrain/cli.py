@@ -34,7 +34,7 @@ from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
 from ddptrain.flags import resolve_flags
 from ddptrain.jobs import Infer, Preflight, Train
-from ddptrain.lessons.run import lesson_names, run_lesson
+from ddptrain.lesson import lesson_names, run_lesson
 from ddptrain.program import Trainer, torchrun_command
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
@@ -170,14 +170,9 @@ def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
         "--nproc-per-node", type=whole_number(1, 64), metavar="N",
         help="ranks to start here (default: NPROC_PER_NODE, or 4)",
     )  # fmt: skip
-    lesson.add_argument("--svg", default="", metavar="DIR", help="draw each exchange there, too")
 
 
 def _lesson(arguments: argparse.Namespace) -> int:
-    if arguments.svg:
-        from ddptrain.lessons.draw import draw_lesson
-
-        return draw_lesson(arguments.name, arguments.nproc_per_node, Path(arguments.svg))
     return run_lesson(arguments.name, arguments.nproc_per_node)
 
 

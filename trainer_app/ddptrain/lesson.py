@@ -5,11 +5,10 @@ import runpy
 from dataclasses import replace
 from pathlib import Path
 
-import ddptrain
 from ddprun.distributed import topology
 from ddprun.errors import UsageError
 
-SCRIPTS = Path(ddptrain.__file__).parents[1] / "lessons"  # in the repository, and where pip has installed them
+SCRIPTS = Path(__file__).parent / "lessons"  # data: no module imports them
 _RESTARTING = ["--standalone", "--max-restarts=1"]
 _OF_EVERY_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
 _ALSO_READ = {

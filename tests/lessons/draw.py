@@ -1,8 +1,6 @@
 """Draw what the exchanges of a lesson did, from what it printed, as SVG files."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,18 +13,6 @@ _ROW = re.compile(r"^  rank \d+: (.*?) ->(?: (.*))?$", re.MULTILINE)
 _CELL, _DISTANCE, _GAP = (30, 26), 36, 8  # pixels: width and height of a cell, distance of rows, distance of two lists
 _TOP, _LEFT, _ARROW, _MARGIN, _COLUMN = 62, 78, 64, 16, 52
 _LONGEST = 8  # characters; a longer text does not fit in a cell
-
-
-def draw_lesson(name: str, nproc_per_node: int | None, folder: Path) -> int:
-    """Run a lesson in a process of its own, print what it prints, draw its exchanges, and return its exit code."""
-    ranks = ["--nproc-per-node", str(nproc_per_node)] if nproc_per_node else []
-    command = [sys.executable, "-m", "ddptrain", "lesson", name, *ranks]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    print(done.stdout, end="")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, picture in pictures(done.stdout):
-        (folder / file).write_text(picture, encoding="utf-8")
-    return done.returncode
 
 
 def pictures(printed: str) -> Iterator[tuple[str, str]]:
@@ -58,7 +44,7 @@ def svg(title: str, rows: list[tuple[Cells, Cells]]) -> str:
     tops = [_TOP + rank * _DISTANCE for rank in range(len(rows))]
     own = [_boxes(_LEFT, parts, dict.fromkeys(owner, rank)) for rank, parts in enumerate(sides[0])]
     others = [_boxes(right, parts, owner if moved else {}) for parts in sides[1]]
-    source = (Path(__file__).parent / "templates" / "exchange.svg.j2").read_text()
+    source = (Path(__file__).with_name("exchange.svg.j2")).read_text()
     template = Template(source, autoescape=True, keep_trailing_newline=True)
     picture: str = template.render(
         title=title, ranks=list(zip(tops, own, others, strict=True)), left=_LEFT, right=right, margin=_MARGIN,
