@@ -127,7 +127,7 @@ format: setup  ## format the code and apply ruff's fixes
 generate: setup  ## CRD, chart copy, plain manifests, field reference and diagram from their sources
 	$(PY) -m tests.install.generate
 
-pictures: setup  ## the curves and the screenshots of both reports in docs, from a training in which a rank is killed
+pictures: setup  ## the curves and the screenshot of the report in docs, from a training in which a rank is killed
 	$(PY) -m tests.ddptrain.browser.pictures --data-dir $(MNIST)
 
 constraints: setup  ## pin the installed versions

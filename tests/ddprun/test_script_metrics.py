@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import ddprun
+from ddpplot.recorded import read_history
 from ddprun import script_interface, script_metrics
 from ddprun.checkpoint_files import run_numbers
 from ddprun.errors import DataMissing, Superseded
@@ -25,7 +26,6 @@ from ddprun.reporting.metrics import RowsFile, effective_rows, read_rows
 from ddprun.reporting.progress import Progress
 from ddprun.script_metrics import ScriptMetrics, print_rows
 from ddprun.settings import Settings
-from ddptrain.report_page.history import read_history
 from tests.ddptrain.runs import wait_until
 
 

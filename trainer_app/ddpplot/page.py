@@ -1,8 +1,6 @@
 """One HTML page about a training, without scripts and without requests to a network. Every text is escaped."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -10,8 +8,6 @@ from ddpplot import figure
 from ddpplot.history import History, loss_text
 from ddpplot.job import FORMULA, Job
 from ddpplot.timeline import bars, span
-
-NO_MARKUP = Markup("")
 
 
 @dataclass(frozen=True)
@@ -22,17 +18,12 @@ class Page:
         title: the name of the training.
         program: which program made the page, with its version.
         job: what its status adds; None for a training without one.
-        settings: names and values of its last section.
-        sections, style: what the caller adds, as markup.
     """
 
     title: str
     program: str
     history: History
     job: Job | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    sections: Sequence[Markup] = ()
-    style: Markup = NO_MARKUP
 
     @property
     def seconds(self) -> float:

@@ -147,17 +147,6 @@ def _add_model_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     )  # fmt: skip
     flags.add_checkpoint_choice(export)
     flags.add_settings(export, ["checkpoint_dir"])
-    report = flags.add_verb(
-        verbs, "report", "write an HTML page about a training: curves, restarts, confusion matrix, worst misses",
-        _report, example="report /tmp/ddptrain-checkpoints --out /tmp/ddptrain-report.html",
-    )  # fmt: skip
-    report.add_argument("directory", metavar="DIR", help="checkpoint directory of the training")
-    report.add_argument("--out", default="", metavar="FILE", help="the page (default: DIR/report.html)")
-    report.add_argument(
-        "--svg", default="", metavar="FILE", help="write the curves as a picture; no page without --out"
-    )
-    report.add_argument("--json", action="store_true", help="print the numbers as one object; no page without --out")
-    flags.add_settings(report, ["data_dir", "device", "threads"])
 
 
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
@@ -279,10 +268,3 @@ def _export(arguments: argparse.Namespace) -> int:
 
     config, out = resolve_flags(arguments), Path(arguments.out)
     return export(config, out, arguments.format, run=arguments.run, step=arguments.step)
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from ddptrain.report_page.page import report
-
-    config, directory = resolve_flags(arguments), Path(arguments.directory)
-    return report(config, directory, out=arguments.out, svg=arguments.svg, print_json=arguments.json)

@@ -1,1 +1,1 @@
-"""The page of `ddptrain report` in a real browser."""
+"""The page of `ddpjob report` in a real browser."""

@@ -21,7 +21,7 @@ from tests.kind.packages import require
 
 ROOT = Path(__file__).resolve().parents[3]
 CURVES = ROOT / "docs" / "curves.svg"
-PAGE, PAGE_OF_JOB = ROOT / "docs" / "report.png", ROOT / "docs" / "job-report.png"
+PAGE = ROOT / "docs" / "job-report.png"
 _ARGUMENTS = 'args=[train, --epochs, "4", --checkpoint-every, "50", --chaos, "kill:3:390"]'
 _COLOURS = 128  # in the picture; with all of them it would have twice the size
 
@@ -32,16 +32,13 @@ def training(state: Path, data: Path) -> list[object]:
     return ["ddpjob", "run", example, "--state-dir", state, "--set", _ARGUMENTS, "--", "--data-dir", data]
 
 
-def draw(state: Path, data: Path) -> None:
+def draw(state: Path) -> None:
     """Write all pictures of the training below ``state``."""
-    directory = state / "volumes" / "default" / "mnist-cpu-checkpoints"
     with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
-        page, page_of_job = Path(scratch) / "report.html", Path(scratch) / "mnist-cpu.html"
+        page = Path(scratch) / "mnist-cpu.html"
         _run("ddpjob", "plot", "mnist-cpu", "--state-dir", state, "-f", CURVES)
-        _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-f", page_of_job)
-        _run("ddptrain", "report", directory, "--data-dir", data, "--out", page)
-        _photograph(chromium, page_of_job, PAGE_OF_JOB, until="footer")
-        _photograph(chromium, page, PAGE, until="#settings")
+        _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-f", page)
+        _photograph(chromium, page, PAGE, until="footer")
 
 
 def _run(program: object, *arguments: object) -> None:
@@ -72,7 +69,7 @@ def main() -> None:
     require("chromium")
     with tempfile.TemporaryDirectory() as state:
         _run(*training(Path(state), data))
-        draw(Path(state), data)
+        draw(Path(state))
 
 
 if __name__ == "__main__":

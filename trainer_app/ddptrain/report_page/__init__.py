@@ -1,1 +1,0 @@
-"""The verb ``report``: one HTML page about a training, without scripts and without requests to a network."""
