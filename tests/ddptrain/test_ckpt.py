@@ -210,7 +210,7 @@ def test_a_printed_configuration_is_a_valid_file_and_shows_origins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("lr: 1e-3\nbatch-size: 64\nkeep_best: false\nepochs: 9\nseed: 5\n")
+    file.write_text("lr: 1e-3\nbatch-size: 64\ndownload: false\nepochs: 9\nseed: 5\n")
     monkeypatch.setenv("DDPTRAIN_EPOCHS", "8")
     monkeypatch.setenv("DDPJOB_DATA_DIR", "/data")
     argv = ["config", "print", "--origin", "--config", str(file), "--seed", "6"]

@@ -17,6 +17,7 @@ import pytest
 from ddprun.checkpoint_files import Checkpoints, all_manifests, newest_valid, verify
 from ddprun.errors import VolumeError
 from ddprun.reporting.metrics import read_rows
+from ddptrain.manifest import accuracy_of
 from tests.ddptrain.builders import SAVING, command, place
 from tests.ddptrain.runs import ForkServer, Whole, assert_same_end, losses
 from tests.ddptrain.volume import LoggedVolume, crashes, put
@@ -27,7 +28,7 @@ def content_of(run: int, step: int) -> bytes:
 
 
 def start(root: Path, *, keep: int = 2) -> Checkpoints:
-    writer = Checkpoints(root, keep=keep, keep_best=True)
+    writer = Checkpoints(root, keep=keep, score=accuracy_of)
     writer.prepare()
     writer.resume(lambda _: None)
     writer.claim({"uid": "u"})

@@ -26,11 +26,8 @@ from ddprun.files import Json, dumps_json, make_shared, share, sync_directory, u
 FORMAT = 1
 _RUN = re.compile(r"run-(\d{6,})$")
 _MANIFEST = re.compile(r"step-(\d{9,})\.json$")
-# The types of a manifest's fields beside the format; a program that is not this one may have written the file.
-_REQUIRED: dict[str, type] = {"run": int, "step": int, "sha256": str}
-_OPTIONAL: dict[str, type] = {
-    "config": dict, "dataDigest": str, "evaluation": dict, "initFrom": dict, "complete": bool, "cursor": dict,
-}  # fmt: skip
+# The types of a manifest's fields that this module reads; a program that is not this one may have written the file.
+_FIELDS: dict[str, type] = {"run": int, "step": int, "sha256": str}
 # Errors of loading that say nothing about the content; PyTorch quotes them in errors of its own.
 _MACHINE_FAILED = re.compile(r"out of memory|allocate memory|CUDA error", re.IGNORECASE)
 # What a read of one damaged file returns. Any other error is one of the volume, which says nothing about the file.
@@ -168,7 +165,7 @@ def verify(manifest_path: Path) -> tuple[str, Json, bytes]:
             f"{manifest_path} has format {manifest['format']}, but this version reads only format {FORMAT}",
             next_step="use the version of the trainer that wrote it, or a new checkpoint directory",
         )
-    if wrong := _wrong_fields(manifest):
+    if wrong := [name for name, kind in _FIELDS.items() if type(manifest.get(name)) is not kind]:
         return f"manifest has no valid {', '.join(wrong)}", {}, b""
     run, step = manifest["run"], manifest["step"]
     if manifest_path != checkpoint_file(manifest_path.parent.parent, run, step).with_suffix(".json"):
@@ -182,17 +179,6 @@ def verify(manifest_path: Path) -> tuple[str, Json, bytes]:
     if hashlib.sha256(content).hexdigest() != manifest["sha256"]:
         return "content does not match its digest", {}, b""
     return "", manifest, content
-
-
-def _wrong_fields(manifest: Json) -> list[str]:
-    """Return the names of the fields that are absent or of another type than this version writes."""
-    wrong = [name for name, kind in _REQUIRED.items() if type(manifest.get(name)) is not kind]
-    wrong += [n for n, kind in _OPTIONAL.items() if manifest.get(n) is not None and type(manifest[n]) is not kind]
-    evaluation = manifest.get("evaluation") or {}
-    numbers = [evaluation.get(name) for name in ("accuracy", "loss")] if "evaluation" not in wrong else []
-    if any(type(number) not in (int, float, type(None)) for number in numbers):
-        wrong.append("evaluation")
-    return wrong
 
 
 def newest_valid(
@@ -310,14 +296,15 @@ class Checkpoints:
 
     Args:
         keep: how many of the newest valid checkpoints, over all runs, survive a save.
-        keep_best: the checkpoint of the highest test accuracy also survives.
+        score: returns how good a checkpoint is, by its manifest, or None if nothing is known of it yet; the best one
+            also survives.
 
     Attributes:
         quarantined: how many invalid checkpoints ``resume`` has set aside.
     """
 
-    def __init__(self, root: Path, *, keep: int, keep_best: bool = False) -> None:
-        self.root, self._keep, self._keep_best = root, keep, keep_best
+    def __init__(self, root: Path, *, keep: int, score: Callable[[Json], float | None] = lambda _: None) -> None:
+        self.root, self._keep, self._score = root, keep, score
         self.quarantined = 0
         self.run = 0
         self.last: Saved | None = None
@@ -447,9 +434,8 @@ class Checkpoints:
                     leftover.unlink(missing_ok=True)
             raise
         self.last = Saved(self.run, step, path, manifest)
-        # Only an evaluation or the next loss shows whether the weights have diverged: until then keep another one.
-        keep = self._keep if manifest.get("evaluation") else max(self._keep, 2)
-        self._retire(keep, keep_best=self._keep_best)
+        # Only a score or the next loss shows whether the weights have diverged: until then keep another one.
+        self._retire(max(self._keep, 2) if self._score(manifest) is None else self._keep)
         if first:
             self._remove_old_runs()
         return self.last
@@ -481,18 +467,29 @@ class Checkpoints:
         for path in leftovers:
             path.unlink(missing_ok=True)
 
-    def _retire(self, keep: int, *, keep_best: bool) -> None:
+    def _retire(self, keep: int, *, keep_best: bool = True) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first.
 
         Those that ``resume`` skipped stay, and none of them takes the place of a checkpoint that can be used.
         """
         everything = [path for _, _, path in all_manifests(self.root) if path not in self._skipped]
-        best = max(everything, key=_accuracy, default=None) if keep_best else None
+        best = self._best(everything) if keep_best else None
         for path in everything[keep:]:
             if path != best:
                 with contextlib.suppress(OSError):  # a file that cannot be deleted stays
                     path.unlink(missing_ok=True)
                     path.with_suffix(".pt").unlink(missing_ok=True)
+
+    def _best(self, manifest_paths: list[Path]) -> Path | None:
+        """Return the manifest with the highest score; None if none has a score."""
+        scores: dict[Path, float] = {}
+        for path in manifest_paths:
+            with contextlib.suppress(OSError, ValueError):
+                manifest = json.loads(path.read_bytes())
+                score = self._score(manifest) if isinstance(manifest, dict) else None
+                if score is not None:
+                    scores[path] = score
+        return max(scores, key=lambda path: scores[path], default=None)
 
 
 def _superseded(root: Path, newer: int, own: int) -> Superseded:
@@ -501,12 +498,3 @@ def _superseded(root: Path, newer: int, own: int) -> Superseded:
         hint="a newer attempt of the job is training; this process belongs to an older one",
         next_step="end this process; the newer attempt continues the training",
     )
-
-
-def _accuracy(manifest_path: Path) -> float:
-    """Return the test accuracy in a manifest; -1 if there is none or it cannot be read."""
-    try:
-        evaluation = json.loads(manifest_path.read_bytes()).get("evaluation") or {}
-        return float(evaluation.get("accuracy", -1.0))
-    except (OSError, ValueError, AttributeError, TypeError):
-        return -1.0

@@ -17,7 +17,6 @@ def setting(
     *,
     name: str = "",
     identity: bool = False,
-    before: Any = None,
     choices: tuple[str, ...] = (),
     low: float = -math.inf,
     high: float = math.inf,
@@ -29,14 +28,12 @@ def setting(
         text: the help of its flag.
         name: name in flags, variables, files and manifests, if it is not the field's.
         identity: it affects the weights, so a training resumes only if it is unchanged.
-        before: its value in trainings that are older than the setting; None means the default.
         choices: the valid values; any value is valid if empty.
         low, high: bounds of a number, both included.
         env: another variable that sets it, stronger only than the default.
     """
     metadata = {
-        "help": text, "name": name, "identity": identity, "before": before, "choices": choices, "low": low,
-        "high": high, "env": env,
+        "help": text, "name": name, "identity": identity, "choices": choices, "low": low, "high": high, "env": env,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -52,7 +49,6 @@ class Settings:
         "", "directory of checkpoints and metrics; without it no checkpoint is saved", env="DDPJOB_CHECKPOINT_DIR"
     )
     keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
-    keep_best: bool = setting(True, "also keep the checkpoint of the highest test accuracy")
     threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
     rendezvous_timeout: float = _seconds(0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600")
     collective_timeout: float = _seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)

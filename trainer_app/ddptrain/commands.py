@@ -27,6 +27,7 @@ from ddptrain.flags import (
     resolve_flags,
     setting_flags,
 )
+from ddptrain.manifest import accuracy_of
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
@@ -150,8 +151,7 @@ def listing(root: Path, *, check: bool) -> list[Json]:
             with contextlib.suppress(OSError, ValueError):
                 manifest = json.loads(path.read_bytes())
             values = manifest if isinstance(manifest, dict) else {}
-            evaluation = values.get("evaluation")
-            values["accuracy"] = evaluation.get("accuracy") if isinstance(evaluation, dict) else None
+            values["accuracy"] = accuracy_of(values)
             shown = {name: values.get(name) for name in ("bytes", "time", "accuracy", "complete", "worldSize")}
             numbers = {name: value if isinstance(value, int | float) else None for name, value in shown.items()}
             rows.append({"run": run, "step": step, **numbers, "verdict": verdict})

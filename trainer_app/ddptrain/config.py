@@ -13,8 +13,6 @@ from ddprun.errors import ConfigMismatch, UsageError
 from ddprun.settings import Settings, fields_of, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
-_ON_OFF = {True: "on", False: "off"}  # how older manifests wrote bf16
-
 
 _of_weights = functools.partial(setting, identity=True)
 
@@ -38,7 +36,7 @@ class Config(Settings):
     weight_decay: float = _of_weights(0.01, "decoupled weight decay (muon, adamw), L2 (sgd)", low=0, high=10)
     shift: int = _of_weights(1, "random shift of each step's batch by up to this many pixels", low=0, high=8)
     label_smoothing: float = _of_weights(
-        0.05, "share of each label that is spread over all classes, in training", before=0.0, low=0, high=0.9
+        0.05, "share of each label that is spread over all classes, in training", low=0, high=0.9
     )
     seed: int = _of_weights(0, "seed of weights, order and augmentation", low=0, high=2**62)
     dtype: str = _of_weights("float32", "type of weights and arithmetic", choices=("float32", "float64"))
@@ -111,16 +109,13 @@ class Config(Settings):
 
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity in a manifest; a setting that did not exist yet gets the value from before it.
+        """Return the identity in a manifest; a setting that it lacks has its default.
 
         Raises:
             ConfigMismatch: the manifest has a setting that this version does not know.
         """
-        theirs: dict[str, Any] = {key: value for key, value in manifest.get("config", {}).items() if key != "init_from"}
-        if isinstance(theirs.get("bf16"), bool):
-            theirs["bf16"] = _ON_OFF[theirs["bf16"]]
-        before = {f.name: f.metadata["before"] for f in SETTINGS.values() if f.metadata["before"] is not None}
-        defaults = cls(data=theirs.get("data", cls.data), **before).identity()
+        theirs: dict[str, Any] = manifest["config"]
+        defaults = cls(data=theirs.get("data", cls.data)).identity()
         if unknown := sorted(set(theirs) - set(defaults)):
             raise ConfigMismatch(
                 f"the checkpoint was trained with settings that this version does not have: {', '.join(unknown)}",

@@ -28,7 +28,6 @@ PARTS = {
     "accuracy": "path.line.accuracy",
     "throughput": "path.line.speed",
     "restart": ".flag rect",
-    "repeated steps": "rect.band",
     "runs": "table.runs",
     "failure": ".failure path",
     "bar": ".bar.failed",

@@ -9,6 +9,7 @@ from torch import nn
 from ddprun.checkpoint_files import Saved, read_newest
 from ddprun.distributed.process_group import Group, alone
 from ddprun.distributed.topology import Ranks
+from ddprun.errors import ConfigMismatch
 from ddprun.resources import threads_per_rank
 from ddptrain import weights
 from ddptrain.config import Config
@@ -16,6 +17,7 @@ from ddptrain.data import mnist
 from ddptrain.data.batches import normalise
 from ddptrain.device import resolve_device
 from ddptrain.errors import DataMismatch
+from ddptrain.manifest import fault_of
 from ddptrain.training import models
 
 
@@ -24,9 +26,13 @@ def open_checkpoint(config: Config, *, run: int | None = None, step: int | None 
 
     Raises:
         UsageError: no directory given. DataMissing: no valid checkpoint in it.
-        ConfigMismatch: a newer version of ddptrain trained it.
+        ConfigMismatch: another program, or a newer version of ddptrain, trained it.
     """
     saved, content = read_newest(config.checkpoint_root(), run=run, step=step)
+    if fault := fault_of(saved.manifest):
+        raise ConfigMismatch(
+            f"{saved.path} is not a checkpoint of ddptrain: {fault}", next_step="name the directory of such a training"
+        )
     return as_trained(config, saved.manifest), saved, content
 
 

@@ -25,11 +25,10 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
 from ddptrain.errors import DataMismatch
+from ddptrain.manifest import accuracy_of, fault_of
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
-
-_EVALUATED = ("accuracy", "loss")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Checkpointer:
         self._heartbeat = group.heartbeat
         self._checkpoints: Checkpoints | None = None
         if config.checkpoint_dir:
-            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep, keep_best=config.keep_best)
+            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep, score=accuracy_of)
         self.facts: dict[str, Any] = {
             "worldSize": group.world_size,
             "data": dataset.name,
@@ -103,10 +102,8 @@ class Checkpointer:
         root = self._checkpoints.root
 
         def refuse(manifest: Mapping[str, Any], content: bytes) -> str:
-            if "dataDigest" not in manifest:
-                return "its manifest has no dataDigest"
-            if manifest.get("complete") and None in [(manifest.get("evaluation") or {}).get(k) for k in _EVALUATED]:
-                return "it is complete, but its manifest has no evaluation"
+            if fault := fault_of(manifest):
+                return fault
             check_compatible(manifest, self.facts, root)  # raises: the weights of another training never fit
             try:
                 if not manifest.get("complete"):  # nothing is loaded of a complete training
