@@ -110,7 +110,7 @@ def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None
         "shift": 0, "seed": 9, "dtype": "float64", "bf16": "on", "label_smoothing": 0.2,
         "data_dir": "/x", "download": True,
         "checkpoint_dir": "/x", "checkpoint_every": 1, "keep": 9, "device": "cpu", "backend": "gloo", "threads": 3,
-        "rendezvous_timeout": 9.0, "collective_timeout": 9.0, "step_delay": 1.0, "profile": 1,
+        "rendezvous_timeout": 9.0, "collective_timeout": 9.0, "step_delay": 1.0,
         "stall_report": 9.0, "hang_timeout": 9.0, "volume_timeout": 9.0, "debug": True,
         "show_env": True, "log_every": 5, "stop_grace": 9.0, "log_format": "json", "chaos": "kill:0:1",
         "sync": "manual", "init_from": "/x", "zero": True, "accum": 2, "stop_after": 1, "audit": "/x",
@@ -178,9 +178,7 @@ def test_a_checkpoint_of_other_settings_or_other_data_is_refused(tmp_path: Path)
         check_compatible(facts(), facts("b" * 64), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "other", [{"zero": True}, {"profile": 3}, {"cuda_graph": True}, {"log_every": 5}, {"checkpoint_every": 7}]
-)
+@pytest.mark.parametrize("other", [{"zero": True}, {"cuda_graph": True}, {"log_every": 5}, {"checkpoint_every": 7}])
 def test_ranks_must_share_every_setting_that_decides_their_collectives(other: dict[str, Any]) -> None:
     assert Config().shared("cuda") != Config(**other).shared("cuda")
     assert Config().shared("cuda") != Config().shared("cpu"), "the one reads losses late, the other after each step"

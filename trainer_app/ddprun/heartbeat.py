@@ -9,7 +9,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 # Changes, step, collectives begun, process, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective. In the byte
 # order of the machine, which all readers share, so that ``memoryview.cast`` can write single numbers.
@@ -18,7 +17,6 @@ _COUNTS, _TIME = struct.Struct("=qqq"), struct.Struct("=d")
 _TIME_AT = struct.calcsize("=qqqq")
 _WAITED_AT = _LAYOUT.size  # seconds of waiting for data
 SIZE = _LAYOUT.size + _TIME.size
-_NOTHING = contextlib.nullcontext()
 RETURNED = "close"  # of a script's rank: it has returned, and its process ends
 # In these phases there is no progress that a stop could save.
 BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup", "resume")
@@ -82,19 +80,6 @@ class StallTimer:
         return self.seconds
 
 
-class PhaseListener(Protocol):
-    """What a trace of the rank needs to know; see ``training.profiling``."""
-
-    def phase(self, name: str) -> None:
-        """Take note that the rank begins a phase, which ends the one before."""
-
-    def collective(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context that the rank keeps while it waits in a collective."""
-
-    def failed(self) -> None:
-        """Take note that the rank has reported an error and is about to exit."""
-
-
 class Heartbeat:
     """Writes one rank's heartbeat.
 
@@ -104,7 +89,6 @@ class Heartbeat:
         may_write: whether this process may; a script may start several, which share the memory.
 
     Attributes:
-        listener: called with phases and collectives, for a trace; normally None.
         data_wait: seconds in which this process waited for data that are not in the record yet: ``mark`` and ``touch``
             add them to it. A wait is no sign of life.
     """
@@ -120,7 +104,6 @@ class Heartbeat:
         self._counts = self._memory[:_TIME_AT].cast("q")
         self._time, self._waited = (self._memory[at : at + _TIME.size].cast("d") for at in (_TIME_AT, _WAITED_AT))
         self._on_mark, self._may_write = on_mark, may_write
-        self.listener: PhaseListener | None = None
         self.data_wait = 0.0
         self._phase, self._collective, self._limit = b"start", b"", 0.0
         self.touch()
@@ -138,8 +121,6 @@ class Heartbeat:
         """
         self._phase, self._limit = phase.encode()[:24], limit
         self._write(step)
-        if self.listener:
-            self.listener.phase(phase)
         self._tell(phase)
 
     def touch(self) -> None:
@@ -155,7 +136,7 @@ class Heartbeat:
             step: None for one without a number.
             now: of CLOCK_MONOTONIC, in seconds.
         """
-        if self._phase != b"train" or self._on_mark or self.listener:
+        if self._phase != b"train" or self._on_mark:
             return False
         self._counts[0] += 1
         if step is not None:
@@ -190,8 +171,7 @@ class Heartbeat:
         self._write(begun=counted)
         try:
             self._tell(collective)
-            with self.listener.collective(collective) if self.listener else _NOTHING:
-                yield
+            yield
         finally:
             self._collective = b""
             self.touch()

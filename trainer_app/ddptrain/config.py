@@ -69,7 +69,6 @@ class Config(Settings):
     backend: str = setting("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
     audit: str = setting("", "directory where every rank records which samples it used at which step")
-    profile: int = setting(0, "steps of each rank to trace with torch.profiler; 0 = none", low=0, high=1_000)
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property
@@ -100,7 +99,7 @@ class Config(Settings):
         Args:
             device: type of the rank's device, which decides how an update rounds and when losses are read.
         """
-        names = ("zero", "profile", "cuda_graph", "log_every", "checkpoint_every", "stop_after")
+        names = ("zero", "cuda_graph", "log_every", "checkpoint_every", "stop_after")
         values = self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
         values |= {"init_from": bool(self.init_from)}
         if self.zero:  # the optimizer's state is gathered before each save

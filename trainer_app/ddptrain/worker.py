@@ -3,7 +3,6 @@
 ``cli`` calls ``Worker.run_here`` for a rank without a launcher; the launcher's children call ``run_forked``.
 """
 
-import contextlib
 import gc
 import importlib
 import os
@@ -42,8 +41,6 @@ from ddptrain.device import resolve_backend, resolve_device, set_numerics, too_f
 from ddptrain.jobs import Infer, Job, Preflight, Train
 from ddptrain.training import bitwise
 from ddptrain.training.trainer import train
-
-_TRACE_LIMIT = 1.5  # seconds; a launcher ends the other ranks 2 s after the first one failed
 
 
 @dataclass
@@ -112,13 +109,6 @@ class Worker:
         if not watchdog.claim_report():
             threading.Event().wait()  # the watchdog is reporting and ends the process
         deliver(ending)
-        if ending.code and self._heartbeat.listener:  # a profiler, which writes the trace that it has
-            limit = threading.Timer(_TRACE_LIMIT, os._exit, (ending.code,))  # the volume may not answer
-            limit.daemon = True
-            limit.start()
-            with contextlib.suppress(Exception):  # the error that was reported is the one to end with
-                self._heartbeat.listener.failed()
-            limit.cancel()
         return ending
 
     def _join(self, next_phase: str) -> Group:

@@ -2,10 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,9 +26,6 @@ from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
 from ddptrain.training.evaluate import Evaluation, ResidentSet, evaluate
 from ddptrain.training.step import ON_GPU, Step, StepResults
 from ddptrain.training.zero import ShardedOptimizer
-
-if TYPE_CHECKING:
-    from ddptrain.training.profiling import StepProfiler
 
 
 @dataclass(frozen=True)
@@ -92,8 +88,6 @@ def train(
         results=StepResults(group, config.log_every or (1 if group.device.type == "cpu" else ON_GPU)),
         audit=audit,
     )  # fmt: skip
-    if config.profile:
-        trainer.profiler = trainer.build_profiler(start.step, console.log)
     evaluation, saved = trainer.run(start.step)
     return Result(evaluation.as_dict(), start.checkpoint, saved.checkpoint, already_finished=False)
 
@@ -116,7 +110,6 @@ class Trainer:
     one_step: Step
     results: StepResults
     audit: Audit | None
-    profiler: "StepProfiler | None" = None
 
     def run(self, first: int) -> tuple[Evaluation, SaveResult]:
         """Run the steps after ``first`` completed ones. Returns the last evaluation and the last save; collective."""
@@ -150,8 +143,6 @@ class Trainer:
                 group.pause(config.step_delay)
 
         assert evaluation is not None, "the last step ends an epoch"
-        if self.profiler:
-            self.profiler.close()
         last = self._from_rank_zero("finished", saved)
         self.gradients.close()
         return evaluation, last
@@ -200,8 +191,6 @@ class Trainer:
 
     def _leave(self, done: int, saved: SaveResult | None) -> None:
         """Leave the group and raise Stopped; every rank calls it after the same step."""
-        if self.profiler:
-            self.profiler.close()
         by_flag = done == self.config.stop_after and not self.stop.requested
         reason = f"stopped by --stop-after {done}" if by_flag else f"stopped by a signal after step {done}"
         self.metrics.log("stopped", done, message=reason)
@@ -240,25 +229,6 @@ class Trainer:
             hint="the learning rate is too high, or a sample is bad",
             next_step=f"lower --lr (now {self.config.learning_rate:g}), and start in a new --checkpoint-dir",
         )
-
-    def build_profiler(self, done: int, log: Callable[[str], None]) -> "StepProfiler | None":
-        """Return the profiler of the steps after ``done``; None if there is no folder for its files; collective."""
-        from ddptrain.training.profiling import StepProfiler
-
-        def folder() -> str:
-            return str(self.checkpointer.run_folder or self.metrics.folder or "")
-
-        target = self.group.run_on_rank_zero("profile", folder, self.config.collective_timeout)
-        if not target:
-            return None
-        profiler = StepProfiler(
-            Path(target) / f"profile-rank-{self.group.rank}.json",
-            steps=self.config.profile, accum=self.config.accum,
-            first=done + 1, left=self.schedule.total_steps - done,
-            device=self.group.device, heartbeat=self.group.heartbeat, log=log,
-        )  # fmt: skip
-        profiler.watch(self.model, self.optimizer)
-        return profiler
 
 
 def build_gradient_sync(config: Config, model: nn.Module, group: Group, *, bf16: bool) -> gradient_sync.GradientSync:
