@@ -1,19 +1,17 @@
-"""The verbs ``ckpt``, ``why`` and ``config print``."""
+"""The verbs ``ckpt`` and ``config print``."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddprun.checkpoint_files import Checkpoints, newest_valid
-from ddprun.launcher import node_reports as why
 from ddptrain import commands as ckpt
 from ddptrain.cli import main
-from tests.ddptrain.builders import command, place, rank_state
+from tests.ddptrain.builders import command, place
 from tests.ddptrain.runs import ForkServer, assert_same_end
 
 
@@ -129,81 +127,6 @@ def test_a_rolled_back_run_ends_with_the_same_weights(ddptrain: ForkServer, idx:
     again = ddptrain.run(*command(1, idx, cut, "--model", "mlp"))
     assert again.message()["resumedFrom"] == place(1, 12)
     assert_same_end(whole, cut)
-
-
-def node_report(node: int, time: float, ranks: list[Any], **report: Any) -> dict[str, Any]:
-    return {"node": node, "nnodes": 2, "time": time, "ranks": ranks, "report": {"cause": "own", **report}}
-
-
-def test_why_prefers_an_own_failure_to_an_earlier_lost_peer() -> None:
-    nodes = [
-        node_report(0, 1.0, [], code=77, cause="peer", rank=0),
-        node_report(1, 2.0, [], code=137, rank=3),
-    ]
-    assert why.merge_reports(nodes)[0]["rank"] == 3
-
-
-def test_why_compares_the_ranks_of_all_nodes_to_find_the_hung_one() -> None:
-    waiting = [vars(rank_state(rank, collectives=9)) for rank in (0, 1)]
-    behind = [vars(rank_state(2, collectives=8)), vars(rank_state(3, collectives=9))]
-    nodes = [node_report(at, 1.0, r, code=76, cause="peer", rank=2 * at) for at, r in enumerate((waiting, behind))]
-    report, ranks = why.merge_reports(nodes)
-    assert (report["rank"], report["cause"], len(ranks)) == (2, "own", 4)
-
-
-def test_why_skips_invalid_reports_and_unknown_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    node = tmp_path / "reports" / "local-0" / "node-0.json"
-    node.parent.mkdir(parents=True)
-    whole = {**node_report(0, 1.0, [{**vars(rank_state(0)), "mood": "bad"}], code=76, rank=0), "nnodes": 1}
-    for content in ("", "[]", {**whole, "ranks": [{"rank": 0}]}, {**whole, "ranks": [1]}, {**whole, "ranks": None}):
-        node.write_text(content if isinstance(content, str) else json.dumps(content))
-        assert main(["why", str(tmp_path)]) == 66
-    node.write_text(json.dumps(whole))
-    assert main(["why", str(tmp_path)]) == 0
-    assert "root cause: rank 0," in capsys.readouterr().out
-
-
-def test_why_prints_hint_and_next_step_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    node = tmp_path / "reports" / "local-0" / "node-0.json"
-    node.parent.mkdir(parents=True)
-    advice = {"message": "no data", "hint": "the volume is empty", "next": "fetch the data"}
-    node.write_text(json.dumps({**node_report(0, 1.0, [], code=66, rank=0, **advice), "nnodes": 1}))
-    assert main(["why", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[1:] == [
-        "root cause: rank 0, exit code 66: no data",
-        "at:    not known",
-        "hint:  the volume is empty",
-        "next:  fetch the data",
-    ]
-    assert main(["why", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["attempt"], found["report"]["hint"], found["ranks"]) == ("local-0", "the volume is empty", [])
-
-
-def test_why_prints_control_characters_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    node = tmp_path / "reports" / "local-0" / "node-0.json"
-    node.parent.mkdir(parents=True)
-    states = [vars(rank_state(0)) | {"phase": "\x1b[2J", "collective": ""}]
-    content = {**node_report(0, 1.0, states, code=1, rank=0, message="\x1b]0;owned\x07", hint="\x9b1m"), "nnodes": 1}
-    node.write_text(json.dumps(content))
-    assert main(["why", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert r"\x1b]0;owned\x07" in printed
-    assert all(c.isprintable() or c == "\n" for c in printed)
-
-
-def test_why_explains_a_hang(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ddptrain.run(*command(2, idx, tmp_path, "--chaos", "hang:1:5", "--hang-timeout", 2), code=76)
-    assert main(["why", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert "root cause: rank 1, exit code 76" in text
-    assert "rank 1 (node 0) works in phase batch of step 5 at trainer.py:" in text
-    assert "rank 0 (node 0) waits in all_reduce of gradients of step 5" in text
-    assert main(["why", str(tmp_path / "run-000001")]) == 66
-    assert "no report of a failure" in capsys.readouterr().err
 
 
 def test_a_printed_configuration_is_a_valid_file_and_shows_origins(

@@ -43,15 +43,6 @@ def test_every_example_works(ddptrain: ForkServer, tmp_path: Path, capsys: pytes
         ddptrain.run(*(argument.replace("/tmp/", f"{tmp_path}/") for argument in example(verb, capsys)))
 
 
-def test_the_example_of_why_explains_a_failure(
-    ddptrain: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [argument.replace("/tmp/", f"{tmp_path}/") for argument in example("why", capsys)]
-    flags = ("--nproc-per-node", 2, "--data", "digits", "--checkpoint-dir", arguments[-1], "--chaos", "crash:1:3")
-    ddptrain.run("launch", *flags, code=1)
-    assert "root cause: rank 1," in ddptrain.run(*arguments).output()
-
-
 @pytest.mark.soak
 def test_the_page_about_the_trainer_can_be_followed_from_top_to_bottom(ddptrain: ForkServer, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "trainer.md").read_text()

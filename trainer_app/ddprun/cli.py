@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(argv, os.environ)
         if arguments.why:
-            return explain(Path(arguments.why), as_json=False)
+            return explain(Path(arguments.why))
         if arguments.metrics:
             return print_rows(Path(arguments.metrics))
         if arguments.copy_to:

@@ -1,4 +1,4 @@
-"""The verbs ``config``, ``ckpt``, ``why`` and ``data``, and the tables of ``preflight``: all that needs no torch."""
+"""The verbs ``config``, ``ckpt`` and ``data``, and the tables of ``preflight``: all that needs no torch."""
 
 import argparse
 import contextlib
@@ -16,7 +16,6 @@ from ddprun.checkpoint_files import all_manifests, read_newest, reading, set_asi
 from ddprun.errors import DataError, DataMissing, UsageError, volume_errors
 from ddprun.files import Json, dumps_json
 from ddprun.flags import whole_number
-from ddprun.launcher.node_reports import explain
 from ddprun.signals import StopFlag
 from ddptrain.config_sources import given_settings
 from ddptrain.flags import (
@@ -56,12 +55,6 @@ def add_file_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     )  # fmt: skip
     add_checkpoint_choice(back)
     add_settings(back, ["checkpoint_dir"])
-    why = add_verb(
-        verbs, "why", "print which rank caused the last failure, from the reports of all nodes",
-        lambda given: explain(Path(given.directory), as_json=given.json), example="why /tmp/ddptrain-checkpoints",
-    )  # fmt: skip
-    why.add_argument("directory", metavar="DIR", help="checkpoint or log directory of the run")
-    why.add_argument("--json", action="store_true", help="print one JSON object")
     data = add_group(verbs, "data", "fetch or verify the MNIST files", example="data verify --data-dir ./data")
     default = os.environ.get("DDPJOB_DATA_DIR")
     for name, text, fetch in (("fetch", "download missing files", True), ("verify", "check the files", False)):

@@ -74,7 +74,7 @@ def test_a_node_whose_launcher_was_killed_is_named(ddptrain: ForkServer, idx: Pa
         assert run.wait() == 77, run.output()
         assert "no report of node 1: its launcher was killed" in run.message()["message"]
         assert "root cause: " not in run.output(), "a node that lost a peer is not the cause"
-    why = ddptrain.run("why", tmp_path).output()
+    why = ddptrain.run("--why", tmp_path, module="ddprun").output()
     assert why.count("no report of node 1") == 1
 
 

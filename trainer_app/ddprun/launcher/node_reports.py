@@ -260,8 +260,8 @@ def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[Report, list[Rank
     return first, states
 
 
-def explain(root: Path, *, as_json: bool) -> int:
-    """Print the cause of the newest attempt with a report below ``root``, for the verb ``why``. Returns 0.
+def explain(root: Path) -> int:
+    """Print the cause of the newest attempt with a report below ``root``. Returns 0.
 
     Raises:
         DataError: there is no report.
@@ -277,9 +277,6 @@ def explain(root: Path, *, as_json: bool) -> int:
     folder = max(attempts, key=_written)
     nodes = read(folder)
     report, states = merge_reports(nodes)
-    if as_json:
-        print(dumps_json({"attempt": folder.name, "report": report, "ranks": [asdict(s) for s in states]}))
-        return 0
     print(f"{folder.name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {folder}")
     silent = silent_nodes(nodes[0]["nnodes"], [node["node"] for node in nodes])
     if silent and report.get("cause") == "peer" and "no report of node" not in str(report.get("message")):
