@@ -23,7 +23,7 @@ from tests.builders import NOW, World, a_job, a_running_world, failed
 from tests.cli.program import Program, shell_job
 from tests.processes import eventually
 
-REPORT = {"step": 30, "totalSteps": 90, "loss": 0.5, "phase": "train", "checkpoint": {"run": 1, "step": 20}}
+REPORT = {"step": 30, "totalSteps": 90, "loss": 0.5, "phase": "train", "checkpoint": {"step": 20, "path": "20.pt"}}
 
 
 def a_world(**spec: object) -> World:

@@ -138,14 +138,6 @@ def test_an_older_attempt_that_still_writes_cannot_touch_the_rows_of_a_newer_one
     assert origins(tmp_path) == [(2, 1)]
 
 
-def test_rows_that_an_older_version_wrote_into_one_file_count(tmp_path: Path) -> None:
-    rows = [{"event": "start", "run": 1, "resumedFrom": None}]
-    rows += [{"event": "train", "run": 1, "step": step, "loss": 1.0} for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write(tmp_path, 2, 2, range(3, 5))
-    assert origins(tmp_path) == [(1, 1), (1, 2), (2, 3), (2, 4)]
-
-
 def test_evaluation_row_follows_the_row_of_its_step(tmp_path: Path) -> None:
     path = tmp_path
     write(path, 1, None, range(1, 5), evals=(2, 4))

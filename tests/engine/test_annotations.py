@@ -15,7 +15,7 @@ RANK_0 = "mnist-0a1b2-1-0"
 
 
 def report(world: World, percent: int, saved: int | None = None) -> None:
-    checkpoint = {"run": 1, "step": saved} if saved is not None else None
+    checkpoint = {"step": saved, "path": f"{saved}.pt"} if saved is not None else None
     world.progress = ({"phase": "train", "step": percent, "totalSteps": 100, "checkpoint": checkpoint}, RANK_0)
 
 

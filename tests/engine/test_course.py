@@ -247,8 +247,8 @@ def test_job_resumed_with_a_changed_template_stays_suspended() -> None:
 def test_new_attempt_drops_speed_and_resume_point_of_the_old_one() -> None:
     world = a_running_world(a_job())
     report = {"step": 300, "totalSteps": 470, "samplesPerSecond": 9.0, "stepsPerSecond": 2.5, "etaSeconds": 5,
-              "loss": 0.5,
-              "checkpoint": {"run": 2, "step": 250}, "resumedFrom": {"run": 1, "step": 100}}  # fmt: skip
+              "loss": 0.5, "checkpoint": {"step": 250, "path": "250.pt"},
+              "resumedFrom": {"step": 100, "path": "100.pt"}}  # fmt: skip
     world.progress = (report, "mnist-0a1b2-1-0")
     world.settle()
     assert world.status["checkpoint"]["resumedFromStep"] == 100

@@ -136,7 +136,7 @@ def test_attempt_that_ran_but_reports_no_step_restarts_and_counts() -> None:
     assert (world.status["attempt"], world.status["restartsCountedTowardsLimit"]) == (2, 1)
 
 
-@pytest.mark.parametrize("progress", [None, {"step": 41, "resumedFrom": {"run": 1, "step": 40}}, {"step": 1}])
+@pytest.mark.parametrize("progress", [None, {"step": 41, "resumedFrom": {"step": 40, "path": "40.pt"}}, {"step": 1}])
 def test_startup_ends_with_the_first_step_or_when_all_run_without_reports(progress: dict[str, Any] | None) -> None:
     world = a_running_world(a_job(startupDeadlineSeconds=600))
     if progress:
@@ -149,7 +149,7 @@ def test_startup_ends_with_the_first_step_or_when_all_run_without_reports(progre
 
 def test_resumed_step_is_no_first_step() -> None:
     world = a_running_world(a_job(startupDeadlineSeconds=600))
-    report(world, step=40, resumedFrom={"run": 1, "step": 40})
+    report(world, step=40, resumedFrom={"step": 40, "path": "40.pt"})
     world.settle()
     assert "firstStepTime" not in world.status["currentAttempt"]
 
@@ -531,7 +531,7 @@ def test_timings_tell_start_first_step_and_recovery() -> None:
     world.run_all()
     world.settle()
     world.forward(6)
-    report(world, step=9, resumedFrom={"run": 1, "step": 8})
+    report(world, step=9, resumedFrom={"step": 8, "path": "8.pt"})
     world.settle()
     assert world.status["timings"] == {"scheduleSeconds": 4, "firstStepSeconds": 10, "lastRecoverySeconds": 10}
     assert world.now > NOW

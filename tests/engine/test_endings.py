@@ -439,7 +439,7 @@ def test_status_of_an_earlier_release_is_taken_over_without_touching_a_pod() -> 
 )
 def test_spoiled_part_of_the_status_does_not_stop_the_job(spoiled: dict[str, Any]) -> None:
     world = a_running_world(a_job())
-    world.progress = ({"step": 30, "totalSteps": 90, "checkpoint": {"run": 1, "step": 20}}, "mnist-0a1b2-1-0")
+    world.progress = ({"step": 30, "totalSteps": 90, "checkpoint": {"step": 20, "path": "20.pt"}}, "mnist-0a1b2-1-0")
     world.job["status"] = world.status | spoiled
     world.settle()
     world.set_pod(1, failed(1))

@@ -192,7 +192,7 @@ def _restart_in_place(world: World, life: int, **training: Any) -> list[str]:
 
 
 def _saved(step: int) -> dict[str, Any]:
-    return {"step": step + 5, "checkpoint": {"run": 1, "step": step}}
+    return {"step": step + 5, "checkpoint": {"step": step, "path": f"{step}.pt"}}
 
 
 def test_job_that_restarts_without_a_later_checkpoint_is_said_to_do_so() -> None:

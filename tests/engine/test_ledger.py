@@ -63,7 +63,7 @@ def restart(world: World, *, seconds: int, resumed: int, step: int, **more: floa
     world.run_all()
     world.settle()
     world.forward(seconds)
-    place = {"run": 1, "step": resumed} if resumed else None
+    place = {"step": resumed, "path": f"{resumed}.pt"} if resumed else None
     report(world, step=step, resumedFrom=place, checkpoint=place, stepsPerSecond=1000.0, **more)
     world.settle()
 
@@ -118,11 +118,11 @@ def test_steps_that_are_trained_again_are_lost_and_all_until_then_is_recovery() 
     assert spent(world) == before | {"recovering": 13} and before["training"] == 107
     assert current(world) == "lost"
     world.forward(10)
-    report(world, step=41, resumedFrom={"run": 1, "step": 31})
+    report(world, step=41, resumedFrom={"step": 31, "path": "31.pt"})
     world.settle()
     assert spent(world)["lost"] == 10 and current(world) == "lost"
     world.forward(20)
-    report(world, step=61, resumedFrom={"run": 1, "step": 31})
+    report(world, step=61, resumedFrom={"step": 31, "path": "31.pt"})
     world.settle()
     assert (spent(world)["lost"], spent(world)["training"]) == (20, before["training"] + 10), "10 of 20 steps again"
     assert current(world) == "training"
@@ -268,9 +268,9 @@ def test_a_pause_while_steps_are_repeated_is_not_lost_time() -> None:
     world.settle()
     world.set_pod(0, failed(1))
     restart(world, seconds=13, resumed=31, step=32)
-    pause(world, 32, 30, resumedFrom={"run": 1, "step": 31})
+    pause(world, 32, 30, resumedFrom={"step": 31, "path": "31.pt"})
     world.forward(100)
-    report(world, step=33, resumedFrom={"run": 1, "step": 31})
+    report(world, step=33, resumedFrom={"step": 31, "path": "31.pt"})
     world.settle()
     assert (spent(world)["stalled"], current(world)) == (122, "lost")
     assert spent(world).get("lost", 0) + spent(world).get("training", 0) == 8
@@ -307,7 +307,7 @@ def test_saves_of_the_next_attempt_are_counted_from_zero() -> None:
     restart(world, seconds=6, resumed=10, step=11, savingSeconds=5.0)
     assert (spent(world)["saving"], spent(world)["training"]) == (25, 30)
     world.forward(50)
-    report(world, step=20, savingSeconds=35.0, resumedFrom={"run": 1, "step": 10})
+    report(world, step=20, savingSeconds=35.0, resumedFrom={"step": 10, "path": "10.pt"})
     world.settle()
     assert (spent(world)["saving"], spent(world)["training"]) == (55, 50)
 
@@ -323,12 +323,12 @@ def test_a_restart_in_place_is_recovery_for_as_long_as_the_launchers_measured() 
     assert spent(world)["training"] == 10, "until the next step it is not known how long it takes"
     world.forward(20)
     recovered = life | {"recoveryMilliseconds": 14_200}
-    report(world, step=60, life=2, lives=[recovered], resumedFrom={"run": 1, "step": 40})
+    report(world, step=60, life=2, lives=[recovered], resumedFrom={"step": 40, "path": "40.pt"})
     world.settle()
     # 6 s of the last 20 trained 20 steps; 10 of them again.
     assert (spent(world)["recovering"], spent(world)["lost"], spent(world)["training"]) == (14, 3, 13)
     world.forward(10)
-    report(world, step=61, life=2, lives=[recovered], resumedFrom={"run": 1, "step": 40})
+    report(world, step=61, life=2, lives=[recovered], resumedFrom={"step": 40, "path": "40.pt"})
     world.settle()
     assert (spent(world)["recovering"], spent(world)["lost"]) == (14, 3), "each recovery once"
 
@@ -474,7 +474,7 @@ def test_what_a_release_without_the_ledger_did_meanwhile_is_read_from_its_times(
     restart(world, seconds=20, resumed=1, step=2)
     world.job["status"] = world.status | {"time": ledger}
     world.forward(50)
-    report(world, step=30, resumedFrom={"run": 1, "step": 1})
+    report(world, step=30, resumedFrom={"step": 1, "path": "1.pt"})
     world.settle()
     assert (spent(world)["training"], spent(world)["recovering"]) == (150, 30)
 

@@ -158,9 +158,9 @@ class SimulatedJob:
         sent: dict[str, Any] = {"step": self.step, "totalSteps": STEPS, "stepsPerSecond": 1 / self.pace}
         sent |= {"savingSeconds": float(self.saving), "life": self.life, "lives": list(self.lives)}
         if self.resumed:
-            sent["resumedFrom"] = {"run": 1, "step": self.resumed}
+            sent["resumedFrom"] = {"step": self.resumed, "path": f"{self.resumed}.pt"}
         if self.saved:
-            sent["checkpoint"] = {"run": 1, "step": self.saved}
+            sent["checkpoint"] = {"step": self.saved, "path": f"{self.saved}.pt"}
         sent |= more
         self.last_report = sent
         self.world.progress = sent, self.pods[0]["metadata"]["name"]

@@ -131,12 +131,12 @@ def test_late_progress_of_an_old_attempt_is_ignored() -> None:
     made = world.reconcile()
     assert world.reconcile().poll == ("mnist-0a1b2-1-0", "127.0.0.1", limits.PROGRESS_PORT) and made.poll
     report = {"schema": 1, "seq": 4, "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 30, "totalSteps": 120,
-              "loss": 0.25, "samplesPerSecond": 1234.5, "checkpoint": {"run": 1, "step": 20}}  # fmt: skip
+              "loss": 0.25, "samplesPerSecond": 1234.5, "checkpoint": {"step": 20, "path": "20.pt"}}  # fmt: skip
     world.progress = (report, "mnist-0a1b2-1-0")
     world.settle()
     assert world.status["progress"]["display"] == "25% 30/120"
     assert world.status["progress"]["loss"] == "0.25"
-    assert world.status["checkpoint"]["path"] == "run-000001/step-000000020.pt"
+    assert world.status["checkpoint"]["path"] == "20.pt"
     world.set_pod(0, failed(1))
     world.settle()
     world.run_all()
@@ -227,8 +227,8 @@ def test_last_progress_is_read_from_the_termination_message() -> None:
     world = a_running_world(a_job(numNodes=1))
     message = json.dumps({
         "schema": 1, "outcome": "succeeded", "code": 0, "accuracy": 0.9912345,
-        "progress": {"step": 470, "totalSteps": 470, "loss": 0.01}, "checkpoint": {"run": 1, "step": 470},
-        "resumedFrom": {"run": 1, "step": 200},
+        "progress": {"step": 470, "totalSteps": 470, "loss": 0.01}, "checkpoint": {"step": 470, "path": "470.pt"},
+        "resumedFrom": {"step": 200, "path": "200.pt"},
     })  # fmt: skip
     world.set_pod(0, ended(0, message=message))
     made = world.reconcile()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ddpplot import figure
 from ddpplot.history import Failure, History, StepRow
@@ -42,24 +40,6 @@ def test_axis_ends_at_the_last_step_also_if_its_loss_is_nan() -> None:
     assert lines[-1].split()[-1] == "49"
     curve = [line for line in lines if "│" in line or "┤" in line]
     assert max(len(line.rstrip(" │")) for line in curve) < 40, "half of the axis has no curve"
-
-
-def test_curve_of_a_file_of_an_older_trainer_leaves_out_what_a_resumed_run_repeated(tmp_path: Path) -> None:
-    def row(event: str, run: int, **values: Any) -> dict[str, Any]:
-        return {"event": event, "run": run, **values}
-
-    rows = [
-        row("start", 1, resumedFrom=None),
-        *(row("train", 1, step=step, loss=10.0 - step) for step in (1, 2, 3)),
-        row("start", 2, resumedFrom={"run": 1, "step": 2}),
-        row("train", 2, step=3, loss=1.0),
-        row("train", 1, step=4, loss=7.0),  # a leftover of the first run, still writing
-        row("train", 2, step=4, loss=None),
-    ]
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("\n".join([*map(json.dumps, rows), '{"event": "train", "run": 2, "st']))
-    for place in (file, tmp_path):
-        assert [(step.step, step.loss) for step in read_history(place).steps] == [(1, 9), (2, 8), (3, 1), (4, None)]
 
 
 def test_marks_are_listed_below_both_curves(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ class Site(Kubelets):
         document = {"schema": 2, "phase": "train", "step": training.shown, "totalSteps": training.program.steps}
         document |= {"fenced": True} if training.program.fenced else {}
         if saved:
-            document["checkpoint"] = {"run": number, "step": saved}
+            document["checkpoint"] = {"step": saved, "path": f"{saved}.pt"}
         return Polled(training.pods[0]["metadata"]["name"], training_report(document))
 
     # What goes wrong.

@@ -99,7 +99,7 @@ class Run:
 
     Attributes:
         attempt: the number of the attempt, as the operator gave it; empty without an operator.
-        life: the number of the start within the attempt, from 1; None if an earlier release wrote the metrics.
+        life: the number of the start within the attempt, from 1; None if the program does not say it.
         is_in_place: it is a restart in place of the run before it, in the same pods.
         resumed: the step from which it continued, 0 for none.
         began, ended: seconds since 1970 of its first and last row.

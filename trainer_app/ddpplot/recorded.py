@@ -41,7 +41,7 @@ def read_history(root: Path) -> History:
             next_step="name the directory of the checkpoints, or the file that ddptrain prints if it has none",
         )
     steps, lost, evaluations = list[StepRow](), list[StepRow](), list[EvaluationRow]()
-    # The names of the newest checkpoints say what rows of another release, or of a killed run, do not.
+    # The names of the newest checkpoints say what the rows of a killed run do not.
     stops, saves = dict[int, str](), dict[tuple[int, int], float | None](saved)
     for row in found.rows:
         run, step, event = row["run"], row["step"], row["event"]

@@ -187,7 +187,7 @@ def report(
         step: the number of completed steps, from the beginning of the training.
         total_steps: how many there will be.
         checkpoint: the file of the newest checkpoint, of this step; below DDPJOB_CHECKPOINT_DIR.
-        values: epoch, total_epochs, loss, accuracy (of the test set), samples_per_second, learning_rate.
+        values: epoch, total_epochs, loss, accuracy, samples_per_second, learning_rate.
     Raises:
         TypeError: another name, or a value that is not a number.
     """

@@ -38,29 +38,24 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_seconds = functools.partial(setting, low=0, high=86_400)
+seconds = functools.partial(setting, low=0, high=86_400)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the launcher, the rendezvous, the watchdogs and the checkpoint store read."""
+    """What the launcher and the watchdogs read."""
 
     checkpoint_dir: str = setting(
         "", "directory of checkpoints and metrics; without it no checkpoint is saved", env="DDPJOB_CHECKPOINT_DIR"
     )
-    keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
-    threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
-    rendezvous_timeout: float = _seconds(0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600")
-    collective_timeout: float = _seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
-    hang_timeout: float = _seconds(120.0, "seconds without progress after which a node's ranks are ended; 0 = never")
-    stall_report: float = _seconds(300.0, "seconds without a step after which a stall is only reported; 0 = never")
-    volume_timeout: float = _seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
-    stop_grace: float = _seconds(
+    hang_timeout: float = seconds(120.0, "seconds without progress after which a node's ranks are ended; 0 = never")
+    stall_report: float = seconds(300.0, "seconds without a step after which a stall is only reported; 0 = never")
+    volume_timeout: float = seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
+    stop_grace: float = seconds(
         25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, env="DDPJOB_STOP_GRACE"
     )
     log_format: str = setting("text", "format of the output", choices=("text", "json"))
     chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
-    debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
     show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.errors import ConfigMismatch, UsageError
-from ddprun.settings import Settings, fields_of, setting
+from ddprun.settings import Settings, fields_of, seconds, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
 
@@ -57,6 +57,7 @@ class Config(Settings):
     accum: int = _of_weights(1, "micro-batches of each rank's share of a batch, to save memory", low=1, high=100_000)
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
+    keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
     checkpoint_every: int = setting(50, "steps between checkpoints; 0 = at the end of each epoch", low=0, high=10**9)
     log_every: int = setting(
         0,
@@ -67,6 +68,10 @@ class Config(Settings):
     )
     device: str = setting("auto", "auto: CUDA if there is a GPU", choices=("auto", "cpu", "cuda"))
     backend: str = setting("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
+    threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
+    rendezvous_timeout: float = seconds(0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600")
+    collective_timeout: float = seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
+    debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
     audit: str = setting("", "directory where every rank records which samples it used at which step")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)

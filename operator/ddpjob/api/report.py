@@ -80,11 +80,9 @@ def _is_inside(path: object) -> bool:
 class Place:
     """A checkpoint.
 
-    path: its file, relative to DDPJOB_CHECKPOINT_DIR. Schemas 1 and 2 have no path, but ``run`` and ``step`` of the
-    file's name in ``ddptrain``.
+    path: its file, relative to DDPJOB_CHECKPOINT_DIR.
     """
 
-    run: _Count = None
     step: _Count = None
     path: _Path = None
 

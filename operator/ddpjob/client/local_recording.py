@@ -94,7 +94,7 @@ def _metrics(folder: StateFolder, record: JobFolder, job: Json, unread: list[Unr
     left = _METRICS_BYTES
     of_runs = directory / "metrics"
     files = [] if of_runs.is_symlink() else sorted(of_runs.glob("*.jsonl"), reverse=True)
-    for path in [*files, directory / "metrics.jsonl"]:
+    for path in files:
         if path.is_symlink() or not path.is_file() or left <= 0:
             continue  # the program may link to any file of the user
         text = _text(path)[-left:]

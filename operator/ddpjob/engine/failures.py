@@ -718,7 +718,7 @@ def place_first(failure: Failure) -> str:
 def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:
     exception = e.report.exception or e.report.kind or "Error"
     place = _place(rank=e.report.rank, step=e.report.step, where=e.report.where)
-    reason = row.reason or e.report.kind or exception  # kind is absent in schema 1
+    reason = row.reason or e.report.kind or exception
     text = f"{exception}: {e.report.message}"
     if row.reason == "DeterministicError":
         text = f"{text.rstrip('.')}; the attempt before failed in the same way"

@@ -9,8 +9,6 @@ from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
 _LARGE = 1e15
-# Of ddptrain, whose reports of schemas 1 and 2 have no path: an image of an earlier release may run.
-_STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 
 
 def progress_status(report: TrainingReport, before: Progress | None, now: datetime) -> Progress:
@@ -72,11 +70,10 @@ def checkpoint_status(
     """Return ``status.checkpoint`` for a report, or the recorded one if the report has no checkpoint."""
     resumed_step = report.resumed_from.step if report.resumed_from else None
     place = report.checkpoint or (report.resumed_from if resumed_step is not None else None)
-    if place is None or place.step is None or (place.run is None and place.path is None):
+    if place is None or place.step is None or place.path is None:
         return before
-    path = place.path or _STEP_FILE.format(run=place.run, step=place.step)
-    time = before.time if before is not None and before.path == path else timestamp(now)
-    return CheckpointStatus(path=path, step=place.step, time=time, resumed_from_step=resumed_step)
+    time = before.time if before is not None and before.path == place.path else timestamp(now)
+    return CheckpointStatus(path=place.path, step=place.step, time=time, resumed_from_step=resumed_step)
 
 
 def furthest(

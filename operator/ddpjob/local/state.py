@@ -320,10 +320,9 @@ class HostPaths:
         return self.mounts()[checkpoint.mount_path] if checkpoint is not None else None
 
     def metrics(self) -> Path | None:
-        """Return what the trainer wrote beside its checkpoints: a folder, or a file if it is older than 0.2."""
+        """Return the folder of metrics that the trainer wrote beside its checkpoints; None if there is none."""
         directory = self.checkpoints()
-        paths = [directory / "metrics", directory / "metrics.jsonl"] if directory else []
-        return next((path for path in paths if path.exists()), None)
+        return directory / "metrics" if directory and (directory / "metrics").exists() else None
 
     def mounts(self) -> dict[str, Path]:
         """Return mount path to directory, for ``checkpoint`` and ``data``."""

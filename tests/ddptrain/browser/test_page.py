@@ -28,6 +28,7 @@ PARTS = {
     "accuracy": "path.line.accuracy",
     "throughput": "path.line.speed",
     "restart": ".flag rect",
+    "repeated steps": "rect.band",
     "runs": "table.runs",
     "failure": ".failure path",
     "bar": ".bar.failed",
@@ -63,7 +64,8 @@ def page(ddptrain: ForkServer, tmp_path: Path) -> Path:
         metrics.write_text(metrics.read_text().replace('"digits"', '"</title><script>alert(3)</script>"'))
     history = read_history(root)
     failure = Failure(HOSTILE * 20, step=60, hint="x" * 400, next_step=HOSTILE)
-    history = replace(history, runs=[replace(history.runs[0], failure=failure), *history.runs[1:]])
+    first = replace(history.runs[0], cause=failure.message, failure=failure, reached=60, repeated=20)
+    history = replace(history, runs=[first, *history.runs[1:]])
     time = dict.fromkeys(TIME_CATEGORIES, 7)
     job = Job("a" * 60, place=HOSTILE, state="Failed", nodes=2, restarts=1, in_place=1, time=time, goodput=0.2)
     out.write_text(as_html(Page(HOSTILE, "ddpjob 0.1.0", history, job)))

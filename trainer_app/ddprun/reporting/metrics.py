@@ -1,7 +1,7 @@
 """The metrics of a training: ``metrics/run-N.jsonl``, one row for each start, step, evaluation and save.
 
 ``RowsFile`` writes the file of one run. ``effective_rows`` reads the files of all runs as if the training had never
-been interrupted; the experiments and people who plot a curve use it. Each run has its own file, because NFS does not
+been interrupted; what draws curves uses it. Each run has its own file, because NFS does not
 append atomically: rows of an older attempt that still runs would overwrite rows of the newer attempt.
 """
 
@@ -20,7 +20,6 @@ from typing import Any
 from ddprun.files import Json, dumps_json, make_shared, share, sync, sync_directory, with_named_loss
 
 FOLDER = "metrics"
-_OLDER_FILE = "metrics.jsonl"  # of all runs; written by versions up to 0.1
 _NAME = re.compile(r"run-(\d{6,})\.jsonl$")
 _LARGEST = 10**12  # number of a run or of a step
 
@@ -82,7 +81,7 @@ def read_rows(path: Path | str) -> list[Json]:
     """
     root = Path(path)
     folder = root / FOLDER if (root / FOLDER).is_dir() else root  # a copy of the folder may have any name
-    files = [root] if root.is_file() else [root / _OLDER_FILE, *sorted(folder.glob("run-*.jsonl"))]
+    files = [root] if root.is_file() else sorted(folder.glob("run-*.jsonl"))
     rows = []
     for file in files:
         for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
