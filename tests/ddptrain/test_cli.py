@@ -36,7 +36,7 @@ def test_help_version_and_usage_errors_do_not_import_torch() -> None:
         "import sys, contextlib, io\n"
         "from ddptrain.cli import main\n"
         "commands = '--help', 'train --help', '--version', 'train --epochs 0', 'data verify --data-dir /',"
-        " 'config print', 'ckpt verify --checkpoint-dir /', 'ckpt rollback --checkpoint-dir / --step 1', 'why /'\n"
+        " 'config print', 'rollback --checkpoint-dir / --step 1'\n"
         "for argv in map(str.split, commands):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
         "        main(argv)\n"
@@ -102,7 +102,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(tmp_path: Path) ->
         ("lesson env --nproc-per-node 65", "argument --nproc-per-node: 65 is above 64"),
         ("infer --out f --run 0", "argument --run: 0 is below 1"),
         ("eval --step -1", "argument --step: -1 is below 0"),
-        ("ckpt rollback --step 1.5", "argument --step: '1.5' is not a whole number"),
+        ("rollback --step 1.5", "argument --step: '1.5' is not a whole number"),
         ("data fetch --data-dir d --tries 0", "argument --tries: 0 is below 1"),
         ("launch --max-restarts -1", "argument --max-restarts: -1 is below 0"),
     ],

@@ -142,7 +142,7 @@ def test_the_digest_uses_the_resolved_batch_size() -> None:
     ("argv", "said"),
     [
         ("train --epocs 3", "ddptrain train has no flag --epocs; did you mean --epochs?"),
-        ("ckpt ls --chekpoint-dir x", "ddptrain ckpt ls has no flag --chekpoint-dir; did you mean --checkpoint-dir?"),
+        ("rollback --chekpoint-dir x", "ddptrain rollback has no flag --chekpoint-dir; did you mean --checkpoint-dir?"),
         ("trian", "argument VERB: invalid choice: 'trian'"),
         ("train --epochs", "argument --epochs: expected one argument"),
     ],

@@ -20,7 +20,7 @@ from tests.ddptrain.runs import ForkServer
 ROOT = Path(__file__).parents[2]
 VERBS = (
     "", "train", "launch", "preflight", "eval", "infer", "predict", "export", "config", "config print",
-    "ckpt", "ckpt ls", "ckpt verify", "ckpt rollback", "lesson",
+    "rollback", "lesson",
 )  # fmt: skip
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "openssl"))),

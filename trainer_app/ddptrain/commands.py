@@ -1,20 +1,16 @@
-"""The verbs ``config``, ``ckpt`` and ``data``, and the tables of ``preflight``: all that needs no torch."""
+"""The verbs ``config``, ``rollback`` and ``data``, and the tables of ``preflight``: all that needs no torch."""
 
 import argparse
-import contextlib
-import functools
 import hashlib
-import json
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ddprun import exit_codes
-from ddprun.checkpoint_files import all_manifests, read_newest, reading, set_aside, verify
-from ddprun.errors import DataError, DataMissing, UsageError, volume_errors
-from ddprun.files import Json, dumps_json
+from ddprun.checkpoint_files import all_manifests, read_newest, set_aside
+from ddprun.errors import DataError, UsageError, volume_errors
+from ddprun.files import dumps_json
 from ddprun.flags import whole_number
 from ddprun.signals import StopFlag
 from ddptrain.config_sources import given_settings
@@ -26,7 +22,6 @@ from ddptrain.flags import (
     resolve_flags,
     setting_flags,
 )
-from ddptrain.manifest import accuracy_of
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
@@ -40,18 +35,9 @@ def add_file_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     )  # fmt: skip
     print_config.add_argument("--origin", action="store_true", help="also print where each value came from")
     add_settings(print_config)
-    ckpt = add_group(verbs, "ckpt", "list, verify or roll back checkpoints", example=f"ckpt ls {_CHECKPOINTS}")
-    for name, text, check in (
-        ("ls", "list the checkpoints, newest first", False),
-        ("verify", "read every checkpoint and compare its digest; exit code 66 if one is damaged", True),
-    ):
-        handler = functools.partial(_list, check=check)
-        verb = add_verb(ckpt, name, text, handler, example=f"ckpt {name} {_CHECKPOINTS}")
-        verb.add_argument("--json", action="store_true", help="print one JSON array")
-        add_settings(verb, ["checkpoint_dir"])
     back = add_verb(
-        ckpt, "rollback", "set newer checkpoints aside, so that the next start resumes from an older one", _rollback,
-        example=f"ckpt rollback --step 50 {_CHECKPOINTS}",
+        verbs, "rollback", "set newer checkpoints aside, so that the next start resumes from an older one", _rollback,
+        example=f"rollback --step 50 {_CHECKPOINTS}",
     )  # fmt: skip
     add_checkpoint_choice(back)
     add_settings(back, ["checkpoint_dir"])
@@ -108,61 +94,12 @@ def _verify_data(arguments: argparse.Namespace) -> int:
     return exit_codes.DATA
 
 
-def _list(arguments: argparse.Namespace, *, check: bool) -> int:
-    rows = listing(resolve_flags(arguments).checkpoint_root(), check=check)
-    if arguments.json:
-        print(dumps_json(rows))
-    else:
-        print(f"{'run':>4} {'step':>9} {'accuracy':>9} {'size':>10} {'saved':<19}  {'':<8} verdict")
-    for row in [] if arguments.json else rows:
-        accuracy = f"{row['accuracy']:.4f}" if row["accuracy"] is not None else "-"
-        size = f"{row['bytes'] / 1e6:.2f} MB" if row["bytes"] else "-"
-        saved = "-"
-        with contextlib.suppress(ValueError, OverflowError, OSError):  # a damaged manifest can hold any number
-            saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])) if row["time"] else "-"
-        end = "finished" if row["complete"] else ""
-        print(f"{row['run']:>4} {row['step']:>9} {accuracy:>9} {size:>10} {saved:<19}  {end:<8} {row['verdict']}")
-    return exit_codes.DATA if check and any(row["verdict"] != "ok" for row in rows) else 0
-
-
-def listing(root: Path, *, check: bool) -> list[Json]:
-    """Return one row per checkpoint, newest first: run, step, values of its manifest, and the verdict.
-
-    Args:
-        check: read the contents and compare the digests; otherwise ``verdict`` is ``not verified``.
-    Raises:
-        DataMissing: the directory is absent, or holds no checkpoint.
-    """
-    rows: list[Json] = []
-    with reading(root):
-        for run, step, path in all_manifests(root):
-            try:
-                verdict = (verify(path)[0] or "ok") if check else "not verified"
-            except FileNotFoundError:
-                continue  # deleted by a training that is running
-            manifest: Any = None
-            with contextlib.suppress(OSError, ValueError):
-                manifest = json.loads(path.read_bytes())
-            values = manifest if isinstance(manifest, dict) else {}
-            values["accuracy"] = accuracy_of(values)
-            shown = {name: values.get(name) for name in ("bytes", "time", "accuracy", "complete", "worldSize")}
-            numbers = {name: value if isinstance(value, int | float) else None for name, value in shown.items()}
-            rows.append({"run": run, "step": step, **numbers, "verdict": verdict})
-    if not rows:
-        raise DataMissing(
-            f"no checkpoint in {root}",
-            hint="a checkpoint directory holds run-000001, run-000002 and so on",
-            next_step="give the --checkpoint-dir of a training",
-        )
-    return rows
-
-
 def _rollback(arguments: argparse.Namespace) -> int:
     """Set aside every checkpoint newer than the given one, so that the next start resumes from it."""
     root = resolve_flags(arguments).checkpoint_root()
     if arguments.step is None:
         raise UsageError(
-            "rollback needs --step", next_step=f"`ddptrain ckpt ls --checkpoint-dir {root}` lists the steps"
+            "rollback needs --step", next_step=f"take it from the name of a checkpoint: {root}/run-…/step-….pt"
         )
     found, _ = read_newest(root, run=arguments.run, step=arguments.step)
     for run, step, path in list(all_manifests(root)):

@@ -1,15 +1,13 @@
-"""The verbs ``ckpt`` and ``config print``."""
+"""The verbs ``rollback`` and ``config print``."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from ddprun.checkpoint_files import Checkpoints, newest_valid
-from ddptrain import commands as ckpt
 from ddptrain.cli import main
 from tests.ddptrain.builders import command, place
 from tests.ddptrain.runs import ForkServer, assert_same_end
@@ -23,60 +21,13 @@ def saved(tmp_path: Path) -> Path:
         writer.resume(lambda _: None)
         writer.claim({})
         for step in (10 * run, 10 * run + 5):
-            writer.save(step, b"x" * 100, {"evaluation": {"accuracy": step / 100}, "complete": False, "time": 1.0})
+            writer.save(step, b"x" * 100, {})
     return tmp_path
-
-
-def test_ls_lists_the_newest_first_with_values_of_the_manifests(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ckpt", "ls", "--checkpoint-dir", str(saved), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["run"], row["step"], row["accuracy"]) for row in rows] == [
-        (2, 25, 0.25), (2, 20, 0.2), (1, 15, 0.15), (1, 10, 0.1),
-    ]  # fmt: skip
-    assert {row["verdict"] for row in rows} == {"not verified"}
-    assert main(["ckpt", "ls", "--checkpoint-dir", str(saved)]) == 0
-    assert "0.2500" in capsys.readouterr().out
-
-
-def test_verify_names_a_damaged_checkpoint_and_exits_with_66(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 0
-    capsys.readouterr()
-    (saved / "run-000002" / "step-000000020.pt").write_bytes(b"y" * 100)
-    before = sorted(saved.rglob("*"))
-    assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 66
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines if "content does not match its digest" in line] == ["20"]
-    assert sorted(saved.rglob("*")) == before, "verify must change nothing"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        "null",
-        '"x"',
-        '{"evaluation": 3, "bytes": "x"}',
-        '{"time": "x"}',
-        '{"time": 1e300, "bytes": 1e300}',
-        '{"evaluation": {"accuracy": "x"}}',
-    ],
-)
-def test_an_unreadable_manifest_is_listed_and_fails_verify(
-    saved: Path, capsys: pytest.CaptureFixture[str], content: str
-) -> None:
-    (saved / "run-000002" / "step-000000020.json").write_text(content)
-    assert main(["ckpt", "ls", "--checkpoint-dir", str(saved)]) == 0
-    assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 66
-    assert "manifest is not readable" in capsys.readouterr().out
 
 
 def test_a_file_named_like_a_run_and_a_folder_named_like_a_manifest_are_ignored(saved: Path) -> None:
     (saved / "run-000007").touch()
     (saved / "run-000002" / "step-000000099.json").mkdir()
-    assert [row["step"] for row in ckpt.listing(saved, check=True) if row["verdict"] == "ok"] == [25, 20, 15, 10]
     writer = Checkpoints(saved, keep=9)
     found = writer.resume(lambda _: None)
     assert found is not None
@@ -84,18 +35,15 @@ def test_a_file_named_like_a_run_and_a_folder_named_like_a_manifest_are_ignored(
     assert writer.claim({}) == 8
 
 
-@pytest.mark.parametrize("verb", [("ls",), ("verify",), ("rollback", "--step", "20")])
-def test_an_unreadable_volume_is_an_error_with_the_path(
-    saved: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
-) -> None:
+def test_an_unreadable_volume_is_an_error_with_the_path(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(saved / "run-000002")
     (saved / "run-000002").symlink_to("run-000002")  # unreadable for root too
-    assert main(["ckpt", *verb, "--checkpoint-dir", str(saved)]) == 66
+    assert rollback(saved, "--step", "20") == 66
     assert f"cannot read {saved}/run-000002" in capsys.readouterr().err
 
 
 def rollback(root: Path, *choice: str) -> int:
-    return main(["ckpt", "rollback", *choice, "--checkpoint-dir", str(root)])
+    return main(["rollback", *choice, "--checkpoint-dir", str(root)])
 
 
 def test_rollback_sets_newer_checkpoints_aside_and_deletes_nothing(saved: Path) -> None:
@@ -108,7 +56,7 @@ def test_rollback_sets_newer_checkpoints_aside_and_deletes_nothing(saved: Path) 
 
 def test_rollback_without_a_step_is_refused(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rollback(saved) == 2
-    assert "next:  `ddptrain ckpt ls --checkpoint-dir" in capsys.readouterr().err
+    assert "next:  take it from the name of a checkpoint: " in capsys.readouterr().err
 
 
 def test_rollback_to_a_damaged_checkpoint_changes_nothing(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
