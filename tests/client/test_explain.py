@@ -15,7 +15,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.client.verdict.explain import Needed, explain, needed
 from ddpjob.client.verdict.explanation import Explanation
-from ddpjob.client.verdict.facts import Facts
+from ddpjob.client.verdict.facts import Case, Facts
 from ddpjob.client.verdict.refused import queue_of
 from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Elder
@@ -132,6 +132,15 @@ def test_the_schedulers_message_names_the_cause(
         assert found.confidence != "High" and found.unread == ["pods could not be read: you may not read this"]
         quoted = ("DDPJob", "status.conditions[Running]", found.evidence[0].value)
     assert (found.evidence[0].kind, found.evidence[0].field, found.evidence[0].value) == quoted
+
+
+@pytest.mark.parametrize(("edit", "nodes"), [({"numNodes": 4}, 2), ({"numNodes": "all"}, 2), ({}, 2)])
+def test_why_counts_the_nodes_of_the_attempt_as_the_engine_does(edit: Json, nodes: int) -> None:
+    """Seen: 4 of a job that trains on 2 and whose spec was edited since. A spec that cannot be read has no number."""
+    world = a_running_world(a_job())
+    world.job["spec"] |= edit
+    case = Case(facts(world))
+    assert (case.num_nodes, case.missing_nodes) == (nodes, [])
 
 
 def test_affinity_is_quoted_with_the_selector_of_the_pod() -> None:

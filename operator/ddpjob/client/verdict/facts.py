@@ -84,15 +84,21 @@ class Case:
         self.raw = {pod["metadata"]["name"]: pod for pod in facts.pods or ()}
 
     @cached_property
-    def state(self) -> JobState | None:
-        """The state as the engine decides on it; None if this release cannot read the spec."""
+    def job(self) -> Job | None:
+        """The job with the nodes of its recorded attempt; None if this release cannot read the spec."""
         try:
             job = Job.of(self.facts.job)
         except ValidationError:
             return None
+        return job.of_size(elastic.nodes_of(job.spec, self.status, self.attempt))
+
+    @cached_property
+    def state(self) -> JobState | None:
+        """The state as the engine decides on it; None if this release cannot read the spec."""
+        if self.job is None:
+            return None
         observed = Observed(pods=self.pods, unbound=self.unbound)
-        job = job.of_size(elastic.nodes_of(job.spec, self.status, self.attempt))
-        return JobState(job, self.status, observed, self.facts.now, self.facts.settings)
+        return JobState(self.job, self.status, observed, self.facts.now, self.facts.settings)
 
     @cached_property
     def unbound(self) -> str:
@@ -127,9 +133,10 @@ class Case:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes of the recorded attempt."""
-        size = self.attempt.size
-        return size.nodes if size is not None else int(self.spec.get("numNodes") or 1)
+        """Number of nodes of the recorded attempt; of a spec that cannot be read, as the status has it."""
+        if self.job is not None:
+            return len(self.job.node_ranks)
+        return self.status.world.num_nodes if self.status.world is not None else 1
 
     @property
     def is_local(self) -> bool:
