@@ -13,3 +13,6 @@ MISMATCH = 78
 NOT_FINITE = 79
 SUPERSEDED = 80
 SIGNAL_BASE = 128  # plus the number of the signal that killed the rank
+
+NOT_RESTARTED = frozenset({USAGE, RANKS, STOPPED, MISMATCH, NOT_FINITE, SUPERSEDED})
+"""Ends that a restart by the launcher cannot change, or that are no failures."""

@@ -21,12 +21,6 @@ from ddprun.reporting.termination import Ending
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, StopFlag
 
-# A restart cannot change these ends, or they are no failures.
-_NOT_RESTARTED = (
-    0, exit_codes.USAGE, exit_codes.RANKS, exit_codes.STOPPED, exit_codes.MISMATCH, exit_codes.NOT_FINITE,
-    exit_codes.SUPERSEDED,
-)  # fmt: skip
-
 
 def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Ending:
     """Start this node's ranks, wait for them, and return how the node ended: the report is that of the root cause.
@@ -65,7 +59,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         ending = supervisor.run()
         message, has_reported = ending.report["message"], supervisor.has_reported
         if supervisor.next_life is None and (
-            ending.code in _NOT_RESTARTED or supervisor.stop_signal or restarts >= options.max_restarts
+            ending.code in {0, *exit_codes.NOT_RESTARTED} or supervisor.stop_signal or restarts >= options.max_restarts
         ):
             break
         supervisor.finish_logs(hurry=True)

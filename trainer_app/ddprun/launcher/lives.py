@@ -43,10 +43,6 @@ RECONNECT = 2.0  # seconds for a launcher to come back after its connection has 
 FRUITLESS = 3  # lives in a row without progress
 _SLOWER = 2.0  # a later life may need so many times the seconds of the first one until its first step
 _NOT_JOINED = "node 0 was not reached, has no grant, or has another version of ddprun"
-_NOT_RESTARTED = frozenset({
-    exit_codes.USAGE, exit_codes.RANKS, exit_codes.STOPPED, exit_codes.MISMATCH, exit_codes.NOT_FINITE,
-    exit_codes.SUPERSEDED,
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -450,7 +446,7 @@ def escalation(s: Leader, blamed: Blamed | None) -> str:
 
 
 _ESCALATIONS: tuple[tuple[str, Callable[[Leader, Blamed | None, Failure | None], bool]], ...] = (
-    ("a restart cannot change this failure", lambda s, b, f: f is not None and f.code in _NOT_RESTARTED),
+    ("a restart cannot change this failure", lambda s, b, f: f is not None and f.code in exit_codes.NOT_RESTARTED),
     ("the memory limit was reached", lambda s, b, f: f is not None and f.kind == "OOMKilled"),
     ("a node is not healthy", lambda s, b, f: bool(s.unhealthy)),
     ("no restart in place is left", lambda s, b, f: s.spent >= s.limits.granted),
