@@ -22,7 +22,8 @@ from ddpjob.client.volume.messages import CutError, messages
 from ddpjob.client.volume.pull import pull, read_contents
 from ddpjob.client.volume.receive import Tries
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
-from ddprun.checkpoint_files import Checkpoints
+from ddprun.checkpoint_files import Checkpoints, all_manifests, seal, verify
+from ddprun.errors import ConfigMismatch
 from ddprun.reporting.metrics import RowsFile
 
 PROGRAM = [sys.executable, "-I", "-S", "-c", inspect.getsource(reader)]
@@ -134,6 +135,39 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_stays_intact(volume: Pat
     damaged, intact = contents_of(volume).checkpoints
     assert (damaged.step, damaged.state, intact.state) == (20, "Damaged", "Intact")
     assert problem in (damaged.problem or "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"format": True},
+        {"format": 2},
+        {"run": True},
+        {"step": 20.0},
+        {"step": 21},
+        {"sha256": "0" * 64},
+        {"sha256": 5},
+        {"seal": ""},
+        {"name": "step-0000000020.json"},
+        {"name": "step-00000020.json"},
+    ],
+    ids=str,
+)
+def test_the_reader_and_the_trainer_agree_on_which_checkpoints_are_intact(volume: Path, change: dict[str, Any]) -> None:
+    written = newest(volume).with_suffix(".json")
+    manifest = written.with_name(change.get("name", written.name))
+    _edit(written, **change)
+    if "seal" not in change:
+        _edit(written, seal=seal(json.loads(written.read_text())))
+    for path in (written, written.with_suffix(".pt")):
+        path.rename(manifest.with_suffix(path.suffix))
+    try:
+        is_valid = not verify(manifest)[0] and manifest in {path for _, _, path in all_manifests(volume)}
+    except ConfigMismatch:
+        is_valid = False
+    intact = [found for found in contents_of(volume).checkpoints if found.state == "Intact"]
+    assert is_valid == (Path(intact[0].path).stem == manifest.stem), intact
 
 
 def _edit(manifest: Path, **values: object) -> None:

@@ -80,7 +80,7 @@ def _is_inside(path: object) -> bool:
 class Place:
     """A checkpoint.
 
-    path: its file, relative to DDPJOB_CHECKPOINT_DIR.
+    path: its file, relative to DDPJOB_CHECKPOINT_DIR; None for one elsewhere, which no reader could find.
     """
 
     step: _Count = None

@@ -69,7 +69,7 @@ def checkpoint_status(
 ) -> CheckpointStatus | None:
     """Return ``status.checkpoint`` for a report, or the recorded one if the report has no checkpoint."""
     resumed_step = report.resumed_from.step if report.resumed_from else None
-    place = report.checkpoint or (report.resumed_from if resumed_step is not None else None)
+    place = report.checkpoint or report.resumed_from
     if place is None or place.step is None or place.path is None:
         return before
     time = before.time if before is not None and before.path == place.path else timestamp(now)

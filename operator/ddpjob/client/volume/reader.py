@@ -124,17 +124,18 @@ def _checkpoint(root: str, path: str, run: int, step: int, verify: bool) -> Gene
 
 
 def _manifest(path: Path, run: int, step: int) -> tuple[dict[str, Any], str]:
-    """Return a manifest, and what is wrong with it. The form is that of ``ddprun.checkpoint_files``."""
-    content = path.read_bytes()
+    """Return a manifest, and what is wrong with it. ``ddprun.checkpoint_files`` has the form; a test compares both."""
+    content, name = path.read_bytes(), f"step-{step:09d}.json"
     try:
         manifest = json.loads(content)
         body = {key: value for key, value in manifest.items() if key != "seal"}
         text = json.dumps(body, sort_keys=True, allow_nan=False)
         if manifest["seal"] != hashlib.sha256(text.encode()).hexdigest():
             return {}, "its manifest does not match its own digest"
-        if manifest["format"] != _FORMAT:
+        if type(manifest["format"]) is not int or manifest["format"] != _FORMAT:
             return {}, f"its manifest has the format {manifest['format']!r}, which this version does not know"
-        if (manifest["run"], manifest["step"]) != (run, step) or not isinstance(manifest["sha256"], str):
+        types = [type(manifest[field]) for field in ("run", "step", "sha256")]
+        if types != [int, int, str] or (manifest["run"], manifest["step"]) != (run, step) or path.name != name:
             return {}, "its manifest is that of another checkpoint"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}, "its manifest is not readable"
