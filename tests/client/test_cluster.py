@@ -12,6 +12,7 @@ import pytest
 
 from ddpjob import Client, DDPJob, LogLine
 from ddpjob.api import names
+from ddpjob.api.backoff import Patience
 from ddpjob.client import cluster, connection
 from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError, WaitTimeoutError
 from tests.client.kubelet import Kubelet
@@ -334,9 +335,17 @@ def test_a_followed_log_ends_with_the_job_and_with_the_reader(world: ClusterWorl
 
 
 def test_patience_with_an_error_ends_and_begins_again_after_a_success() -> None:
-    away, patience = connection.RequestError("away", 503, {}), connection.Patience(0.0)
-    assert patience.pause(away) is not None
-    assert patience.pause(away) is None
+    away, patience = connection.RequestError("away", 503, {}), Patience(0.0)
+    assert connection.pause_after(away, patience) is not None
+    assert connection.pause_after(away, patience) is None
     patience.reset()
-    assert patience.pause(away) is not None
-    assert connection.Patience().pause(connection.RequestError("wrong", 422, {})) is None
+    assert connection.pause_after(away, patience) is not None
+    assert connection.pause_after(connection.RequestError("wrong", 422, {}), Patience()) is None
+
+
+def test_the_delays_of_a_patience_double_and_a_stricter_time_ends_it_earlier() -> None:
+    patience = Patience(300.0)
+    assert [patience.delay(now) for now in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert patience.delay(61.0, 60.0) is None
+    assert patience.delay(300.0) == 5.0
+    assert patience.delay(300.5) is None

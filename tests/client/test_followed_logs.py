@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddpjob import Client
-from ddpjob.client import cluster_logs, connection
+from ddpjob.api.backoff import Patience
+from ddpjob.client import cluster_logs
 from ddpjob.errors import StoppedError, UnavailableError
 from tests.client.scripted_api import TIME, Answer, ScriptedApi
 from tests.processes import eventually
@@ -24,7 +25,7 @@ QUIET, PATIENCE = 0.2, 1.0
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_logs, "_QUIET_SECONDS", QUIET)
-    monkeypatch.setattr(connection, "PATIENCE_SECONDS", PATIENCE)
+    monkeypatch.setattr(Patience, "SECONDS", PATIENCE)
 
 
 def after_reconnects(answers: Callable[[Answer], None]) -> Callable[[Answer, int, dict[str, str]], None]:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from ddpjob.api.backoff import Patience
 from ddpjob.client.volume import reader
 from ddpjob.client.volume.contents import RECORD, Choice, Place, Pulled, VolumeContents, listing
 from ddpjob.client.volume.messages import CutError, messages
 from ddpjob.client.volume.pull import pull, read_contents
-from ddpjob.client.volume.receive import Tries
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints, all_manifests, seal, verify
 from ddprun.errors import ConfigMismatch
@@ -375,7 +375,7 @@ ALL = {"end": {"complete": True}}
 def test_a_reader_that_brings_nothing_new_is_given_up(
     reader: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpjob.client.volume.pull.Tries", lambda: Tries(0.1))
+    monkeypatch.setattr(Patience, "SECONDS", 0.1)
     with pytest.raises(UnavailableError, match=r"could not be read for 0\.1 s"):
         pull(reader, at(tmp_path), tmp_path / "to", Choice(everything=True))
 

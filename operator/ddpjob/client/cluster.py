@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpjob.api import names
+from ddpjob.api.backoff import Patience
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.base import (
@@ -31,9 +32,9 @@ from ddpjob.client.connection import (
     MERGE_PATCH,
     TROUBLES,
     Connection,
-    Patience,
     RequestError,
     path_of,
+    pause_after,
     request_error,
 )
 from ddpjob.client.job import DDPJob
@@ -355,7 +356,7 @@ class _Versions:
                 raise self._deleted() from None
             elif error.status == 410:
                 yield from self._read_again()
-            elif (pause := self._patience.pause(error)) is None:
+            elif (pause := pause_after(error, self._patience)) is None:
                 raise self._connection.explained(error) from error
             else:
                 if error.status == 401:
@@ -368,7 +369,7 @@ class _Versions:
         except TROUBLES as trouble:
             if request_error(trouble).names(DDPJOBS.plural):
                 raise self._deleted() from None
-            self._connection.closed.wait(self._patience.pause(request_error(trouble)) or 1.0)
+            self._connection.closed.wait(pause_after(request_error(trouble), self._patience) or 1.0)
 
     def _events(self, seconds: float) -> Iterator[DDPJob]:
         namespace, name = self._key

@@ -17,17 +17,18 @@ from datetime import datetime
 from urllib3.exceptions import ReadTimeoutError
 
 from ddpjob.api import names
+from ddpjob.api.backoff import Patience
 from ddpjob.api.objects import element
 from ddpjob.client.base import LogLine, Redrawn, log_line, wanted_nodes
 from ddpjob.client.connection import (
     TROUBLES,
     Connection,
-    Patience,
     Query,
     RequestError,
     Response,
     lines_of,
     path_of,
+    pause_after,
     request_error,
 )
 from ddpjob.client.job import DDPJob
@@ -262,7 +263,7 @@ class PodLog:
 
     def _wait_after(self, error: RequestError, patience: Patience) -> None:
         """Wait before the next try; after a long time raise the error."""
-        pause = _PAUSE if error.status == 400 else patience.pause(error)  # 400: the container has not started
+        pause = _PAUSE if error.status == 400 else pause_after(error, patience)  # 400: the container has not started
         if pause is None and not self._logs.connection.closed.is_set():
             raise _unreadable(self._pod, self._logs.connection.explained(error)) from error
         if error.status == 401:

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Callable, Iterator
 
+from ddpjob.api.backoff import Patience
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.connection import (
     CONNECT_SECONDS,
     TROUBLES,
     Connection,
-    Patience,
     Query,
     RequestError,
     lines_of,
     parsed,
     path_of,
+    pause_after,
     request_error,
 )
 from ddpjob.errors import DDPJobError
@@ -81,7 +82,7 @@ def all_jobs(
             error = request_error(trouble)
             if error.status == 410:
                 continue  # the version is too old
-            if (pause := patience.pause(error)) is None:
+            if (pause := pause_after(error, patience)) is None:
                 raise connection.explained(error) from error
             if error.status == 401:
                 connection.renew()
@@ -89,7 +90,7 @@ def all_jobs(
         except DDPJobError as failure:  # of ``read``, after its own tries
             if shown is None or not isinstance(failure.__cause__, RequestError):
                 raise
-            if patience.pause(failure.__cause__) is None:
+            if pause_after(failure.__cause__, patience) is None:
                 raise
 
 

@@ -5,6 +5,7 @@ and its models refuse fields that they do not know.
 """
 
 import copy
+import itertools
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 from yaml import YAMLError
 
 from ddpjob.api import names
+from ddpjob.api.backoff import Patience, doubling
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.errors import (
@@ -52,13 +54,10 @@ JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
 CONNECT_SECONDS = 5.0
-PATIENCE_SECONDS = 300.0
-"""How long a watch or a log survives errors in a row: longer than an API server takes to restart."""
 REFUSED_SECONDS = 60.0
-"""The same for what an API server that has just started, or a proxy before it, also answers for a moment."""
+"""How long a watch or a log survives errors that are not transient: an API server that has just started, or a proxy
+before it, also answers with these for a moment."""
 _SOON_OTHERWISE = (200, 401, 403, 404)  # 200: but not from an API server
-_DELAYS = (0.2, 0.5, 1.0, 2.0)
-_LONGEST_DELAY = 5.0
 _STOP_SECONDS = 0.2
 _NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
 _ACCEPT = f"{JSON}, */*"  # a log is text
@@ -229,7 +228,7 @@ class Connection:
     ) -> Answer:
         """Return the JSON object with the time of the server. Arguments and errors: see ``request``."""
         end, renewed = time.monotonic() + self.timeout, False
-        for delay in [*_DELAYS, *[_LONGEST_DELAY] * 1000]:
+        for tries in itertools.count(1):
             left = end - time.monotonic()
             seconds = (min(CONNECT_SECONDS, left), left)
             try:
@@ -241,11 +240,12 @@ class Connection:
                 self.renew()
                 continue
             again = self._retries and error.is_transient and (repeats or not error.was_sent or error.status == 429)
+            delay = doubling(Patience.FIRST_DELAY, tries, Patience.LONGEST_DELAY)
             pause = delay * random.uniform(0.5, 1.5)  # noqa: S311 - spreads clients
             if not again or time.monotonic() + pause + 0.1 > end:
                 raise self.explained(error) from error
             self.closed.wait(pause)
-        raise AssertionError("more tries than a timeout allows")
+        raise AssertionError
 
     def once(
         self,
@@ -386,28 +386,12 @@ class Connection:
         return client
 
 
-class Patience:
-    """Decides how long errors in a row are survived, and how long to wait after each."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._seconds = PATIENCE_SECONDS if seconds is None else seconds
-        self._since: float | None = None
-        self._tries = 0
-
-    def reset(self) -> None:
-        """Begin again after a success."""
-        self._since, self._tries = None, 0
-
-    def pause(self, error: RequestError) -> float | None:
-        """Return the seconds to wait before the next try, or None if there is none."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        lasted, limit = now - self._since, self._seconds if error.is_transient else min(self._seconds, REFUSED_SECONDS)
-        if lasted > limit or not (error.is_transient or error.status in _SOON_OTHERWISE):
-            return None
-        self._tries += 1
-        delay: float = min(_LONGEST_DELAY, 0.1 * 2**self._tries)
-        return delay * random.uniform(0.5, 1.5)  # noqa: S311
+def pause_after(error: RequestError, patience: Patience) -> float | None:
+    """Return the seconds to wait before the request is repeated, or None if it is not."""
+    if not (error.is_transient or error.status in _SOON_OTHERWISE):
+        return None
+    delay = patience.delay(time.monotonic(), None if error.is_transient else REFUSED_SECONDS)
+    return delay and delay * random.uniform(0.5, 1.5)  # noqa: S311
 
 
 def _refusal(status: int, reason: str | None, body: bytes) -> RequestError:

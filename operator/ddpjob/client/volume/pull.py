@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpjob.api.backoff import Patience
 from ddpjob.api.objects import Json
 from ddpjob.client.volume.contents import (
     Choice,
@@ -16,7 +17,7 @@ from ddpjob.client.volume.contents import (
     wanted_files,
 )
 from ddpjob.client.volume.messages import CutError, Reader, messages
-from ddpjob.client.volume.receive import OnProgress, Tries, gone, ignore, receive
+from ddpjob.client.volume.receive import OnProgress, gone, ignore, receive, wait_after
 
 _ROUNDS = 5  # of listing and copying, before a training is faster than the copy
 
@@ -25,19 +26,19 @@ def read_contents(
     reader: Reader, place: Place, on_progress: OnProgress | None = None, *, verify: bool
 ) -> VolumeContents:
     """Return what the volume holds. verify: read the checkpoints and compare their digests."""
-    return _listing(reader, place, on_progress or ignore, Tries(), verify=verify).contents
+    return _listing(reader, place, on_progress or ignore, Patience(), verify=verify).contents
 
 
 def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: OnProgress | None = None) -> Pulled:
     """Copy what is wanted of the volume into ``to``."""
-    tries, shown = Tries(), on_progress or ignore
+    patience, shown = Patience(), on_progress or ignore
     done: dict[str, PulledFile] = {}
     missing: list[str] = []
     for _ in range(_ROUNDS):  # a training that goes on deletes checkpoints: list again what is there now
-        found = _listing(reader, place, shown, tries, verify=False)
+        found = _listing(reader, place, shown, patience, verify=False)
         wanted = wanted_files(found, choice)
         left = [file for file in wanted if file.path not in done]
-        copied, missing = receive(reader, place.job, left, to, on_progress=shown, tries=tries)
+        copied, missing = receive(reader, place.job, left, to, on_progress=shown, patience=patience)
         done |= {file.path: file for file in copied}
         if not missing:
             break
@@ -54,18 +55,18 @@ def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: On
     )
 
 
-def _listing(reader: Reader, place: Place, on_progress: OnProgress, tries: Tries, *, verify: bool) -> Listing:
+def _listing(reader: Reader, place: Place, on_progress: OnProgress, patience: Patience, *, verify: bool) -> Listing:
     seen: set[str] = set()
     while True:
         try:
-            return listing(place, _shown(reader, on_progress, tries, seen, verify=verify))
+            return listing(place, _shown(reader, on_progress, patience, seen, verify=verify))
         except CutError as cut:
             on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
-            tries.wait(cut)
+            wait_after(cut, patience)
 
 
 def _shown(
-    reader: Reader, on_progress: OnProgress, tries: Tries, seen: set[str], *, verify: bool
+    reader: Reader, on_progress: OnProgress, patience: Patience, seen: set[str], *, verify: bool
 ) -> Iterator[Json | bytes]:
     """Yield the messages of ``list``, and show which file is read. seen: the files that have been listed."""
     for message in messages(reader.output("list", *(["verify"] if verify else []))):
@@ -75,5 +76,5 @@ def _shown(
                 continue
             case {"file": {"path": str(path)}} if path not in seen:
                 seen.add(path)
-                tries.reset()
+                patience.reset()
         yield message

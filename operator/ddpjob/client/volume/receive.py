@@ -21,13 +21,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from ddpjob.api.backoff import Patience
 from ddpjob.client.volume.contents import RECORD, PulledFile, PullProgress, Wanted, damaged
 from ddpjob.client.volume.messages import CutError, Reader, messages
 from ddpjob.errors import DamagedFileError, TransferError, UnavailableError
 
-PATIENCE_SECONDS = 300.0
-"""How long a transfer goes on without one new byte: longer than an API server takes to restart."""
-_LONGEST_DELAY = 5.0
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
 _OPEN_AT_ONCE = 100  # files, of two descriptors each; macOS allows 256
 _READ = 1024 * 1024
@@ -43,35 +41,22 @@ def ignore(_progress: PullProgress) -> None:
     """Show nothing."""
 
 
-class Tries:
-    """Decides how long transfers that are cut are repeated; ``reset`` after each new byte that has arrived.
+def wait_after(cut: CutError, patience: Patience) -> None:
+    """Wait before the next try. Raises ``UnavailableError`` if there is none.
 
-    The time begins with the first cut: a reader may need long for what it has sent already.
+    ``patience`` is reset after each new byte that has arrived.
     """
-
-    def __init__(self, seconds: float = PATIENCE_SECONDS) -> None:
-        self._seconds, self._count = seconds, 0
-        self._since: float | None = None
-
-    def reset(self) -> None:
-        self._since, self._count = None, 0
-
-    def wait(self, cut: CutError) -> None:
-        """Wait before the next try. Raises ``UnavailableError`` if there is none."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        if now - self._since > self._seconds:
-            raise UnavailableError(
-                f"the volume could not be read for {self._seconds:g} s: {cut}",
-                "the API server, the kubelet of the pod or the volume does not answer",
-                "run the same command again: it continues where it ended",
-            ) from cut
-        self._count += 1
-        time.sleep(min(_LONGEST_DELAY, 0.1 * 2**self._count))
+    if (delay := patience.delay(time.monotonic())) is None:
+        raise UnavailableError(
+            f"the volume could not be read for {patience.seconds:g} s: {cut}",
+            "the API server, the kubelet of the pod or the volume does not answer",
+            "run the same command again: it continues where it ended",
+        ) from cut
+    time.sleep(delay)
 
 
 def receive(
-    reader: Reader, job: str, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, tries: Tries
+    reader: Reader, job: str, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, patience: Patience
 ) -> tuple[list[PulledFile], list[str]]:
     """Copy the files into ``to`` and return what became of each, and the paths that are gone from the volume.
 
@@ -86,11 +71,11 @@ def receive(
             try:
                 for message in messages(reader.output("send", json.dumps(asked))):
                     if transfer.take(message):
-                        tries.reset()
+                        patience.reset()
                 transfer.require_all(asked)
             except CutError as cut:
                 on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
-                tries.wait(cut)
+                wait_after(cut, patience)
     except OSError as error:
         raise _disk_error(error, to) from error
     finally:
