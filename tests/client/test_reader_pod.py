@@ -18,7 +18,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client.connection import Connection
 from ddpjob.client.volume.cluster import PodReader
-from ddpjob.client.volume.reader_pod import LABEL_READER_OF, node_for, reader_pod
+from ddpjob.client.volume.reader_pod import LABEL_READER_OF, hopeless, node_for, reader_pod
 from ddpjob.engine.desired import Job
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 from tests.builders import a_job
@@ -223,6 +223,24 @@ def test_an_image_that_cannot_be_pulled_ends_the_wait_for_an_editor_and_a_viewer
     assert place.pods() == []
     assert place.may(edit, resource="pods", subresource="exec")
     assert not place.may(view, resource="pods", subresource="exec")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "error"),
+    [
+        ("RegistryUnavailable", "no route to host", "cannot be pulled: no route to host"),
+        ("SignatureValidationFailed", "", "does not start: SignatureValidationFailed"),
+        ("CreateContainerConfigError", 'secret "keys" not found', "does not start: CreateContainerConfigError"),
+        ("CreateContainerConfigError", "failed to sync secret cache: timed out waiting", ""),
+        ("ContainerCreating", "", ""),
+    ],
+)
+def test_a_reader_pod_is_given_up_for_what_a_job_is_explained_with(reason: str, message: str, error: str) -> None:
+    """Seen: the wait for an image of a registry that is away, and an end for a Secret that the kubelet reads later."""
+    state = {"waiting": {"reason": reason, "message": message}}
+    status = {"containerStatuses": [WAITING | {"state": state}]}
+    found = hopeless({"spec": {"containers": [{"image": "trainer:1"}]}, "status": status}, "mnist")
+    assert error in str(found) if error else found is None
 
 
 @pytest.mark.apiserver

@@ -46,6 +46,16 @@ START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 CONFIG_ERROR, INVALID_IMAGE = "CreateContainerConfigError", "InvalidImageName"
 REFUSALS = frozenset({CONFIG_ERROR, INVALID_IMAGE})
 """Reasons of the kubelet for a container that waits, and does not start without a change by the user."""
+NO_IMAGE = frozenset(
+    {"ImagePullBackOff", "ErrImageNeverPull", INVALID_IMAGE, "ImageInspectError", "RegistryUnavailable"}
+)
+"""Reasons of the kubelet for a container that waits for its image."""
+NO_START = REFUSALS | START_ERRORS | {
+    "CreateContainerError", "RunContainerError", "PostStartHookError", "CrashLoopBackOff", "SignatureValidationFailed",
+}  # fmt: skip
+"""Reasons of the kubelet for a container that waits, or has ended, because it does not start."""
+NOT_READ_YET = "failed to sync"
+"""How the message of a refusal begins if the kubelet only has not read a Secret or ConfigMap yet."""
 
 Whose = Literal["own", "unknown", "peer"]
 """Whose failure a pod shows: its own, perhaps its own, or that of a peer which it lost."""
@@ -321,12 +331,11 @@ def is_refused(pod: PodView) -> bool:
     """Return whether the kubelet does not start a container of the pod, for a reason that may last.
 
     Of the launcher's init container the administrator of the operator can make the change, so no job fails for it.
-    With the message "failed to sync secret cache: timed out" the kubelet only has not read the Secret yet.
     """
     if pod.waiting is None or pod.waiting_init == LAUNCHER or pod.state != "pending" or pod.deleting:
         return False
     reason, message = pod.waiting
-    return reason in REFUSALS and not message.startswith("failed to sync")
+    return reason in REFUSALS and not message.startswith(NOT_READ_YET)
 
 
 def evidence_of_missing(node_rank: int) -> Evidence:

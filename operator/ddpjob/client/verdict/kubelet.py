@@ -10,12 +10,8 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.client.verdict.images import image_advice
 from ddpjob.engine.advice import Row, advice
-from ddpjob.engine.evidence import REFUSALS
+from ddpjob.engine.evidence import NO_IMAGE, NO_START, NOT_READ_YET
 
-IMAGE = frozenset(
-    {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
-)
-CONTAINER = REFUSALS | {"CreateContainerError", "RunContainerError", "PostStartHookError", "CrashLoopBackOff"}
 _OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeResizeFailed|VolumePermissionChange")
 _STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 """Events of a pod that come after its volumes are mounted and its network is set up, or after it got its node."""
@@ -119,7 +115,7 @@ def not_started(case: Case, pod: PodView) -> Explanation:
     field = f"status.{statuses}[{container}].state.waiting"
     image = _image(case.raw[pod.name], container)
     quoted = [Evidence(kind="Pod", name=pod.name, field=field, value=f"{reason}: {message}")]
-    stage: Stage = "Image" if reason in IMAGE else "Configuration"
+    stage: Stage = "Image" if reason in NO_IMAGE else "Configuration"
     if stage == "Image":
         path = f"spec.{'initContainers' if pod.waiting_init else 'containers'}[{container}].image"
         quoted.append(Evidence(kind="Pod", name=pod.name, field=path, value=image))
@@ -145,7 +141,7 @@ def not_started(case: Case, pod: PodView) -> Explanation:
         quoted,
         hint=hint,
         next=f"{todo}; kubectl describe pod {pod.name} -n {case.namespace}",
-        confidence="High" if reason in IMAGE | CONTAINER and not message.startswith("failed to sync") else "Medium",
+        confidence="High" if reason in NO_IMAGE | NO_START and not message.startswith(NOT_READ_YET) else "Medium",
         **case.place_of(pod),
     )
 

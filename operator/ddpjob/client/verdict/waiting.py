@@ -6,9 +6,10 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
 from ddpjob.client.verdict.explanation import Explanation, Stage
 from ddpjob.client.verdict.facts import Case
-from ddpjob.client.verdict.kubelet import CONTAINER, IMAGE, not_prepared, not_started
+from ddpjob.client.verdict.kubelet import not_prepared, not_started
 from ddpjob.client.verdict.placement import gated, gates, is_unseen, no_scheduler, partly_placed, unschedulable
 from ddpjob.client.verdict.scheduler import meaning
+from ddpjob.engine.evidence import NO_IMAGE, NO_START
 from ddpjob.engine.obstacles import CONTAINER_CREATING, EARLIER_PODS, FORMER_PODS, ending_command, obstacles
 from ddpjob.engine.scheduling import guard
 
@@ -110,9 +111,9 @@ def _from_condition(case: Case, reason: str, message: str) -> Explanation:
         found = meaning(message)
         stage, reason = ("Volume" if found.reason == "Volume" else "Placement"), found.reason
         hint, todo = found.advice(case.namespace) or ("", "")
-    elif reason in IMAGE:
+    elif reason in NO_IMAGE:
         stage = "Image"
-    elif reason in CONTAINER:
+    elif reason in NO_START:
         stage = "Configuration"
     running = case.condition("Running")
     return case.verdict(

@@ -12,6 +12,7 @@ from ddpjob.api.objects import Json, condition, element, event_time
 from ddpjob.client.volume import reader
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
+from ddpjob.engine.evidence import NO_IMAGE, NO_START, NOT_READ_YET
 from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
 CONTAINER = "reader"
@@ -27,8 +28,6 @@ _SECURITY_OF_THE_JOB = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroup
 _WITHOUT_SIDECAR = ("sidecar.istio.io/inject", "linkerd.io/inject")
 # The text is in the environment, because a command is a part of a URL, which proxies limit to 8 KiB.
 _PROGRAM = ("python3", "-I", "-S", "-c", f"import os; exec(os.environ['{SOURCE_ENV}'])")
-_IMAGE = frozenset({"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"})
-_CONTAINER = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
 
 
 def command(*arguments: str) -> list[str]:
@@ -167,19 +166,19 @@ def hopeless(pod: Json, job: str) -> DDPJobError | None:
     reason = str(waiting.get("reason") or ended.get("reason") or status.get("reason") or "")
     message = str(waiting.get("message") or ended.get("message") or status.get("message") or "").strip()
     image = pod["spec"]["containers"][0]["image"]
-    if reason in _IMAGE:
+    if reason in NO_IMAGE:
         return UnavailableError(
             f"the image {image} of the job cannot be pulled: {message or reason}",
             "the pod that reads the volume has the image and the pull secrets of the job",
             f"kubectl describe ddp {job}; correct the image or its pull secret",
         )
-    if reason in _CONTAINER and "python3" in message:
+    if reason in NO_START and "python3" in message:
         return InvalidJobError(
             f"the image {image} has no program python3: {message}",
             "the pod that reads the volume runs python3 of the job's image",
             "mount the claim in a pod with another image, and copy with kubectl cp",
         )
-    if reason in _CONTAINER or status.get("phase") == "Failed":
+    if (reason in NO_START and not message.startswith(NOT_READ_YET)) or status.get("phase") == "Failed":
         return UnavailableError(
             f"the pod that reads the volume does not start: {': '.join(filter(None, (reason, message)))}",
             "it runs the image of the job as a user that is not root, with a root file system that is read-only",
