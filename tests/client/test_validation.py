@@ -134,6 +134,8 @@ def test_objects_of_other_kinds_are_listed_and_not_checked() -> None:
     [
         ("  command: [python, train.py]\n  nprocPerNode: 2\n", "spec.command"),
         ("  launcher: Injected\n  command: [python, train.py]\n", "spec.command"),
+        ("  template: {spec: {restartPolicy: Always}}\n", "spec.template"),
+        ("  networkPolicy: Isolated\n  template: {spec: {hostNetwork: true}}\n", "spec.networkPolicy"),
         ("  managedBy: example.com/other\n", "spec.managedBy"),
         ("  resources: {limits: {memory: 8}}\n", "spec.resources.limits.memory"),
         ("  resources: {limits: {memory: 1Mi}, requests: {memory: 0.5Mi}}\n", "spec.resources.requests.memory"),

@@ -17,7 +17,7 @@ from ddpjob.cli.options import Request
 from ddpjob.client import jobfile
 from ddpjob.client.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
 from ddpjob.client.jobspec import with_words
-from ddpjob.engine.launcher import injection_warning, launch_warning
+from ddpjob.engine.mistakes import mistakes
 from ddpjob.errors import DDPJobError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
@@ -59,8 +59,8 @@ def prepare(request: Request) -> Prepared:
     root = Path(request.state_dir).expanduser() if request.state_dir else None
     paths = HostPaths(admitted.job, StateFolder(root), _volumes(request.volumes or (), admitted.claims))
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
-    warnings = [_missing_gpus(admitted), launch_warning(admitted.job), injection_warning(admitted.job)]
-    return Prepared(file, admitted, paths, notes, [warning for warning in warnings if warning])
+    warnings = [*filter(None, [_missing_gpus(admitted)]), *(mistake.message for mistake in mistakes(admitted.job))]
+    return Prepared(file, admitted, paths, notes, warnings)
 
 
 def read_changed(

@@ -24,7 +24,7 @@ from ddpjob.client.jobfile import (
     without_server_fields,
 )
 from ddpjob.client.jobspec import too_small
-from ddpjob.engine.launcher import injection_warning, launch_warning
+from ddpjob.engine.mistakes import mistakes
 from ddpjob.errors import DDPJobError, InvalidJobError
 from ddpjob.local.admission import admit, faults
 
@@ -150,9 +150,8 @@ def _warnings(document: Json) -> Iterator[Found]:
     except InvalidJobError as error:  # it has no faults: it is the job of another controller
         yield Found("warning", ("spec", "managedBy"), error.error, error.hint)
         return
-    for warning in (launch_warning(job), injection_warning(job)):
-        if warning is not None:
-            yield Found("warning", ("spec", "command"), warning)
+    for mistake in mistakes(job):
+        yield Found("warning", ("spec", mistake.field), mistake.message)
     for kind, resources in (document["spec"].get("resources") or {}).items():
         if isinstance(resources, dict) and (size := too_small(resources.get("memory"))):
             place, hint = ("spec", "resources", kind, "memory"), f'did you mean "{size}"?'

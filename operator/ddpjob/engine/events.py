@@ -7,9 +7,8 @@ from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import RESIZED, Decision
-from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
-from ddpjob.engine.launcher import injection_warning, launch_warning
+from ddpjob.engine.mistakes import mistakes
 from ddpjob.engine.obstacles import (
     CONTAINER_CREATING,
     NODE_NOT_RESPONDING,
@@ -38,16 +37,8 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
     match decision.kind:
         case "start" if decision.refusals == 0:
             yield Note("Normal", decision.reason, decision.message)
-            if warning := launch_warning(s.job):
-                yield Note("Warning", "NoLauncher", warning)
-            if warning := injection_warning(s.job):
-                yield Note("Warning", "LauncherNotUsed", warning)
-            if fields := overridden_fields(s.job):
-                text = f"the operator sets these fields itself, and ignores the values in {', '.join(fields)}"
-                yield Note("Warning", "TemplateOverridden", shorten(text, MAX_NOTE))
-            if s.job.spec.network_policy is not None and s.job.template_spec.get("hostNetwork"):
-                text = "spec.networkPolicy has no effect: network plugins apply it to no pod with hostNetwork"
-                yield Note("Warning", "NetworkPolicyIgnored", text)
+            for mistake in mistakes(s.job):
+                yield Note("Warning", mistake.reason, shorten(mistake.message, MAX_NOTE))
         case "restart" | "close" if decision.failure is not None:
             yield Note("Warning", "Restarting", shorten(decision.message, MAX_NOTE))
         case "fail":
