@@ -364,6 +364,20 @@ def test_limits_of_the_run_of_a_trainjob_are_kept() -> None:
     assert (spec["activeDeadlineSeconds"], spec["suspend"]) == (9, True)
 
 
+def test_restarts_and_the_time_to_live_of_the_jobset_of_a_runtime_are_kept() -> None:
+    container = {"name": "node", "image": "i", "command": ["torchrun", "train.py"]}
+    node = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [container]}}}}}
+    jobset = {"replicatedJobs": [node], "failurePolicy": {"maxRestarts": 3, "rules": []}, "ttlSecondsAfterFinished": 0}
+    runtime = {"kind": "ClusterTrainingRuntime", "metadata": {"name": "own"}, "spec": {"template": {"spec": jobset}}}
+    job = trainjob("torchrun", "train.py", runtime="own")
+    spec = spec_of(job, runtime)
+    assert (spec["restartPolicy"], spec["ttlSecondsAfterFinished"]) == ({"maxRestarts": 3}, 0)
+    assert noted(job, runtime) == []
+    jobset["failurePolicy"] = {"maxRestarts": 2000, "restartStrategy": "BlockingRecreate"}
+    assert spec_of(job, runtime)["restartPolicy"] == {"maxRestarts": 1000}
+    assert noted(job, runtime) == ["runtime.spec.template.spec.failurePolicy.restartStrategy"]
+
+
 # ---- both
 
 

@@ -16,6 +16,7 @@ from ddpjob.errors import InvalidJobError
 
 _OF_CONTAINER = ("image", "env", "envFrom", "workingDir", "resources", "imagePullPolicy")
 _SHM = "/dev/shm"
+MAX_RESTARTS = 1000  # of a DDPJob
 _FOREIGN_LABEL = re.compile(r"\b(?:training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/[\w-]+")
 _OF_VARIABLE = re.compile(r"\benv\[\d+\]\.value$")
 """Its value may be a secret, and what is printed on standard error may be kept in the log of a pipeline."""

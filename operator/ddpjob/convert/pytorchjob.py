@@ -8,7 +8,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
 from ddpjob.convert.notes import Note, note_others
-from ddpjob.convert.pods import differences, has_devices, present, spec_of_pod
+from ddpjob.convert.pods import MAX_RESTARTS, differences, has_devices, present, spec_of_pod
 from ddpjob.convert.shape import Shape, require_shape
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
@@ -36,7 +36,6 @@ _RUN_POLICY = (
     *("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy"),
     *("suspend", "managedBy"),
 )
-_MAX_RESTARTS = 1000  # of a DDPJob
 _UNBUFFERED = {"name": "PYTHONUNBUFFERED", "value": "1"}
 """Every container of a PyTorchJob has this variable."""
 _PERMANENT = list(range(1, 128))
@@ -195,9 +194,9 @@ def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: 
         why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob 12 times without progress"
         notes.append(Note(field, why, "set restartPolicy.maxRestarts"))
     else:
-        restarts["maxRestarts"] = min(limit, _MAX_RESTARTS)
-        if limit > _MAX_RESTARTS:
-            notes.append(Note("spec.runPolicy.backoffLimit", f"maxRestarts is {_MAX_RESTARTS} at most"))
+        restarts["maxRestarts"] = min(limit, MAX_RESTARTS)
+        if limit > MAX_RESTARTS:
+            notes.append(Note("spec.runPolicy.backoffLimit", f"maxRestarts is {MAX_RESTARTS} at most"))
     if kind == "ExitCode":
         restarts["rules"] = [{"onExitCodes": {"operator": "In", "values": _PERMANENT}, "action": "Fail"}]
     return restarts

@@ -10,7 +10,7 @@ from typing import Any
 from ddpjob.api.objects import Json, element
 from ddpjob.api.quantities import amount
 from ddpjob.convert.notes import Note, note_others
-from ddpjob.convert.pods import has_devices, present, spec_of_pod
+from ddpjob.convert.pods import MAX_RESTARTS, has_devices, present, spec_of_pod
 from ddpjob.convert.shape import Shape, require_pod_template, require_shape
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
@@ -23,7 +23,9 @@ _JOBS: Shape = [{"name": str, "template": {"metadata": {"labels": dict}, "spec":
 _RUNTIME_SHAPE: Shape = {
     "mlPolicy": {"numNodes": int, "torch": {"elasticPolicy": {"minNodes": int}}},
     "podGroupPolicy": {"*": dict},
-    "template": {"spec": {"replicatedJobs": _JOBS}},
+    "template": {
+        "spec": {"replicatedJobs": _JOBS, "failurePolicy": {"maxRestarts": int}, "ttlSecondsAfterFinished": int}
+    },
 }
 _AMOUNTS: Shape = {"limits": dict, "requests": dict}
 _SHAPE: Shape = {
@@ -37,6 +39,7 @@ _SHAPE: Shape = {
     "podSpecOverrides": [{"targetJobs": [dict]}],
     "runtimePatches": [{"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": _JOBS}}}}],
 }
+_OF_RUN = ("failurePolicy", "ttlSecondsAfterFinished")
 _CONTAINER = "node"
 _ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 _TORCH_DISTRIBUTED = "torch-distributed"
@@ -86,7 +89,19 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
     _note_the_rest(given, notes)
     if (runtime.get("spec") or {}).get("podGroupPolicy"):
         spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
+    spec |= _of_jobset(((runtime.get("spec") or {}).get("template") or {}).get("spec") or {}, notes)
     return spec | present({key: given.get(key) or None for key in ("activeDeadlineSeconds", "suspend")})
+
+
+def _of_jobset(jobset: Json, notes: list[Note]) -> Json:
+    """Return the fields of the run that a JobSet and a DDPJob both have; a failure policy restarts all pods of both."""
+    policy, spec = present(jobset.get("failurePolicy") or {}), {}
+    note_others(policy, ("maxRestarts",), "runtime.spec.template.spec.failurePolicy", notes)
+    if "maxRestarts" in policy:
+        spec["restartPolicy"] = {"maxRestarts": min(policy["maxRestarts"], MAX_RESTARTS)}
+    if (seconds := jobset.get("ttlSecondsAfterFinished")) is not None:
+        spec["ttlSecondsAfterFinished"] = seconds
+    return spec
 
 
 def _runtime(spec: Json, runtimes: Sequence[Json], notes: list[Note]) -> Json:
@@ -122,7 +137,7 @@ def _pod_template(runtime: Json, notes: list[Note]) -> tuple[Json, str]:
     note_others(spec, ("mlPolicy", "podGroupPolicy", "template"), path, notes)
     jobset = (spec.get("template") or {}).get("spec") or {}
     jobs = jobset.get("replicatedJobs") or []
-    note_others(jobset, ("replicatedJobs",), f"{path}.template.spec", notes)
+    note_others(jobset, ("replicatedJobs", *_OF_RUN), f"{path}.template.spec", notes)
     node = next((one for one in jobs if _step(one) == "trainer"), None) or element(jobs, "name", _CONTAINER)
     for other in jobs:
         if other is not node:
