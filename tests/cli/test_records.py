@@ -221,6 +221,9 @@ def test_delete_keeps_the_volume_without_the_option(ddpjob: Program) -> None:
     ddpjob("run", file, "--set", "suspend=true")
     assert ddpjob("delete", "bad", "--volumes").code == 0
     assert not volume.exists()
+    ddpjob("run", file, "--set", "checkpoint.claimRetention=Delete")
+    assert "bad-checkpoints deleted" in ddpjob("delete", "bad").out, "as in a cluster"
+    assert not volume.exists()
 
 
 def test_delete_asks_on_a_terminal_about_job_and_volume(ddpjob: Program) -> None:

@@ -90,6 +90,6 @@ def _delete(client: "Client", job: "str | DDPJob", *, volume: bool) -> str | Non
     client.delete(job, volume=volume)
     if directory is None:
         return None
-    return (
-        f"volume {directory.name} deleted" if volume else f"the volume of {record.name} is kept: {one_line(directory)}"
-    )
+    if client.volume(record) is None:
+        return f"volume {directory.name} deleted"
+    return f"the volume of {record.name} is kept: {one_line(directory)}"

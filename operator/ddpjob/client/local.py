@@ -321,6 +321,8 @@ class LocalClient(Client):
         with contextlib.suppress(LocalError):  # a damaged record, whose job can be deleted
             if (recorded := record.job()) is not None:
                 require_same(job, recorded["metadata"]["uid"])
+                checkpoint = recorded["spec"].get("checkpoint") or {}
+                volume = volume or checkpoint.get("claimRetention") == "Delete"
         if record.runner() is not None:
             stop(record)
         with record.locked(to_run=False):
