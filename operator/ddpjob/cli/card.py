@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from ddpjob.api.names import CONTROLLER
 from ddpjob.api.status import RETURNED, Condition, DDPJobStatus, Failure
 from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time, seconds_between
@@ -57,7 +58,10 @@ def sentence(job: DDPJob, now: datetime) -> str:
     if job.state == INTERRUPTED:
         return f"{job.name} is Interrupted: no process of this machine runs it; ddpjob resume {job.name} continues it"
     if found is None:
-        return f"{job.name} is {job.state}: the operator has not reported on it yet"
+        manager = (job.manifest.get("spec") or {}).get("managedBy")
+        is_left_alone = manager not in (None, CONTROLLER)
+        why = f"it is managed by {manager}" if is_left_alone else "the operator has not reported on it yet"
+        return one_line(f"{job.name} is {job.state}: {why}")
     since = f" for {_past(found.last_transition_time, now)}" if not job.finished else ""
     ago = f", {_past(found.last_transition_time, now)} ago" if job.finished else ""
     return f"{job.name} is {job.state}{since}: {one_line(found.message) or found.reason}{ago}"
