@@ -8,11 +8,14 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
+from ddpjob.engine.actions import REFUSALS_TO_SHOW
 from ddpjob.engine.advice import Row, advice
 from ddpjob.engine.scheduling.base import UNAVAILABLE
+from ddpjob.engine.scheduling.gangs import NOT_ENFORCED
 from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITING
 
-_OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating", UNAVAILABLE})
+_NO_GANG = (UNAVAILABLE, NOT_ENFORCED)
+_OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating", *_NO_GANG})
 """Reasons of what only the operator has seen: the responses to its creates, and its gang scheduler."""
 _QUOTA = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
 _REFUSALS: Mapping[str, tuple[str, str]] = {
@@ -29,10 +32,14 @@ _REFUSALS: Mapping[str, tuple[str, str]] = {
         "the administrator of the operator sets the chart's scheduling.gangScheduler, or apply the job without "
         "spec.scheduling",
     ),
+    NOT_ENFORCED: (
+        "the job asks for all nodes or none, and the API server of the cluster does not know groups of pods",
+        "the administrator of the cluster enables what the message names, or apply the job without spec.scheduling",
+    ),
     "NameTerminating": ("an object of a deleted job still ends", "nothing; the next attempt starts when it is gone"),
-    "DeleteRefused": (
-        "an admission webhook refuses it, or the operator lacks the right",
-        "kubectl describe ddp -n {namespace}",
+    **dict.fromkeys(
+        REFUSALS_TO_SHOW,
+        ("an admission webhook refuses it, or the operator lacks the right", "kubectl describe ddp -n {namespace}"),
     ),
 }
 _OF_QUEUES: Mapping[str, tuple[str, str]] = {
@@ -178,7 +185,7 @@ def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explana
     if reason == "CreateRefused":
         hint, todo = advice(message, OF_REFUSALS) or (hint, todo)
     stage: Stage = "Starting" if reason in ("NameTerminating", "CreateFailed") else "Refused"
-    stage = "Placement" if reason == UNAVAILABLE else stage
+    stage = "Placement" if reason in _NO_GANG else stage
     sentence = f"{case.name} {'is refused' if stage == 'Refused' else 'waits'}: {message}"
     todo = todo.format(namespace=case.namespace)
     return case.verdict(stage, reason, sentence, [quoted], hint=hint, next=todo, **place)

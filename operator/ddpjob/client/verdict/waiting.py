@@ -6,9 +6,11 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
 from ddpjob.client.verdict.explanation import Explanation, Stage
 from ddpjob.client.verdict.facts import Case
-from ddpjob.client.verdict.kubelet import not_prepared, not_started
+from ddpjob.client.verdict.images import image_advice
+from ddpjob.client.verdict.kubelet import OF_KUBELETS, not_prepared, not_started
 from ddpjob.client.verdict.placement import gated, gates, is_unseen, no_scheduler, partly_placed, unschedulable
 from ddpjob.client.verdict.scheduler import meaning
+from ddpjob.engine.advice import advice
 from ddpjob.engine.evidence import NO_IMAGE, NO_START
 from ddpjob.engine.obstacles import CONTAINER_CREATING, EARLIER_PODS, FORMER_PODS, ending_command, obstacles
 from ddpjob.engine.scheduling import guard
@@ -113,8 +115,10 @@ def _from_condition(case: Case, reason: str, message: str) -> Explanation:
         hint, todo = found.advice(case.namespace) or ("", "")
     elif reason in NO_IMAGE:
         stage = "Image"
+        hint, todo, _ = image_advice(message, str(case.spec.get("image") or ""))
     elif reason in NO_START:
         stage = "Configuration"
+        hint, _ = advice(f"{reason}: {message}", OF_KUBELETS) or ("", "")
     running = case.condition("Running")
     return case.verdict(
         stage,
@@ -122,7 +126,7 @@ def _from_condition(case: Case, reason: str, message: str) -> Explanation:
         f"{case.name} waits: {message}",
         [case.of_condition(running) if running is not None else None],
         hint=hint,
-        next=todo,
+        next=todo or f"kubectl describe ddp {case.name} -n {case.namespace}",
         needs=["pods"],
         attempt=case.attempt.number,
     )
