@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE, RESIZE_SECONDS
+from ddpjob.engine.scheduling.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE, RESIZE_SECONDS
 from ddpjob_operator.cluster.base import ClusterError
 from tests.builders import ended, running
 from tests.memory.store import Change

@@ -7,7 +7,6 @@ from ddpjob.api.limits import MAX_MESSAGE
 from ddpjob.api.status import CONDITIONS, RUNNING, Condition, Failure, Furthest, Nodes
 from ddpjob.api.text import clean, shorten
 from ddpjob.api.times import timestamp
-from ddpjob.engine import elastic
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import total_restarts
@@ -26,7 +25,7 @@ from ddpjob.engine.obstacles import (
     unresponsive,
 )
 from ddpjob.engine.scheduling import adapters as scheduling
-from ddpjob.engine.scheduling import guard
+from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.scheduling.kueue import kept_quota
 from ddpjob.engine.state import JobState
 

@@ -12,7 +12,6 @@ from ddpjob.api.exit_codes import RENDEZVOUS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Failure, Size
 from ddpjob.api.times import parse_time, seconds_since, timestamp
-from ddpjob.engine import elastic
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
@@ -59,7 +58,7 @@ from ddpjob.engine.failures import (
 )
 from ddpjob.engine.rules import overrule
 from ddpjob.engine.scheduling import adapters as scheduling
-from ddpjob.engine.scheduling import guard
+from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import failed_before
 from ddpjob.engine.token import token_is_lost

@@ -7,7 +7,6 @@ from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import RESIZED, Decision
-from ddpjob.engine.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
 from ddpjob.engine.mistakes import mistakes
 from ddpjob.engine.obstacles import (
     CONTAINER_CREATING,
@@ -19,6 +18,7 @@ from ddpjob.engine.obstacles import (
     near_limit,
     obstacles,
 )
+from ddpjob.engine.scheduling.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, WAITING
 from ddpjob.engine.state import JobState
 

@@ -28,7 +28,6 @@ from ddpjob.api.status import (
 )
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
-from ddpjob.engine import elastic
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund, total_restarts
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
@@ -38,7 +37,7 @@ from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
 from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status
-from ddpjob.engine.scheduling import guard
+from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after
 from ddpjob.engine.token import attempt_token, token_hash

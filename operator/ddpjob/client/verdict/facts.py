@@ -15,13 +15,13 @@ from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.status import Condition, CurrentAttempt, DDPJobStatus, Failure, recorded_status
 from ddpjob.api.times import seconds_between
 from ddpjob.client.verdict.explanation import NORMAL, Confidence, Evidence, Explanation, Stage
-from ddpjob.engine import elastic
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import recorded_attempt
 from ddpjob.engine.claims import unbound_claim
 from ddpjob.engine.desired import Job
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.obstacles import EARLIER_PODS
+from ddpjob.engine.scheduling import elastic
 from ddpjob.engine.state import JobState
 
 OVERDUE_SECONDS = 75.0

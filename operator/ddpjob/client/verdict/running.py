@@ -8,7 +8,6 @@ from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.attempt import DELETING
-from ddpjob.engine.elastic import RUNNING_SMALLER
 from ddpjob.engine.failures import DIVERGED, NOT_FINITE
 from ddpjob.engine.obstacles import (
     NEAR_LIMIT,
@@ -19,6 +18,7 @@ from ddpjob.engine.obstacles import (
     TRAINING_STALLED,
     for_silent_node,
 )
+from ddpjob.engine.scheduling.elastic import RUNNING_SMALLER
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
 
 _QUIET_SECONDS = 120.0
