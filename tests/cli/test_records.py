@@ -54,12 +54,12 @@ def test_no_command_shows_the_token_of_an_attempt(failed: Program) -> None:
     pods = StateFolder(failed.state).job("default", "bad").pods()
     tokens = {pod_view(pod).token for pod in pods}
     assert len(tokens) in (1, 2) and all(len(token) == 64 for token in tokens)
-    assert failed("bundle", "bad", "--file", "bad.zip").code == 0
+    assert failed("bundle", "bad", "--file", "bad.zip", "--logs").code == 0
     with zipfile.ZipFile(failed.folder / "bad.zip") as bundle:
         shown = [bundle.read(name).decode() for name in bundle.namelist()]
     commands = [
         ["get", "bad"], ["get", "bad", "-o", "yaml"], ["get", "bad", "-o", "json"], ["why", "bad"], ["events", "bad"],
-        ["describe", "bad"], ["describe", "bad", "-o", "json"], ["logs", "bad"], ["ls"], ["replay", "bad.zip"],
+        ["describe", "bad"], ["describe", "bad", "-o", "json"], ["logs", "bad"], ["ls"],
     ]  # fmt: skip
     for command in commands:
         done = failed(*command)

@@ -34,7 +34,6 @@ COMMANDS = {
     "doctor": ["doctor", "--local"],
     "pull": ["pull", "tiny", "--to", "copy"],
     "bundle": ["bundle", "tiny", "-f", "tiny.zip"],
-    "replay": ["replay", "tiny.zip"],
     "validate": ["validate", "tiny.yaml", "train.py"],
     "render": ["render", "tiny.yaml"],
 }

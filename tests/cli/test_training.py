@@ -169,7 +169,7 @@ def example(ddpjob: Program, *verb: str) -> list[str]:
     return shlex.split(found[1])
 
 
-OF_FILES = ("init", "validate", "render", "convert", "doctor", "replay")
+OF_FILES = ("init", "validate", "render", "convert", "doctor")
 OF_A_FINISHED_JOB = (
     *("ls", "get", "why", "logs", "events", "describe", "wait", "checkpoints", "pull", "plot", "report", "bundle"),
     "delete",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ddpjob.api.objects import Json
 from ddpjob.cli.why import verdict_lines
+from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import explain
-from ddpjob.client.verdict.facts import Facts
 from tests.builders import SETTINGS, a_job, a_running_world, failed
 from tests.cli.program import ROOT, Program, shell_job
 from tests.client.test_explain import pending, refused, started, unschedulable, why
@@ -111,7 +111,7 @@ def test_the_verdict_is_said_once_and_the_line_of_the_user_first() -> None:
     world.settle()
     world.forward(130)
     world.settle()
-    found = explain(Facts(job=world.job, now=world.now, settings=SETTINGS, pods=list(world.pods.values())))
+    found = explain(Snapshot(job=world.job, now=world.now, settings=SETTINGS, pods=list(world.pods.values())))
     lines = list(verdict_lines(found, "here", coloured=False))
     pod = "node_rank 1 (mnist-0a1b2-1-1), rank 1, step 7"
     assert lines[0] == f"mnist failed in attempt 1: train.py:92: ValueError: sample 17 is bad ({pod})"
@@ -144,7 +144,7 @@ def test_only_what_is_abnormal_is_in_colour_and_no_line_has_escape_sequences_of_
     world = a_running_world(a_job())
 
     def lines() -> list[str]:
-        found = explain(Facts(job=world.job, now=world.now, settings=SETTINGS, pods=list(world.pods.values())))
+        found = explain(Snapshot(job=world.job, now=world.now, settings=SETTINGS, pods=list(world.pods.values())))
         return list(verdict_lines(found, "here", coloured=True))
 
     assert "\x1b" not in "".join(lines())

@@ -29,9 +29,9 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.times import timestamp
+from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import explain, needed
 from ddpjob.client.verdict.explanation import Explanation
-from ddpjob.client.verdict.facts import Facts
 from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.evidence import needs_log
 from tests.builders import NOW, SETTINGS, UID, World, a_job, ended, failed, running
@@ -249,7 +249,7 @@ class Reached:
     def explanation(self) -> Explanation:
         world = self.world
         given = {"job": world.job, "now": world.now, "settings": SETTINGS, "pods": list(world.pods.values())}
-        facts = Facts(**given | self.facts)
+        facts = Snapshot(**given | self.facts)
         more = needed(facts)
         read = {
             "events": [event for event in self._events() if _about(event) in more.about],
@@ -257,7 +257,7 @@ class Reached:
             "logs": {name: self.logs[name] for name in more.logs if name in self.logs},
             "quotas": [*self._quotas()] if more.quotas else [],
         }
-        return explain(Facts(**given | self.facts | read))
+        return explain(Snapshot(**given | self.facts | read))
 
     def _events(self) -> Iterator[Json]:
         pod = {"kind": "Pod", "name": names.pod_name("mnist", UID, 1, self.node)}

@@ -13,9 +13,10 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
+from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import Needed, explain, needed
 from ddpjob.client.verdict.explanation import Explanation
-from ddpjob.client.verdict.facts import Case, Facts
+from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.refused import queue_of
 from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Elder
@@ -28,9 +29,9 @@ from tests.local.builders import OF_A_CLUSTER_ALONE
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
 
 
-def facts(world: World, **more: Any) -> Facts:
+def facts(world: World, **more: Any) -> Snapshot:
     given = {"job": world.job, "now": world.now, "settings": SETTINGS, "pods": list(world.pods.values())}
-    return Facts(**given | more)
+    return Snapshot(**given | more)
 
 
 def why(world: World, **more: Any) -> Explanation:

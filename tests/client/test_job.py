@@ -371,7 +371,7 @@ def test_importing_the_package_imports_no_client() -> None:
 
 
 def test_the_client_of_a_cluster_imports_none_of_the_typed_classes_of_kubernetes() -> None:
-    modules = imported_by("ddpjob.client.cluster", "ddpjob.client.cluster_facts")
+    modules = imported_by("ddpjob.client.cluster", "ddpjob.client.cluster_snapshot")
     typed = ("kubernetes.client.api.", "kubernetes.client.models.")
     assert "kubernetes.client.api_client" in modules
     assert not [module for module in modules if module.startswith(typed)], "these take a second"

@@ -254,17 +254,6 @@ def test_a_bundle_has_the_metrics_of_the_job_but_no_file_that_they_link_to(clien
     assert [one.what for one in client.bundle("tiny", tmp_path / "c.zip").unread] == ["metrics"]
 
 
-def test_a_user_without_a_name_can_make_a_bundle(
-    client: LocalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.submit(DDPJob("tiny", image="none", command=["true"]))
-    client.wait("tiny", timeout=60)
-    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 2_000_000_011)
-    assert client.bundle("tiny", tmp_path / "b.zip", hide_names=True).redaction.same_plan
-
-
 def test_a_job_that_local_mode_cannot_run_is_refused_by_submit(client: LocalClient) -> None:
     sidecar = {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}
     with pytest.raises(LocalError, match="runs only the container trainer") as raised:

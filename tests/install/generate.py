@@ -21,8 +21,7 @@ from ddpjob.api.crd import as_yaml
 from ddpjob.cli.output import RunLine
 from ddpjob.cli.training import Plot
 from ddpjob.client.base import PrintedLine
-from ddpjob.client.bundle.manifest import Manifest
-from ddpjob.client.bundle.replay import Replay
+from ddpjob.client.bundle.archive import Manifest
 from ddpjob.client.checkup.check import Checkup
 from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import Description, Timeline
@@ -61,7 +60,6 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "describe": Description,
     "bundle": Manifest,
     "doctor": Checkup,
-    "replay": Replay,
     "checkpoints": VolumeContents,
     "pull": Pulled,
     "plot": Plot,

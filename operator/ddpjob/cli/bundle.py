@@ -1,4 +1,4 @@
-"""``ddpjob bundle``: one zip with all that can be read of a job, without secrets, to attach to an issue."""
+"""``ddpjob bundle``: one zip with what can be read of a job, without the values of its user, for an issue."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import number_of, one_line
 
 if TYPE_CHECKING:
-    from ddpjob.client.bundle.manifest import Manifest
+    from ddpjob.client.bundle.archive import Manifest
 
 
 def bundle(
@@ -21,13 +21,14 @@ def bundle(
         str | None, Option("--file", "-f", metavar="FILE", help="The new file; by default JOB-TIME.zip.")
     ] = None,
     *,
-    hide_names: Annotated[
+    logs: Annotated[
         bool,
         Option(
-            "--hide-names", help="Replace names of jobs, namespaces, nodes, claims, images and others by pseudonyms."
+            "--logs",
+            help="Add the ends of the logs of the pods, the operator's log of the job, and messages of the program. "
+            "Secrets that a program printed are not removed.",
         ),
     ] = False,
-    logs: Annotated[bool, Option("--logs", help="Add the ends of the logs of the pods.")] = False,
     output: Annotated[
         Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: the manifest.")
     ] = "text",
@@ -36,20 +37,20 @@ def bundle(
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Write one zip that shows what happened to a job: the job, pods, events, the operator's log, metrics, versions.
+    """Write one zip that shows what happened to a job: the job, pods, events, metrics, versions.
 
-    Values of variables, annotations and what looks like a secret are removed. manifest.json lists what is in the file,
-    and what could not be read and why; its schema is docs/schemas/bundle.json. Look into the file before you give it
-    away.
+    Values of variables, arguments, headers, attributes, annotations, labels of your own and messages of the program are
+    not in it; names of objects and of images are. manifest.json lists what is in the file, and what could not be read
+    and why; its schema is docs/schemas/bundle.json.
 
     \b
     Example:
-      ddpjob bundle mnist-cpu --hide-names
+      ddpjob bundle mnist-cpu
     """
     client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
-    path = file or f"{'job' if hide_names else name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.zip"
+    path = file or f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.zip"
     with client:
-        made = client.bundle(name, path, hide_names=hide_names, logs=logs)
+        made = client.bundle(name, path, logs=logs)
     if output == "json":
         print(json.dumps(made.wire() | {"file": path}, indent=2))
     else:
@@ -62,9 +63,9 @@ def _lines(made: "Manifest", path: str, place: str) -> Iterator[str]:
     yield f"wrote {path}: {number_of(len(made.files), 'file')}, {size:,} bytes, about {made.job}, {place}"
     yield from (f"- {one.path}: {one.what}" for one in made.files)
     gone = made.redaction
-    removed = f"{gone.env_values} values of variables, {gone.annotations} of annotations, {gone.secrets} other secrets"
-    yield f"removed: {removed}; names are {'pseudonyms' if gone.names_hidden else 'kept (--hide-names)'}"
+    yield f"removed: {gone.hidden} values, {gone.left_out} annotations, labels and other fields"
     yield from (f"not in it: {one.what}: {one.reason}" for one in made.unread)
-    if not gone.same_plan:
-        yield "note:  without what was removed, the operator would decide otherwise: a replay may mislead"
-    yield f"next:  look into it; ddpjob replay {path} shows what the operator would do"
+    if gone.logs:
+        yield "next:  read logs and messages before you give the file away: secrets that a program printed are in them"
+    else:
+        yield "next:  --logs adds logs and messages of the program, with the secrets that it printed"

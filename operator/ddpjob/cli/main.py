@@ -125,7 +125,7 @@ def run(
 _ON_JOBS = "run submit ls get why top logs events describe wait suspend resume restart set exec delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
-_ON_TROUBLE = "doctor bundle replay"
+_ON_TROUBLE = "doctor bundle"
 _VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
 _MODULES = dict.fromkeys(("suspend", "resume", "restart", "set"), "change")
 """Modules that have another name than their command."""

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import os
 import queue
 import re
 import threading
@@ -26,10 +27,10 @@ from ddpjob.errors import (
 )
 
 if TYPE_CHECKING:
-    from ddpjob.client.bundle.manifest import Manifest
-    from ddpjob.client.bundle.recording import Recording
+    from ddpjob.client.bundle.archive import Manifest
     from ddpjob.client.checkup.check import Checks
     from ddpjob.client.ranks import RankTable
+    from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.timeline import JobEvent, JobPod
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
@@ -318,23 +319,20 @@ class Client(Protocol):
         """
         ...
 
-    def bundle(
-        self, job: str | DDPJob, path: str | Path, *, hide_names: bool = False, logs: bool = False
-    ) -> "Manifest":
-        """Write one zip with all that can be read of a job, without secrets, and return what is in it.
+    def bundle(self, job: str | DDPJob, path: str | Path, *, logs: bool = False) -> "Manifest":
+        """Write one zip with what can be read of a job, without the values of its user, and return what is in it.
 
         Args:
             path: of the new file.
-            hide_names: replace the names of jobs, namespaces, nodes, images and others by pseudonyms.
-            logs: with the ends of the logs of its pods.
+            logs: with logs and messages of its program. Secrets that it printed are not removed.
 
         Raises:
             JobNotFoundError: there is no such job. Only the job itself must be readable.
             DDPJobError: the file exists, or cannot be written.
         """
-        made = self._recording(job, logs=logs)
+        made = self._snapshot(job, logs=logs)
         archive, redaction = _load("bundle.archive"), _load("bundle.redaction")
-        return cast("Manifest", archive.write(path, *redaction.redacted(made, hide_names=hide_names)))
+        return cast("Manifest", archive.write(path, *redaction.redacted(made, os.urandom(32), logs=logs)))
 
     def check(self) -> "Checks":
         """Return the checks of this machine, or of the cluster with the rights of the user."""
@@ -489,8 +487,8 @@ class Client(Protocol):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _recording(self, job: str | DDPJob, *, logs: bool) -> "Recording":
-        """Return what can be read of a job."""
+    def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
+        """Return all that can be read of a job. logs: with the ends of the logs of its pods."""
         ...
 
     def _same(self, job: str | DDPJob) -> DDPJob:

@@ -41,9 +41,9 @@ from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
 
 if TYPE_CHECKING:
-    from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
     from ddpjob.client.ranks import RankTable
+    from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
@@ -150,10 +150,10 @@ class ClusterClient(Client):
         requests = Requests()
         asked = ask(self._connection, requests, self._key(job))
         # These imports take as long as the answers.
-        from ddpjob.client.cluster_facts import read_facts
+        from ddpjob.client.cluster_snapshot import read_needed
         from ddpjob.client.verdict.explain import explain
 
-        return explain(read_facts(self._connection, requests, asked))
+        return explain(read_needed(self._connection, requests, asked))
 
     def check(self) -> "Checks":
         from ddpjob.client.checkup.cluster_reads import check_cluster
@@ -161,17 +161,19 @@ class ClusterClient(Client):
         return check_cluster(self._connection, self.namespace)
 
     def events(self, job: str | DDPJob) -> Events:
-        from ddpjob.client.cluster_story import events_of, pods_of
+        from ddpjob.client.cluster_snapshot import events_of, pods_of
         from ddpjob.client.timeline import timeline
 
         found = self.get(job)
-        return timeline(found, pods_of(self._connection, found), events_of(self._connection, found))
+        body = found.manifest
+        return timeline(found, pods_of(self._connection, body), events_of(self._connection, body))
 
     def pod_manifests(self, job: str | DDPJob) -> Items:
-        from ddpjob.client.cluster_story import pods_of
+        from ddpjob.client.cluster_snapshot import pods_of
 
         is_known = isinstance(job, DDPJob) and job.uid
-        found = pods_of(self._connection, job if isinstance(job, DDPJob) and is_known else self.get(job))
+        known = job if isinstance(job, DDPJob) and is_known else self.get(job)
+        found = pods_of(self._connection, known.manifest)
         if not found and is_known:
             self._same(job)  # raises that it was deleted
         return found
@@ -269,11 +271,10 @@ class ClusterClient(Client):
         if volume:
             self._delete_claim(*self._key(job))
 
-    def _recording(self, job: str | DDPJob, *, logs: bool) -> "Recording":
-        from ddpjob.client.cluster_recording import read_recording
+    def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
+        from ddpjob.client.cluster_snapshot import read_all
 
-        found = self._connection.answer("GET", self._path(job))
-        return read_recording(self._connection, found.body, found.time, logs=logs)
+        return read_all(self._connection, self._connection.answer("GET", self._path(job)), logs=logs)
 
     def close(self) -> None:
         self._connection.close()

@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS, Resource
 from ddpjob.api.objects import Json
 from ddpjob.client.connection import TROUBLES, Answer, Connection, Query, RequestError, path_of, request_error
-from ddpjob.errors import InvalidJobError
+from ddpjob.errors import DDPJobError, InvalidJobError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -178,22 +178,25 @@ class Reader:
             return ""
 
     def items(
-        self, kind: str, what: str, resource: Resource, namespace: str | None, query: Query, *, pages: int = 1
+        self, kind: str, what: str, resource: Resource, namespace: str | None, query: Query
     ) -> Sequence[Json] | None:
-        """Return the objects of at most so many pages; None if one of them cannot be read."""
-        found: list[Json] = []
-        token: str | None = ""
+        """Return the objects of one page; None if they cannot be read."""
         try:
-            while token is not None and pages > 0:
-                pages -= 1
-                asked = {**query, "continue": token or None}
-                page = self._connection.once("GET", path_of(resource, namespace), asked, seconds=self._seconds).body
-                found += page.get("items") or ()
-                token = (page.get("metadata") or {}).get("continue") or None
+            page = self._connection.once("GET", path_of(resource, namespace), query, seconds=self._seconds).body
         except RequestError as error:
             self._note(kind, what, error)
             return None
-        return found
+        return page.get("items") or ()
+
+    def tried(self, kind: str, what: str, read: Callable[[Connection, Json], T], job: Json) -> T | None:
+        """Return what is read of a job; None if it cannot be read."""
+        try:
+            return read(self._connection, job)
+        except DDPJobError as error:
+            if not isinstance(error.__cause__, RequestError):
+                raise
+            self._note(kind, what, error.__cause__)
+            return None
 
     def _timeout_of(self, asked: Future[Json] | None) -> RequestError | None:
         """Wait for a request of ``ask``. Return its error if it timed out while the server had answered for the job."""

@@ -42,20 +42,19 @@ from ddpjob.errors import (
     did_you_mean,
 )
 from ddpjob.local import LocalError
-from ddpjob.local.state import EVENTS, JobFolder, StateFolder, remove_tree
+from ddpjob.local.state import JobFolder, StateFolder, remove_tree
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
-    from ddpjob.client.bundle.recording import Recording
     from ddpjob.client.checkup.check import Checks
     from ddpjob.client.local_logs import LogReader
     from ddpjob.client.ranks import RankTable
+    from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
-_LOG_LINES = 500  # of a failed node that are searched
 _STOP_SECONDS = 120.0  # longer than a pod's grace period
 _ACTIVE = ("Pending", "Running", "Ending", "Restarting")
 
@@ -181,18 +180,16 @@ class LocalClient(Client):
     def explain(self, job: str | DDPJob) -> "Explanation":
         record = self.record(job)
         found = _seen(record)
-        return explained(record, found.manifest, is_run=found.state not in (INTERRUPTED, "Suspended"))
+        return explained(record, found.manifest, is_run=_is_run(found))
 
     def events(self, job: str | DDPJob) -> Events:
-        from ddpjob.client.timeline import local_events, timeline
+        from ddpjob.client.local_snapshot import read_record
+        from ddpjob.client.timeline import timeline
 
         record = self.record(job)
         found = _seen(record)
-        try:
-            lines = (record.path / EVENTS).read_text(errors="replace").splitlines()
-        except OSError:  # nothing has run yet
-            lines = []
-        return timeline(found, record.pods(), local_events(found, lines))
+        made = read_record(record, found.manifest)
+        return timeline(found, made.pods or (), made.events)
 
     def pod_manifests(self, job: str | DDPJob) -> Items:
         record = self.record(job)
@@ -371,11 +368,12 @@ class LocalClient(Client):
 
         return check_machine(self.folder.root)
 
-    def _recording(self, job: str | DDPJob, *, logs: bool) -> "Recording":
-        from ddpjob.client.local_recording import read_recording
+    def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
+        from ddpjob.client.local_snapshot import read_all
 
         record = self.record(job)
-        return read_recording(self.folder, record, _seen(record).manifest, logs=logs)
+        found = _seen(record)
+        return read_all(self.folder, record, found.manifest, is_run=_is_run(found), logs=logs)
 
     def _watched(
         self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
@@ -529,21 +527,15 @@ def _ask(job: DDPJob, port: int) -> Json:
 
 def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":
     """Return why a job of this machine is in its state. is_run: a process runs it, or it has finished."""
-    from ddpjob.client.local_logs import last_lines
+    from ddpjob.client.local_snapshot import end_of_log, read_record
     from ddpjob.client.verdict.explain import explain, needed
-    from ddpjob.client.verdict.facts import Facts
-    from ddpjob.local.admission import SETTINGS
 
-    facts = Facts(
-        job=job,
-        now=datetime.now(UTC),
-        settings=SETTINGS,
-        pods=record.pods(),
-        is_run=is_run,
-        ended=record.ended(),
-    )
-    ends = {pod: "\n".join(last_lines(record.log(pod), _LOG_LINES)) for pod in needed(facts).logs}
-    return explain(replace(facts, logs=ends))
+    found = read_record(record, job, is_run=is_run)
+    return explain(replace(found, logs={pod: end_of_log(record, pod) for pod in needed(found).logs}))
+
+
+def _is_run(job: DDPJob) -> bool:
+    return job.state not in (INTERRUPTED, "Suspended")
 
 
 def _seen(record: JobFolder) -> DDPJob:

@@ -23,8 +23,8 @@ def attempt_token(s: JobState, number: int) -> str | None:
         is_ours = recorded in (None, token_hash(own)) or not key
         return own if is_ours or seconds_to_wait(s) <= 0 else None
     token = tokens.pop()
-    # Nothing is recorded by an operator that draws no tokens, or by a CRD without the field. Without a key, only
-    # someone who replays a plan asks. A webhook may have removed the token from all pods.
+    # Nothing is recorded by an operator that draws no tokens, or by a CRD without the field. A webhook may have
+    # removed the token from all pods.
     if recorded in (None, token_hash(token)) or not key:
         return None if tokens else token
     return own if not tokens and not token and recorded == token_hash(own) else None

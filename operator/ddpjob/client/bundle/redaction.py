@@ -1,110 +1,253 @@
-"""A recording without secrets, and on request without names, about which the operator would do the same."""
+"""What of a snapshot may be given away, by the kind of each field; no pattern looks for secrets.
 
+A field is kept if only Kubernetes, the operator or a validated name can be its value, and only in the form of such a
+value. Every other string is replaced by a mark, which is the same for the same value within one bundle. Texts that a
+program may have written (logs, termination messages, what the status quotes of them) are in a bundle only on request.
+"""
+
+import hmac
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from pydantic import ValidationError
-
-from ddpjob.api.log_failure import LogFailure
+from ddpjob.api import names
+from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.client.bundle.manifest import Redaction
-from ddpjob.client.bundle.pseudonyms import pseudonyms
-from ddpjob.client.bundle.recording import Recording, Unread
-from ddpjob.client.bundle.redactor import Redactor, secret_values
-from ddpjob.client.bundle.replay import decisions
-from ddpjob.engine.desired import is_comparable, spec_hash
+from ddpjob.api.status import is_time
+from ddpjob.client.snapshot import Snapshot
+
+_NAMES = (
+    "name namespace uid hostname subdomain nodeName nominatedNodeName claimName secretName volumeName pod container "
+    "serviceAccountName serviceAccount storageClassName runtimeClassName priorityClassName schedulerName queueName "
+    "topologyKey driver controller key mountPath image imageID"
+)
+"""Fields with names of objects and of their parts, which the API server validates."""
+_WORDS = (
+    "kind type status reason state verdict action effect operator phase current protocol policyTypes accessModes "
+    "volumeMode restartPolicy imagePullPolicy dnsPolicy preemptionPolicy terminationMessagePolicy whenUnsatisfiable "
+    "qosClass component reportingComponent source launcher networkPolicy fieldPath resource event podIP hostIP ip "
+    "clusterIP masterAddress host apiVersion apiGroup resourceVersion cause outcome exception"
+)
+"""Fields with words of Kubernetes and of the operator, addresses, versions, and the class of an exception."""
+_KEPT = frozenset(f"{_NAMES} {_WORDS}".split())
+_NAME = re.compile(r"[\w/][\w.:/+-]{0,252}(@sha256:[0-9a-f]{64})?", re.ASCII)
+_KEY = re.compile(r"[A-Za-z_][\w./-]{0,120}", re.ASCII)
+_NUMBERS = frozenset({"loss", "accuracy", "samplesPerSecond", "stepsPerSecond", "stepSeconds"})
+_NUMBER = re.compile(r"-?(\d+(\.\d+)?(e[+-]?\d+)?|nan|inf)", re.ASCII)
+_AMOUNTS = frozenset({"limits", "requests", "capacity", "hard", "used", "allocatedResources"})
+_AMOUNT = re.compile(r"\d+(\.\d+)?([EPTGMk]i?|[mun]|Ki)?", re.ASCII)
+_LABELS = frozenset({"labels", "matchLabels", "nodeSelector", "selector"})
+_DOMAIN = re.compile(rf"([\w.-]+\.)?(kubernetes\.io|k8s\.io|{re.escape(names.GROUP)})/[\w.-]+", re.ASCII)
+_OWN_DOMAIN = f"{names.GROUP}/"
+_SCRIPT = re.compile(r"[\w./-]+\.py", re.ASCII)
+_VARIABLES = names.OWNED_ENV - {names.ENV_TOKEN}
+"""What the operator sets in each pod; but for the token, their values follow from the job."""
+_SETTINGS = "DDPJOB_OPERATOR_"
+"""Prefix of the variables of the operator's own pods."""
+_TEXTS = frozenset({"message", "note", "hint", "next", "where", "logTail", "display"})
+_OF_PODS = (
+    "Unschedulable SchedulerError SchedulingGated ContainersNotReady ContainersNotInitialized PodCompleted "
+    "PreemptionByScheduler DeletionByTaintManager EvictionByEvictionAPI DeletionByPodGC TerminationByKubelet "
+    "ErrImagePull ImagePullBackOff InvalidImageName ErrImageNeverPull ImageInspectError RegistryUnavailable "
+    "CreateContainerConfigError ContainerCreating PodInitializing CrashLoopBackOff"
+)
+_OF_EVENTS = (
+    "Scheduled FailedScheduling Preempted Nominated NotTriggerScaleUp TriggeredScaleUp Pulling Pulled Created Started "
+    "BackOff FailedMount FailedAttachVolume SuccessfulAttachVolume FailedBinding ProvisioningFailed Provisioning "
+    "ProvisioningSucceeded ExternalProvisioning WaitForFirstConsumer FailedCreatePodSandBox NetworkNotReady "
+    "NodeNotReady TaintManagerEviction Evicted Killing"
+)
+_KUBERNETES = frozenset(f"{_OF_PODS} {_OF_EVENTS}".split())
+"""Reasons whose texts Kubernetes writes about objects. Others may quote a command line, a probe or an exception."""
+_OPTION = re.compile(r"(?:^|\s)-[\w-]*(?:=|\s+)[\"']?([^\s\"']+)|\w=[\"']?([^\s\"']+)")
+"""The value after a flag or an assignment in a line of a shell."""
+_COMMAND_LINE = re.compile(r"\n|Mounting (command|arguments)")
+"""Where a text about a volume begins to quote the options of a mount."""
+_SHORTEST = 6
+"""A shorter value is also found where it is none."""
 
 
-def redacted(recording: Recording, *, hide_names: bool = False) -> tuple[Recording, Redaction]:
-    """Return the recording as it may be given away, and what was removed.
+class Redaction(WireModel):
+    """How much was removed."""
 
-    hide_names: replace the names of the job, its namespace, nodes, claims, images, Secrets and others by pseudonyms.
+    hidden: int
+    """Texts that are replaced by a mark: values of variables, arguments, headers, attributes, and what is not known."""
+    left_out: int
+    """Annotations, labels of others, and fields whose names are no names of fields."""
+    logs: bool
+    """Whether logs, and what programs wrote into messages, are in the bundle."""
+
+
+def redacted(snapshot: Snapshot, key: bytes, *, logs: bool) -> tuple[Snapshot, Redaction]:
+    """Return the snapshot as it may be given away, and how much was removed.
+
+    key: random, and not kept: with it the marks of short values could be found by trial.
+    logs: keep logs and other words of programs, without the values that are hidden elsewhere.
     """
-    objects = [recording.job, *(recording.pods or ()), *recording.operators]
-    hidden = pseudonyms(recording.job, _all_objects(recording), recording.names) if hide_names else {}
-    redactor = Redactor(secret_values(objects), hidden)
-    made = _redacted(recording, redactor)
-    removed = redactor.removed
-    return made, Redaction(
-        env_values=removed["envValues"],
-        annotations=removed["annotations"],
-        secrets=removed["secrets"],
-        names_hidden=hide_names,
-        same_plan=_has_same_plan(recording, made, Redactor(secret_values(objects), hidden)),
-    )
+    first = Redactor(key, programs=logs)
+    _redacted(snapshot, first)
+    redactor = Redactor(key, programs=logs, values=first.values)
+    return _redacted(snapshot, redactor), Redaction(hidden=redactor.hidden, left_out=redactor.left_out, logs=logs)
 
 
-def _redacted(recording: Recording, redactor: Redactor) -> Recording:
-    settings = recording.settings
+def _redacted(snapshot: Snapshot, redactor: "Redactor") -> Snapshot:
+    def all_(objects: Iterable[Json] | None) -> list[Json]:
+        return [redactor.redacted(one) for one in objects or ()]
+
+    logs = snapshot.logs if redactor.programs else {}
     return replace(
-        recording,
-        job=_job(recording.job, redactor),
-        pods=None if recording.pods is None else _all(recording.pods, redactor),
-        former=_all(recording.former, redactor),
-        service=recording.service and redactor.object(recording.service),
-        policy=recording.policy and redactor.object(recording.policy),
-        claims={redactor.rename(name): claim and redactor.object(claim) for name, claim in recording.claims.items()},
-        events=_all(recording.events, redactor),
-        operators=_all(recording.operators, redactor),
-        logs={uid: log and _log_failure(log, redactor) for uid, log in recording.logs.items()},
-        texts={redactor.rename(path): redactor.text(text) for path, text in recording.texts.items()},
-        versions={name: redactor.rename(text) for name, text in recording.versions.items()},
-        unread=[Unread(what=redactor.rename(u.what), reason=redactor.text(u.reason)) for u in recording.unread],
-        settings=replace(
-            settings,
-            pod_namespace=redactor.rename(settings.pod_namespace),
-            pod_labels={key: redactor.rename(value) for key, value in settings.pod_labels.items()},
-            launcher_image=redactor.rename(settings.launcher_image),
-        ),
-        names=(),
+        snapshot,
+        job=redactor.redacted(snapshot.job, of_kubernetes=False),
+        pods=None if snapshot.pods is None else all_(snapshot.pods),
+        claims={name: claim and redactor.redacted(claim) for name, claim in snapshot.claims.items()},
+        events=all_(snapshot.events),
+        others=all_(snapshot.others),
+        operators=None if snapshot.operators is None else all_(snapshot.operators),
+        logs={pod: redactor.without_values(text) for pod, text in logs.items()},
+        texts=dict(_texts(snapshot.texts, redactor)),
     )
 
 
-def _job(job: Json, redactor: Redactor) -> Json:
-    """Return the job. Its recorded digest of the spec changes with the spec, so that the spec counts as unchanged."""
-    made = redactor.object(job)
-    recorded = (job.get("status") or {}).get("specHash")
-    if not is_comparable(recorded):
+def _texts(texts: Mapping[str, str], redactor: "Redactor") -> Iterator[tuple[str, str]]:
+    for path, text in texts.items():
+        if path.startswith("metrics/"):
+            yield path, redactor.lines(text)
+        elif redactor.programs:
+            yield path, redactor.without_values(text)
+
+
+class Redactor:
+    """Replaces the strings of JSON that its fields do not allow.
+
+    programs: texts that a program may have written are kept. values: what is removed from all texts.
+    hidden, left_out: how many strings were replaced, and how many fields are missing.
+    """
+
+    def __init__(self, key: bytes, *, programs: bool, values: Iterable[str] = ()) -> None:
+        self.programs = programs
+        self.values: set[str] = set()
+        self.hidden = self.left_out = 0
+        self._key, self._of_kubernetes = key, True
+        self._longest_first = sorted(values, key=lambda value: (-len(value), value))
+
+    def redacted(self, value: Json, *, of_kubernetes: bool = True) -> Json:
+        """Return a JSON object without the values of users.
+
+        of_kubernetes: its reasons are words of Kubernetes. Those of a DDPJob may be chosen by a program.
+        """
+        self._of_kubernetes = of_kubernetes
+        return self._fields(value)
+
+    def _fields(self, value: Mapping[str, Any]) -> Json:
+        made: Json = {}
+        for key, item in value.items():
+            if key == "managedFields" or not _KEY.fullmatch(key):
+                self.left_out += 1
+            elif key == "annotations" or (key in _LABELS and isinstance(item, dict) and _is_flat(item)):
+                made[key] = self._labels(item or {}, key)
+            elif key in _AMOUNTS and isinstance(item, dict) and _is_flat(item):
+                made[key] = {
+                    name: self._formed(str(amount), _AMOUNT) for name, amount in item.items() if _KEY.fullmatch(name)
+                }
+            elif key in ("command", "args") and isinstance(item, list):
+                made[key] = [self._word(word, is_program=key == "command" and not at) for at, word in enumerate(item)]
+            else:
+                made[key] = self._value(item, key, value)
         return made
-    parts = zip(
-        recorded.split("-"), spec_hash(job["spec"]).split("-"), spec_hash(made["spec"]).split("-"), strict=False
-    )
-    digest = "-".join(after if known == before else known for known, before, after in parts)
-    return made | {"status": made["status"] | {"specHash": digest}}
+
+    def lines(self, text: str) -> str:
+        """Return the lines of a text that are JSON objects, without the values of users."""
+        documents = (_document(line) for line in text.splitlines())
+        return "".join(f"{json.dumps(self.redacted(found))}\n" for found in documents if found is not None)
+
+    def without_values(self, text: str) -> str:
+        """Return a text of a program without the values that are hidden in objects."""
+        for value in self._longest_first:
+            text = text.replace(value, self._mark(value))
+        return text
+
+    def _value(self, value: Any, key: str, around: Mapping[str, Any]) -> Any:
+        if isinstance(value, str):
+            return self._string(value, key, around)
+        if isinstance(value, list):
+            return [self._value(item, key, around) for item in value]
+        return self._fields(value) if isinstance(value, dict) else value
+
+    def _string(self, text: str, key: str, around: Mapping[str, Any]) -> str:
+        if key in _TEXTS:
+            return self._text(text, key, around)
+        if key in ("value", "values"):
+            is_known = around.get("name") in _VARIABLES or str(around.get("name")).startswith(_SETTINGS)
+            is_known = is_known or _DOMAIN.fullmatch(str(around.get("key"))) is not None
+            return self._formed(text, _NAME) if is_known else self._hide(text)
+        if is_time(text):
+            return text
+        if key in _NUMBERS:
+            return self._formed(text, _NUMBER)
+        return self._formed(text, _NAME) if key in _KEPT else self._hide(text)
+
+    def _text(self, text: str, key: str, around: Mapping[str, Any]) -> str:
+        """Return a text for a person. A termination message is JSON, and stays so."""
+        if (document := _document(text)) is not None:
+            return json.dumps(self._fields(document))
+        if self.programs:
+            return self.without_values(text)
+        if self._of_kubernetes and key == "message" and around.get("reason") in _KUBERNETES:
+            return self.without_values(_COMMAND_LINE.split(text, maxsplit=1)[0])
+        return self._hide(text, is_value=False)
+
+    def _labels(self, labels: Mapping[str, Any], field: str) -> Json:
+        """Return those of Kubernetes and of the operator; of annotations those of the operator."""
+        kept = {
+            key: value for key, value in labels.items()
+            if _DOMAIN.fullmatch(key) and (field != "annotations" or key.startswith(_OWN_DOMAIN))
+        }  # fmt: skip
+        self.left_out += len(labels) - len(kept)
+        for value in labels.keys() - kept.keys():
+            self._note(labels[value])
+        return {key: value if is_time(str(value)) else self._formed(str(value), _NAME) for key, value in kept.items()}
+
+    def _word(self, word: Any, *, is_program: bool) -> Any:
+        """Return a word of a command line: the program, or the name of its script."""
+        if not isinstance(word, str):
+            return word
+        return self._formed(word, _NAME if is_program else _SCRIPT)
+
+    def _formed(self, text: str, form: re.Pattern[str]) -> str:
+        return text if form.fullmatch(text) else self._hide(text)
+
+    def _hide(self, text: str, *, is_value: bool = True) -> str:
+        if not text or text.startswith(_MARK):
+            return text
+        self.hidden += 1
+        if is_value:
+            self._note(text)
+        return self._mark(text)
+
+    def _note(self, text: Any) -> None:
+        """Remember a value to remove it from texts, and of a command line the values of its options."""
+        if isinstance(text, str):
+            options = (value for both in _OPTION.findall(text) for value in both)
+            self.values |= {value for value in (text, *options) if len(value) >= _SHORTEST}
+
+    def _mark(self, text: str) -> str:
+        return f"{_MARK}{hmac.digest(self._key, text.encode(errors='replace'), 'sha256').hex()[:8]}"
 
 
-def _all(objects: Sequence[Json], redactor: Redactor) -> list[Json]:
-    return [redactor.object(one) for one in objects]
+_MARK = "hidden-"
 
 
-def _log_failure(log: LogFailure, redactor: Redactor) -> LogFailure:
-    return replace(
-        log,
-        message=redactor.text(log.message),
-        where=redactor.text(log.where) if log.where else log.where,
-        last_line=redactor.text(log.last_line),
-    )
+def _is_flat(value: Mapping[str, Any]) -> bool:
+    return not any(isinstance(item, dict | list) for item in value.values())
 
 
-def _has_same_plan(before: Recording, after: Recording, redactor: Redactor) -> bool:
-    """Return whether the plans for both are the same, apart from texts and pseudonyms."""
+def _document(text: str) -> Json | None:
+    if not text.lstrip().startswith("{"):
+        return None
     try:
-        first, second = decisions(before.plan()), decisions(after.plan())
-    except (ValidationError, ValueError, KeyError, TypeError):
-        return False  # an object of it is not what an API server stores
-    return _renamed(first, redactor) == second
-
-
-def _renamed(made: Json, redactor: Redactor) -> Json:
-    """Return decisions with pseudonyms in place of names."""
-    status = redactor.object(made["status"]) if made["status"] is not None else None
-    others = json.loads(redactor.rename(json.dumps(made | {"status": None})))
-    return {**others, "status": status}
-
-
-def _all_objects(recording: Recording) -> list[Json]:
-    claims = [claim for claim in recording.claims.values() if claim is not None]
-    single = [one for one in (recording.service, recording.policy) if one]
-    several = (recording.pods or (), recording.former, recording.events, recording.operators)
-    return [*(one for objects in several for one in objects), *claims, *single]
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

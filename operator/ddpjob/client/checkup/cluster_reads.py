@@ -9,8 +9,7 @@ from typing import Any, cast
 from ddpjob.api import names
 from ddpjob.api.crd import openapi
 from ddpjob.api.names import Resource
-from ddpjob.api.objects import Json
-from ddpjob.client.bundle.recording import operator_environment
+from ddpjob.api.objects import Json, element
 from ddpjob.client.checkup import cluster
 from ddpjob.client.checkup.check import Check
 from ddpjob.client.checkup.cluster import RIGHTS, Operators, Right
@@ -155,7 +154,7 @@ class _Reads:
 
     def _lease(self, deployment: Json) -> Json | None:
         """Return the Lease that one of several replicas holds; None if there is none, or it cannot be read."""
-        namespace, _, name = operator_environment(deployment).get(_LEASE, "").partition("/")
+        namespace, _, name = _environment(deployment).get(_LEASE, "").partition("/")
         if not name:
             return None
         found: Json | None = self._optional(lambda: self._get(path_of(names.LEASES, namespace, name)).body)
@@ -194,3 +193,17 @@ def _unreadable(error: RequestError) -> UnreadableError:
     if error.status == 404:
         return _AbsentError(error.message)
     return UnreadableError("you may not read this" if error.status == 403 else error.message)
+
+
+def _environment(deployment: Json) -> dict[str, str]:
+    """Return the variables of the operator's container, as far as the Deployment shows their values."""
+    containers = deployment["spec"]["template"]["spec"].get("containers") or ()
+    container = element(containers, "name", "operator") or next(iter(containers), {})
+    given: dict[str, str] = {}
+    for variable in container.get("env") or ():
+        source = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
+        if source == "metadata.namespace":
+            given[str(variable["name"])] = str(deployment["metadata"].get("namespace") or "")
+        elif "value" in variable:
+            given[str(variable["name"])] = str(variable["value"])
+    return given

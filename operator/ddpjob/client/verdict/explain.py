@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explanation import Explanation
-from ddpjob.client.verdict.facts import Case, Facts
+from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.failed import ending, finished, last_failure, logs_to_read, unrecorded
 from ddpjob.client.verdict.operator import with_operator
 from ddpjob.client.verdict.placement import gave_back
@@ -39,7 +40,7 @@ class Needed:
     quotas: bool = False
 
 
-def explain(facts: Facts) -> Explanation:
+def explain(facts: Snapshot) -> Explanation:
     """Return why the job is in its state."""
     case = Case(facts)
     if (found := finished(case)) is not None:
@@ -58,7 +59,7 @@ def _after_failure(case: Case, found: Explanation) -> Explanation:
     return found.model_copy(update={"evidence": [*found.evidence, last]})
 
 
-def needed(facts: Facts) -> Needed:
+def needed(facts: Snapshot) -> Needed:
     """Return what else has to be read, after the job and its pods."""
     case = Case(facts)
     pending = [p for p in case.current if p.state == "pending"]

@@ -1,8 +1,7 @@
-"""What is known about a job when it is explained (``Facts``), and the same as the engine reads it (``Case``)."""
+"""``Case``: a snapshot of a job as the engine reads it, with what the rules of the verdict share."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +13,8 @@ from ddpjob.api.objects import Json, event_time
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.status import Condition, CurrentAttempt, DDPJobStatus, Failure, recorded_status
 from ddpjob.api.times import seconds_between
+from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explanation import NORMAL, Confidence, Evidence, Explanation, Stage
-from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import recorded_attempt
 from ddpjob.engine.claims import unbound_claim
 from ddpjob.engine.desired import Job
@@ -36,43 +35,10 @@ OF_A_RUN = (
 _LOWER: Mapping[Confidence, Confidence] = {"High": "Medium", "Medium": "Low", "Low": "Low"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The objects as they were read. An object that could not be read is absent, and ``unread`` says why.
-
-    now: by the clock of the API server, if there is one.
-    pods: of the job, of all attempts; None if they could not be read.
-    claims: those that were read, by name; None for one that does not exist.
-    events: of the job, its pods and its claims, as far as they are needed.
-    pending: the jobs that wait in the queue of this one, as Kueue's visibility API lists them; None if not read.
-    operators: the Deployments of operators; None if they could not be read, or there is no cluster.
-    logs: the ends of logs, by the pod's name.
-    is_run: whether a process of this machine runs the job, which is not suspended; None on a cluster.
-    ended: error, hint and next step with which that process ended, if they are known.
-    only_waiting: the pods that run are left out, because there are many.
-    unread: the reason, by the kind of what could not be read.
-    """
-
-    job: Json
-    now: datetime
-    settings: EngineSettings
-    pods: Sequence[Json] | None = None
-    claims: Mapping[str, Json | None] = field(default_factory=dict)
-    events: Sequence[Json] = ()
-    quotas: Sequence[Json] = ()
-    pending: Sequence[Json] | None = None
-    operators: Sequence[Json] | None = None
-    logs: Mapping[str, str] = field(default_factory=dict)
-    is_run: bool | None = None
-    ended: Sequence[str] = ()
-    only_waiting: bool = False
-    unread: Mapping[str, str] = field(default_factory=dict)
-
-
 class Case:
-    """Facts, with the views of them that rules share."""
+    """A snapshot, with the views of it that rules share."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Snapshot) -> None:
         self.facts = facts
         self.meta: Json = facts.job["metadata"]
         self.name, self.namespace = str(self.meta["name"]), str(self.meta["namespace"])
@@ -258,6 +224,6 @@ def _is_about(event: Json, kind: str, name: str) -> bool:
     return (about.get("kind"), about.get("name")) == (kind, name)
 
 
-def _logged(facts: Facts, pod: PodView) -> Any:
+def _logged(facts: Snapshot, pod: PodView) -> Any:
     text = facts.logs.get(pod.name)
     return log_failure(text) if text and pod.report is None and pod.exit_code else None

@@ -14,7 +14,7 @@ from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.client import cluster_facts, cluster_reader
+from ddpjob.client import cluster_reader, cluster_snapshot
 from ddpjob.errors import JobNotFoundError
 from tests.builders import NOW, World, ended, running
 from tests.client.kubelet import Kubelet
@@ -218,7 +218,7 @@ def test_of_a_large_job_the_pods_that_run_are_not_read(
     world: ClusterWorld, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_reader, "MANY_NODES", 1)
-    monkeypatch.setattr(cluster_facts, "MANY_NODES", 1)
+    monkeypatch.setattr(cluster_snapshot, "MANY_NODES", 1)
     made = Simulated(world)
     made.set_pod(0, running())
     made.set_pod(1, unschedulable(NO_GPU))

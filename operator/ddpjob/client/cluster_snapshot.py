@@ -1,0 +1,203 @@
+"""What is read of a job on a cluster, with the rights of the user: to explain it, to tell its story, or all of it."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import cast
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json, is_true
+from ddpjob.api.status import recorded_status
+from ddpjob.client.cluster_reader import MANY_NODES, Asked, Reader, Requests
+from ddpjob.client.connection import Answer, Connection, Query, RequestError, path_of
+from ddpjob.client.snapshot import Snapshot
+from ddpjob.client.verdict.explain import needed
+from ddpjob.client.verdict.operator import serves
+from ddpjob.client.verdict.refused import queue_of
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.version import __version__
+
+_SETTINGS = EngineSettings(gang_scheduler=None, kueue=None)
+_AT_ONCE = 8  # requests for a bundle
+_SECONDS = 20.0
+_PAGE, _MOST_PAGES = 500, 20  # a pod takes 20 KB
+_LOG_LINES, _LOG_BYTES = 50_000, 32 * 2**20
+_MOST_LOGS = 64
+
+
+def read_needed(connection: Connection, requests: Requests, asked: Asked) -> Snapshot:
+    """Return what explains a job, in two rounds of parallel requests.
+
+    asked: the first round of requests, of ``ask``. requests: sends the second.
+
+    Raises:
+        DDPJobError: the job cannot be read.
+    """
+    job, now = asked.job.result()
+    late = [each for each in (asked.pods, asked.operators) if not each.done()]
+    reader = Reader(connection, str(job["metadata"]["namespace"]), late=late)
+    is_finished = is_true(job.get("status"), "Finished")
+    pods = requests.submit(reader.pods, job, _attempts(job), asked.pods)
+    queue = queue_of(job)
+    pending = requests.submit(reader.pending, queue) if queue else None
+    operators = None if is_finished else requests.submit(reader.operators, asked.operators)
+    found = Snapshot(
+        job=job,
+        now=now or datetime.now(UTC),
+        settings=_SETTINGS,
+        pods=pods.result(),
+        only_waiting=int(job["spec"].get("numNodes") or 1) > MANY_NODES,
+        pending=pending.result() if pending is not None else None,
+        operators=operators.result() if operators is not None else None,
+        unread=reader.unread,
+    )
+    more = needed(found)
+    events = [requests.submit(reader.events, *about) for about in more.about]
+    claims = {name: requests.submit(reader.claim, name) for name in more.claims}
+    logs = {name: requests.submit(reader.log, name) for name in more.logs}
+    quotas = requests.submit(reader.quotas) if more.quotas else None
+    return replace(
+        found,
+        events=[event for each in events for event in each.result()],
+        claims=_known({name: claim.result() for name, claim in claims.items()}),
+        logs={name: text for name, log in logs.items() if (text := log.result())},
+        quotas=quotas.result() if quotas is not None else (),
+    )
+
+
+def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
+    """Return what can be read of a job. What cannot be read is in ``Snapshot.unread``. logs: with the ends of logs."""
+    job, namespace = answer.body, str(answer.body["metadata"]["namespace"])
+    reader = Reader(connection, namespace, _SECONDS)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-bundle") as pool:
+        pods = pool.submit(reader.tried, "pods", "pods", pods_of, job)
+        events = pool.submit(reader.tried, "events", "events", events_of, job)
+        claims = {name: pool.submit(reader.claim, name) for name in _claims(job)}
+        operators, version = pool.submit(reader.operators), pool.submit(_version, connection)
+        own = names.service_name(str(job["metadata"]["name"]), str(job["metadata"]["uid"]))
+        others = [
+            pool.submit(reader.one, kind, f"the {resource.kind}", resource, own)
+            for kind, resource in (("service", names.SERVICES), ("networkPolicy", names.NETWORK_POLICIES))
+        ]
+        serving = [one for one in operators.result() or () if serves(one, namespace)]
+        ends: dict[str, str] = {}
+        texts: dict[str, str] = {}
+        if logs:
+            of_pods = [str(pod["metadata"]["name"]) for pod in pods.result() or ()][:_MOST_LOGS]
+            ends = {pod: text for pod, text in zip(of_pods, pool.map(reader.log, of_pods), strict=True) if text}
+            texts = _operator_log(reader, job, serving)
+    reader.unread["metrics"] = "they are on the volume of the job, not on this machine"
+    return Snapshot(
+        job=job,
+        now=answer.time or datetime.now(UTC),
+        settings=_SETTINGS,
+        pods=pods.result(),
+        claims=_known({name: claim.result() for name, claim in claims.items()}),
+        events=events.result() or (),
+        others=[found for other in others if isinstance(found := other.result(), dict)],
+        operators=serving,
+        logs=ends,
+        texts=texts,
+        versions={"ddpjob": __version__, **version.result(), **_versions(serving)},
+        unread=reader.unread,
+    )
+
+
+def pods_of(connection: Connection, job: Json) -> list[Json]:
+    """Return the pods of all attempts that the cluster still has. Raises ``DDPJobError``."""
+    return list(
+        _pages(connection, names.PODS, job, {"labelSelector": f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"})
+    )
+
+
+def events_of(connection: Connection, job: Json) -> list[Json]:
+    """Return the Events about the job, its pods, also those that are gone, and its claims. Raises ``DDPJobError``."""
+    meta = job["metadata"]
+    uid, prefix = str(meta["uid"]), f"{names.service_name(str(meta['name']), str(meta['uid']))}-"
+    about = [
+        f"involvedObject.kind={names.DDPJOBS.kind},involvedObject.uid={uid}",
+        f"involvedObject.kind=Pod,involvedObject.namespace={meta['namespace']}",
+        *(f"involvedObject.kind={names.CLAIMS.kind},involvedObject.name={name}" for name in _claims(job)),
+    ]
+    with ThreadPoolExecutor(len(about), thread_name_prefix="ddpjob-events") as pool:
+        listed = pool.map(lambda query: list(_pages(connection, names.EVENTS, job, {"fieldSelector": query})), about)
+        of_job, of_pods, *of_claims = listed
+    own = [event for event in of_pods if str(event["involvedObject"].get("name")).startswith(prefix)]
+    return [*of_job, *own, *(event for found in of_claims for event in found)]
+
+
+def _pages(connection: Connection, resource: Resource, job: Json, query: Query) -> Iterator[Json]:
+    path, token = path_of(resource, str(job["metadata"]["namespace"])), None
+    for _ in range(_MOST_PAGES):
+        page = connection.request("GET", path, {**query, "limit": _PAGE, "continue": token})
+        yield from page.get("items") or ()
+        token = (page.get("metadata") or {}).get("continue")
+        if not token:
+            return
+
+
+def _attempts(job: Json) -> set[int]:
+    """Return the attempts whose pods are read: the recorded, the next, and the last that failed."""
+    status = recorded_status(job.get("status") or {})
+    number = status.attempt or 0
+    return {number, number + 1, *(failure.attempt for failure in (status.failures or ())[-1:])}
+
+
+def _claims(job: Json) -> Collection[str]:
+    """Return the names of the claims of checkpoints and data."""
+    checkpoint, data = job["spec"].get("checkpoint") or {}, job["spec"].get("data") or {}
+    own = checkpoint.get("claimName") or names.claim_name(str(job["metadata"]["name"]))
+    return dict.fromkeys(str(name) for name in (own, data.get("claimName")) if name)
+
+
+def _known(claims: Mapping[str, Json | str | None]) -> dict[str, Json | None]:
+    return {name: claim for name, claim in claims.items() if not isinstance(claim, str)}
+
+
+def _version(connection: Connection) -> dict[str, str]:
+    try:
+        return {"kubernetes": str(connection.once("GET", "/version", seconds=_SECONDS).body.get("gitVersion"))}
+    except RequestError:
+        return {}
+
+
+def _versions(operators: Iterable[Json]) -> Mapping[str, str]:
+    """Return release and image of the operator."""
+    found: dict[str, str] = {}
+    for one in operators:
+        containers = cast(list[Json], one["spec"]["template"]["spec"].get("containers") or [])
+        found["operator"] = str((one["metadata"].get("labels") or {}).get("app.kubernetes.io/version") or "unknown")
+        found["operatorImage"] = ", ".join(str(container.get("image")) for container in containers)
+    return found
+
+
+def _operator_log(reader: Reader, job: Json, operators: Sequence[Json]) -> dict[str, str]:
+    """Return what the operator logged about the job, or an earlier one of its name."""
+    lines: list[str] = []
+    what = "the log of the operator"
+    for namespace in dict.fromkeys(str(one["metadata"]["namespace"]) for one in operators):
+        query: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": _PAGE}
+        for pod in reader.items("operator.log", what, names.PODS, namespace, query) or ():
+            asked: Query = {"container": "operator", "tailLines": _LOG_LINES, "limitBytes": _LOG_BYTES}
+            text = reader.text("operator.log", what, namespace, str(pod["metadata"]["name"]), asked)
+            lines += (line for line in text.splitlines() if _is_about(line, job["metadata"]))
+    if not operators:
+        reader.unread.setdefault("operator.log", "no operator was found, or its Deployment may not be read")
+    return {"operator.log": "".join(f"{line}\n" for line in sorted(lines))} if lines else {}
+
+
+def _is_about(line: str, meta: Json) -> bool:
+    """Return whether a line of the operator's log is about a job, in one of its two formats."""
+    if line.startswith("{"):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return False
+        return isinstance(found, dict) and (found.get("namespace"), found.get("job")) == (
+            meta["namespace"],
+            meta["name"],
+        )
+    return f"namespace={meta['namespace']} job={meta['name']} " in f"{line.rstrip(']')} "

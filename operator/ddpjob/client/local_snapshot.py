@@ -1,0 +1,88 @@
+"""What is read of a job of this machine: its record, the ends of its logs, and for a bundle the metrics."""
+
+import importlib.metadata
+import platform
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddpjob.api.objects import Json
+from ddpjob.client.job import DDPJob
+from ddpjob.client.local_logs import last_lines
+from ddpjob.client.snapshot import Snapshot
+from ddpjob.client.timeline import local_events
+from ddpjob.engine.desired import Job
+from ddpjob.local.admission import SETTINGS
+from ddpjob.local.state import EVENTS, HostPaths, JobFolder, StateFolder
+from ddpjob.version import __version__
+
+_LOG_LINES = 500
+_METRICS_BYTES = 8 * 2**20
+"""Of all files of metrics; of the newest, their ends."""
+
+
+def read_record(record: JobFolder, job: Json, *, is_run: bool = True) -> Snapshot:
+    """Return what the record of a job says. is_run: a process runs it, or it has finished."""
+    return Snapshot(
+        job=job,
+        now=datetime.now(UTC),
+        settings=SETTINGS,
+        pods=record.pods(),
+        events=local_events(DDPJob.from_manifest(job), _text(record.path / EVENTS).splitlines()),
+        is_run=is_run,
+        ended=record.ended() or (),
+    )
+
+
+def read_all(folder: StateFolder, record: JobFolder, job: Json, *, is_run: bool, logs: bool) -> Snapshot:
+    """Return the record of a job with its metrics and versions. logs: with the ends of the logs of its pods."""
+    found = read_record(record, job, is_run=is_run)
+    pods = [str(pod["metadata"]["name"]) for pod in found.pods or ()] if logs else ()
+    texts, unread = _metrics(folder, record, job)
+    ends = {pod: end for pod in pods if (end := end_of_log(record, pod))}
+    return replace(found, logs=ends, texts=texts, versions=_versions(), unread=unread)
+
+
+def end_of_log(record: JobFolder, pod: str) -> str:
+    """Return the last lines of the log of a pod."""
+    return "\n".join(last_lines(record.log(pod), _LOG_LINES))
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what jobs of this machine run."""
+    found = {"ddpjob": __version__, "python": platform.python_version(), "system": platform.platform(terse=True)}
+    try:
+        return found | {"torch": importlib.metadata.version("torch")}
+    except importlib.metadata.PackageNotFoundError:
+        return found
+
+
+def _metrics(folder: StateFolder, record: JobFolder, job: Json) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the metrics that the trainer wrote into its checkpoint directory, or why there are none."""
+    volumes = {name: Path(path) for name, path in (record.place().get("volumes") or {}).items()}
+    try:
+        directory = HostPaths(Job.of(job), folder, volumes).checkpoints()
+    except ValidationError:
+        directory = None
+    if directory is None:
+        return {}, {"metrics": "the job has no volume for checkpoints"}
+    found: dict[str, str] = {}
+    left = _METRICS_BYTES
+    of_runs = directory / "metrics"
+    files = [] if of_runs.is_symlink() else sorted(of_runs.glob("*.jsonl"), reverse=True)
+    for path in files:
+        if path.is_symlink() or not path.is_file() or left <= 0:
+            continue  # the program may link to any file of the user
+        text = _text(path)[-left:]
+        left -= len(text)
+        found[f"metrics/{path.name}"] = text
+    return found, {} if found else {"metrics": "the trainer wrote none"}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
