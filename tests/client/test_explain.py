@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.failure import FailureFacts
 from ddpjob.api.objects import Json
+from ddpjob.api.status import recorded_status
 from ddpjob.api.times import timestamp
 from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import Needed, explain, needed
@@ -838,3 +840,18 @@ def test_error_that_ends_the_job_is_judged_as_the_operator_will_judge_it() -> No
     before = why(world)
     world.settle_after_backoff()
     assert before.reason == why(world).reason == "DeterministicError"
+
+
+def test_each_fact_of_a_failure_arrives_in_the_status_and_in_why() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": 0}))
+    reported = {"exception": "ValueError", "where": "train.py:9", "rank": 3, "step": 7, "hint": "bad", "next": "clean"}
+    world.set_pod(1, failed(1, kind="ValueError", message="wrong", signal=6, **reported), node="worker-1")
+    world.settle()
+    world.forward(130)
+    world.settle()
+    (failure,) = recorded_status(world.status).failures or ()
+    found = why(world)
+    for name in FailureFacts.model_fields:
+        assert getattr(failure, name) is not None, name
+        assert getattr(found, name) == getattr(failure, name), name
+    assert reported.items() <= {name: getattr(found, name) for name in FailureFacts.model_fields}.items()

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from pydantic_core import PydanticCustomError
 
 from ddpjob.api import limits
+from ddpjob.api.failure import FailureFacts
 from ddpjob.api.limits import MAX_ADVICE, MAX_AVOIDED, MAX_LOG_TAIL, MAX_MESSAGE, MAX_REASON
 from ddpjob.api.model import WireModel, unique_keys
 from ddpjob.api.times import parse_time, seconds_between, timestamp
@@ -230,39 +231,17 @@ class CheckpointStatus(StatusPart):
     """Step of the checkpoint that the current attempt resumed from; absent if it started from zero."""
 
 
-class Failure(StatusPart):
+class Failure(FailureFacts, StatusPart):
     """Why an attempt ended."""
 
     attempt: Count
     """The attempt that failed."""
     node_rank: Count | None = None
     """node_rank of the pod that failed first."""
-    rank: int | None = None
-    """Global rank of the process that failed first, from the trainer's report or torchrun's in the log."""
-    pod: str | None = None
-    """Name of that pod. The pod and its logs are kept until the next attempt ends."""
-    node_name: str | None = None
-    """Kubernetes node it ran on."""
-    exit_code: int | None = None
-    """Exit code of the trainer."""
-    signal: int | None = None
-    """Signal that ended the trainer, or by torchrun's report in the log the rank that failed first."""
-    step: int | None = None
-    """Optimizer step at which it failed, from the trainer's report; of a script under ddprun the last completed."""
-    exception: Annotated[str, Field(max_length=MAX_REASON)] | None = None
-    """Type of the exception, from the trainer's report or a traceback in the log."""
-    where: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
-    """File and line in the user's code, from the same source."""
     reason: str
     """Why, in one CamelCase word (docs/failures.md)."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why, for a person."""
-    hint: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
-    """The usual cause, from the trainer's report or from docs/failures.md."""
-    next: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
-    """What to do: a command, or a field to change."""
-    from_program: Annotated[list[str], Field(max_length=2)] | None = None
-    """Which of `hint` and `next` are the words of the program, from its report. The rest is the operator's advice."""
     log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] | None = None
     """End of the log, if the trainer wrote no report; absent with `spec.logTail: Omit`."""
     action: str

@@ -57,7 +57,7 @@ def max_restarts(s: JobState, judgement: Judgement) -> int:
     A service may also be away when a job begins. In local mode a person is near, and no other node may help.
     """
     found = judgement.evidence
-    errors = [(found.exception, judgement.message)] if found else []
+    errors = [(found.facts.exception, judgement.message)] if found else []
     errors += [(failure.exception, failure.message) for failure in s.earlier_failures]
     has_outage = any(is_of_a_service(*error) for error in errors)
     may_last = (s.has_trained or has_outage) and not s.settings.is_local
@@ -149,11 +149,9 @@ def _refunded(s: JobState, failure: Failure, lost: PodView) -> Failure:
         )
     verdict = judge(evidence_of(lost), Context(), s.logs_command(lost.node_rank, lost.attempt))
     return failure.changed(
+        **verdict.advice,
         reason=verdict.reason,
         message=f"{failure.message}; Kubernetes node {lost.node_name} proved lost, so the restart does not count",
-        hint=verdict.hint,
-        next=verdict.next,
-        from_program=list(verdict.from_program) or None,
         counted=False,
         provisional=None,
     )

@@ -7,9 +7,11 @@ import re
 import signal as signals
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from ddpjob.api.exit_codes import RENDEZVOUS, SIGNAL_BASE, SUPERSEDED
+from ddpjob.api.failure import FailureFacts
 from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
@@ -121,20 +123,12 @@ class Evidence:
         """What the log of the node shows, if its trainer wrote no report."""
         return self.pod.logged if self.pod is not None and self.report is _NO_REPORT else None
 
-    @property
-    def rank(self) -> int | None:
-        """Global rank of the process that failed first on the node."""
-        return self.logged.rank if self.logged is not None else self.report.rank
-
-    @property
-    def exception(self) -> str | None:
-        """Type of its exception."""
-        return self.logged.exception if self.logged is not None else self.report.exception
-
-    @property
-    def place(self) -> str:
-        """File and line in the user's code; empty if not known."""
-        return (self.logged.where if self.logged is not None else self.report.where) or ""
+    @cached_property
+    def facts(self) -> FailureFacts:
+        """What the report, or without one the log, says of the process that failed first on the node."""
+        pod = {"pod": self.pod.name, "node_name": self.pod.node_name} if self.pod is not None else {}
+        own = {"node_rank": self.node_rank, "exit_code": self.exit_code, "signal": self.signal}
+        return FailureFacts.of(self.logged or self.report, **own, **pod)
 
     @property
     def where(self) -> str:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from signal import SIGKILL
-from typing import Literal
+from typing import Any, Literal
 
 from ddpjob.api import exit_codes, names
-from ddpjob.api.limits import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
+from ddpjob.api.failure import FailureFacts
+from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.report import EndReport, Stall
 from ddpjob.api.status import Failure
@@ -147,6 +148,11 @@ class Judgement:
     stall: Stall | None = None
 
     @property
+    def advice(self) -> dict[str, Any]:
+        """Hint, next and whose words they are, as fields of ``FailureFacts``."""
+        return {"hint": self.hint or None, "next": self.next or None, "from_program": list(self.from_program) or None}
+
+    @property
     def is_free(self) -> bool:
         """Whether a restart counts towards no limit."""
         return self.planned and not self.counted
@@ -162,14 +168,14 @@ def _waits_with(reason: str) -> Callable[[Evidence, Context], bool]:
 
 
 def _has_failed_device(e: Evidence) -> bool:
-    is_device = e.report.kind == DEVICE_FAILED or (e.exception or "").rpartition(".")[2] == "AcceleratorError"
-    is_named = e.exception == "RuntimeError" and _OF_DEVICES.search(_text(e)) is not None
+    is_device = e.report.kind == DEVICE_FAILED or (e.facts.exception or "").rpartition(".")[2] == "AcceleratorError"
+    is_named = e.facts.exception == "RuntimeError" and _OF_DEVICES.search(_text(e)) is not None
     return e.whose != "peer" and (is_device or is_named) and _OF_NO_DEVICE.search(_text(e)) is None
 
 
 def _is_of_program(e: Evidence) -> bool:
     """Whether an exception follows from the code or the data, and names neither machine nor network nor a service."""
-    raised = {e.exception, *(name.rpartition(".")[2] for name in _ANOTHER.findall(_text(e)))}
+    raised = {e.facts.exception, *(name.rpartition(".")[2] for name in _ANOTHER.findall(_text(e)))}
     return (
         e.whose != "peer" and e.exit_code == 1 and raised <= _OF_PROGRAMS and not _OF_THE_ENVIRONMENT.search(_text(e))
     )
@@ -186,8 +192,8 @@ def _text(e: Evidence) -> str:
 
 def _error(e: Evidence) -> str:
     """Return the type of the exception and its text; without one, what the kubelet or the last line of the log says."""
-    if e.exception is not None:
-        return f"{e.exception}: {_text(e)}"
+    if e.facts.exception is not None:
+        return f"{e.facts.exception}: {_text(e)}"
     return _text(e) or e.message or (e.logged.last_line if e.logged is not None else "")
 
 
@@ -198,9 +204,9 @@ def _repeats(e: Evidence, context: Context) -> bool:
     nothing about that, and neither does step 0: before its first step a program only reads volumes and services.
     """
     before = context.earlier[-1] if context.earlier else None
-    if before is None or not e.place or not _is_of_program(e):
+    if before is None or not e.facts.where or not _is_of_program(e):
         return False
-    if (before.exception, before.where) != (e.exception, shorten(e.place, MAX_ADVICE)):
+    if (before.exception, before.where) != (e.facts.exception, e.facts.where):
         return False
     return not context.is_proved or (e.report.exact and bool(e.report.step) and e.report.step == before.step)
 
@@ -632,24 +638,13 @@ def failure_record(
 
     action: the reaction, Restart or Fail. counted: whether it is a restart that counts. with_log: see ``spec.logTail``.
     """
-    evidence, stall = judgement.evidence, judgement.stall or Stall()
-    pod, report = (evidence.pod, evidence.report) if evidence else (None, stall)
+    evidence = judgement.evidence
+    pod = evidence.pod if evidence else None
+    facts = evidence.facts if evidence else FailureFacts.of(judgement.stall)
     return Failure(
-        attempt=attempt,
-        node_rank=evidence.node_rank if evidence else None,
-        rank=evidence.rank if evidence else stall.rank,
-        pod=pod.name if pod else None,
-        node_name=pod.node_name if pod else None,
-        exit_code=evidence.exit_code if evidence else None,
-        signal=evidence.signal if evidence else None,
-        step=report.step,
-        exception=evidence.exception if evidence else None,
-        where=shorten(evidence.place, MAX_ADVICE) or None if evidence else stall.where,
+        **facts.known | judgement.advice | {"attempt": attempt},
         reason=judgement.reason,
         message=shorten(_with_log_text(judgement) if with_log else judgement.message, _MAX_MESSAGE),
-        hint=judgement.hint or None,
-        next=judgement.next or None,
-        from_program=list(judgement.from_program) or None,
         log_tail=shorten(pod.log.strip(), MAX_LOG_TAIL) or None if pod and with_log else None,
         action=action,
         counted=counted,
@@ -695,7 +690,7 @@ def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
     if e.report.message:
         return _reported(e, row)
     if e.oom:
-        place = _place(rank=e.rank if e.signal == SIGKILL else None)  # else perhaps another process was killed
+        place = _place(rank=e.facts.rank if e.signal == SIGKILL else None)  # else perhaps another process was killed
         return OOM_KILLED, f"{e.where}{place} was killed because it exceeded its memory limit{_kubelet_message(e)}"
     if e.logged is not None and (e.logged.exception or e.logged.rank is not None):
         return _logged(e, e.logged, row)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ddpjob.api.failure import FailureFacts
 from ddpjob.api.model import WireModel
 
 Stage = Literal[
@@ -47,7 +48,7 @@ class Evidence(WireModel):
     """Value of the field, or the line of the log."""
 
 
-class Explanation(WireModel):
+class Explanation(FailureFacts):
     """Why a job is in its state."""
 
     job: str
@@ -72,32 +73,6 @@ class Explanation(WireModel):
     """Whether the operator works; on this machine, whether a process runs the job."""
     unread: Annotated[list[str], Field(default_factory=list)]
     """What would make the verdict more certain and could not be read, with the reason."""
-    hint: str | None = None
-    """The usual cause."""
-    next: str | None = None
-    """What to do: a command, or a field to change."""
-    from_program: list[str] | None = None
-    """Which of ``hint`` and ``next`` are the words of the program, from its report."""
-    attempt: int | None = None
-    """Number of the attempt that the verdict is about."""
-    node_rank: int | None = None
-    """Rank of the node."""
-    rank: int | None = None
-    """Global rank of the process."""
-    pod: str | None = None
-    """Name of the pod."""
-    node_name: str | None = None
-    """Kubernetes node of the pod."""
-    step: int | None = None
-    """Optimizer step."""
-    exception: str | None = None
-    """Type of the exception."""
-    where: str | None = None
-    """File and line in the user's code."""
-    exit_code: int | None = None
-    """Exit code of the trainer."""
-    signal: int | None = None
-    """Signal that ended the trainer or a rank."""
     missing_nodes: list[int] | None = None
     """Ranks of the nodes that do not run, while the others wait for them."""
     until: str | None = None

@@ -8,10 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddpjob.api import names
+from ddpjob.api.limits import MAX_ADVICE
 from ddpjob.api.log_failure import log_failure
 from ddpjob.api.objects import Json, event_time
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.status import Condition, CurrentAttempt, DDPJobStatus, Failure, recorded_status
+from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between
 from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explanation import NORMAL, Confidence, Evidence, Explanation, Stage
@@ -196,6 +198,7 @@ class Case:
         """
         unread = [self.facts.unread[kind] for kind in needs if kind in self.facts.unread]
         quoted = [item for item in evidence if item is not None]
+        advice = {key: shorten(text, MAX_ADVICE) for key in ("hint", "next") if (text := fields.get(key))}
         return Explanation(
             job=self.name,
             namespace=self.namespace,
@@ -208,7 +211,7 @@ class Case:
             evidence=quoted or [self.of_job("status.state", self.status.state or "")],
             operator="Unknown",
             unread=unread,
-            **{key: value for key, value in fields.items() if value not in (None, "")},
+            **{key: value for key, value in fields.items() if value not in (None, "")} | advice,
         )
 
 

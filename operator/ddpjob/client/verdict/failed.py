@@ -186,19 +186,7 @@ def _failed(case: Case, failure: Failure, start: str, end: Evidence | None, *, i
         [_recorded(case, failure) if is_recorded else None, *source, end],
         confidence=_confidence(shown),
         needs=needs,
-        hint=shown.hint,
-        next=shown.next,
-        from_program=shown.from_program,
-        attempt=shown.attempt,
-        node_rank=shown.node_rank,
-        rank=shown.rank,
-        pod=shown.pod,
-        node_name=shown.node_name,
-        step=shown.step,
-        exception=shown.exception,
-        where=shown.where,
-        exit_code=shown.exit_code,
-        signal=shown.signal,
+        **shown.known,
     )
 
 
