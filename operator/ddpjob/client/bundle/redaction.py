@@ -28,7 +28,7 @@ _WORDS = (
     "kind type status reason state verdict action effect operator phase current protocol policyTypes accessModes "
     "volumeMode restartPolicy imagePullPolicy dnsPolicy preemptionPolicy terminationMessagePolicy whenUnsatisfiable "
     "qosClass component reportingComponent source launcher networkPolicy fieldPath resource event podIP hostIP ip "
-    "clusterIP masterAddress host apiVersion apiGroup resourceVersion cause outcome exception"
+    "clusterIP masterAddress host apiVersion apiGroup resourceVersion nodesReady fromProgram cause outcome exception"
 )
 """Fields with words of Kubernetes and of the operator, addresses, versions, and the class of an exception."""
 _KEPT = frozenset(f"{_NAMES} {_WORDS}".split())
@@ -46,6 +46,13 @@ _VARIABLES = names.OWNED_ENV - {names.ENV_TOKEN}
 """What the operator sets in each pod; but for the token, their values follow from the job."""
 _SETTINGS = "DDPJOB_OPERATOR_"
 """Prefix of the variables of the operator's own pods."""
+_VALUES = frozenset({"value", "values"})
+_ATTRIBUTES = frozenset({"volumeAttributes", "options", "parameters"})
+"""Fields with maps in which drivers of storage take passwords."""
+_REPORT = frozenset({"schema", "cause", "outcome", "kind", "code", "exception", "signal", "rank", "step", "node"})
+_PRINTED = frozenset({"event", "cause", "outcome", "kind", "exception"})
+"""Fields of a report of ddprun and of its metrics, and those of them with words."""
+_WORD = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _TEXTS = frozenset({"message", "note", "hint", "next", "where", "logTail", "display"})
 _OF_PODS = (
     "Unschedulable SchedulerError SchedulingGated ContainersNotReady ContainersNotInitialized PodCompleted "
@@ -151,6 +158,8 @@ class Redactor:
                 made[key] = {
                     name: self._formed(str(amount), _AMOUNT) for name, amount in item.items() if _KEY.fullmatch(name)
                 }
+            elif key in _ATTRIBUTES and isinstance(item, dict):
+                made[key] = {name: self._hide(str(text)) for name, text in item.items() if _KEY.fullmatch(name)}
             elif key in ("command", "args") and isinstance(item, list):
                 made[key] = [self._word(word, is_program=key == "command" and not at) for at, word in enumerate(item)]
             else:
@@ -160,7 +169,7 @@ class Redactor:
     def lines(self, text: str) -> str:
         """Return the lines of a text that are JSON objects, without the values of users."""
         documents = (_document(line) for line in text.splitlines())
-        return "".join(f"{json.dumps(self.redacted(found))}\n" for found in documents if found is not None)
+        return "".join(f"{json.dumps(self._printed(found))}\n" for found in documents if found is not None)
 
     def without_values(self, text: str) -> str:
         """Return a text of a program without the values that are hidden in objects."""
@@ -173,12 +182,14 @@ class Redactor:
             return self._string(value, key, around)
         if isinstance(value, list):
             return [self._value(item, key, around) for item in value]
-        return self._fields(value) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            return self._fields(value)
+        return self._hide(str(value)) if key in _VALUES and value is not None else value
 
     def _string(self, text: str, key: str, around: Mapping[str, Any]) -> str:
         if key in _TEXTS:
             return self._text(text, key, around)
-        if key in ("value", "values"):
+        if key in _VALUES:
             is_known = around.get("name") in _VARIABLES or str(around.get("name")).startswith(_SETTINGS)
             is_known = is_known or _DOMAIN.fullmatch(str(around.get("key"))) is not None
             return self._formed(text, _NAME) if is_known else self._hide(text)
@@ -189,14 +200,23 @@ class Redactor:
         return self._formed(text, _NAME) if key in _KEPT else self._hide(text)
 
     def _text(self, text: str, key: str, around: Mapping[str, Any]) -> str:
-        """Return a text for a person. A termination message is JSON, and stays so."""
-        if (document := _document(text)) is not None:
-            return json.dumps(self._fields(document))
+        """Return a text for a person. Of a termination message that is a report, the words and numbers stay."""
         if self.programs:
             return self.without_values(text)
+        if (report := _document(text)) is not None and "cause" in report:
+            return json.dumps({name: self._printed(item, name) for name, item in report.items() if name in _REPORT})
         if self._of_kubernetes and key == "message" and around.get("reason") in _KUBERNETES:
             return self.without_values(_COMMAND_LINE.split(text, maxsplit=1)[0])
         return self._hide(text, is_value=False)
+
+    def _printed(self, value: Any, key: str = "") -> Any:
+        """Return JSON that a program wrote, with its numbers, and with texts in the few fields that are words."""
+        if isinstance(value, dict):
+            return {name: self._printed(item, name) for name, item in value.items() if _KEY.fullmatch(name)}
+        if isinstance(value, list):
+            return [self._printed(item, key) for item in value]
+        is_kept = not isinstance(value, str) or (key in _PRINTED and _WORD.fullmatch(value))
+        return value if is_kept else self._hide(value, is_value=False)
 
     def _labels(self, labels: Mapping[str, Any], field: str) -> Json:
         """Return those of Kubernetes and of the operator; of annotations those of the operator."""
@@ -206,14 +226,12 @@ class Redactor:
         }  # fmt: skip
         self.left_out += len(labels) - len(kept)
         for value in labels.keys() - kept.keys():
-            self._note(labels[value])
+            self._note(str(labels[value]))
         return {key: value if is_time(str(value)) else self._formed(str(value), _NAME) for key, value in kept.items()}
 
-    def _word(self, word: Any, *, is_program: bool) -> Any:
+    def _word(self, word: object, *, is_program: bool) -> str:
         """Return a word of a command line: the program, or the name of its script."""
-        if not isinstance(word, str):
-            return word
-        return self._formed(word, _NAME if is_program else _SCRIPT)
+        return self._formed(str(word), _NAME if is_program else _SCRIPT)
 
     def _formed(self, text: str, form: re.Pattern[str]) -> str:
         return text if form.fullmatch(text) else self._hide(text)
@@ -226,11 +244,10 @@ class Redactor:
             self._note(text)
         return self._mark(text)
 
-    def _note(self, text: Any) -> None:
+    def _note(self, text: str) -> None:
         """Remember a value to remove it from texts, and of a command line the values of its options."""
-        if isinstance(text, str):
-            options = (value for both in _OPTION.findall(text) for value in both)
-            self.values |= {value for value in (text, *options) if len(value) >= _SHORTEST}
+        options = (value for both in _OPTION.findall(text) for value in both)
+        self.values |= {value for value in (text, *options) if len(value) >= _SHORTEST}
 
     def _mark(self, text: str) -> str:
         return f"{_MARK}{hmac.digest(self._key, text.encode(errors='replace'), 'sha256').hex()[:8]}"
