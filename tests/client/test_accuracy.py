@@ -54,11 +54,8 @@ def test_answers_about_failed_jobs_are_the_same_after_their_pods_are_gone(judged
 
 def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:
     given = {each.found.hint for each in judged}
-    hints = [
-        *(hint for _, hint, _ in (*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_KUBELETS)),
-        *(r.hint for r in OF_SCHEDULERS),
-    ]
-    assert [hint for hint in hints if hint not in given] == []
+    rows = (*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_KUBELETS, *OF_SCHEDULERS)
+    assert [row.hint for row in rows if row.hint not in given] == []
 
 
 def test_wrong_answers_are_counted() -> None:

@@ -6,9 +6,17 @@ Texts: PyTorch 2.1 to 2.13, NCCL 2.18 to 2.27, CPython 3.10 to 3.13, botocore 1.
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-Row = tuple[str, str, str]
-"""Pattern, hint and next."""
+
+class Row(NamedTuple):
+    """What a text means. pattern: of the text. reason: in one word, for the tables in which it depends on the text."""
+
+    pattern: str
+    hint: str
+    next: str
+    reason: str = ""
+
 
 LESS_MEMORY = "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers"
 LESS_GPU_MEMORY = (
@@ -18,213 +26,213 @@ LESS_GPU_MEMORY = (
 GPU_MEMORY = "model, batch and activations need more memory than is free on the GPU; another process may use it, too"
 
 ROWS: Sequence[Row] = (
-    (
+    Row(
         r"out of shared memory|shared memory (?:segment|object)|(?:to write to|open) file </?torch_|/dev/shm",
         "/dev/shm of the pod is too small for the data loader or for NCCL",
         "increase sharedMemory.sizeLimit, or use fewer data loader workers",
     ),
-    (
+    Row(
         r"DataLoader worker \(pid.*(?:signal: Killed|exited unexpectedly)|OOM-killed",
         "the kernel killed a process of the pod, which often means that its memory limit was reached",
         f"{{logs}}; {LESS_MEMORY}",
     ),
-    (
+    Row(
         r"\bibv_\w+ failed|memlock",
         "the container may not lock as much memory as InfiniBand needs",
         "add the capability IPC_LOCK in spec.template; the administrator of the nodes raises the limit memlock",
     ),
-    (r"^MemoryError|Cannot allocate memory|bad_alloc", "the program needs more memory than there is", LESS_MEMORY),
-    (
+    Row(r"^MemoryError|Cannot allocate memory|bad_alloc", "the program needs more memory than there is", LESS_MEMORY),
+    Row(
         r"driver on your system is too old|driver version is insufficient|unsatisfied condition: (?:cuda|driver)",
         "the driver of the Kubernetes node is older than CUDA in the image",
         "use an image with an older CUDA, or nodes with a newer driver",
     ),
-    (
+    Row(
         r"unable to apply cgroup",
         "the runtime of the Kubernetes node cannot limit the container",
         "kubectl describe node {node}; its administrator looks at the kubelet and the runtime",
     ),
-    (
+    Row(
         r"chdir to cwd",
         "the working directory does not exist in the container, or its user may not enter it",
         "correct workingDir, or podSecurity.runAsUser and fsGroup",
     ),
-    (
+    Row(
         r"error mounting",
         "a path that the container mounts does not exist on the Kubernetes node, or not in the image",
         "correct volumeMounts in spec.template; for a path of the GPU driver, kubectl describe node {node}",
     ),
-    (
+    Row(
         r"No CUDA GPUs are available|Found no NVIDIA driver|no GPUs found|libcuda\.so\S*: cannot open",
         "the container has no GPU",
         "request nvidia.com/gpu in spec.resources; without GPUs, use the backend gloo",
     ),
-    (
+    Row(
         r"invalid device ordinal|You requested gpu",
         "a node has more ranks than GPUs",
         "correct nprocPerNode, or nvidia.com/gpu in spec.resources",
     ),
-    (
+    Row(
         r"Duplicate GPU detected",
         "two ranks of a node use the same GPU",
         "call torch.cuda.set_device(LOCAL_RANK) before init_process_group; nprocPerNode may not exceed the GPUs",
     ),
-    (
+    Row(
         r"no kernel image|kernel image is invalid|invalid device function",
         "PyTorch in the image is not built for this GPU",
         "use an image whose PyTorch supports the architecture of the GPU, or other nodes",
     ),
-    (
+    Row(
         r"device-side assert",
         "an index on the GPU is out of range, for example a label that is not below the number of classes",
         "set CUDA_LAUNCH_BLOCKING=1 in env to see the line that used it; {logs}",
     ),
-    (r"ALLOC_FAILED|NOT_INITIALIZED|'out of memory'", GPU_MEMORY, LESS_GPU_MEMORY),
-    (
+    Row(r"ALLOC_FAILED|NOT_INITIALIZED|'out of memory'", GPU_MEMORY, LESS_GPU_MEMORY),
+    Row(
         r"system not yet initialized|cudaGetDeviceCount|nvidia-container-cli|error running \w*hook|CDI devices",
         "the driver of the Kubernetes node, or the fabric manager of its GPUs, does not work",
         "kubectl describe node {node}; its administrator restarts the driver or the fabric manager",
     ),
-    (
+    Row(
         r"cuDNN version incompatibility",
         "another cuDNN is found before the one of PyTorch",
         "remove its directory from LD_LIBRARY_PATH, or use another image",
     ),
-    (r"Mismatched NCCL version", "the nodes do not run the same image", "name the image with its digest"),
-    (
+    Row(r"Mismatched NCCL version", "the nodes do not run the same image", "name the image with its digest"),
+    Row(
         r"socket interface found|Unable to find address for",
         "no network interface has the name that NCCL or gloo was given",
         "correct NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env",
     ),
-    (
+    Row(
         r"\bsocket(?:Start|Poll|Try|Finish|Progress|Wait|Send|Recv|Connect|Accept)\w*|No route to host"
         r"|Software caused connection abort|transport/tcp",
         "the network does not connect the pods on the interface that was chosen",
         "look at NetworkPolicies; set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface of the pod network",
     ),
-    (
+    Row(
         r"gai error|[Nn]ame resolution|Name or service not known|getaddrinfo",
         "a host name does not resolve",
         "correct the name (the operator sets MASTER_ADDR); look at DNS, and at NetworkPolicies for it",
     ),
-    (
+    Row(
         r"^Rendezvous(?:Timeout|Connection)|waiting for (?:clients|workers)|client socket has (?:timed out|failed)",
         "a node did not come to the rendezvous, or the network does not connect it",
         "look at the logs of the other nodes, at NetworkPolicies and DNS",
     ),
-    (
+    Row(
         r"EADDRINUSE|[Aa]ddress already in use",
         "another process listens on the port",
         "use another rendezvous.port, or no hostNetwork; without it, the program itself opened the port before",
     ),
-    (
+    Row(
         r"certificate verify failed|CERTIFICATE_VERIFY_FAILED",
         "the image does not have the certificate of the server or of a proxy",
         "add the CA certificate to the image, or mount it and name it in SSL_CERT_FILE and REQUESTS_CA_BUNDLE",
     ),
-    (
+    Row(
         r"credentials(?: were)? not found|locate credentials|api_key not configured|gated repo|401\)"
         r"|\b401 (?:Client|Un)|\bUnauthorized|ExpiredToken|InvalidAccessKey",
         "the credentials of a service are missing, or it refuses them",
         "put them into a Secret that env or envFrom names (HF_TOKEN, AWS_ACCESS_KEY_ID), or set serviceAccountName",
     ),
-    (
+    Row(
         r"Access ?Denied|\b403 (?:Client|Forb)|403\)|\bForbidden(?! \w)|does not have \S+ access",
         "the account of the program lacks a right",
         "give the right to the role of its serviceAccountName, or use other credentials in a Secret",
     ),
-    (
+    Row(
         r"SlowDown|reduce your request rate|\b429 (?:Client|Too)|429\)|rate limit",
         "a service refuses so many requests",
         "use fewer workers, or more retries with longer delays",
     ),
-    (
+    Row(
         r"(?i)^\w*(?:timeout|connection)\w*(?:error)?\b|n(?:o|')t connect to|max retries exceeded"
         r"|check your (?:internet )?connection|network is unreachable",
         "a service cannot be reached from the pod, or does not answer in time",
         "look at its endpoint, at NetworkPolicies for egress, and at the proxy in HTTPS_PROXY; allow more retries",
     ),
-    (
+    Row(
         r"No space left on device|PytorchStreamWriter failed|[Qq]uota exceeded",
         "the volume or the disk is full, or its quota is used up",
         "make room on the volume, or increase its claim; for files of the container, limits.ephemeral-storage",
     ),
-    (
+    Row(
         r"\[Errno 13\]|^PermissionError",
         "the file or its directory belongs to another user",
         "set podSecurity.fsGroup to the group of the volume; for caches, set HOME or HF_HOME to another directory",
     ),
-    (
+    Row(
         r"Read-only file system",
         "the volume or the file system of the container is read-only",
         "mount the volume without readOnly, or write to another path",
     ),
-    (
+    Row(
         r"[Ss]tale file handle|Input/output error|[Tt]ransport endpoint",
         "the storage of a volume failed, or the connection to its server",
         "kubectl describe node {node}; look at the server of the volume, at its mount and at its network",
     ),
-    (
+    Row(
         r"Too many open files",
         "each data loader worker keeps files and tensors open",
         "use fewer workers, torch.multiprocessing.set_sharing_strategy('file_system'), or a higher ulimit -n",
     ),
-    (
+    Row(
         r"not compiled with CUDA",
         "PyTorch in the image has no CUDA",
         "use an image with PyTorch for CUDA, or run without GPUs",
     ),
-    (
+    Row(
         r"^(?:ModuleNotFound|Import)Error|cannot open shared object file|Failed to find C compiler",
         "the image lacks a module, a library or a compiler, or has another version of it",
         "install the right version in the image; send modules of your own with submit --workdir",
     ),
-    (
+    Row(
         r"can't open file|error: (?:unrecognized|the following) arguments|error: argument ",
         "the command names a file that does not exist, or an argument that the program does not know",
         "correct command or args, and create the job again",
     ),
-    (
+    Row(
         r"PytorchStreamReader|in loading state_dict|[Ww]eights only load failed",
         "the checkpoint is damaged, is of another model, or holds more than tensors",
         "{logs}; use another checkpoint, or correct the model; torch.load(weights_only=False) reads objects, too",
     ),
-    (
+    Row(
         r"^FileNotFoundError|No such file or directory",
         "the path is wrong, or its volume is not mounted",
         "correct the path, or mount the volume: spec.data, or volumes in spec.template",
     ),
-    (
+    Row(
         r"^SIG(?:TERM|INT|HUP)$",
         "another process asked the program to end: in the pod a script or timeout, or the kubelet after failed probes",
         "{logs}; kubectl describe pod {pod} shows failed probes",
     ),
-    (
+    Row(
         r"^SIGKILL$",
         "the kernel's out-of-memory killer ended a process, or another process of the pod did",
         f"{{logs}}; {LESS_MEMORY}",
     ),
-    (
+    Row(
         r"^SIGABRT$",
         "native code found an error: an assertion, damaged memory, or an exception that nothing caught",
         "{logs}, whose last lines name it; PYTHONFAULTHANDLER=1 in env adds the lines of Python",
     ),
-    (
+    Row(
         r"^SIGSEGV$",
         "native code used memory that is not its own: an extension, or a library of another version",
         "{logs}; PYTHONFAULTHANDLER=1 in env adds the lines of Python",
     ),
-    (
+    Row(
         r"^SIGBUS$",
         "/dev/shm of the pod is full, or a file that is mapped into memory became shorter",
         "increase sharedMemory.sizeLimit, or use fewer data loader workers; {logs}",
     ),
-    (
+    Row(
         r"^SIGILL$",
         "the processor lacks an instruction, such as AVX-512, that a library of the image uses",
         "use an image that is built for this processor, or other nodes with nodeSelector in spec.template; {logs}",
     ),
-    (
+    Row(
         r"^FloatingPointError|loss is nan",
         "the training diverged, or the data are wrong",
         "use a lower learning rate, and look at the data of the step; {logs}",
@@ -238,5 +246,5 @@ def advice(text: str, rows: Sequence[Row] = ROWS, **names: str) -> tuple[str, st
 
     names: values of the placeholders in next; without them they stay.
     """
-    found = next(((hint, todo) for pattern, hint, todo in rows if re.search(pattern, text)), None)
-    return (found[0], found[1].format(**names)) if found and names else found
+    found = next((row for row in rows if re.search(row.pattern, text)), None)
+    return (found.hint, found.next.format(**names) if names else found.next) if found else None

@@ -1,12 +1,14 @@
 """What an autoscaler says of pods that no Kubernetes node fits: whether it adds a node, or why it adds none."""
 
 import re
+from collections.abc import Sequence
 
 from ddpjob.api.objects import Json, event_time
 from ddpjob.api.pod_view import PodView
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.client.verdict.scheduler import meaning
+from ddpjob.engine.advice import Row
 
 # Reasons of the events of autoscalers about a pod: Cluster Autoscaler, also of GKE, and Karpenter, also of EKS.
 # https://github.com/kubernetes/autoscaler/tree/cluster-autoscaler-1.34.0/cluster-autoscaler: processors/status and
@@ -18,34 +20,30 @@ _KARPENTER = frozenset({"karpenter", "eks-auto-mode/compute"})
 """Components whose FailedScheduling says that no node is added; it is also the reason of the scheduler."""
 _PROVISION_SECONDS = 900.0
 """After this time both autoscalers give up a machine that has not become a node (--max-node-provision-time)."""
-_CAUSES: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (
-        re.compile(
-            r"max node group size|max cluster .+ limit|max total nodes|exceed limits|limits have been exhausted"
-        ),
+_CAUSES: Sequence[Row] = (
+    Row(
+        r"max node group size|max cluster .+ limit|max total nodes|exceed limits|limits have been exhausted",
         "the node group, the node pool or the cluster may not get larger",
         "wait until other pods end, request less in spec.resources, or have the administrator raise the limit",
     ),
-    (
-        re.compile(r"FailedScaleUp|in backoff|insufficient capacity|could not be reserved", re.I),
+    Row(
+        r"(?i)FailedScaleUp|in backoff|insufficient capacity|could not be reserved",
         "the cloud has no such machine at present, or a quota or the addresses of the cloud are used up",
         "wait: the autoscaler tries again; the administrator can allow another machine type or zone, or more quota",
     ),
-    (
-        re.compile(r"not ready for scale-up"),
+    Row(
+        r"not ready for scale-up",
         "the node group is not healthy: too many of its nodes are not ready",
         "kubectl get nodes; wait, or ask the administrator of the node group",
     ),
-    (
-        re.compile(r"filtered out all|no nodepools"),
+    Row(
+        r"filtered out all|no nodepools",
         "no node pool of the cluster has machines at all",
         "ask the administrator of the node pools: kubectl describe nodepools",
     ),
-    (
-        re.compile(
-            r"incompatible requirements|Pod's node affinity|not tolerate|untolerated|Insufficient|no instance type"
-            r"|wouldn't fit"
-        ),
+    Row(
+        r"incompatible requirements|Pod's node affinity|not tolerate|untolerated|Insufficient|no instance type"
+        r"|wouldn't fit",
         "no node group or node pool has machines that fit what the pods ask for",
         "correct spec.resources, or nodeSelector, affinity and tolerations in spec.template",
     ),
@@ -90,6 +88,6 @@ def node_added(case: Case, pod: PodView, event: Json) -> Explanation:
 def no_node_added(event: Json, namespace: str) -> tuple[str, Evidence, tuple[str, str] | None]:
     """Return why an autoscaler adds no node, its event, and hint and next if they are known."""
     message = str(event.get("message"))
-    found = [(hint, todo) for pattern, hint, todo in _CAUSES if pattern.search(f"{event['reason']}: {message}")]
-    advice = ("; or ".join(hint for hint, _ in found), found[0][1]) if found else meaning(message).advice(namespace)
+    found = [row for row in _CAUSES if re.search(row.pattern, f"{event['reason']}: {message}")]
+    advice = ("; or ".join(row.hint for row in found), found[0].next) if found else meaning(message).advice(namespace)
     return f"; no node is added: {message}", of_event(event), advice

@@ -6,52 +6,52 @@ from collections.abc import Sequence
 from ddpjob.engine.advice import Row, advice
 
 _OF_IMAGES: Sequence[Row] = (
-    (
+    Row(
         r"(?i)toomanyrequests|too many requests|\b429\b|rate limit",
         "the registry limits how often it is pulled from; the kubelet tries again",
         "wait, or name the Secret of a user of the registry in spec.imagePullSecrets, or use a mirror",
     ),
-    (
+    Row(
         r"(?i)no match for platform|no matching manifest|exec format error|wrong platform",
         "the image is not built for the architecture of this Kubernetes node",
         "build it for that architecture, or select nodes with kubernetes.io/arch in template.spec.nodeSelector",
     ),
-    (
+    Row(
         r"(?i)no space left on device|disk quota exceeded",
         "the disk of the Kubernetes node is full",
         "kubectl describe node {node}; its administrator makes room",
     ),
-    (
+    Row(
         r"(?i)x509:|certificate|gave HTTP response to HTTPS client",
         "the Kubernetes node does not trust the certificate of the registry, or the registry has none",
         "the administrator of the nodes adds the registry to the configuration of the container runtime",
     ),
-    (
+    Row(
         r"(?i)\b50\d \w+|unexpected (?:commit|EOF)|context canceled|connection reset",
         "the registry answers with an error, or the connection to it breaks",
         "wait: the kubelet tries again; if it lasts, push the image again, or ask the administrator of the registry",
     ),
-    (
+    Row(
         r"(?i)no such host|timeout|connection re(?:fused|set)|unreachable|deadline exceeded",
         "the Kubernetes node cannot reach the registry",
         "correct the host in spec.image, or the DNS, proxy or firewall of node {node}",
     ),
-    (
+    Row(
         r"(?i)may require|insufficient_scope",
         "the name is wrong, or the image is private: the registry answers the same for both",
         "correct spec.image, or name the Secret in spec.imagePullSecrets",
     ),
-    (
+    Row(
         r"(?i)unauthorized|authentication|credentials|denied|forbidden|\b40[13]\b",
         "the registry got no credentials, or refuses them",
         "name a Secret with valid credentials in spec.imagePullSecrets",
     ),
-    (
+    Row(
         r"(?i)not found|(?:manifest|name) unknown|does not exist",
         "the name or the tag is wrong",
         "correct spec.image",
     ),
-    (
+    Row(
         r"(?i)pull policy of Never",
         "the pull policy is Never, and this Kubernetes node does not have the image",
         "load the image onto the nodes, or correct spec.image or spec.imagePullPolicy",

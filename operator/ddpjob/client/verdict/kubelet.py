@@ -18,88 +18,88 @@ _STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 _NAMED_VOLUME = re.compile(r'volume "([^"]+)"')
 _DESCRIBE_NODE = "kubectl describe node {node}"
 OF_KUBELETS: Sequence[Row] = (
-    (
+    Row(
         r"failed to sync \w+ cache",
         "the kubelet has not read the Secret or ConfigMap yet",
         "nothing: the kubelet tries again; if it lasts, " + _DESCRIBE_NODE,
     ),
-    (
+    Row(
         r"runAsNonRoot",
         "the pod may not run as root, and the image does",
         "set runAsUser in podSecurity or in securityContext of spec.template, or a numeric USER in the image",
     ),
-    (
+    Row(
         r"prepare subPath",
         "the directory of subPath cannot be created on the volume",
         "correct subPath, or the owner and the rights of the volume",
     ),
-    (r"no command specified", "the image has no command", "set command in the spec"),
-    (
+    Row(r"no command specified", "the image has no command", "set command in the spec"),
+    Row(
         r"^CrashLoopBackOff",
         "an init container fails again and again",
         "kubectl logs {pod} -n {namespace} --all-containers; correct initContainers in spec.template",
     ),
-    (
+    Row(
         r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
         "the Secret, ConfigMap or key that the message names does not exist",
         "create it, or correct env, envFrom, volumes or template and create the job again",
     ),
-    (
+    Row(
         r"SignatureValidationFailed",
         "a policy of the nodes requires an image that is signed",
         "sign the image, or use a signed one",
     ),
-    (
+    Row(
         r"^(?:Create|Run)Container(?:Error)?\b(?!.*nvidia-).*executable file",
         "the command is not in the image",
         "correct command, args or image and create the job again",
     ),
-    (
+    Row(
         r"^FailedPrepareDynamicResources",
         "the driver of a device of the pod does not work on this Kubernetes node",
         f"{_DESCRIBE_NODE}; kubectl get resourceclaims -n {{namespace}}",
     ),
-    (
+    Row(
         r"^PostStartHookError",
         "the command that lifecycle.postStart runs in the container failed",
         "correct lifecycle in spec.template",
     ),
-    (
+    Row(
         r"^CreateContainerError|^RunContainerError",
         "the container runtime of the Kubernetes node cannot create the container",
         f"{_DESCRIBE_NODE}; the kubelet tries again",
     ),
-    (
+    Row(
         r"Multi-Attach",
         "another Kubernetes node uses the volume, and only one can at a time",
         "use a claim with the access mode ReadWriteMany, or end the other pod that uses the volume",
     ),
-    (
+    Row(
         r"^VolumePermissionChangeInProgress",
         "the kubelet changes the owner of each file of the volume",
         "wait; set fsGroupChangePolicy: OnRootMismatch in podSecurity or in securityContext of spec.template",
     ),
-    (
+    Row(
         r"access denied by server|PermissionDenied|Error 403|not authorized",
         "the storage refuses this Kubernetes node, or the service account of the pods",
         "give them the right: the export of the server, or the permission of the account",
     ),
-    (
+    Row(
         r"helper program|registered CSI drivers",
         "the Kubernetes node lacks the driver of the volume",
         f"the administrator of the nodes installs it; {_DESCRIBE_NODE}",
     ),
-    (
+    Row(
         r"^Failed(?:Mount|AttachVolume|MapVolume)|^VolumeResizeFailed",
         "the volume cannot be mounted on this Kubernetes node",
         f"look at the claim and the server of its volume: kubectl get pvc,pv -n {{namespace}}; {_DESCRIBE_NODE}",
     ),
-    (
+    Row(
         r"no runtime for|RuntimeHandler",
         "the Kubernetes node does not have the runtime that runtimeClassName names",
         f"correct runtimeClassName in spec.template, or use other nodes; {_DESCRIBE_NODE}",
     ),
-    (
+    Row(
         r"^FailedCreatePodSandBox|^NetworkNotReady",
         "the network plugin or the container runtime of the Kubernetes node does not work, or has no addresses left",
         f"{_DESCRIBE_NODE}; kubectl get pods -n kube-system -o wide shows its network plugin",

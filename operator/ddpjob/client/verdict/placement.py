@@ -42,6 +42,7 @@ def gave_back(case: Case) -> Explanation | None:
 
 
 def partly_placed(case: Case, found: Condition) -> Explanation:
+    """Explain a gang of which only some pods have a Kubernetes node. found: the condition that says so."""
     hint, todo = _OF_GANGS
     pod = next((pod for pod in case.current if not pod.node_name), None)
     why, quoted = "", None
@@ -66,6 +67,7 @@ def partly_placed(case: Case, found: Condition) -> Explanation:
 
 
 def unschedulable(case: Case, pod: PodView) -> Explanation:
+    """Explain a pod that no Kubernetes node fits, by what the scheduler and an autoscaler say of it."""
     message, avoided = pod.unschedulable or "", _avoided(case)
     found = meaning(message, len(case.status.avoid_nodes or ()))
     if found.reason == "Volume":
@@ -142,10 +144,12 @@ def _text(value: Any) -> str:
 
 
 def gates(case: Case, pod: PodView) -> list[Json]:
+    """Return the scheduling gates of a pod: until they are removed, no scheduler looks at it."""
     return (case.raw[pod.name].get("spec") or {}).get("schedulingGates") or []
 
 
 def gated(case: Case, pod: PodView) -> Explanation:
+    """Explain a pod that has scheduling gates."""
     value = ", ".join(str(gate.get("name")) for gate in gates(case, pod))
     return case.verdict(
         "Quota",
@@ -159,12 +163,14 @@ def gated(case: Case, pod: PodView) -> Explanation:
 
 
 def is_unseen(case: Case, pod: PodView) -> bool:
+    """Return whether no scheduler has looked at a pod that has waited for longer than a busy one takes."""
     raw = case.raw[pod.name]
     is_seen = pod.node_name or condition(raw.get("status"), "PodScheduled")
     return not is_seen and case.seconds_since(raw["metadata"].get("creationTimestamp")) > _UNSEEN_SECONDS
 
 
 def no_scheduler(case: Case, pod: PodView) -> Explanation:
+    """Explain a pod that no scheduler has looked at."""
     raw = case.raw[pod.name]
     name = (raw.get("spec") or {}).get("schedulerName", "default-scheduler")
     age = int(case.seconds_since(raw["metadata"].get("creationTimestamp")))

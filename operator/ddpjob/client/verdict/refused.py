@@ -48,59 +48,59 @@ _OF_QUEUES: Mapping[str, tuple[str, str]] = {
     DEACTIVATED: ("an administrator or Kueue took the job out of its queue", "the command in the message"),
 }
 OF_REFUSALS: Sequence[Row] = (
-    (
+    Row(
         r"failed quota|must specify",
         "a quota of the namespace counts limits or requests that the pods do not have",
         "set them in spec.resources; kubectl describe quota -n {namespace}",
     ),
-    (
+    Row(
         r"violates PodSecurity",
         "Pod Security of the namespace forbids what the pods ask for",
         "correct podSecurity, or securityContext, volumes and host namespaces in spec.template; kubectl get namespace "
         "{namespace} --show-labels",
     ),
-    (
+    Row(
         r"admission webhook|ValidatingAdmissionPolicy",
         "a policy of the cluster refuses the pods",
         "correct what the message names, in the spec or in spec.template, or ask the owner of the policy",
     ),
-    (
+    Row(
         r"(?i)service ?account \S+ not found",
         "the pods name a service account that does not exist",
         "create the ServiceAccount, or correct serviceAccountName in spec.template",
     ),
-    (
+    Row(
         r"no PriorityClass",
         "the priority class does not exist",
         "correct priorityClassName; kubectl get priorityclasses",
     ),
-    (r"RuntimeClass", "the runtime class does not exist", "correct runtimeClassName in spec.template"),
-    (
+    Row(r"RuntimeClass", "the runtime class does not exist", "correct runtimeClassName in spec.template"),
+    Row(
         r"\bcannot \w+ resource",
         "the operator lacks the right",
         "the administrator of the operator installs the chart's roles for this namespace",
     ),
-    (r"is being terminated", "the namespace is being deleted", "use another namespace"),
-    (
+    Row(r"is being terminated", "the namespace is being deleted", "use another namespace"),
+    Row(
         r"per (?:Container|Pod)\b|LimitRange",
         "a LimitRange of the namespace does not allow such resources",
         "correct spec.resources; kubectl describe limitrange -n {namespace}",
     ),
-    (r" is invalid: ", "the API server does not accept the pod", "correct the field that the message names"),
+    Row(r" is invalid: ", "the API server does not accept the pod", "correct the field that the message names"),
 )
 # https://github.com/kubernetes-sigs/kueue/blob/v0.14.0/pkg/scheduler/flavorassigner/flavorassigner.go
 OF_QUEUES: Sequence[Row] = (
-    (
+    Row(
         r"maximum capacity",
         "the job asks for more than its whole queue has",
         "request less in spec.resources, use fewer nodes, or another queue",
     ),
-    (
+    Row(
         r"node affinity|untolerated taint|unavailable in ClusterQueue",
         "no flavor of the queue fits what the job asks for",
         "correct spec.resources, or nodeSelector, affinity and tolerations in spec.template, or use another queue",
     ),
-    (
+    Row(
         r"is inactive|is stopped|doesn't exist",
         "the queue is stopped or does not exist",
         f"correct the label {names.LABEL_QUEUE} or use another queue; its administrator may start it again",

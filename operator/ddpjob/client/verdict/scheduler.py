@@ -4,15 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
-class Row(NamedTuple):
-    """What a clause of the scheduler's message means; reason: of the explanation."""
-
-    reason: str
-    pattern: str
-    hint: str
-    next: str
-
+from ddpjob.engine.advice import Row
 
 # Taints that the control plane, an autoscaler or a driver sets while a node is not ready, or is being removed.
 _OF_STATE = (
@@ -23,179 +15,180 @@ _CONTROL_PLANE = re.compile(r"had untolerated taint \{node-role\.kubernetes\.io/
 _TAINTS = "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"
 _CLAIMS, _LABELS = "kubectl get pvc,pv -n {namespace}", "kubectl get nodes --show-labels"
 NO_CLAIM = Row(
-    "Volume",
     r'persistentvolumeclaim "[^"]+" not found',
     "a volume of the pods names a claim that does not exist",
     "kubectl get pvc -n {namespace}; create the claim, or correct checkpoint.claimName or the volume",
+    "Volume",
 )
 _UNNAMED_TAINT = Row(
-    "Taint",
     r"untolerated taint\(s\)",  # the scheduler names no taint since Kubernetes 1.34, so the nodes may also be broken
     "the nodes that would fit are reserved by a taint, or are not ready, which a taint under node.kubernetes.io/ shows",
     f"{_TAINTS}; repair nodes that are not ready; a taint that reserves nodes can be tolerated in spec.template",
+    "Taint",
 )
 ROWS: Sequence[Row] = (
     NO_CLAIM,
     Row(
-        "Volume",
         r"is being deleted",
         "the claim is being deleted, which ends when no pod uses it",
         "kubectl describe pvc -n {namespace}; create the claim again when it is gone, or name another one",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"non-existent (?:pv|persistentvolume)",
         "the volume of the claim was deleted",
         f"{_CLAIMS}; delete the claim and create it again, or restore its volume",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"volume node affinity|PersistentVolume's node affinity|volume zone|volume requirements",
         "the volume can be used in another zone or on another Kubernetes node only",
         "kubectl describe pv; use nodes of its zone, or a claim whose class binds with WaitForFirstConsumer",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"ReadWriteOncePod|no available disk",
         "another pod uses the volume, and only one can at a time",
         "use a claim with the access mode ReadWriteMany, or end the other pod that uses the volume",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"max volume count|exceed volume limit",
         "no Kubernetes node that would fit can attach one more volume",
         "end other pods with volumes, or use other nodes; kubectl get csinodes -o yaml shows the limits",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"enough free storage",
         "no storage that the Kubernetes nodes reach has so much space left",
         "request a smaller volume in checkpoint.claimTemplate or in the claim, or make space; kubectl get pv",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"CSI driver is not installed",
         "the Kubernetes nodes lack the driver of the volume",
         "the administrator of the nodes installs the driver; kubectl get csinodes",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"waiting for ephemeral volume controller",
         "the control plane has not created the claim of an ephemeral volume yet",
         "wait; if it lasts: kubectl get pvc,events -n {namespace}",
+        "Volume",
     ),
     Row(
-        "Volume",
         r"(?i)unbound immediate PersistentVolumeClaim|volumes to bind|StorageClass|binding volumes",
         "no volume fits the claim, or nothing provisions its storage class",
         "kubectl get pvc,storageclass -n {namespace}; correct checkpoint.claimTemplate or the claim",
+        "Volume",
     ),
     Row(
-        "Resource",
         r"Insufficient [\w./-]+",
         "no Kubernetes node has so much free: other pods use it, or no node is that large",
         "kubectl describe nodes shows what is allocated; request less in spec.resources, or use fewer nodes",
+        "Resource",
     ),
     Row(
-        "Resource",
         r"Too many pods",
         "the Kubernetes nodes that would fit run as many pods as their kubelets allow (maxPods), or have addresses for",
         "kubectl get nodes -o custom-columns=NAME:.metadata.name,PODS:.status.allocatable.pods; end other pods",
+        "Resource",
     ),
     Row(
-        "Resource",
         r"cannot allocate all claims|resourceclaim (?:not available|in use)",
         "no Kubernetes node has the devices of the pod's resource claims free",
         "kubectl get resourceclaims,resourceslices -n {namespace}; use fewer nodes, or request other devices",
+        "Resource",
     ),
     Row(
-        "Resource",
         r"resourceclaim\S* \S+ not found|device class \S+ does not exist|create the resourceclaim|ResourceClaim not",
         "a resource claim of the pods, or its device class, does not exist",
         "kubectl get resourceclaims,deviceclasses -n {namespace}; correct resourceClaims in spec.template",
+        "Resource",
     ),
     # A filter that fails for a node hides those after it: a cordoned node may be the one that a selector names.
     Row(
-        "NodeNotReady",
         rf"taint \{{(?:{_OF_STATE})",
         "the nodes that would fit are not ready or are being removed: the taint shows this, and ends with it",
         "kubectl get nodes; kubectl describe node NODE; the job starts when they are ready",
+        "NodeNotReady",
     ),
     Row(
-        "Cordoned",
         r"were unschedulable|taint \{node\.kubernetes\.io/unschedulable",
         "a person cordoned the nodes, or drains them",
         "kubectl get nodes; kubectl uncordon NODE",
+        "Cordoned",
     ),
     Row(
-        "Affinity",
         r"topology spread constraints \(missing required label\)",
         "the Kubernetes nodes lack the label over which the pods are spread",
         f"{_LABELS}; correct topologyKey of topologySpreadConstraints in spec.template",
+        "Affinity",
     ),
     Row(
-        "Affinity",
         r"topology spread",
         "one more pod on the nodes with room would spread the pods more unevenly than maxSkew allows",
         "correct topologySpreadConstraints in spec.template (whenUnsatisfiable: ScheduleAnyway), or use fewer nodes",
+        "Affinity",
     ),
     Row(
-        "Affinity",
         r"existing pods anti-affinity",
         "pods that run on the nodes exclude this pod by their podAntiAffinity",
         "use other nodes, or end the other pods: kubectl get pods -A -o wide; or correct the labels of spec.template",
+        "Affinity",
     ),
     Row(
-        "Affinity",
         r"pod anti-affinity",
         "each node that would fit runs a pod that podAntiAffinity excludes",
         "use fewer nodes, or correct affinity.podAntiAffinity in spec.template",
+        "Affinity",
     ),
     Row(
-        "Affinity",
         r"pod affinity",
         "no Kubernetes node runs, or is near, the pods that podAffinity requires",
         "kubectl get pods -A -o wide --show-labels; correct affinity.podAffinity in spec.template",
+        "Affinity",
     ),
     Row(
-        "Affinity",
         r"scheduler-enforced node affinity",
         "the profile of the scheduler restricts its pods to other Kubernetes nodes",
         "use another schedulerName in spec.template, or ask the administrator of the scheduler",
+        "Affinity",
     ),
     Row(
-        "Affinity",
         r"didn't match Pod's node affinity",
         "no Kubernetes node has the labels that nodeSelector or affinity in spec.template require",
         f"{_LABELS}; correct nodeSelector or affinity in spec.template",
+        "Affinity",
     ),
     Row(
-        "Unschedulable",
         r"didn't match Pod's required features",
         "the kubelets or container runtimes are too old for a field of the pods",
         "kubectl get nodes -o wide; remove the field from spec.template, or use nodes with a newer version",
+        "Unschedulable",
     ),
     Row(
-        "Unschedulable",
         r"^no nodes available",
         "the cluster has no Kubernetes node",
         "kubectl get nodes; its administrator or an autoscaler adds nodes",
+        "Unschedulable",
     ),
     _UNNAMED_TAINT,
     Row(
-        "Taint",
         r"(?:untolerated|had) taint(?! \{node\.kubernetes\.io/unschedulable)",
         "the nodes that would fit are reserved for pods that tolerate their taint",
         f"{_TAINTS}; tolerate it in spec.template",
+        "Taint",
     ),
     Row(
-        "Ports",
         r"didn't have free ports",
         "pods with hostNetwork or hostPort use the port",
         "use other ports, or fewer nodes on one machine",
+        "Ports",
     ),
 )
-"""For each clause the first row that matches; of several clauses, the row that is further up decides.
+"""For each clause the first row that matches, whose reason is that of the explanation; of several clauses, the row that
+is further up decides.
 
 https://github.com/kubernetes/kubernetes/tree/v1.36.0/pkg/scheduler/framework/plugins; autoscalers quote it, too.
 """
