@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
@@ -17,7 +16,6 @@ from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITI
 _NO_GANG = (UNAVAILABLE, NOT_ENFORCED)
 _OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating", *_NO_GANG})
 """Reasons of what only the operator has seen: the responses to its creates, and its gang scheduler."""
-_QUOTA = re.compile(r"exceeded quota: ([a-z0-9.-]+)")
 _REFUSALS: Mapping[str, tuple[str, str]] = {
     "CreateRefused": (
         "the API server or an admission webhook refuses it",
@@ -47,9 +45,23 @@ _OF_QUEUES: Mapping[str, tuple[str, str]] = {
     QUEUE_UNAVAILABLE: ("the queue cannot admit the job without a change", "what the message says"),
     DEACTIVATED: ("an administrator or Kueue took the job out of its queue", "the command in the message"),
 }
+_QUOTA_EXCEEDED = "QuotaExceeded"
+_STAGES: Mapping[str, Stage] = {
+    "NameTerminating": "Starting",
+    "CreateFailed": "Starting",
+    **dict.fromkeys(_NO_GANG, "Placement"),
+    _QUOTA_EXCEEDED: "Quota",
+}
+"""By reason; of the others, Refused."""
 OF_REFUSALS: Sequence[Row] = (
     Row(
-        r"failed quota|must specify",
+        r"exceeded quota: (?P<name>[a-z0-9.-]+)",
+        "other pods of the namespace use the quota, or the job needs more than the whole quota",
+        "kubectl describe quota {name} -n {namespace}; use fewer nodes, or end other jobs",
+        _QUOTA_EXCEEDED,
+    ),
+    Row(
+        r"failed quota: ",
         "a quota of the namespace counts limits or requests that the pods do not have",
         "set them in spec.resources; kubectl describe quota -n {namespace}",
     ),
@@ -60,9 +72,14 @@ OF_REFUSALS: Sequence[Row] = (
         "{namespace} --show-labels",
     ),
     Row(
-        r"admission webhook|ValidatingAdmissionPolicy",
+        r'admission webhook "(?P<name>[^"]+)"',
+        "an admission webhook refuses the pods, by a policy of the cluster",
+        "correct what the message names, in the spec or in spec.template, or ask the owner of the webhook {name}",
+    ),
+    Row(
+        r"ValidatingAdmissionPolicy '(?P<name>[^']+)'",
         "a policy of the cluster refuses the pods",
-        "correct what the message names, in the spec or in spec.template, or ask the owner of the policy",
+        "correct what the message names, in the spec or in spec.template, or ask the owner of the policy {name}",
     ),
     Row(
         r"(?i)service ?account \S+ not found",
@@ -88,6 +105,7 @@ OF_REFUSALS: Sequence[Row] = (
     ),
     Row(r" is invalid: ", "the API server does not accept the pod", "correct the field that the message names"),
 )
+"""What the API server writes when it refuses a pod: first what refuses, then a text that may have any words."""
 # https://github.com/kubernetes-sigs/kueue/blob/v0.14.0/pkg/scheduler/flavorassigner/flavorassigner.go
 OF_QUEUES: Sequence[Row] = (
     Row(
@@ -168,27 +186,32 @@ def _refused_before(case: Case) -> Explanation | None:
 
 
 def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explanation:
-    until = case.attempt.ending.until if case.attempt.ending else None
-    place: dict[str, Any] = {"attempt": case.attempt.number or None, "until": until}
-    if (quota := _QUOTA.search(message)) is not None:
-        return case.verdict(
-            "Quota",
-            "QuotaExceeded",
-            f"{case.name} waits for quota {quota[1]}: {message}",
-            [quoted, *_of_quota(case, quota[1])],
-            hint="other pods of the namespace use the quota, or the job needs more than the whole quota",
-            next=f"kubectl describe quota {quota[1]} -n {case.namespace}; use fewer nodes, or end other jobs",
-            needs=["quotas"],
-            **place,
-        )
     hint, todo = _REFUSALS.get(reason, _REFUSALS["CreateRefused"])
-    if reason == "CreateRefused":
-        hint, todo = advice(message, OF_REFUSALS) or (hint, todo)
-    stage: Stage = "Starting" if reason in ("NameTerminating", "CreateFailed") else "Refused"
-    stage = "Placement" if reason in _NO_GANG else stage
-    sentence = f"{case.name} {'is refused' if stage == 'Refused' else 'waits'}: {message}"
-    todo = todo.format(namespace=case.namespace)
-    return case.verdict(stage, reason, sentence, [quoted], hint=hint, next=todo, **place)
+    name = ""
+    if reason == "CreateRefused" and (found := _first_named(message)) is not None:
+        row, name = found
+        reason, hint, todo = row.reason or reason, row.hint, row.next
+    stage = _STAGES.get(reason, "Refused")
+    is_quota = reason == _QUOTA_EXCEEDED
+    what = f"waits for quota {name}" if is_quota else "is refused" if stage == "Refused" else "waits"
+    return case.verdict(
+        stage,
+        reason,
+        f"{case.name} {what}: {message}",
+        [quoted, *(_of_quota(case, name) if is_quota else ())],
+        hint=hint,
+        next=todo.format(namespace=case.namespace, name=name),
+        needs=["quotas"] if is_quota else (),
+        attempt=case.attempt.number or None,
+        until=case.attempt.ending.until if case.attempt.ending else None,
+    )
+
+
+def _first_named(message: str) -> tuple[Row, str] | None:
+    """Return the row whose pattern comes first in the message of the API server, and the name in it."""
+    found = [(match, row) for row in OF_REFUSALS if (match := re.search(row.pattern, message))]
+    match, row = min(found, key=lambda each: each[0].start(), default=(None, None))
+    return (row, match.groupdict().get("name") or "") if match is not None and row is not None else None
 
 
 def _of_quota(case: Case, name: str) -> Iterator[Evidence]:
