@@ -54,7 +54,8 @@ def test_answers_about_failed_jobs_are_the_same_after_their_pods_are_gone(judged
 
 def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:
     given = {each.found.hint for each in judged}
-    rows = (*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_KUBELETS, *OF_SCHEDULERS)
+    rows = [*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_SCHEDULERS]
+    rows += [row for *_, of_reason in OF_KUBELETS for row in of_reason]
     assert [row.hint for row in rows if row.hint not in given] == []
 
 

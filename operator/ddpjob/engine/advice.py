@@ -18,6 +18,8 @@ class Row(NamedTuple):
     reason: str = ""
 
 
+BY_ADMINISTRATOR = "ask an administrator to run "
+"""Before a command that the role ``edit`` of a namespace does not allow."""
 LESS_MEMORY = "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers"
 LESS_GPU_MEMORY = (
     "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "

@@ -9,20 +9,35 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.client.verdict.images import image_advice
-from ddpjob.engine.advice import Row, advice
+from ddpjob.engine.advice import BY_ADMINISTRATOR, Row, advice
 from ddpjob.engine.evidence import NO_IMAGE, NO_START, NOT_READ_YET
 
-_OF_VOLUMES = re.compile(r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeResizeFailed|VolumePermissionChange")
 _STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 """Events of a pod that come after its volumes are mounted and its network is set up, or after it got its node."""
 _NAMED_VOLUME = re.compile(r'volume "([^"]+)"')
-_DESCRIBE_NODE = "kubectl describe node {node}"
-OF_KUBELETS: Sequence[Row] = (
-    Row(
-        r"failed to sync \w+ cache",
-        "the kubelet has not read the Secret or ConfigMap yet",
-        "nothing: the kubelet tries again; if it lasts, " + _DESCRIBE_NODE,
-    ),
+_DESCRIBE_NODE = f"{BY_ADMINISTRATOR}kubectl describe node {{node}}"
+_SYNCED_LATER = Row(
+    r"failed to sync \w+ cache",
+    "the kubelet has not read the Secret or ConfigMap yet",
+    f"nothing: the kubelet tries again; if it lasts, {_DESCRIBE_NODE}",
+)
+_NO_OBJECT = Row(
+    r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
+    "the Secret, ConfigMap or key that the message names does not exist",
+    "create it, or correct env, envFrom, volumes or template and create the job again",
+)
+_TOO_LITTLE_MEMORY = Row(
+    r"OOM-killed",
+    "the memory limit is too low for a container to start",
+    "increase resources.limits.memory",
+)
+_FULL = Row(
+    r"no space left on device|disk quota exceeded",
+    "a disk of the Kubernetes node is full",
+    f"{_DESCRIBE_NODE}, and to make room",
+)
+OF_CONTAINERS: Sequence[Row] = (
+    _SYNCED_LATER,
     Row(
         r"runAsNonRoot",
         "the pod may not run as root, and the image does",
@@ -39,25 +54,18 @@ OF_KUBELETS: Sequence[Row] = (
         "an init container fails again and again",
         "kubectl logs {pod} -n {namespace} --all-containers; correct initContainers in spec.template",
     ),
-    Row(
-        r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
-        "the Secret, ConfigMap or key that the message names does not exist",
-        "create it, or correct env, envFrom, volumes or template and create the job again",
-    ),
+    _NO_OBJECT,
     Row(
         r"SignatureValidationFailed",
         "a policy of the nodes requires an image that is signed",
         "sign the image, or use a signed one",
     ),
+    _TOO_LITTLE_MEMORY,
+    _FULL,
     Row(
-        r"^(?:Create|Run)Container(?:Error)?\b(?!.*nvidia-).*executable file",
+        r"^(?!.*(?:nvidia-|hook)).*executable file",
         "the command is not in the image",
         "correct command, args or image and create the job again",
-    ),
-    Row(
-        r"^FailedPrepareDynamicResources",
-        "the driver of a device of the pod does not work on this Kubernetes node",
-        f"{_DESCRIBE_NODE}; kubectl get resourceclaims -n {{namespace}}",
     ),
     Row(
         r"^PostStartHookError",
@@ -69,6 +77,17 @@ OF_KUBELETS: Sequence[Row] = (
         "the container runtime of the Kubernetes node cannot create the container",
         f"{_DESCRIBE_NODE}; the kubelet tries again",
     ),
+)
+_OF_DEVICES: Sequence[Row] = (
+    Row(
+        "",
+        "the driver of a device of the pod does not work on this Kubernetes node",
+        f"{_DESCRIBE_NODE}; kubectl get resourceclaims -n {{namespace}}",
+    ),
+)
+_OF_VOLUMES: Sequence[Row] = (
+    _SYNCED_LATER,
+    _NO_OBJECT,
     Row(
         r"Multi-Attach",
         "another Kubernetes node uses the volume, and only one can at a time",
@@ -85,26 +104,51 @@ OF_KUBELETS: Sequence[Row] = (
         "give them the right: the export of the server, or the permission of the account",
     ),
     Row(
-        r"helper program|registered CSI drivers",
-        "the Kubernetes node lacks the driver of the volume",
+        r"helper program|registered CSI drivers|executable file",
+        "the Kubernetes node lacks the driver or the program that mounts the volume",
         f"the administrator of the nodes installs it; {_DESCRIBE_NODE}",
     ),
+    _FULL,
     Row(
-        r"^Failed(?:Mount|AttachVolume|MapVolume)|^VolumeResizeFailed",
+        "",
         "the volume cannot be mounted on this Kubernetes node",
-        f"look at the claim and the server of its volume: kubectl get pvc,pv -n {{namespace}}; {_DESCRIBE_NODE}",
+        "look at the claim and the server of its volume: kubectl describe pvc -n {namespace}; " + _DESCRIBE_NODE,
     ),
+)
+_OF_SANDBOXES: Sequence[Row] = (
     Row(
         r"no runtime for|RuntimeHandler",
         "the Kubernetes node does not have the runtime that runtimeClassName names",
         f"correct runtimeClassName in spec.template, or use other nodes; {_DESCRIBE_NODE}",
     ),
+    _TOO_LITTLE_MEMORY,
+    _FULL,
     Row(
-        r"^FailedCreatePodSandBox|^NetworkNotReady",
-        "the network plugin or the container runtime of the Kubernetes node does not work, or has no addresses left",
-        f"{_DESCRIBE_NODE}; kubectl get pods -n kube-system -o wide shows its network plugin",
+        r"get sandbox image",
+        "the Kubernetes node cannot pull the image that its container runtime needs for each pod",
+        f"the administrator of the nodes looks at their registry; {_DESCRIBE_NODE}",
+    ),
+    Row(
+        r"(?i)network|\bcni\b|plugin type=",
+        "the network plugin of the Kubernetes node does not work, or has no addresses left",
+        f"{BY_ADMINISTRATOR}kubectl get pods -n kube-system -o wide, which shows the network plugin of node {{node}}",
+    ),
+    Row(
+        "",
+        "the container runtime of the Kubernetes node cannot make the sandbox of the pod",
+        f"{_DESCRIBE_NODE}; the kubelet tries again",
     ),
 )
+OF_KUBELETS: Sequence[tuple[str, Stage, Sequence[Row]]] = (
+    (
+        r"Failed(?:Mount|AttachVolume|MapVolume)|VolumeResizeFailed|VolumePermissionChangeInProgress",
+        *("Volume", _OF_VOLUMES),
+    ),
+    (r"FailedCreatePod(?:SandBox|Container)|NetworkNotReady", "Configuration", _OF_SANDBOXES),
+    (r"FailedPrepareDynamicResources", "Configuration", _OF_DEVICES),
+    ("|".join(sorted(NO_START)), "Configuration", OF_CONTAINERS),
+)
+"""Stage and advice by the reason of an event or of a container that waits. The text only chooses among these rows."""
 
 
 def not_started(case: Case, pod: PodView) -> Explanation:
@@ -129,25 +173,33 @@ def not_started(case: Case, pod: PodView) -> Explanation:
         if pod.waiting_init == LAUNCHER:
             hint, todo = f"this is the launcher image of the operator; {hint}", "ask the administrator of the operator"
     else:
-        hint, todo = _of_kubelet(case, pod, f"{reason}: {message}") or (
-            "the Secret, ConfigMap or key that the message names does not exist, or the command is wrong",
-            "create it, or correct env, envFrom, command or template and create the job again",
-        )
+        stage, known = _of_kubelet(case, pod, reason, message)
+        hint, todo = known or ("", "")
         what = f"the kubelet does not start {pod.where}"
+    is_known = reason in NO_IMAGE | NO_START and not message.startswith(NOT_READ_YET)
     return case.verdict(
         stage,
         reason,
         f"{case.name} waits: {what}: {pod.waiting_text}",
         quoted,
         hint=hint,
-        next=f"{todo}; kubectl describe pod {pod.name} -n {case.namespace}",
-        confidence="High" if reason in NO_IMAGE | NO_START and not message.startswith(NOT_READ_YET) else "Medium",
+        next=_with_pod(case, pod, todo),
+        confidence="High" if is_known else "Medium",
         **case.place_of(pod),
     )
 
 
-def _of_kubelet(case: Case, pod: PodView, text: str) -> tuple[str, str] | None:
-    return advice(text, OF_KUBELETS, namespace=case.namespace, pod=pod.name, node=str(pod.node_name))
+def _of_kubelet(case: Case, pod: PodView, reason: str, message: str) -> tuple[Stage, tuple[str, str] | None]:
+    """Return the stage by the kubelet's reason, and hint and next by its text; None if the reason is not known."""
+    for pattern, stage, rows in OF_KUBELETS:
+        if re.fullmatch(pattern, reason):
+            names = {"namespace": case.namespace, "pod": pod.name, "node": str(pod.node_name)}
+            return stage, advice(f"{reason}: {message}", rows, **names)
+    return "Configuration", None
+
+
+def _with_pod(case: Case, pod: PodView, todo: str) -> str:
+    return "; ".join(filter(None, (todo, f"kubectl describe pod {pod.name} -n {case.namespace}")))
 
 
 def _image(pod: Json, container: str) -> str:
@@ -162,22 +214,22 @@ def not_prepared(case: Case, pods: list[PodView], reason: str, message: str) -> 
     found = [(_warnings(seen), seen, pod) for pod in with_node if (seen := case.events_of("Pod", pod.name))]
     # A pod with a warning first: the others wait for it.
     warnings, events, pod = min(found, key=lambda each: not each[0], default=([], [], with_node[0]))
-    place = case.place_of(pod) | {"next": f"kubectl describe pod {pod.name} -n {case.namespace}"}
+    place = case.place_of(pod)
     if warnings:
-        last, why = warnings[-1], str(warnings[-1].get("reason"))
-        is_volume = _OF_VOLUMES.search(why) is not None
-        known = _of_kubelet(case, pod, f"{why}: {last.get('message')}")
+        last, why, text = warnings[-1], str(warnings[-1].get("reason")), str(warnings[-1].get("message"))
+        stage, known = _of_kubelet(case, pod, why, text)
         hint, todo = known or ("", "")
-        place["next"] = "; ".join(filter(None, (todo, place["next"])))
         return case.verdict(
-            "Volume" if is_volume else "Configuration",
+            stage,
             why,
-            f"{case.name} waits: {pod.where} does not start: {last.get('message')}",
-            [of_event(last), *(case.of_claims() if is_volume else ())],
+            f"{case.name} waits: {pod.where} does not start: {text}",
+            [of_event(last), *(case.of_claims() if stage == "Volume" else ())],
             hint=hint,
+            next=_with_pod(case, pod, todo),
             confidence="High" if known else "Medium",
             **place,
         )
+    place["next"] = _with_pod(case, pod, "")
     if events and events[-1].get("reason") == "Pulling":
         sentence = f"{case.name} waits: {pod.where} pulls its image: {events[-1].get('message')}"
         return case.verdict("Image", "Pulling", sentence, [of_event(events[-1])], is_abnormal=False, **place)

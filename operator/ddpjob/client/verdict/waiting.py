@@ -7,7 +7,7 @@ from ddpjob.api.status import Condition
 from ddpjob.client.verdict.explanation import Explanation, Stage
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.images import image_advice
-from ddpjob.client.verdict.kubelet import OF_KUBELETS, not_prepared, not_started
+from ddpjob.client.verdict.kubelet import OF_CONTAINERS, not_prepared, not_started
 from ddpjob.client.verdict.placement import gated, gates, is_unseen, no_scheduler, partly_placed, unschedulable
 from ddpjob.client.verdict.scheduler import meaning
 from ddpjob.engine.advice import advice
@@ -118,7 +118,7 @@ def _from_condition(case: Case, reason: str, message: str) -> Explanation:
         hint, todo, _ = image_advice(message, str(case.spec.get("image") or ""))
     elif reason in NO_START:
         stage = "Configuration"
-        hint, _ = advice(f"{reason}: {message}", OF_KUBELETS) or ("", "")
+        hint, _ = advice(f"{reason}: {message}", OF_CONTAINERS) or ("", "")
     running = case.condition("Running")
     return case.verdict(
         stage,
