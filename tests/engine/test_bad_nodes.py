@@ -199,9 +199,12 @@ FULL = (
 """What the scheduler says if one node is avoided, some are too small, and others hold pods of the same priority."""
 
 
-def wait_for_a_node(world: World, node_rank: int, full: int) -> None:
-    """Let the scheduler find no Kubernetes node for a pod. full: nodes that would fit it, but for their pods."""
-    message = FULL.format(small=9 - full, full=full)
+def wait_for_a_node(world: World, node_rank: int, full: int, length: int | None = None) -> None:
+    """Let the scheduler find no Kubernetes node for a pod.
+
+    full: nodes that would fit it, but for their pods. length: after how many characters its text is cut.
+    """
+    message = FULL.format(small=9 - full, full=full)[:length]
     no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     world.pod(node_rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
     world.settle()
@@ -227,6 +230,28 @@ def test_broken_node_is_used_again_soon_only_if_no_other_node_may_get_room(full:
         assert world.status["attempt"] == attempt and world.status["avoidNodes"]
         world.forward(passed)
         world.settle()
+    assert world.status["attempt"] == attempt + 1 and not world.status["avoidNodes"]
+
+
+def test_a_wait_for_full_nodes_ends_only_if_the_scheduler_counts_none_for_30_s() -> None:
+    """Seen: a text that was cut before the count, once, and the job went back to the broken node."""
+    world = World(a_job(numNodes=4, **ALONE))
+    world.settle()
+    run_on_good_nodes(world, 3)
+    world.set_pod(3, start_error(world), node="bad")
+    world.settle_after_backoff()
+    attempt = world.status["attempt"]
+    run_on_good_nodes(world, 3)
+    for _ in range(3):
+        wait_for_a_node(world, 3, full=8)
+        world.forward(300)
+        world.settle()
+        wait_for_a_node(world, 3, full=8, length=100)
+        world.forward(29)
+        world.settle()
+        assert world.status["attempt"] == attempt and world.status["avoidNodes"]
+    world.forward(2)
+    world.settle()
     assert world.status["attempt"] == attempt + 1 and not world.status["avoidNodes"]
 
 

@@ -431,6 +431,9 @@ class CurrentAttempt(StatusPart):
     room_since: Time | None = None
     """With `avoidNodes` or `minNodes`, while a pod has no Kubernetes node: since when no pod of an earlier attempt uses
     resources. The waits for Kubernetes nodes count from then."""
+    no_other_node_since: Time | None = None
+    """With `avoidNodes`: since when the scheduler names no other Kubernetes node for a pod, also none that is only
+    full; absent otherwise."""
     partial_since: Time | None = None
     """Since when some of its pods have a Kubernetes node and others do not; absent otherwise (docs/scheduling.md)."""
     pod_priority: int | None = None

@@ -10,7 +10,7 @@ from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, is_refused
 from ddpjob.engine.obstacles import UNKNOWN_SECONDS, obstacles
 from ddpjob.engine.state import JobState
-from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS, avoided, others_are_full
+from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS, avoided, no_other_node_since, others_are_full
 
 REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
 """How long the kubelet may refuse to start a container: a Secret may have been applied together with the job."""
@@ -140,8 +140,10 @@ def _avoided_nodes(s: JobState) -> Deadline | None:
         return None
     names = ", ".join(node.node_name for node in nodes)
     text = f"no Kubernetes node is left without {names}: these nodes are used again"
-    # While the job's own old pods save, their GPUs may be all that is missing.
-    left = UNSCHEDULABLE_SECONDS - (seconds_between(s.room_since, s.now) if s.room_since else 0.0)
+    # While the job's own old pods save, their GPUs may be all that is missing. One text of the scheduler may be cut, or
+    # be of a moment in which a node was not ready.
+    since = no_other_node_since(s) or s.room_since
+    left = UNSCHEDULABLE_SECONDS - (seconds_between(since, s.now) if since else 0.0)
     if others_are_full(s.current.values()):  # a broken node always has room: it would take each job of the cluster
         left = max([left, *(-seconds_since(node.until, s.now) for node in avoided(s.before, s.now))])
     return Deadline(left, "abandons", NODES_NEEDED, text)

@@ -39,7 +39,7 @@ from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
 from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status
 from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
-from ddpjob.engine.suspects import avoided, avoided_after
+from ddpjob.engine.suspects import avoided, avoided_after, no_other_node_since
 from ddpjob.engine.token import attempt_token, token_hash
 
 _KEPT_FAILURES = 5
@@ -213,6 +213,8 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
         attempt = attempt.changed(first_success_time=now)
     if attempt.number > 1 and attempt.room_since != s.room_since and _waits_for_nodes(s):
         attempt = attempt.changed(room_since=s.room_since)
+    if attempt.no_other_node_since != (since := no_other_node_since(s)):
+        attempt = attempt.changed(no_other_node_since=since)
     if attempt.partial_since != s.partial_since:
         attempt = attempt.changed(partial_since=s.partial_since, pod_priority=s.pod_priority or None)
     if attempt.size is not None and decision.kind == "continue" and elastic.asks(s):

@@ -10,9 +10,10 @@ from datetime import datetime
 from ddpjob.api.limits import MAX_AVOIDED
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import AvoidedNode, DDPJobStatus, Failure
-from ddpjob.api.times import seconds_since
+from ddpjob.api.times import seconds_since, timestamp
 from ddpjob.engine.attempt import whole_second_after
 from ddpjob.engine.failures import Before, suspects_at_start
+from ddpjob.engine.state import JobState
 
 AVOID_SECONDS = 3600
 """For how long a node is avoided, and how far apart the two failures may be."""
@@ -56,6 +57,20 @@ def others_are_full(pods: Collection[PodView]) -> bool:
     held = {pod.node_name for pod in pods if pod.node_name}
     counts = (int(found[1]) for pod in pods if (found := _FULL.search(pod.unschedulable or "")))
     return any(count > len(held) for count in counts)
+
+
+def no_other_node_since(s: JobState) -> str | None:
+    """Since when the scheduler names no Kubernetes node for a pod but those to avoid, also none that is only full.
+
+    None if it is not so now. By the operator's clock; after it was set back, from now on.
+    """
+    pods = s.current.values()
+    is_starting = not s.attempt.is_closed and s.attempt.all_running_time is None and s.room_since is not None
+    is_waiting = bool(s.before.avoid_nodes) and any(pod.unschedulable is not None for pod in pods)
+    if not (is_starting and is_waiting) or others_are_full(pods):
+        return None
+    known = s.attempt.no_other_node_since
+    return known if known is not None and seconds_since(known, s.now) >= 0 else timestamp(s.now)
 
 
 def _was_suspected(status: DDPJobStatus, node: str, now: datetime) -> bool:
