@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import linecache
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -195,8 +196,11 @@ def renamed() -> None:
 renamed.__name__ = "../../evil"
 
 
-def torch() -> None:
-    """Do nothing, under the name of a module."""
+def of_the_image() -> None:
+    import of_the_image  # noqa: PLC0415
+    import of_the_image_  # noqa: PLC0415
+
+    print(of_the_image.KNOWN, "and", of_the_image_.KNOWN, "are imported")
 
 
 def closed_over(scale: int) -> Callable[[], int]:
@@ -218,7 +222,7 @@ def test_a_function_becomes_a_script_that_calls_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path / "state"))
     arguments = {"rate": 0.5, "tags": ["é", "'"]}
     made = DDPJob.from_function(plain, arguments, num_nodes=2, image="torch:1", labels={"team": "a"})
-    assert made.script is not None and (made.name, made.script.name) == ("plain", "plain.py")
+    assert made.script is not None and made.name == "plain"
     assert made.manifest["spec"]["numNodes"] == 2 and made.spec.launcher == "Injected"
     assert made == DDPJob.from_function(plain, arguments, num_nodes=2, image="torch:1", labels={"team": "a"})
     done = subprocess.run([sys.executable, made.script], capture_output=True, text=True, timeout=60, check=True)
@@ -226,12 +230,25 @@ def test_a_function_becomes_a_script_that_calls_it(tmp_path: Path, monkeypatch: 
     other = DDPJob.from_function(nested(), name="other")
     done = subprocess.run([sys.executable, str(other.script)], capture_output=True, text=True, timeout=60, check=True)
     assert (other.name, done.stdout) == ("other", "a text\nwith less indentation\n")
-    named_as_a_module = DDPJob.from_function(torch)
-    assert named_as_a_module.script is not None and named_as_a_module.script.name == "torch_.py"
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "plain.py").write_text("a module of the user")
     for workdir in (None, tmp_path / "work"):
-        assert with_files(made, workdir).manifest["spec"]["command"] == ["ddprun", ".ddpjob/plain.py"]
+        assert with_files(made, workdir).manifest["spec"]["command"] == ["ddprun", f".ddpjob/{made.script.name}"]
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun", "ddprun"])
+def test_no_import_of_a_function_finds_its_own_script(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: the pod has a module of that name, and this machine does not, so the script had its name."""
+    monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path / "state"))
+    for name in ("of_the_image", "of_the_image_"):
+        (tmp_path / f"{name}.py").write_text("KNOWN = __name__\n")
+    script = DDPJob.from_function(of_the_image).script
+    command = [str(Path(sys.executable).with_name(launcher)), str(script)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert "of_the_image and of_the_image_ are imported" in done.stdout, done.stderr
 
 
 def test_a_function_of_a_cell_keeps_the_numbers_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ def test_a_function_trains_on_two_ranks_and_its_failure_has_its_line(
     assert not client.wait("bad", timeout=PATIENCE).succeeded
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "raise ValueError(f" in text)
     found = client.explain("bad")
-    assert (found.exception, found.rank, found.where) == ("ValueError", 1, f"fit.py:{line}")
+    assert (found.exception, found.rank, found.where) == ("ValueError", 1, f"fit-.py:{line}")
     client.delete("fit")
     client.delete("bad")
 

@@ -263,7 +263,6 @@ def _text(value: object) -> str:
 
 def _script_of(function: Callable[..., object], given: Mapping[str, object] | None) -> Path:
     """Return a script in the state folder that calls a function with these arguments."""
-    import importlib.util
     import inspect
     from hashlib import sha256
 
@@ -290,8 +289,9 @@ def _script_of(function: Callable[..., object], given: Mapping[str, object] | No
         f"    {called}(**_json.loads({text!r}))\n"
     )
     root = StateFolder().root
-    # The folder of a script is the first that Python searches: torch.py would take the place of torch.
-    file = f"{called}_.py" if importlib.util.find_spec(called) else f"{called}.py"
+    # The folder of a script is the first that Python searches, so torch.py would take the place of torch. This machine
+    # does not know the modules of the pod; no import statement has a name that ends with "-".
+    file = f"{called}-.py"
     try:
         digest = sha256(source.encode()).hexdigest()[:16]
     except UnicodeEncodeError as error:
