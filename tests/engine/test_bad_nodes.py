@@ -336,7 +336,7 @@ def test_advice_after_a_failure_to_start_of_a_job_that_has_trained_is_to_look_at
     world = trained_world()
     world.set_pod(3, start_error(world), node="bad")
     world.settle()
-    assert world.status["failures"][-1]["next"] == "kubectl describe node bad"
+    assert world.status["failures"][-1]["next"] == "ask an administrator to run kubectl describe node bad"
 
 
 @pytest.mark.parametrize("broken", BROKEN)

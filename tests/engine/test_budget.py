@@ -403,7 +403,7 @@ def test_refunded_failure_names_the_lost_pod_and_node_and_not_the_peer_that_repo
     last = world.status["failures"][-1]
     assert (last["nodeRank"], last["pod"]) == (1, lost["metadata"]["name"])
     assert last["nodeName"] == "worker-that-stopped"
-    assert last["next"] == "kubectl get nodes; kubectl describe node worker-that-stopped"
+    assert last["next"] == "ask an administrator to run kubectl describe node worker-that-stopped"
     assert last["hint"] == "the Kubernetes node is down, unreachable or deleted"
     assert not {"exitCode", "signal", "rank", "exception", "logTail"} & last.keys(), "these are of the peer"
 

@@ -379,7 +379,10 @@ def test_a_workload_that_an_administrator_deactivated_holds_the_job_until_it_is_
     world.evicts("Deactivated", "The workload is deactivated")
     world.settle()
     running = world.condition("Running")
-    assert running["reason"] == "QueueDeactivated" and f"kubectl patch workload {NAME}" in running["message"]
+    assert (
+        running["reason"] == "QueueDeactivated"
+        and f"ask an administrator to run kubectl patch workload {NAME}" in running["message"]
+    )
     world.job["spec"]["suspend"] = True
     world.settle()
     world.job["spec"]["suspend"] = False

@@ -20,6 +20,7 @@ class Row(NamedTuple):
 
 BY_ADMINISTRATOR = "ask an administrator to run "
 """Before a command that the role ``edit`` of a namespace does not allow."""
+DESCRIBE_NODE = f"{BY_ADMINISTRATOR}kubectl describe node {{node}}"
 LESS_MEMORY = "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers"
 LESS_GPU_MEMORY = (
     "use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
@@ -52,7 +53,7 @@ ROWS: Sequence[Row] = (
     Row(
         r"unable to apply cgroup",
         "the runtime of the Kubernetes node cannot limit the container",
-        "kubectl describe node {node}; its administrator looks at the kubelet and the runtime",
+        f"{DESCRIBE_NODE}, and to look at its kubelet and runtime",
     ),
     Row(
         r"chdir to cwd",
@@ -62,7 +63,7 @@ ROWS: Sequence[Row] = (
     Row(
         r"error mounting",
         "a path that the container mounts does not exist on the Kubernetes node, or not in the image",
-        "correct volumeMounts in spec.template; for a path of the GPU driver, kubectl describe node {node}",
+        f"correct volumeMounts in spec.template; for a path of the GPU driver, {DESCRIBE_NODE}",
     ),
     Row(
         r"No CUDA GPUs are available|Found no NVIDIA driver|no GPUs found|libcuda\.so\S*: cannot open",
@@ -93,7 +94,7 @@ ROWS: Sequence[Row] = (
     Row(
         r"system not yet initialized|cudaGetDeviceCount|nvidia-container-cli|error running \w*hook|CDI devices",
         "the driver of the Kubernetes node, or the fabric manager of its GPUs, does not work",
-        "kubectl describe node {node}; its administrator restarts the driver or the fabric manager",
+        f"{DESCRIBE_NODE}, and to restart the driver or the fabric manager",
     ),
     Row(
         r"cuDNN version incompatibility",
@@ -172,7 +173,7 @@ ROWS: Sequence[Row] = (
     Row(
         r"[Ss]tale file handle|Input/output error|[Tt]ransport endpoint",
         "the storage of a volume failed, or the connection to its server",
-        "kubectl describe node {node}; look at the server of the volume, at its mount and at its network",
+        f"look at the server of the volume, at its mount and at its network; {DESCRIBE_NODE}",
     ),
     Row(
         r"Too many open files",

@@ -18,7 +18,7 @@ from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.report import EndReport, Stall
 from ddpjob.api.status import Failure
 from ddpjob.api.text import attributed, shorten
-from ddpjob.engine.advice import GPU_MEMORY, LESS_GPU_MEMORY, LESS_MEMORY, advice
+from ddpjob.engine.advice import DESCRIBE_NODE, GPU_MEMORY, LESS_GPU_MEMORY, LESS_MEMORY, advice
 from ddpjob.engine.evidence import (
     CONFIG_ERROR,
     EXITED_EARLY,
@@ -218,10 +218,10 @@ def _is_deterministic(e: Evidence, context: Context) -> bool:
     return context.is_local or not context.is_proved or (None not in nodes and len(nodes) == 2)
 
 
-_DESCRIBE_NODE, _DESCRIBE_POD = "kubectl describe node {node}", "kubectl describe pod {pod}"
+_DESCRIBE_POD = "kubectl describe pod {pod}"
 # What can have failed where a job restarts because its spec has worked before, and what to look at.
 _OF_THE_NODE, _OF_ALL_NODES = (
-    ("its Kubernetes node", _DESCRIBE_NODE),
+    ("its Kubernetes node", DESCRIBE_NODE),
     ("a volume or service of all its nodes", _DESCRIBE_POD),
 )
 _DEVICE = "the GPU or its driver failed, or a kernel used memory that is not its own"
@@ -243,7 +243,7 @@ TABLE: tuple[Judgement, ...] = (
         counted=False,
         node_suspected=True,
         hint="the Kubernetes node is down, unreachable or deleted",
-        next="kubectl get nodes; kubectl describe node {node}",
+        next=DESCRIBE_NODE,
     ),
     Judgement(
         "Preempted",
@@ -303,7 +303,7 @@ TABLE: tuple[Judgement, ...] = (
         counted=False,
         node_suspected=True,
         hint="the Kubernetes node cannot run the pod although the scheduler chose it, for example a device is missing",
-        next=_DESCRIBE_NODE,
+        next=DESCRIBE_NODE,
     ),
     Judgement(
         "PodDeleted",
@@ -329,7 +329,7 @@ TABLE: tuple[Judgement, ...] = (
         counted=False,
         node_suspected=True,
         hint="the container runtime or the kubelet of the Kubernetes node was restarted",
-        next=_DESCRIBE_NODE,
+        next=DESCRIBE_NODE,
     ),
     Judgement(
         OOM_KILLED,
@@ -349,7 +349,8 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.gpu_oom,
         action="RestartOnce",
         hint=GPU_MEMORY,
-        next=f"{LESS_GPU_MEMORY}; nvidia-smi on node {{node}} shows other processes on the GPU",
+        next=f"{LESS_GPU_MEMORY}; ask an administrator to run nvidia-smi on node {{node}}, which shows other "
+        "processes on the GPU",
         local=(GPU_MEMORY, f"{LESS_GPU_MEMORY}; nvidia-smi shows other processes on the GPU"),
     ),
     Judgement(
@@ -463,7 +464,7 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: _has_failed_device(e),
         node_suspected=True,
         hint=_DEVICE,
-        next="look for Xid in dmesg of node {node}; {logs}",
+        next="{logs}; ask an administrator to look for Xid in dmesg of node {node}",
         local=(_DEVICE, "look for Xid in dmesg; {logs}"),
     ),
     Judgement(

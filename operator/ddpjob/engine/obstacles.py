@@ -11,6 +11,7 @@ from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Furthest
 from ddpjob.api.times import seconds_between
+from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.attempt import seconds_running, whole_second_after
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
@@ -159,8 +160,8 @@ def unresponsive(s: JobState) -> Obstacle | None:
 
 def for_silent_node(name: str) -> str:
     """Return what to do about a Kubernetes node that sends no heartbeats."""
-    delete = f"kubectl delete node {name}, and the job restarts without it"
-    return f"kubectl describe node {name}; if the machine is off, {delete}"
+    text = f"{DESCRIBE_NODE}; if the machine is off, {BY_ADMINISTRATOR}kubectl delete node {{node}}"
+    return f"{text.format(node=name)}, and the job restarts without it"
 
 
 def stall(s: JobState) -> Obstacle | None:

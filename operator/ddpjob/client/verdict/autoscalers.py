@@ -8,7 +8,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.client.verdict.scheduler import meaning
-from ddpjob.engine.advice import Row
+from ddpjob.engine.advice import BY_ADMINISTRATOR, Row
 
 # Reasons of the events of autoscalers about a pod: Cluster Autoscaler, also of GKE, and Karpenter, also of EKS.
 # https://github.com/kubernetes/autoscaler/tree/cluster-autoscaler-1.34.0/cluster-autoscaler: processors/status and
@@ -34,12 +34,12 @@ _CAUSES: Sequence[Row] = (
     Row(
         r"not ready for scale-up",
         "the node group is not healthy: too many of its nodes are not ready",
-        "kubectl get nodes; wait, or ask the administrator of the node group",
+        f"wait, or {BY_ADMINISTRATOR}kubectl get nodes, and to look at the node group",
     ),
     Row(
         r"filtered out all|no nodepools",
         "no node pool of the cluster has machines at all",
-        "ask the administrator of the node pools: kubectl describe nodepools",
+        f"{BY_ADMINISTRATOR}kubectl describe nodepools",
     ),
     Row(
         r"incompatible requirements|Pod's node affinity|not tolerate|untolerated|Insufficient|no instance type"
@@ -80,7 +80,7 @@ def node_added(case: Case, pod: PodView, event: Json) -> Explanation:
         is_abnormal=is_late,
         confidence="Medium" if is_late else "High",
         hint="the cloud has no such machine at present, or the machine cannot join the cluster" if is_late else "",
-        next="kubectl get nodes,events -A" if is_late else f"ddpjob why {case.name}, again in some minutes",
+        next=f"{BY_ADMINISTRATOR}kubectl get nodes" if is_late else f"ddpjob why {case.name}, again in some minutes",
         **case.place_of(pod),
     )
 

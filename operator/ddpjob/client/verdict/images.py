@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ddpjob.engine.advice import Row, advice
+from ddpjob.engine.advice import DESCRIBE_NODE, Row, advice
 
 _OF_IMAGES: Sequence[Row] = (
     Row(
@@ -19,7 +19,7 @@ _OF_IMAGES: Sequence[Row] = (
     Row(
         r"(?i)no space left on device|disk quota exceeded",
         "the disk of the Kubernetes node is full",
-        "kubectl describe node {node}; its administrator makes room",
+        f"{DESCRIBE_NODE}, and to make room",
     ),
     Row(
         r"(?i)x509:|certificate|gave HTTP response to HTTPS client",

@@ -9,17 +9,16 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.client.verdict.images import image_advice
-from ddpjob.engine.advice import BY_ADMINISTRATOR, Row, advice
+from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE, Row, advice
 from ddpjob.engine.evidence import NO_IMAGE, NO_START, NOT_READ_YET
 
 _STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 """Events of a pod that come after its volumes are mounted and its network is set up, or after it got its node."""
 _NAMED_VOLUME = re.compile(r'volume "([^"]+)"')
-_DESCRIBE_NODE = f"{BY_ADMINISTRATOR}kubectl describe node {{node}}"
 _SYNCED_LATER = Row(
     r"failed to sync \w+ cache",
     "the kubelet has not read the Secret or ConfigMap yet",
-    f"nothing: the kubelet tries again; if it lasts, {_DESCRIBE_NODE}",
+    f"nothing: the kubelet tries again; if it lasts, {DESCRIBE_NODE}",
 )
 _NO_OBJECT = Row(
     r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
@@ -34,7 +33,7 @@ _TOO_LITTLE_MEMORY = Row(
 _FULL = Row(
     r"no space left on device|disk quota exceeded",
     "a disk of the Kubernetes node is full",
-    f"{_DESCRIBE_NODE}, and to make room",
+    f"{DESCRIBE_NODE}, and to make room",
 )
 OF_CONTAINERS: Sequence[Row] = (
     _SYNCED_LATER,
@@ -75,14 +74,14 @@ OF_CONTAINERS: Sequence[Row] = (
     Row(
         r"^CreateContainerError|^RunContainerError",
         "the container runtime of the Kubernetes node cannot create the container",
-        f"{_DESCRIBE_NODE}; the kubelet tries again",
+        f"{DESCRIBE_NODE}; the kubelet tries again",
     ),
 )
 _OF_DEVICES: Sequence[Row] = (
     Row(
         "",
         "the driver of a device of the pod does not work on this Kubernetes node",
-        f"{_DESCRIBE_NODE}; kubectl get resourceclaims -n {{namespace}}",
+        f"{DESCRIBE_NODE}, and to run kubectl get resourceclaims -n {{namespace}}",
     ),
 )
 _OF_VOLUMES: Sequence[Row] = (
@@ -106,27 +105,27 @@ _OF_VOLUMES: Sequence[Row] = (
     Row(
         r"helper program|registered CSI drivers|executable file",
         "the Kubernetes node lacks the driver or the program that mounts the volume",
-        f"the administrator of the nodes installs it; {_DESCRIBE_NODE}",
+        f"the administrator of the nodes installs it; {DESCRIBE_NODE}",
     ),
     _FULL,
     Row(
         "",
         "the volume cannot be mounted on this Kubernetes node",
-        "look at the claim and the server of its volume: kubectl describe pvc -n {namespace}; " + _DESCRIBE_NODE,
+        "look at the claim and the server of its volume: kubectl describe pvc -n {namespace}; " + DESCRIBE_NODE,
     ),
 )
 _OF_SANDBOXES: Sequence[Row] = (
     Row(
         r"no runtime for|RuntimeHandler",
         "the Kubernetes node does not have the runtime that runtimeClassName names",
-        f"correct runtimeClassName in spec.template, or use other nodes; {_DESCRIBE_NODE}",
+        f"correct runtimeClassName in spec.template, or use other nodes; {DESCRIBE_NODE}",
     ),
     _TOO_LITTLE_MEMORY,
     _FULL,
     Row(
         r"get sandbox image",
         "the Kubernetes node cannot pull the image that its container runtime needs for each pod",
-        f"the administrator of the nodes looks at their registry; {_DESCRIBE_NODE}",
+        f"the administrator of the nodes looks at their registry; {DESCRIBE_NODE}",
     ),
     Row(
         r"(?i)network|\bcni\b|plugin type=",
@@ -136,7 +135,7 @@ _OF_SANDBOXES: Sequence[Row] = (
     Row(
         "",
         "the container runtime of the Kubernetes node cannot make the sandbox of the pod",
-        f"{_DESCRIBE_NODE}; the kubelet tries again",
+        f"{DESCRIBE_NODE}; the kubelet tries again",
     ),
 )
 OF_KUBELETS: Sequence[tuple[str, Stage, Sequence[Row]]] = (

@@ -8,6 +8,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
+from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import SUSPENDED
 
 _NAMESPACES = "DDPJOB_OPERATOR_NAMESPACES"
@@ -91,9 +92,9 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
 
 def _next(operator: Operator) -> str:
     if operator.evidence is None:
-        return f"kubectl get deployments -A -l {names.OPERATOR_SELECTOR}"
+        return f"{BY_ADMINISTRATOR}kubectl get deployments -A -l {names.OPERATOR_SELECTOR}"
     namespace, _, name = operator.evidence.name.partition("/")
-    return f"kubectl -n {namespace} describe deployment {name}; kubectl -n {namespace} logs deployment/{name}"
+    return f"{BY_ADMINISTRATOR}kubectl logs deployment/{name} -n {namespace}, and kubectl describe deployment {name}"
 
 
 def _overdue(case: Case) -> Iterator[Evidence]:

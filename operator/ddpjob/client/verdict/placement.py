@@ -10,6 +10,7 @@ from ddpjob.client.verdict.autoscalers import NODE_ADDED, no_node_added, node_ad
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.scheduler import NO_CLAIM, Meaning, meaning
+from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.scheduling import guard
 from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS
 
@@ -18,7 +19,7 @@ _UNSEEN_SECONDS = 30.0
 _SCHEDULED = "status.conditions[PodScheduled].message"
 _OF_GANGS = (
     "the free nodes suffice for some of the pods: other jobs hold the rest, and perhaps also wait",
-    "kubectl get ddp -A; kubectl describe nodes shows what is allocated; use fewer nodes with numNodes, or a "
+    f"{BY_ADMINISTRATOR}kubectl describe nodes, which shows what is allocated; use fewer nodes with numNodes, or a "
     "priorityClassName with a higher priority",
 )
 
@@ -81,7 +82,7 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
         advice = given or advice
     if (nodes := case.status.avoid_nodes) and not advice:
         hint = f"no other Kubernetes node fits, so the job uses it again after {UNSCHEDULABLE_SECONDS} s"
-        advice = hint, f"kubectl describe node {nodes[0].node_name}"
+        advice = hint, DESCRIBE_NODE.format(node=nodes[0].node_name)
     hint, todo = advice or ("", f"kubectl describe pod {pod.name} -n {case.namespace}")
     hint = f"the job does not run on {avoided}; {hint}" if avoided else hint
     without = [p for p in case.current if p.unschedulable is not None]
@@ -157,7 +158,7 @@ def gated(case: Case, pod: PodView) -> Explanation:
         f"{case.name} waits in a queue: the pods may not be scheduled until {value} is removed",
         [Evidence(kind="Pod", name=pod.name, field="spec.schedulingGates", value=value)],
         hint="a queue such as Kueue removes the gate when there is quota for the whole job",
-        next=f"kubectl get workloads,localqueues -n {case.namespace}",
+        next=f"{BY_ADMINISTRATOR}kubectl get workloads,localqueues -n {case.namespace}",
         **case.place_of(pod),
     )
 

@@ -8,7 +8,7 @@ from ddpjob.api.objects import Json, condition
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.engine.actions import REFUSALS_TO_SHOW
-from ddpjob.engine.advice import Row, advice
+from ddpjob.engine.advice import BY_ADMINISTRATOR, Row, advice
 from ddpjob.engine.scheduling.base import UNAVAILABLE
 from ddpjob.engine.scheduling.gangs import NOT_ENFORCED
 from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITING
@@ -19,7 +19,7 @@ _OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "Name
 _REFUSALS: Mapping[str, tuple[str, str]] = {
     "CreateRefused": (
         "the API server or an admission webhook refuses it",
-        "correct what the message names; kubectl describe limitrange,namespace/{namespace} -n {namespace}",
+        "correct what the message names; kubectl describe namespace {namespace}",
     ),
     "CreateFailed": ("the API server or an admission webhook does not answer", "nothing; the creates are sent again"),
     "InvalidSpec": ("the CRD accepted what this operator refuses", "correct the field that the message names"),
@@ -89,7 +89,7 @@ OF_REFUSALS: Sequence[Row] = (
     Row(
         r"no PriorityClass",
         "the priority class does not exist",
-        "correct priorityClassName; kubectl get priorityclasses",
+        f"correct priorityClassName; {BY_ADMINISTRATOR}kubectl get priorityclasses",
     ),
     Row(r"RuntimeClass", "the runtime class does not exist", "correct runtimeClassName in spec.template"),
     Row(

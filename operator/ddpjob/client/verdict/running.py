@@ -7,6 +7,7 @@ from ddpjob.api.status import RETURNED, Progress
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
+from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.failures import DIVERGED, NOT_FINITE
 from ddpjob.engine.obstacles import (
@@ -31,7 +32,7 @@ _FIRST_REPORT = 30.0  # seconds in which ddprun has answered the operator, which
 _SOON = 30.0  # seconds in which a process usually ends after that
 _NOT_SERVED = (
     "the operator is not installed, is down, or serves other namespaces",
-    "kubectl get deployments -A -l app.kubernetes.io/name=ddpjob; docs/install.md installs the operator",
+    f"{BY_ADMINISTRATOR}kubectl get deployments -A -l {names.OPERATOR_SELECTOR}; docs/install.md installs the operator",
 )
 _QUIET = "a rank, the data loader or the network stopped without an error"
 _LOCKS = "a lock, a file system or a peer does not answer, or the ranks call different collectives"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddpjob.engine.advice import Row
+from ddpjob.engine.advice import BY_ADMINISTRATOR, Row
 
 # Taints that the control plane, an autoscaler or a driver sets while a node is not ready, or is being removed.
 _OF_STATE = (
@@ -12,8 +12,8 @@ _OF_STATE = (
     r"|karpenter\.sh/(?:disrupt|unregistered)|cloud\.google\.com/impending-node-termination|[\w.-]+/agent-not-ready"
 )
 _CONTROL_PLANE = re.compile(r"had untolerated taint \{node-role\.kubernetes\.io/(control-plane|master)[^}]*\}")
-_TAINTS = "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"
-_CLAIMS, _LABELS = "kubectl get pvc,pv -n {namespace}", "kubectl get nodes --show-labels"
+_TAINTS = f"{BY_ADMINISTRATOR}kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"
+_LABELS = f"{BY_ADMINISTRATOR}kubectl get nodes --show-labels"
 NO_CLAIM = Row(
     r'persistentvolumeclaim "[^"]+" not found',
     "a volume of the pods names a claim that does not exist",
@@ -37,13 +37,14 @@ ROWS: Sequence[Row] = (
     Row(
         r"non-existent (?:pv|persistentvolume)",
         "the volume of the claim was deleted",
-        f"{_CLAIMS}; delete the claim and create it again, or restore its volume",
+        "kubectl get pvc -n {namespace}; delete the claim and create it again, or have its volume restored",
         "Volume",
     ),
     Row(
         r"volume node affinity|PersistentVolume's node affinity|volume zone|volume requirements",
         "the volume can be used in another zone or on another Kubernetes node only",
-        "kubectl describe pv; use nodes of its zone, or a claim whose class binds with WaitForFirstConsumer",
+        "use a claim whose class binds with WaitForFirstConsumer, or nodes of the zone of the volume; "
+        f"{BY_ADMINISTRATOR}kubectl describe pv",
         "Volume",
     ),
     Row(
@@ -55,19 +56,19 @@ ROWS: Sequence[Row] = (
     Row(
         r"max volume count|exceed volume limit",
         "no Kubernetes node that would fit can attach one more volume",
-        "end other pods with volumes, or use other nodes; kubectl get csinodes -o yaml shows the limits",
+        f"end other pods with volumes, or use other nodes; {BY_ADMINISTRATOR}kubectl get csinodes -o yaml",
         "Volume",
     ),
     Row(
         r"enough free storage",
         "no storage that the Kubernetes nodes reach has so much space left",
-        "request a smaller volume in checkpoint.claimTemplate or in the claim, or make space; kubectl get pv",
+        "request a smaller volume in checkpoint.claimTemplate or in the claim, or make space",
         "Volume",
     ),
     Row(
         r"CSI driver is not installed",
         "the Kubernetes nodes lack the driver of the volume",
-        "the administrator of the nodes installs the driver; kubectl get csinodes",
+        f"{BY_ADMINISTRATOR}kubectl get csinodes, and to install the driver",
         "Volume",
     ),
     Row(
@@ -79,44 +80,48 @@ ROWS: Sequence[Row] = (
     Row(
         r"(?i)unbound immediate PersistentVolumeClaim|volumes to bind|StorageClass|binding volumes",
         "no volume fits the claim, or nothing provisions its storage class",
-        "kubectl get pvc,storageclass -n {namespace}; correct checkpoint.claimTemplate or the claim",
+        "kubectl describe pvc -n {namespace}; correct checkpoint.claimTemplate or the claim; "
+        f"{BY_ADMINISTRATOR}kubectl get storageclass",
         "Volume",
     ),
     Row(
         r"Insufficient [\w./-]+",
         "no Kubernetes node has so much free: other pods use it, or no node is that large",
-        "kubectl describe nodes shows what is allocated; request less in spec.resources, or use fewer nodes",
+        f"request less in spec.resources, or use fewer nodes; {BY_ADMINISTRATOR}kubectl describe nodes",
         "Resource",
     ),
     Row(
         r"Too many pods",
         "the Kubernetes nodes that would fit run as many pods as their kubelets allow (maxPods), or have addresses for",
-        "kubectl get nodes -o custom-columns=NAME:.metadata.name,PODS:.status.allocatable.pods; end other pods",
+        f"end other pods; {BY_ADMINISTRATOR}kubectl get nodes -o "
+        "custom-columns=NAME:.metadata.name,PODS:.status.allocatable.pods",
         "Resource",
     ),
     Row(
         r"cannot allocate all claims|resourceclaim (?:not available|in use)",
         "no Kubernetes node has the devices of the pod's resource claims free",
-        "kubectl get resourceclaims,resourceslices -n {namespace}; use fewer nodes, or request other devices",
+        "use fewer nodes, or request other devices; "
+        f"{BY_ADMINISTRATOR}kubectl get resourceclaims,resourceslices -n {{namespace}}",
         "Resource",
     ),
     Row(
         r"resourceclaim\S* \S+ not found|device class \S+ does not exist|create the resourceclaim|ResourceClaim not",
         "a resource claim of the pods, or its device class, does not exist",
-        "kubectl get resourceclaims,deviceclasses -n {namespace}; correct resourceClaims in spec.template",
+        "correct resourceClaims in spec.template; "
+        f"{BY_ADMINISTRATOR}kubectl get resourceclaims,deviceclasses -n {{namespace}}",
         "Resource",
     ),
     # A filter that fails for a node hides those after it: a cordoned node may be the one that a selector names.
     Row(
         rf"taint \{{(?:{_OF_STATE})",
         "the nodes that would fit are not ready or are being removed: the taint shows this, and ends with it",
-        "kubectl get nodes; kubectl describe node NODE; the job starts when they are ready",
+        f"{BY_ADMINISTRATOR}kubectl get nodes; the job starts when they are ready",
         "NodeNotReady",
     ),
     Row(
         r"were unschedulable|taint \{node\.kubernetes\.io/unschedulable",
         "a person cordoned the nodes, or drains them",
-        "kubectl get nodes; kubectl uncordon NODE",
+        f"{BY_ADMINISTRATOR}kubectl get nodes, and kubectl uncordon NODE",
         "Cordoned",
     ),
     Row(
@@ -134,7 +139,7 @@ ROWS: Sequence[Row] = (
     Row(
         r"existing pods anti-affinity",
         "pods that run on the nodes exclude this pod by their podAntiAffinity",
-        "use other nodes, or end the other pods: kubectl get pods -A -o wide; or correct the labels of spec.template",
+        f"use other nodes, or correct the labels of spec.template; {BY_ADMINISTRATOR}kubectl get pods -A -o wide",
         "Affinity",
     ),
     Row(
@@ -146,7 +151,7 @@ ROWS: Sequence[Row] = (
     Row(
         r"pod affinity",
         "no Kubernetes node runs, or is near, the pods that podAffinity requires",
-        "kubectl get pods -A -o wide --show-labels; correct affinity.podAffinity in spec.template",
+        f"correct affinity.podAffinity in spec.template; {BY_ADMINISTRATOR}kubectl get pods -A -o wide --show-labels",
         "Affinity",
     ),
     Row(
@@ -164,13 +169,14 @@ ROWS: Sequence[Row] = (
     Row(
         r"didn't match Pod's required features",
         "the kubelets or container runtimes are too old for a field of the pods",
-        "kubectl get nodes -o wide; remove the field from spec.template, or use nodes with a newer version",
+        "remove the field from spec.template, or use nodes with a newer version; "
+        f"{BY_ADMINISTRATOR}kubectl get nodes -o wide",
         "Unschedulable",
     ),
     Row(
         r"^no nodes available",
         "the cluster has no Kubernetes node",
-        "kubectl get nodes; its administrator or an autoscaler adds nodes",
+        f"{BY_ADMINISTRATOR}kubectl get nodes, and to add nodes, if no autoscaler does",
         "Unschedulable",
     ),
     _UNNAMED_TAINT,

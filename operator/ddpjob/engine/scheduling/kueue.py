@@ -19,6 +19,7 @@ from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_since, timestamp
 from ddpjob.engine.actions import Change, Create
+from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DRAIN_MARGIN_SECONDS, seconds_to_stop
 from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
@@ -303,7 +304,8 @@ def _why_inactive(s: JobState, workload: Json) -> Obstacle | None:
     if names.ANNOTATION_SUSPENDED not in _annotations(workload):
         name = workload["metadata"]["name"]
         why = _because(workload, "Evicted" if is_true(workload["status"], "Evicted") else "DeactivationTarget")
-        todo = f'kubectl patch workload {name} -n {s.job.namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
+        patch = '{"spec":{"active":true}}'
+        todo = f"{BY_ADMINISTRATOR}kubectl patch workload {name} -n {s.job.namespace} --type merge -p '{patch}'"
         return DEACTIVATED, f"Workload {name} was deactivated{why}; when the cause is gone: {todo}"
     held = why_held(s, workload)
     return (QUEUE_UNAVAILABLE, held) if held else _misnamed(s)
