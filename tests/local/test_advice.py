@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import Failure
+from ddpjob.engine.advice import ROWS
 from ddpjob.engine.evidence import evidence_of
 from ddpjob.engine.failures import TABLE, Context, Judgement, judge
 from tests.builders import failed
@@ -57,10 +60,19 @@ def test_advice_about_each_end_of_a_process_names_nothing_of_a_cluster() -> None
     }
 
 
-def test_advice_by_the_text_of_an_error_is_of_a_cluster_alone() -> None:
-    """It names the image and spec.resources, which local mode does not have."""
+def test_advice_by_the_text_of_an_error_holds_on_this_machine() -> None:
+    """Seen: for a missing module only "correct the code"."""
     made, _ = judged(failed(1, exception="ModuleNotFoundError", message="No module named 'transformers'"))
-    assert not OF_A_CLUSTER_ALONE.findall(f"{made.hint} {made.next}")
+    assert "this machine lacks a module" in made.hint and "pip install" in made.next
+    for row in ROWS:
+        hint, todo = (row.hint, row.next) if row.local is True else row.local or ("", "")
+        assert not OF_A_CLUSTER_ALONE.findall(f"{hint} {todo.replace('{logs}', '')}"), row.pattern
+        assert not re.search(r"\{(?!logs\})|spec\.|serviceAccount|Secret|limits\.", f"{hint} {todo}"), row.pattern
+
+
+def test_advice_about_a_cluster_by_the_text_of_an_error_does_not_reach_this_machine() -> None:
+    made, _ = judged(failed(1, exception="RuntimeError", message="Mismatched NCCL version detected"))
+    assert made.hint == "the program ended with an error"
 
 
 def test_advice_about_other_checkpoints_names_options_of_run_and_not_of_the_trainer() -> None:

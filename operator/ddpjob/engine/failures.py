@@ -18,7 +18,7 @@ from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.report import EndReport, Stall
 from ddpjob.api.status import Failure
 from ddpjob.api.text import attributed, shorten
-from ddpjob.engine.advice import DESCRIBE_NODE, GPU_MEMORY, LESS_GPU_MEMORY, LESS_MEMORY, advice
+from ddpjob.engine.advice import DESCRIBE_NODE, GPU_MEMORY, LESS_GPU_MEMORY, LESS_MEMORY, LESS_MEMORY_HERE, advice
 from ddpjob.engine.evidence import (
     CONFIG_ERROR,
     EXITED_EARLY,
@@ -125,7 +125,7 @@ class Judgement:
         that shows the log, {pod} and {node} are names.
     from_program: which of hint and next the trainer's report says.
     local: hint and next in local mode, which has neither Kubernetes nodes nor images; None if they are the same.
-    is_advised: hint and next depend on the text of the error, if it is known (``advice``).
+    is_advised: hint and next depend on the text of the error, if it is known (``advice``); not where ``local`` applies.
     message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
     stall: what the launcher reported then.
     """
@@ -229,10 +229,6 @@ _MISMATCH = "the checkpoints were written with other settings or other data"
 _NOT_INSTALLED = (
     "the command is not installed on this machine, is not executable, or is for another architecture",
     "local mode uses the programs of this machine: install it, or correct command and args",
-)
-_SIGNALS = (
-    "SIGTERM and SIGINT come from another process, SIGKILL often from the kernel's out-of-memory killer, other signals "
-    "from native code"
 )
 
 TABLE: tuple[Judgement, ...] = (
@@ -340,7 +336,7 @@ TABLE: tuple[Judgement, ...] = (
         next=LESS_MEMORY,
         local=(
             "the ranks need more memory than this machine lets them use, or they leak",
-            "use less memory: fewer processes, a smaller batch, fewer data loader workers",
+            LESS_MEMORY_HERE,
         ),
     ),
     Judgement(
@@ -558,7 +554,6 @@ TABLE: tuple[Judgement, ...] = (
         is_advised=True,
         hint="native code or another process ended the program with this signal",
         next="{logs}",
-        local=(_SIGNALS, "{logs}; SIGKILL: use fewer processes or a smaller batch; SIGBUS: make room in /dev/shm"),
     ),
     Judgement(
         "",
@@ -582,9 +577,11 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     """Return what follows from these facts. logs: the command that shows the log of the node."""
     row = next(row for row in TABLE if row.matches(evidence, context))
     hint, todo = (row.local if context.is_local else None) or (row.hint, row.next)
-    if row.is_advised and not context.is_local:
+    if row.is_advised and not (context.is_local and row.local):
         signal = signal_name(evidence.signal) if evidence.signal is not None else ""
-        hint, todo = advice(_error(evidence)) or advice(signal) or (hint, todo)
+        texts = (_error(evidence), signal)
+        known = next((found for text in texts if (found := advice(text, is_local=context.is_local))), None)
+        hint, todo = known or (hint, todo)
     # The trainer names --checkpoint-dir, which is not the user's in local mode.
     reported = _NO_REPORT if context.is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
     reason, message = _reason_and_message(evidence, row)

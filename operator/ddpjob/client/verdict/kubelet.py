@@ -192,8 +192,9 @@ def _of_kubelet(case: Case, pod: PodView, reason: str, message: str) -> tuple[St
     """Return the stage by the kubelet's reason, and hint and next by its text; None if the reason is not known."""
     for pattern, stage, rows in OF_KUBELETS:
         if re.fullmatch(pattern, reason):
-            names = {"namespace": case.namespace, "pod": pod.name, "node": str(pod.node_name)}
-            return stage, advice(f"{reason}: {message}", rows, **names)
+            node = str(pod.node_name)
+            text = f"{reason}: {message}"
+            return stage, advice(text, rows, namespace=case.namespace, pod=pod.name, node=node)
     return "Configuration", None
 
 

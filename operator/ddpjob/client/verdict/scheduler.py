@@ -87,7 +87,8 @@ ROWS: Sequence[Row] = (
     Row(
         r"Insufficient [\w./-]+",
         "no Kubernetes node has so much free: other pods use it, or no node is that large",
-        f"request less in spec.resources, or use fewer nodes; {BY_ADMINISTRATOR}kubectl describe nodes",
+        "request less in spec.resources, or use fewer nodes; "
+        f"{BY_ADMINISTRATOR}kubectl describe nodes, which shows what is allocated",
         "Resource",
     ),
     Row(
