@@ -674,6 +674,22 @@ def test_an_operator_that_is_down_is_named_beside_what_the_pods_show() -> None:
     assert found.evidence[-1].field.endswith("finishedAt")
 
 
+@pytest.mark.parametrize("operators", [None, []])
+def test_a_report_that_no_operator_renews_has_its_age_and_less_confidence(operators: list[Json] | None) -> None:
+    """Seen: "step 147, High", 50 s after the operator was uninstalled."""
+    world = a_running_world(a_job())
+    training(world, 147, ageSeconds=0.0)
+    found = why(world, operators=operators)
+    assert (found.step, found.confidence, "report" in found.sentence) == (147, "High", False)
+    world.forward(50)
+    found = why(world, operators=operators)
+    assert (found.stage, found.step, found.confidence, found.is_abnormal) == ("Running", 147, "Medium", False)
+    assert found.sentence.endswith("the last report is 50 s old, and no operator is known to ask for the next one")
+    found = why(world, operators=[deployment(1)])
+    assert (found.confidence, "report" in found.sentence) == ("High", False), "it has no other values"
+    assert why_here(world).confidence == "High"
+
+
 def test_a_change_that_the_operator_has_not_seen_for_long() -> None:
     world = a_running_world(a_job())
     fields = [

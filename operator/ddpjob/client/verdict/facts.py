@@ -34,7 +34,7 @@ OF_A_RUN = (
     "fg in its shell, or kill -CONT with its process id",
 )
 """Hint and next about a job of this machine that nothing acts on."""
-_LOWER: Mapping[Confidence, Confidence] = {"High": "Medium", "Medium": "Low", "Low": "Low"}
+LOWER_CONFIDENCE: Mapping[Confidence, Confidence] = {"High": "Medium", "Medium": "Low", "Low": "Low"}
 
 
 class Case:
@@ -207,7 +207,7 @@ class Case:
             reason=reason,
             is_abnormal=stage not in NORMAL if is_abnormal is None else is_abnormal,
             sentence=" ".join(sentence.split()),
-            confidence=_LOWER[confidence] if unread else confidence,
+            confidence=LOWER_CONFIDENCE[confidence] if unread else confidence,
             evidence=quoted or [self.of_job("status.state", self.status.state or "")],
             operator="Unknown",
             unread=unread,

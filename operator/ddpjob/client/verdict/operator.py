@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.api.times import parse_time
 from ddpjob.client.verdict.explanation import Evidence, Explanation
-from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
+from ddpjob.client.verdict.facts import LOWER_CONFIDENCE, NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import SUSPENDED
 
@@ -16,6 +17,10 @@ _CONCLUDED = frozenset(
     {"Crash", "Hang", "Disruption", "Image", "Volume", "Placement", "Quota", "Configuration", "Refused", "Suspended"}
 )
 """Stages that the pods show by themselves; a start of the operator does not change them."""
+_REPORTED = frozenset({"Rendezvous", "FirstStep", "Running", "Slow", "Hang"})
+"""Stages that rest on the report of the training in the status."""
+_REPORT_SECONDS = 30.0
+"""An operator that works asks each 10 s. A report has the same time until one of its values changes."""
 _OF_AN_OPERATOR = "pods that run train on; the operator continues from the recorded status when it runs again"
 
 
@@ -62,7 +67,7 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
     overdue = list(_overdue(case)) if operator.state != "Down" else []
     down = operator.state == "Down" or found.stage == "OperatorDown"
     if not (down or overdue):
-        return found.model_copy(update={"operator": operator.state})
+        return _with_age(case, found.model_copy(update={"operator": operator.state}))
     quoted = [*overdue, *([operator.evidence] if operator.evidence is not None else [])]
     state: Any = "Alive" if operator.state == "Alive" else "Down"
     known: dict[str, Any] = {"operator": state, "is_abnormal": True}
@@ -88,6 +93,21 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
         "next": todo,
     }
     return found.model_copy(update=known)
+
+
+def _with_age(case: Case, found: Explanation) -> Explanation:
+    """Return a verdict that rests on the last report, with its age if no operator is known to ask for the next one."""
+    progress = case.status.progress
+    beat = progress.last_heartbeat_time if progress is not None else None
+    if found.operator == "Alive" or found.stage not in _REPORTED or found.reason == NO_HEARTBEAT or beat is None:
+        return found
+    age = case.seconds_since(beat)
+    if age < _REPORT_SECONDS or parse_time(beat) < parse_time(case.attempt.start_time):
+        return found
+    text = f"the last report is {int(age)} s old, and no operator is known to ask for the next one"
+    return found.model_copy(
+        update={"sentence": f"{found.sentence}; {text}", "confidence": LOWER_CONFIDENCE[found.confidence]}
+    )
 
 
 def _next(operator: Operator) -> str:
