@@ -9,7 +9,8 @@ from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import Failure
 from ddpjob.api.times import timestamp as iso
 from ddpjob.engine.evidence import evidence_of, evidence_of_missing, evidence_of_waiting
-from ddpjob.engine.failures import TABLE, Context, judge
+from ddpjob.engine.failures import TABLE, Context
+from ddpjob.engine.judgement import judge
 from tests.builders import NOW, World, a_job, a_running_world, ended, failed
 
 Json = dict[str, Any]

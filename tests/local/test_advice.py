@@ -9,7 +9,8 @@ from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import Failure
 from ddpjob.engine.advice import ROWS
 from ddpjob.engine.evidence import evidence_of
-from ddpjob.engine.failures import TABLE, Context, Judgement, judge
+from ddpjob.engine.failures import TABLE, Context, Judgement
+from ddpjob.engine.judgement import judge
 from tests.builders import failed
 from tests.engine.test_failures import CASES, REPEATED, REPEATS
 from tests.local.builders import OF_A_CLUSTER_ALONE, a_local_job

@@ -14,7 +14,8 @@ from ddpjob.api.status import LONG_RUN_SECONDS, DDPJobStatus, Ending, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
-from ddpjob.engine.failures import Context, Judgement, is_of_a_service, judge
+from ddpjob.engine.failures import Context, Judgement, is_of_a_service
+from ddpjob.engine.judgement import judge
 from ddpjob.engine.progress import furthest
 from ddpjob.engine.state import RUN_SECONDS, JobState
 

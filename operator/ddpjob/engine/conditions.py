@@ -11,7 +11,7 @@ from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import total_restarts
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
-from ddpjob.engine.failures import failure_text
+from ddpjob.engine.judgement import failure_text
 from ddpjob.engine.obstacles import (
     admission_obstacle,
     earlier_pods,

@@ -49,13 +49,8 @@ from ddpjob.engine.evidence import (
     start_contradicts,
     whose_failure,
 )
-from ddpjob.engine.failures import (
-    Context,
-    Judgement,
-    failure_record,
-    failure_text,
-    judge,
-)
+from ddpjob.engine.failures import Context, Judgement
+from ddpjob.engine.judgement import failure_record, failure_text, judge
 from ddpjob.engine.rules import overrule
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard

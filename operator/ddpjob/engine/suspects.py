@@ -12,7 +12,8 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import AvoidedNode, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since, timestamp
 from ddpjob.engine.attempt import whole_second_after
-from ddpjob.engine.failures import Before, suspects_at_start
+from ddpjob.engine.failures import Before
+from ddpjob.engine.judgement import suspects_at_start
 from ddpjob.engine.state import JobState
 
 AVOID_SECONDS = 3600

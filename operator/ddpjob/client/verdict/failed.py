@@ -12,7 +12,8 @@ from ddpjob.client.verdict.explanation import Confidence, Evidence, Explanation,
 from ddpjob.client.verdict.facts import Case
 from ddpjob.engine.attempt import SUSPENDED, waits
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, evidence_of, failed_pods, needs_log, root_cause
-from ddpjob.engine.failures import COLLECTIVE_TIMEOUT, DIVERGED, PEER_LOST, Context, failure_record, judge, place_first
+from ddpjob.engine.failures import COLLECTIVE_TIMEOUT, DIVERGED, PEER_LOST, Context
+from ddpjob.engine.judgement import failure_record, judge, place_first
 from ddpjob.engine.state import MAX_LOGS
 
 _STAGES: Mapping[str, Stage] = {
