@@ -1,4 +1,4 @@
-"""What to do about errors of libraries, drivers, storage and services, by the text of the error. The first row applies.
+"""What to do about errors of programs, and of containers that do not start, by the text. The first row applies.
 
 Texts: PyTorch 2.1 to 2.13, NCCL 2.18 to 2.27, CPython 3.10 to 3.13, botocore 1.35, google-auth 2.35, huggingface_hub
 0.26, runc 1.2, nvidia-container-cli 1.17. tests/situations has each of them.
@@ -343,6 +343,69 @@ ROWS: Sequence[Row] = (
     ),
 )
 """Placeholders as in ``failures.TABLE``."""
+SYNCED_LATER = Row(
+    r"failed to sync \w+ cache",
+    "the kubelet has not read the Secret or ConfigMap yet",
+    f"nothing: the kubelet tries again; if it lasts, {DESCRIBE_NODE}",
+)
+NO_OBJECT = Row(
+    r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
+    "the Secret, ConfigMap or key that the message names does not exist",
+    "create it, or correct env, envFrom, volumes or template and create the job again",
+)
+TOO_LITTLE_MEMORY = Row(
+    r"OOM-killed",
+    "the memory limit is too low for a container to start",
+    "increase resources.limits.memory",
+)
+DISK_FULL = Row(
+    r"no space left on device|disk quota exceeded",
+    "a disk of the Kubernetes node is full",
+    f"{DESCRIBE_NODE}, and to make room",
+)
+OF_CONTAINERS: Sequence[Row] = (
+    SYNCED_LATER,
+    Row(
+        r"runAsNonRoot",
+        "the pod may not run as root, and the image does",
+        "set runAsUser in podSecurity or in securityContext of spec.template, or a numeric USER in the image",
+    ),
+    Row(
+        r"prepare subPath",
+        "the directory of subPath cannot be created on the volume",
+        "correct subPath, or the owner and the rights of the volume",
+    ),
+    Row(r"no command specified", "the image has no command", "set command in the spec"),
+    Row(
+        r"^CrashLoopBackOff",
+        "an init container fails again and again",
+        "kubectl logs {pod} -n {namespace} --all-containers; correct initContainers in spec.template",
+    ),
+    NO_OBJECT,
+    Row(
+        r"SignatureValidationFailed",
+        "a policy of the nodes requires an image that is signed",
+        "sign the image, or use a signed one",
+    ),
+    TOO_LITTLE_MEMORY,
+    DISK_FULL,
+    Row(
+        r"^(?!.*(?:nvidia-|hook)).*executable file",
+        "the command is not in the image",
+        "correct command, args or image and create the job again",
+    ),
+    Row(
+        r"^PostStartHookError",
+        "the command that lifecycle.postStart runs in the container failed",
+        "correct lifecycle in spec.template",
+    ),
+    Row(
+        r"^CreateContainerError|^RunContainerError",
+        "the container runtime of the Kubernetes node cannot create the container",
+        f"{DESCRIBE_NODE}; the kubelet tries again",
+    ),
+)
+"""Of a container that its kubelet does not start: its reason and message, or the message alone."""
 
 
 def advice(text: str, rows: Sequence[Row] = ROWS, is_local: bool = False, **names: str) -> tuple[str, str] | None:

@@ -13,7 +13,16 @@ from typing import Any, Literal
 from ddpjob.api import exit_codes, names
 from ddpjob.api.report import Stall
 from ddpjob.api.status import Failure
-from ddpjob.engine.advice import DESCRIBE_NODE, GPU_MEMORY, LESS_GPU_MEMORY, LESS_MEMORY, LESS_MEMORY_HERE
+from ddpjob.engine.advice import (
+    DESCRIBE_NODE,
+    GPU_MEMORY,
+    LESS_GPU_MEMORY,
+    LESS_MEMORY,
+    LESS_MEMORY_HERE,
+    OF_CONTAINERS,
+    ROWS,
+    Row,
+)
 from ddpjob.engine.evidence import (
     CONFIG_ERROR,
     EXITED_EARLY,
@@ -116,7 +125,7 @@ class Judgement:
         that shows the log, {pod} and {node} are names.
     from_program: which of hint and next the trainer's report says.
     local: hint and next in local mode, which has neither Kubernetes nodes nor images; None if they are the same.
-    is_advised: hint and next depend on the text of the error, if it is known (``advice``); not where ``local`` applies.
+    texts: of errors, with their own hint and next, which go before those of the row; not where ``local`` applies.
     message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
     stall: what the launcher reported then.
     """
@@ -133,7 +142,7 @@ class Judgement:
     next: str = ""
     from_program: tuple[str, ...] = ()
     local: tuple[str, str] | None = None
-    is_advised: bool = False
+    texts: Sequence[Row] = ()
     message: str = ""
     evidence: Evidence | None = None
     stall: Stall | None = None
@@ -343,8 +352,9 @@ TABLE: tuple[Judgement, ...] = (
         "or ConfigMap does not exist",
         _waits_with(CONFIG_ERROR),
         action="FailAtStart",
-        hint="the Secret, ConfigMap or key that the message names does not exist",
-        next="create it, or correct env, envFrom or template, and create the job again",
+        texts=OF_CONTAINERS,
+        hint="the kubelet cannot configure the container, for the reason in the message",
+        next="correct env, envFrom, volumes or template, and create the job again; kubectl describe pod {pod}",
     ),
     Judgement(
         "LauncherNotInjected",
@@ -372,7 +382,7 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.report.code is None and e.not_started,
         action="FailAtStart",
         node_suspected=True,
-        is_advised=True,
+        texts=ROWS,
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
         local=_NOT_INSTALLED,
@@ -450,7 +460,7 @@ TABLE: tuple[Judgement, ...] = (
         "also at the same step after 0, which the trainer has counted itself, and on another Kubernetes node",
         _is_deterministic,
         action="Fail",
-        is_advised=True,
+        texts=ROWS,
         hint="the error follows from the code or the data, so another restart would end in the same way",
         next="{logs}; correct the code, and create the job again",
     ),
@@ -459,7 +469,7 @@ TABLE: tuple[Judgement, ...] = (
         "the same, on the same Kubernetes node as before",
         _repeats,
         node_suspected=True,
-        is_advised=True,
+        texts=ROWS,
         hint="the error follows from the code or the data, or the Kubernetes node computes wrong values",
         next="{logs}",
     ),
@@ -531,7 +541,7 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.signal is not None,
         provisional=True,
         node_suspected=True,
-        is_advised=True,
+        texts=ROWS,
         hint="native code or another process ended the program with this signal",
         next="{logs}",
     ),
@@ -539,7 +549,7 @@ TABLE: tuple[Judgement, ...] = (
         "",
         "any other exit code",
         lambda e, _: e.exit_code is not None,
-        is_advised=True,
+        texts=ROWS,
         hint="the program ended with an error",
         next="{logs}",
     ),

@@ -28,10 +28,10 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     """Return what follows from these facts. logs: the command that shows the log of the node."""
     row = next(row for row in TABLE if row.matches(evidence, context))
     hint, todo = (row.local if context.is_local else None) or (row.hint, row.next)
-    if row.is_advised and not (context.is_local and row.local):
+    if row.texts and not (context.is_local and row.local):
         signal = signal_name(evidence.signal) if evidence.signal is not None else ""
         texts = (_error(evidence), signal)
-        known = next((found for text in texts if (found := advice(text, is_local=context.is_local))), None)
+        known = next((found for text in texts if (found := advice(text, row.texts, is_local=context.is_local))), None)
         hint, todo = known or (hint, todo)
     # The trainer names --checkpoint-dir, which is not the user's in local mode.
     reported = _NO_REPORT if context.is_local and evidence.report.code == exit_codes.MISMATCH else evidence.report
@@ -201,7 +201,7 @@ def _kubelet_message(e: Evidence) -> str:
 
 def _command(text: str, logs: str, e: Evidence) -> str:
     pod, node = (e.pod.name, e.pod.node_name) if e.pod else (None, None)
-    return text.format(logs=logs, pod=pod or "POD", node=node or "NODE")
+    return text.format(logs=logs, pod=pod or "POD", node=node or "NODE", namespace="NAMESPACE")
 
 
 def camel_case(reason: str) -> str:

@@ -9,74 +9,22 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.client.verdict.images import image_advice
-from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE, Row, advice
+from ddpjob.engine.advice import (
+    BY_ADMINISTRATOR,
+    DESCRIBE_NODE,
+    DISK_FULL,
+    NO_OBJECT,
+    OF_CONTAINERS,
+    SYNCED_LATER,
+    TOO_LITTLE_MEMORY,
+    Row,
+    advice,
+)
 from ddpjob.engine.evidence import NO_IMAGE, NO_START, NOT_READ_YET
 
 _STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 """Events of a pod that come after its volumes are mounted and its network is set up, or after it got its node."""
 _NAMED_VOLUME = re.compile(r'volume "([^"]+)"')
-_SYNCED_LATER = Row(
-    r"failed to sync \w+ cache",
-    "the kubelet has not read the Secret or ConfigMap yet",
-    f"nothing: the kubelet tries again; if it lasts, {DESCRIBE_NODE}",
-)
-_NO_OBJECT = Row(
-    r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key|references non-existent',
-    "the Secret, ConfigMap or key that the message names does not exist",
-    "create it, or correct env, envFrom, volumes or template and create the job again",
-)
-_TOO_LITTLE_MEMORY = Row(
-    r"OOM-killed",
-    "the memory limit is too low for a container to start",
-    "increase resources.limits.memory",
-)
-_FULL = Row(
-    r"no space left on device|disk quota exceeded",
-    "a disk of the Kubernetes node is full",
-    f"{DESCRIBE_NODE}, and to make room",
-)
-OF_CONTAINERS: Sequence[Row] = (
-    _SYNCED_LATER,
-    Row(
-        r"runAsNonRoot",
-        "the pod may not run as root, and the image does",
-        "set runAsUser in podSecurity or in securityContext of spec.template, or a numeric USER in the image",
-    ),
-    Row(
-        r"prepare subPath",
-        "the directory of subPath cannot be created on the volume",
-        "correct subPath, or the owner and the rights of the volume",
-    ),
-    Row(r"no command specified", "the image has no command", "set command in the spec"),
-    Row(
-        r"^CrashLoopBackOff",
-        "an init container fails again and again",
-        "kubectl logs {pod} -n {namespace} --all-containers; correct initContainers in spec.template",
-    ),
-    _NO_OBJECT,
-    Row(
-        r"SignatureValidationFailed",
-        "a policy of the nodes requires an image that is signed",
-        "sign the image, or use a signed one",
-    ),
-    _TOO_LITTLE_MEMORY,
-    _FULL,
-    Row(
-        r"^(?!.*(?:nvidia-|hook)).*executable file",
-        "the command is not in the image",
-        "correct command, args or image and create the job again",
-    ),
-    Row(
-        r"^PostStartHookError",
-        "the command that lifecycle.postStart runs in the container failed",
-        "correct lifecycle in spec.template",
-    ),
-    Row(
-        r"^CreateContainerError|^RunContainerError",
-        "the container runtime of the Kubernetes node cannot create the container",
-        f"{DESCRIBE_NODE}; the kubelet tries again",
-    ),
-)
 _OF_DEVICES: Sequence[Row] = (
     Row(
         "",
@@ -85,8 +33,8 @@ _OF_DEVICES: Sequence[Row] = (
     ),
 )
 _OF_VOLUMES: Sequence[Row] = (
-    _SYNCED_LATER,
-    _NO_OBJECT,
+    SYNCED_LATER,
+    NO_OBJECT,
     Row(
         r"Multi-Attach",
         "another Kubernetes node uses the volume, and only one can at a time",
@@ -107,7 +55,7 @@ _OF_VOLUMES: Sequence[Row] = (
         "the Kubernetes node lacks the driver or the program that mounts the volume",
         f"the administrator of the nodes installs it; {DESCRIBE_NODE}",
     ),
-    _FULL,
+    DISK_FULL,
     Row(
         "",
         "the volume cannot be mounted on this Kubernetes node",
@@ -120,8 +68,8 @@ _OF_SANDBOXES: Sequence[Row] = (
         "the Kubernetes node does not have the runtime that runtimeClassName names",
         f"correct runtimeClassName in spec.template, or use other nodes; {DESCRIBE_NODE}",
     ),
-    _TOO_LITTLE_MEMORY,
-    _FULL,
+    TOO_LITTLE_MEMORY,
+    DISK_FULL,
     Row(
         r"get sandbox image",
         "the Kubernetes node cannot pull the image that its container runtime needs for each pod",

@@ -7,10 +7,10 @@ from ddpjob.api.status import Condition
 from ddpjob.client.verdict.explanation import Explanation, Stage
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.images import image_advice
-from ddpjob.client.verdict.kubelet import OF_CONTAINERS, not_prepared, not_started
+from ddpjob.client.verdict.kubelet import not_prepared, not_started
 from ddpjob.client.verdict.placement import gated, gates, is_unseen, no_scheduler, partly_placed, unschedulable
 from ddpjob.client.verdict.scheduler import meaning
-from ddpjob.engine.advice import advice
+from ddpjob.engine.advice import OF_CONTAINERS, advice
 from ddpjob.engine.evidence import NO_IMAGE, NO_START
 from ddpjob.engine.obstacles import CONTAINER_CREATING, EARLIER_PODS, FORMER_PODS, ending_command, obstacles
 from ddpjob.engine.scheduling import guard
