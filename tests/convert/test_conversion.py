@@ -451,6 +451,8 @@ def test_elastic_sizes_of_a_runtime_carry_over() -> None:
     job = trainjob("torchrun", "train.py", runtime="own")
     assert (spec_of(job, runtime)["numNodes"], spec_of(job, runtime)["minNodes"]) == (4, 2)
     assert "runtime.spec.mlPolicy.torch.elasticPolicy.maxNodes" in noted(job, runtime)
+    del policy["torch"]
+    assert spec_of(trainjob("torchrun", "--nnodes=3:4", "train.py", runtime="own"), runtime)["minNodes"] == 3
 
 
 def test_gang_smaller_than_the_job_is_noted() -> None:

@@ -65,7 +65,7 @@ def spec_of_pytorchjob(job: Json, replica: str | None, notes: list[Note]) -> Jso
     if not element(spec.get("env"), "name", _UNBUFFERED["name"]):
         spec["env"] = [*spec.get("env", []), dict(_UNBUFFERED)]
     num_nodes = spec["numNodes"] = sum(_count(one) for one in replicas.values())
-    spec["minNodes"] = _min_nodes(elastic, started, num_nodes)
+    spec["minNodes"] = started.min_nodes(elastic.get("minReplicas"), num_nodes)
     spec["nprocPerNode"] = _nproc(given, elastic, started, spec.get("resources") or {}, notes)
     if "Master" in replicas and policy.get("cleanPodPolicy") in ("All", "Running"):
         spec["successPolicy"] = "NodeZero"  # the success of the Master ends the Workers
@@ -150,13 +150,6 @@ def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: 
         why = "torchrun started one process per GPU or CPU that it found; auto is one per GPU in resources, else one"
         notes.append(Note(field, why, "set nprocPerNode to a number"))
     return "auto"
-
-
-def _min_nodes(elastic: Json, started: Launch, num_nodes: int) -> int | None:
-    """Return ``minNodes``; None if the job needs all its nodes."""
-    flag, is_range, _ = started.flags.get("nnodes", "").partition(":")
-    least = elastic.get("minReplicas", int(flag) if is_range and flag.isdecimal() else num_nodes)
-    return max(1, least) if least < num_nodes else None
 
 
 def _note_elastic(elastic: Json, num_nodes: int, notes: list[Note]) -> None:

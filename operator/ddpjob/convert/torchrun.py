@@ -49,6 +49,13 @@ class Launch:
     flags: Mapping[str, str] = field(default_factory=dict)
     starts_processes: bool | None = None
 
+    def min_nodes(self, least: int | None, num_nodes: int) -> int | None:
+        """Return ``minNodes``; None if all nodes are needed. least: of an elastic policy, before the flag."""
+        flag, is_range, _ = self.flags.get("nnodes", "").partition(":")
+        if least is None and is_range and flag.isdecimal():
+            least = int(flag)
+        return max(1, least) if least is not None and least < num_nodes else None
+
 
 def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[Note]) -> Launch:
     """Return a container's command as a DDPJob runs it; ``path``: of the container, for the notes."""

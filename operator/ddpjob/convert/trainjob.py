@@ -80,9 +80,7 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
     spec["numNodes"] = trainer.get("numNodes", policy.get("numNodes", 1))
     per_node = trainer.get("numProcPerNode", (policy.get("torch") or {}).get("numProcPerNode"))
     elastic = present((policy.get("torch") or {}).get("elasticPolicy") or {})
-    least: int = elastic.get("minNodes") or spec["numNodes"]
-    if least < spec["numNodes"]:
-        spec["minNodes"] = max(1, least)
+    spec["minNodes"] = started.min_nodes(elastic.get("minNodes"), spec["numNodes"])
     for key in sorted(elastic.keys() - {"minNodes"}):
         notes.append(Note(f"runtime.spec.mlPolicy.torch.elasticPolicy.{key}", "a DDPJob has at most numNodes"))
     spec["nprocPerNode"] = _nproc(per_node, started, spec.get("resources") or {})
