@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 from ddprun.code_frames import innermost
 
@@ -27,10 +28,10 @@ _BY_POOL = ("RemoteTraceback", "_RemoteTraceback")
 def message_of(error: BaseException) -> str:
     """Return what the error says; of an error of a worker process without the traceback and the type in its text.
 
-    An error without a text is described by the line that raised it.
+    An error without a text is described by the line that raised it, and a syntax error has no place in its text.
     """
     found = _of_worker(error)
-    text = found[1] if found else text_of(error)
+    text = found[1] if found else str(error.msg) if _is_of_file(error) else text_of(error)
     kind, _, rest = text.partition(": ")
     if found and kind.rpartition(".")[2] == type(error).__name__:
         text = rest
@@ -147,8 +148,13 @@ def where(error: BaseException, *, within: BaseException | None = None) -> str |
     return f"{frame[0].name}:{frame[1]}" if frame else None
 
 
+def _is_of_file(error: BaseException) -> TypeGuard[SyntaxError]:
+    """Return whether it is a syntax error, which has a file and a line of its own."""
+    return isinstance(error, SyntaxError) and bool(error.filename) and not str(error.filename).startswith("<")
+
+
 def _place(error: BaseException, within: BaseException | None = None) -> tuple[Path, int] | None:
-    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
+    if _is_of_file(error) and error.filename:
         return Path(error.filename), error.lineno or 0
     raised, callers = (list(traceback.walk_tb(each.__traceback__ if each else None)) for each in (error, within))
     handler = next((n for n, (frame, _) in enumerate(callers) if raised and frame is raised[0][0]), len(callers))

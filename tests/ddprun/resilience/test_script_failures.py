@@ -145,6 +145,7 @@ OWN = 'own line\n\nTraceback (most recent call last):\n  File "x.py", line 3, in
         ("{}['x']", "KeyError", "'x'"),
         (f'raise ValueError("{QUOTED}")', "ValueError", OWN),
         ("import ast; ast.literal_eval('a b')", "SyntaxError", "invalid syntax (<unknown>, line 1)"),
+        ("for each in []", "SyntaxError", "expected ':'"),
         ("error = ValueError('bad'); error.__notes__ = ['sample 17']; raise error", "ValueError", "bad\nsample 17"),
     ],
 )
