@@ -277,7 +277,7 @@ def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.C
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (LeaveAlone("node 1 takes no part"), "no restart in place: node 1 takes no part; the attempt ends\n"),
+        (LeaveAlone("node 1 is absent"), "no restart in place: node 1 is absent; this attempt ends on all nodes, and "),
         (OtherVersion(1, 7), "node 1 has another version of ddprun (its launcher speaks version 7"),
         (LeaveAlone(), ""),
     ],

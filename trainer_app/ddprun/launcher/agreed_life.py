@@ -114,7 +114,8 @@ class AgreedLife:
                 case StartRanks():
                     self.next_life = order
                 case LeaveAlone() if order.reason:
-                    self._say(f"no restart in place: {order.reason}; the attempt ends")
+                    ends = "this attempt ends on all nodes, and a new one follows if the job has restarts left"
+                    self._say(f"no restart in place: {order.reason}; {ends}")
                 case OtherVersion():
                     self._say(
                         f"warning: no restarts in place: node {order.node} has another version of ddprun (its launcher "

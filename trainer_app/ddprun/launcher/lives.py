@@ -418,7 +418,10 @@ def _abort(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
 
 def _absence(nodes: Sequence[int]) -> str:
     names = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
-    return f"node {names} takes no part: not connected, without a grant, or another version of ddprun"
+    return (
+        f"the launcher of node {names} is not connected yet, was started without restarts in place, or is another "
+        "version of ddprun"
+    )
 
 
 def _decide(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
