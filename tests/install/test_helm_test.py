@@ -1,6 +1,7 @@
 """The script of `helm test`, run against a real API server with the operator's rights and health server."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,3 +79,5 @@ def test_helm_test_fails_with_a_message_if_the_operator_is_not_ready(installed: 
     assert done.returncode == 1
     assert "error: operator is ready: HTTP Error 503" in done.stderr
     assert "the watch of pods is not open" in done.stderr
+    listed, waits = done.stdout.splitlines()
+    assert listed.startswith("ok: API server") and re.match(r"waiting up to [12] s: operator is ready: HTTP Err", waits)
