@@ -64,7 +64,7 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
         assert next(cards.stdout).startswith("tiny is ") and json.loads(next(objects.stdout))["kind"] == "DDPJob"
         (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
         assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
-        assert "tiny is Failed: " in cards.communicate(timeout=60)[0]
+        assert "tiny failed " in cards.communicate(timeout=60)[0]
         *_, last = map(json.loads, objects.communicate(timeout=60)[0].splitlines())
         assert (last["status"]["state"], cards.returncode, objects.returncode) == ("Failed", 0, 0)
     status = ddpjob.job("tiny")["status"]
@@ -161,8 +161,8 @@ def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Prog
         (ddpjob.folder / "go").touch()
         said = waiting.communicate(timeout=120)[1]
     assert waiting.returncode == 1, said
-    assert "nothing runs the job tiny: " in said and "cluster.json.tmp: Is a directory" in said
-    assert "free space" in said and "ddpjob resume tiny" in said
+    assert "no process of this machine runs tiny, which has not finished: " in said
+    assert "cluster.json.tmp: Is a directory" in said and "free space" in said and "ddpjob resume tiny" in said
 
 
 def test_logs_as_json_have_what_a_terminal_shows(ddpjob: Program) -> None:

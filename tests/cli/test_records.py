@@ -83,6 +83,7 @@ def test_logs_can_be_selected_by_node_attempt_and_length(failed: Program) -> Non
         "n1 node 1 of attempt 2",
         "n2 node 2 of attempt 2",
     ]
+    assert failed("logs", "bad", "--all", "--grep", "2J").out == "", "a terminal does not show what \\r replaced"
     assert failed("logs", "bad", "--previous", "--node", "2", "--tail", "2").out.splitlines() == [
         "n2 node 2 of attempt 1",
         "n2 second line",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from rich.table import Table
 
+from ddpjob.cli.card import facts_of
 from ddpjob.cli.top import follow, headline, ranks_table
 from ddpjob.client.base import Client
 from ddpjob.client.job import DDPJob
@@ -34,6 +36,11 @@ def a_rank(rank: int, **fields: Any) -> RankState:
     return RankState(rank=rank, **usual | {"step_seconds": 0.2, "memory_bytes": 2**30} | fields)
 
 
+def a_table(ranks: list[RankState], **fields: Any) -> RankTable:
+    usual = {"job": "big", "namespace": "default", "place": "here", "attempt": 1, "world_size": len(ranks)}
+    return RankTable(ranks=ranks, **usual | fields)
+
+
 def texts(shown: Table) -> list[list[str]]:
     """Return the rows; what is abnormal is in brackets."""
     columns = [[f"[{c}]" if c.style == "red" else str(c) for c in column._cells] for column in shown.columns]  # type: ignore[union-attr]
@@ -48,7 +55,7 @@ def test_the_slow_the_waiting_and_the_silent_rank_are_abnormal() -> None:
         a_rank(3, step=90, data_wait_seconds=0.002),
         a_rank(4, step_seconds=None, step=0, phase="start", memory_bytes=None, age_seconds=10.0),
     ]
-    assert texts(ranks_table(ranks)) == [
+    assert texts(ranks_table(a_table(ranks))) == [
         ["n0r0", "100", "200.0 ms", "×1.00", "-", "1.00 GiB", "0s ago", "waits in all_reduce"],
         ["n0r1", "100", "[500.0 ms]", "[×2.50]", "[400.0 ms (80%)]", "1.00 GiB", "0s ago", "train"],
         ["n1r2", "100", "200.0 ms", "×1.00", "-", "1.00 GiB", "[30s ago]", "train"],
@@ -68,21 +75,33 @@ def test_an_answer_with_a_number_that_is_none_is_refused(field: str) -> None:
 
 
 def test_a_row_that_is_older_than_the_others_is_not_behind() -> None:
-    rows = texts(ranks_table([a_rank(0), a_rank(1, step=92, age_seconds=1.7)]))
+    rows = texts(ranks_table(a_table([a_rank(0), a_rank(1, step=92, age_seconds=1.7)])))
     assert [row[1] for row in rows] == ["100", "92"]
 
 
 def test_a_small_terminal_shows_abnormal_ranks_first_and_says_what_is_left_out() -> None:
     ranks = [a_rank(number, age_seconds=60.0 if number == 77 else 0.1) for number in range(100)]
-    rows = texts(ranks_table(ranks, most=3))
+    rows = texts(ranks_table(a_table(ranks), most=3))
     assert [row[:2] for row in rows] == [["n0r0", "100"], ["n0r1", "100"], ["n38r77", "100"], ["…", "97 more"]]
 
 
+def test_the_rank_of_a_hang_is_abnormal_and_named_as_in_the_card() -> None:
+    stall = {"rank": 1, "step": 100, "where": "train.py:9"}
+    job = DDPJob.from_manifest(
+        {"metadata": {"name": "big", "namespace": "default"}, "spec": {}, "status": {"attempt": 1, "stall": stall}}
+    )
+    answer = {"worldSize": 2, "ranks": [a_rank(rank).wire() for rank in range(2)]}
+    seen = rank_table(job, "here", answer)
+    assert [row[0] for row in texts(ranks_table(seen))] == ["n0r0", "[n0r1]"]
+    [of_card] = [fact.text for fact in facts_of(job, datetime.now(UTC), [])]
+    assert of_card == "the others wait for rank 1, step 100 at train.py:9"
+    assert headline(seen).endswith(f"(here): {of_card}")
+    assert seen.wire()["stall"] == stall
+
+
 def test_the_headline_names_what_is_missing() -> None:
-    seen = RankTable(
-        job="big", namespace="default", place="here", attempt=2, world_size=8, missing_nodes=[1, 3], omitted_ranks=1,
-        ranks=[a_rank(0), a_rank(1, step=99, step_seconds=0.3), a_rank(2, step_seconds=1.5)],
-    )  # fmt: skip
+    ranks = [a_rank(0), a_rank(1, step=99, step_seconds=0.3), a_rank(2, step_seconds=1.5)]
+    seen = a_table(ranks, attempt=2, world_size=8, missing_nodes=[1, 3], omitted_ranks=1)
     assert headline(seen) == (
         "big attempt 2, 3 of 8 ranks, steps 99 to 100, median 300.0 ms a step, nothing is known of node 1, 3, "
         "1 ranks are left out (here)"
@@ -108,8 +127,7 @@ def test_the_last_table_stays_while_no_rank_runs(
 ) -> None:
     monkeypatch.setattr("ddpjob.cli.top._PAUSE", 0.0)
     monkeypatch.setenv("COLUMNS", "200")
-    last = RankTable(job="big", namespace="default", place="here", attempt=1, world_size=1, ranks=[a_rank(0)])
-    follow(cast("Client", BetweenAttempts()), "big", last)
+    follow(cast("Client", BetweenAttempts()), "big", a_table([a_rank(0)]))
     shown = capsys.readouterr().out
     assert "n0r0" in shown and "no rank of big runs: it is Restarting" in shown
 

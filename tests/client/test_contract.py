@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_life_of_a_job_that_is_suspended_resumed_and_restarted(world: World) -> 
             call("mnist")
 
 
-def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World) -> None:
+def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World, tmp_path: Path) -> None:
     client = world.client
     old = client.submit(world.job("mnist"))
     client.delete(old)
@@ -85,6 +86,14 @@ def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World) -
         lambda job: client.wait_all([job], timeout=60),
         client.pods,
         client.delete,
+        lambda job: next(client.logs(job)),
+        client.explain,
+        client.events,
+        client.checkpoints,
+        lambda job: client.pull(job, tmp_path / "pulled"),
+        client.metrics,
+        client.ranks,
+        lambda job: client.bundle(job, tmp_path / "bundle.zip"),
     )
     for act in acts:
         with pytest.raises(JobNotFoundError, match="there is another of this name"):
@@ -170,6 +179,9 @@ def test_an_argument_of_another_type_is_named(world: World) -> None:
         ("nodes is 0, not a collection", lambda: client.logs(made, nodes=0)),
         ("tail is '5'", lambda: client.logs(made, tail="5")),
         ("steps is 10", lambda: client.pull(made, steps=10)),
+        ("to is 5, not a path", lambda: client.pull(made, 5)),
+        ("workdir is 5, not a path", lambda: client.submit(made, workdir=5)),
+        ("path is None, not a path", lambda: client.bundle(made, None)),
         ("timeout is '5'", lambda: client.wait(made, timeout="5")),
         ("stop is True", lambda: client.watch(made, stop=True)),
         ("until is 'finished', not a function", lambda: client.wait(made, until="finished")),

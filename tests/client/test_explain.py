@@ -717,8 +717,11 @@ def test_verdicts_on_a_job_of_this_machine() -> None:
         world.forward(quiet)
         stages.append(why_here(world).stage)
     world.job["spec"]["suspend"] = True
+    stages.append(why_here(world, is_run=False).stage)  # its process was killed before the ranks had ended
+    world.settle()
+    world.settle()
     stages.append(why_here(world, is_run=False).stage)
-    assert stages == ["Starting", "OperatorDown", "Running", "Hang", "Suspended"]
+    assert stages == ["Starting", "OperatorDown", "Running", "Hang", "Interrupted", "Suspended"]
 
 
 def test_a_delay_that_has_passed_is_overdue_unless_the_job_waits_for_its_user() -> None:

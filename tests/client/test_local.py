@@ -51,9 +51,9 @@ def test_a_killed_run_is_interrupted_and_resumes_in_its_directory(
     client.wait("tiny", until=lambda status: status.state == "Running", timeout=60)
     monkeypatch.chdir(tmp_path / "elsewhere")
     os.kill(client.record("tiny").runner() or 0, signal.SIGKILL)
-    with pytest.raises(UnavailableError, match="nothing runs the job tiny"):
+    with pytest.raises(UnavailableError, match="no process of this machine runs tiny"):
         client.wait("tiny", timeout=60)
-    with pytest.raises(UnavailableError, match="nothing runs the job tiny"):
+    with pytest.raises(UnavailableError, match="no process of this machine runs tiny"):
         client.wait_all(["tiny"], timeout=60)
     assert client.get("tiny").state == "Interrupted"
     client.resume("tiny")

@@ -180,6 +180,13 @@ class StallStatus(StatusPart):
     phase: str | None = None
     """What it does; ``close`` if its script has ended, and its process has not."""
 
+    def text(self) -> str:
+        """Return which rank it is, where, and what is wrong with it."""
+        where = f" at {self.where}" if self.where else ""
+        if self.phase == RETURNED:
+            return f"rank {self.rank} has ended its script, and its process has not ended{where}"
+        return f"the others wait for rank {self.rank}, step {self.step}{where}"
+
 
 class PauseStatus(StatusPart):
     """Rank 0 has made no step for much longer than a step, and than all its pauses before, took. It may go on."""

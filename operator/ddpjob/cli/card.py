@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ddpjob.api.names import CONTROLLER
-from ddpjob.api.status import RETURNED, Condition, DDPJobStatus, Failure
+from ddpjob.api.status import Condition, DDPJobStatus, Failure
 from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.cli.text import duration, number_of, one_line, red, time_text
@@ -136,12 +136,8 @@ def _nodes(status: DDPJobStatus) -> Iterator[Fact]:
         yield Fact("nodes", ", ".join(parts), bool(failed))
     for node in status.avoid_nodes or ():
         yield Fact("", f"avoids Kubernetes node {node.node_name} ({node.reason}) until {node.until}")
-    if stall := status.stall:
-        where = f" at {stall.where}" if stall.where else ""
-        text = f"the others wait for rank {stall.rank}, step {stall.step}{where}"
-        if stall.phase == RETURNED:
-            text = f"rank {stall.rank} has ended its script, and its process has not ended{where}"
-        yield Fact("", text, is_abnormal=True)
+    if status.stall:
+        yield Fact("", status.stall.text(), is_abnormal=True)
 
 
 def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:

@@ -100,7 +100,7 @@ def logs(
         )
         if output == "text":
             found = _announced(found, job, client.place, is_any=wanted is None)
-        lines = found if pattern is None else (line for line in found if pattern.search(line.text))
+        lines = found if pattern is None else (line for line in found if pattern.search(_text(line)))
         if out_dir is not None or output == "json":
             lines = (line for line in lines if not line.unfinished)
         if out_dir is not None:
@@ -150,17 +150,23 @@ def shown(line: "LogLine", *, several: bool) -> str:
     """Return a line with the node, or the rank, that printed it; in colour on a terminal."""
     from ddpjob.client.base import RANK_PREFIX
 
-    text = line.text
-    if (prefix := RANK_PREFIX.match(text)) is not None:
-        return _prefix(f"n{line.node}r{line.rank}", line.rank or 0) + clean_line(text[prefix.end() :])
-    return (_prefix(f"n{line.node}", line.node) if several else "") + clean_line(text)
+    if RANK_PREFIX.match(line.text):
+        return _prefix(f"n{line.node}r{line.rank}", line.rank or 0) + _text(line)
+    return (_prefix(f"n{line.node}", line.node) if several else "") + _text(line)
+
+
+def _text(line: "LogLine") -> str:
+    """Return a line as a terminal shows it, which is the last state of a progress bar, without the prefix of ddprun."""
+    from ddpjob.client.base import RANK_PREFIX
+
+    prefix = RANK_PREFIX.match(line.text)
+    return clean_line(line.text[prefix.end() :] if prefix else line.text)
 
 
 def _object(line: "LogLine") -> "Json":
-    from ddpjob.client.base import RANK_PREFIX, PrintedLine
+    from ddpjob.client.base import PrintedLine
 
-    text = RANK_PREFIX.sub("", line.text, count=1) if RANK_PREFIX.match(line.text) else line.text
-    return PrintedLine(node=line.node, rank=line.rank, attempt=line.attempt, line=clean_line(text)).wire()
+    return PrintedLine(node=line.node, rank=line.rank, attempt=line.attempt, line=_text(line)).wire()
 
 
 def _prefix(name: str, number: int) -> str:

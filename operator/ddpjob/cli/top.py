@@ -54,7 +54,7 @@ def top(
             print(json.dumps(seen.wire(), indent=2))
         elif not sys.stdout.isatty():
             print(headline(seen) + _pause(client.get(name)))
-            show(ranks_table(seen.ranks))
+            show(ranks_table(seen))
         else:
             follow(client, name, seen)
     return 0
@@ -63,7 +63,7 @@ def top(
 def follow(client: "Client", name: str, seen: "RankTable") -> None:
     """Draw the table until the job ends; while no rank runs, between two attempts, the last one with the reason."""
     why = ""
-    with live(lambda: stacked(headline(seen) + why, ranks_table(seen.ranks, most=height() - _AROUND))):
+    with live(lambda: stacked(headline(seen) + why, ranks_table(seen, most=height() - _AROUND))):
         while not (job := client.get(name)).finished:
             time.sleep(_PAUSE)
             try:
@@ -91,17 +91,19 @@ def headline(seen: "RankTable") -> str:
         parts.append(f"nothing is known of node {shown}")
     if seen.omitted_ranks:
         parts.append(f"{seen.omitted_ranks} ranks are left out")
-    return f"{', '.join(parts)} ({one_line(seen.place)})"
+    stall = f": {one_line(seen.stall.text())}" if seen.stall else ""
+    return f"{', '.join(parts)} ({one_line(seen.place)}){stall}"
 
 
-def ranks_table(ranks: "Sequence[RankState]", *, most: int | None = None) -> "Table":
+def ranks_table(seen: "RankTable", *, most: int | None = None) -> "Table":
     """Return one row for each rank.
 
     Args:
         most: rows that fit; then abnormal ranks are shown first.
     """
+    ranks, stalled = seen.ranks, seen.stall.rank if seen.stall else None
     middle, furthest = _median(ranks), max((rank.step for rank in ranks), default=0)
-    rows = [(rank.rank, _row(rank, middle, furthest)) for rank in ranks]
+    rows = [(rank.rank, _row(rank, middle, furthest, is_stalled=rank.rank == stalled)) for rank in ranks]
     left_out = 0
     if most is not None and len(rows) > max(most, 1):
         rows.sort(key=lambda row: not any(isinstance(cell, Cell) and cell.is_abnormal for cell in row[1]))
@@ -113,14 +115,14 @@ def ranks_table(ranks: "Sequence[RankState]", *, most: int | None = None) -> "Ta
     return table(header, shown, whole=("RANK",))
 
 
-def _row(rank: "RankState", middle: float | None, furthest: int) -> Row:
+def _row(rank: "RankState", middle: float | None, furthest: int, *, is_stalled: bool) -> Row:
     step, wait = rank.step_seconds, rank.data_wait_seconds
     ratio = step / middle if step and middle else None
     share = wait / step if wait is not None and step else None
     passed = rank.age_seconds / step if step else 0.0  # steps since the launcher of its node looked at it
     is_late = rank.age_seconds > (max(_LATE * step, 1.0) if step else _LATE_SECONDS)
     return [
-        f"n{rank.node}r{rank.rank}",
+        Cell(f"n{rank.node}r{rank.rank}", is_stalled),
         Cell(rank.step, furthest - rank.step > 1.5 + passed),
         Cell(_seconds(step), ratio is not None and ratio >= _SLOW),
         Cell(f"×{ratio:.2f}" if ratio is not None else "-", ratio is not None and ratio >= _SLOW),

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -187,9 +188,14 @@ class Client(Protocol):
         return cast(Client, made)
 
     @property
+    def host(self) -> str:
+        """Where its jobs are, for a person: this machine, or the cluster."""
+        ...
+
+    @property
     def place(self) -> str:
         """Where its jobs are, for a person: this machine, or cluster and namespace."""
-        ...
+        return self.host
 
     def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         """Create the job and return it as stored; on this machine it runs in the background.
@@ -330,6 +336,7 @@ class Client(Protocol):
             JobNotFoundError: there is no such job. Only the job itself must be readable.
             DDPJobError: the file exists, or cannot be written.
         """
+        require_arguments(path=path)
         made = self._snapshot(job, logs=logs)
         archive, redaction = _load("bundle.archive"), _load("bundle.redaction")
         return cast("Manifest", archive.write(path, *redaction.redacted(made, os.urandom(32), logs=logs)))
@@ -605,6 +612,8 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
     "until": ("a function", (Callable,)),
     "stop": ("a function", (Callable, NoneType)),
     "label_selector": ("a text", (str, NoneType)),
+    "path": ("a path", (str, PathLike)),
+    **dict.fromkeys(("to", "workdir"), ("a path", (str, PathLike, NoneType))),
 }
 """What the arguments of the public methods are."""
 

@@ -25,6 +25,7 @@ from ddpjob.client.base import (
     nodes_of,
     of_ranks,
     require_arguments,
+    require_same,
     timed_out,
 )
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
@@ -68,15 +69,19 @@ class ClusterClient(Client):
         self.namespace = namespace or self._connection.namespace
 
     @property
+    def host(self) -> str:
+        return f"cluster {self._context or self._connection.server}"
+
+    @property
     def place(self) -> str:
-        return f"cluster {self._context or self._connection.server}, namespace {self.namespace}"
+        return f"{self.host}, namespace {self.namespace}"
 
     def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         from ddpjob.client.cluster_submit import Submission
         from ddpjob.client.workdir.mount import with_files
         from ddpjob.local.admission import require_valid
 
-        require_arguments(job=job)
+        require_arguments(job=job, workdir=workdir)
         _require_submittable(job)
         require_valid(job.manifest)
         sent = with_files(job, None if workdir is None else Path(workdir))
@@ -153,7 +158,9 @@ class ClusterClient(Client):
         from ddpjob.client.cluster_snapshot import read_needed
         from ddpjob.client.verdict.explain import explain
 
-        return explain(read_needed(self._connection, requests, asked))
+        seen = read_needed(self._connection, requests, asked)
+        require_same(job, seen.job["metadata"]["uid"])
+        return explain(seen)
 
     def check(self) -> "Checks":
         from ddpjob.client.checkup.cluster_reads import check_cluster
@@ -164,7 +171,7 @@ class ClusterClient(Client):
         from ddpjob.client.cluster_snapshot import events_of, pods_of
         from ddpjob.client.timeline import timeline
 
-        found = self.get(job)
+        found = self._same(job)
         body = found.manifest
         return timeline(found, pods_of(self._connection, body), events_of(self._connection, body))
 
@@ -188,7 +195,7 @@ class ClusterClient(Client):
         from ddpjob.client.volume.cluster import PodReader
         from ddpjob.client.volume.pull import read_contents
 
-        with PodReader(self._connection, self.get(job), on_progress) as reader:
+        with PodReader(self._connection, self._same(job), on_progress) as reader:
             return read_contents(reader, reader.place, on_progress, verify=verify)
 
     def pull(
@@ -206,13 +213,13 @@ class ClusterClient(Client):
         from ddpjob.client.volume.contents import Choice
         from ddpjob.client.volume.pull import pull
 
-        require_arguments(steps=steps)
-        with PodReader(self._connection, self.get(job), on_progress) as reader:
+        require_arguments(steps=steps, to=to)
+        with PodReader(self._connection, self._same(job), on_progress) as reader:
             choice = Choice(steps, metrics, everything, hidden)
             return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
 
     def metrics(self, job: str | DDPJob) -> Path:
-        found = self.get(job)
+        found = self._same(job)
         checkpoint = found.manifest["spec"].get("checkpoint")
         if checkpoint is None:
             raise no_metrics(found)
@@ -227,7 +234,7 @@ class ClusterClient(Client):
         from ddpjob.client.cluster_ranks import ask_launcher
         from ddpjob.client.ranks import asked_twice, rank_table, require_running
 
-        found = self.get(job)
+        found = self._same(job)
         require_running(found)
         return asked_twice(lambda: rank_table(found, self.place, ask_launcher(self._connection, found)))
 
@@ -274,7 +281,9 @@ class ClusterClient(Client):
     def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
         from ddpjob.client.cluster_snapshot import read_all
 
-        return read_all(self._connection, self._connection.answer("GET", self._path(job)), logs=logs)
+        found = self._connection.answer("GET", self._path(job))
+        require_same(job, found.body["metadata"]["uid"])
+        return read_all(self._connection, found, logs=logs)
 
     def close(self) -> None:
         self._connection.close()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddpjob.api.spec import DDPJobSpec
     from ddpjob.client.jobfile import JobFile
-    from ddpjob.client.jobspec import ScriptFields, SpecFields
+    from ddpjob.client.jobspec import ScriptOptions, SpecFields
 
 
 OF_FUNCTIONS = ".ddpjob"
@@ -85,19 +85,15 @@ class DDPJob:
         cls,
         script: str | Path,
         *args: str,
-        name: str = "",
-        namespace: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        launcher: names.ScriptLauncher = "ddprun",
-        **spec: "Unpack[ScriptFields]",
+        **options: "Unpack[ScriptOptions]",
     ) -> Self:
         """Return a job that runs a Python script of this machine, named as the file without ``name``.
 
         ``submit`` sends the script to the pods of a cluster, and with ``workdir`` the directory that holds it.
 
         Args:
-            launcher: what starts its processes: ``ddprun``, which the pods get from the operator, or the image's
+            options: name, namespace, labels and annotations; fields of the spec, as of ``DDPJob``; and ``launcher``,
+                which starts its processes: ``ddprun``, which the pods get from the operator, or the image's
                 ``torchrun``.
 
         Raises:
@@ -105,10 +101,9 @@ class DDPJob:
         """
         from ddpjob.client import jobfile
 
-        file = jobfile.read(str(script), args, launcher)
-        given = file.job["spec"] | spec
-        name = name or file.job["metadata"]["name"]
-        made = cls(name, namespace=namespace, labels=labels, annotations=annotations, **given)
+        file = jobfile.read(str(script), args, options.pop("launcher", "ddprun"))
+        name = options.pop("name", "") or file.job["metadata"]["name"]
+        made = cls(name, **file.job["spec"] | options)
         made.directory, made.script = file.directory, file.script
         return made
 
@@ -117,13 +112,7 @@ class DDPJob:
         cls,
         function: Callable[..., object],
         arguments: Mapping[str, object] | None = None,
-        *,
-        name: str = "",
-        namespace: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        launcher: names.ScriptLauncher = "ddprun",
-        **spec: "Unpack[ScriptFields]",
+        **options: "Unpack[ScriptOptions]",
     ) -> Self:
         """Return a job whose ranks call a function of a notebook or a file, named as the function without ``name``.
 
@@ -132,14 +121,12 @@ class DDPJob:
 
         Args:
             arguments: its keyword arguments, as values that JSON has.
+            options: as of ``from_script``.
 
         Raises:
             InvalidJobError: it is no function whose source suffices, an argument is wrong, or a field.
         """
-        script = _script_of(function, arguments)
-        return cls.from_script(
-            script, name=name, namespace=namespace, labels=labels, annotations=annotations, launcher=launcher, **spec
-        )
+        return cls.from_script(_script_of(function, arguments), **options)
 
     @classmethod
     def from_manifest(cls, manifest: Json, *, state: str | None = None) -> Self:
@@ -266,7 +253,7 @@ def _script_of(function: Callable[..., object], given: Mapping[str, object] | No
     import inspect
     from hashlib import sha256
 
-    from ddpjob.local.state import StateFolder, make_private, unusable
+    from ddpjob.local.state import StateFolder, make_private, usable
 
     called = getattr(function, "__name__", repr(function))
     source = _source_of(function, called)
@@ -297,11 +284,9 @@ def _script_of(function: Callable[..., object], given: Mapping[str, object] | No
     except UnicodeEncodeError as error:
         raise _no_script(called, f"its source is no valid text: {error}") from error
     script = root / "functions" / digest / OF_FUNCTIONS / file
-    try:
+    with usable(root):
         make_private(script.parent)
         script.write_text(source, encoding="utf-8")
-    except OSError as error:
-        raise unusable(error, root) from error
     return script
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
+from ddpjob.api.names import ScriptLauncher
 from ddpjob.api.objects import Json
 from ddpjob.api.pods import EnvFromSource, EnvVar, LocalReference, PodTemplate, Resources, is_object_name
 from ddpjob.api.quantities import amount
@@ -38,7 +39,7 @@ _LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size,
 
 
 class ScriptFields(TypedDict, total=False):
-    """The keyword arguments of ``DDPJob.from_script``: fields of docs/fields.md, and short words for frequent ones."""
+    """Fields of docs/fields.md that a job of a script may have, and short words for frequent ones."""
 
     # Short words, as options of `ddpjob submit`.
     gpus: int | None
@@ -76,6 +77,16 @@ class ScriptFields(TypedDict, total=False):
     managed_by: str | None
     data: Data | Json | None
     scheduling: Scheduling | Json | None
+
+
+class ScriptOptions(ScriptFields, total=False):
+    """The keyword arguments of ``DDPJob.from_script`` and ``DDPJob.from_function``."""
+
+    name: str
+    namespace: str | None
+    labels: Mapping[str, str] | None
+    annotations: Mapping[str, str] | None
+    launcher: ScriptLauncher
 
 
 class SpecFields(ScriptFields, total=False):

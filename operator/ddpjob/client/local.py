@@ -68,7 +68,7 @@ class LocalClient(Client):
         self._closed = threading.Event()
 
     @property
-    def place(self) -> str:
+    def host(self) -> str:
         return "this machine"
 
     def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
@@ -76,7 +76,7 @@ class LocalClient(Client):
         from ddpjob.local.admission import admit
         from ddpjob.local.programs import require_programs
 
-        require_arguments(job=job)
+        require_arguments(job=job, workdir=workdir)
         job = job if workdir is None else at_directory(job, Path(workdir))
         metadata = {"namespace": self.namespace or "default"} | job.manifest["metadata"]
         admitted = admit(job.manifest | {"metadata": metadata})
@@ -155,7 +155,7 @@ class LocalClient(Client):
         from ddpjob.client.local_logs import LogReader
 
         require_arguments(nodes=nodes, ranks=ranks, attempt=attempt, tail=tail)
-        record = self.record(job)
+        record, found = self._recorded(job)
         if since is not None:
             raise LocalError(
                 "lines of the last seconds cannot be selected on this machine",
@@ -163,11 +163,11 @@ class LocalClient(Client):
                 f"ddpjob logs {record.name} --tail 100 shows the last lines",
             )
         if ranks is not None:
-            nodes = nodes_of(_seen(record), ranks)
+            nodes = nodes_of(found, ranks)
             all_nodes = nodes is None
         reader = LogReader(record, nodes=nodes, all_nodes=all_nodes, attempt=attempt, tail=tail)
         lines = self._lines(record, reader, follow=follow)
-        return lines if ranks is None else of_ranks(lines, _seen(record), ranks)
+        return lines if ranks is None else of_ranks(lines, found, ranks)
 
     def _lines(self, record: JobFolder, reader: "LogReader", *, follow: bool) -> Iterator[LogLine]:
         while follow and record.runner() is not None:
@@ -178,23 +178,19 @@ class LocalClient(Client):
             raise _no_logs(record, reader.nodes, reader.attempt)
 
     def explain(self, job: str | DDPJob) -> "Explanation":
-        record = self.record(job)
-        found = _seen(record)
+        record, found = self._recorded(job)
         return explained(record, found.manifest, is_run=_is_run(found))
 
     def events(self, job: str | DDPJob) -> Events:
         from ddpjob.client.local_snapshot import read_record
         from ddpjob.client.timeline import timeline
 
-        record = self.record(job)
-        found = _seen(record)
+        record, found = self._recorded(job)
         made = read_record(record, found.manifest)
         return timeline(found, made.pods or (), made.events)
 
     def pod_manifests(self, job: str | DDPJob) -> Items:
-        record = self.record(job)
-        require_same(job, _seen(record).uid)
-        return record.pods()
+        return self._recorded(job)[0].pods()
 
     def checkpoints(
         self,
@@ -206,7 +202,7 @@ class LocalClient(Client):
         from ddpjob.client.volume.local import FolderReader, local_place
         from ddpjob.client.volume.pull import read_contents
 
-        place = local_place(self.record(job), self.folder)
+        place = local_place(self._recorded(job)[0], self.folder)
         return read_contents(FolderReader(Path(place.directory)), place, on_progress, verify=verify)
 
     def pull(
@@ -224,14 +220,13 @@ class LocalClient(Client):
         from ddpjob.client.volume.local import FolderReader, local_place
         from ddpjob.client.volume.pull import pull
 
-        require_arguments(steps=steps)
-        place = local_place(self.record(job), self.folder)
+        require_arguments(steps=steps, to=to)
+        place = local_place(self._recorded(job)[0], self.folder)
         choice = Choice(steps, metrics, everything, hidden)
         return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
 
     def metrics(self, job: str | DDPJob) -> Path:
-        record = self.record(job)
-        found = _seen(record)
+        record, found = self._recorded(job)
         if found.manifest["spec"].get("checkpoint") is None:
             raise no_metrics(found)  # without the imports
         from ddpjob.engine.desired import Job
@@ -246,8 +241,7 @@ class LocalClient(Client):
     def ranks(self, job: str | DDPJob) -> "RankTable":
         from ddpjob.client.ranks import asked_twice, no_ranks, rank_table, require_running
 
-        record = self.record(job)
-        found = _seen(record)
+        record, found = self._recorded(job)
         attempt = require_running(found)
         name = names.pod_name(found.name, str(found.uid), attempt, 0)
         pod = next((pod for pod in record.pods() if pod["metadata"]["name"] == name), {})
@@ -371,16 +365,14 @@ class LocalClient(Client):
     def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
         from ddpjob.client.local_snapshot import read_all
 
-        record = self.record(job)
-        found = _seen(record)
+        record, found = self._recorded(job)
         return read_all(self.folder, record, found.manifest, is_run=_is_run(found), logs=logs)
 
     def _watched(
         self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
     ) -> Iterator[DDPJob]:
-        record = self.record(job)
-        first = last = _seen(record)
-        require_same(job, first.uid)
+        record, first = self._recorded(job)
+        last = first
         end = None if timeout is None else time.monotonic() + timeout
         yield last
         version, looked = None, time.monotonic()
@@ -404,22 +396,19 @@ class LocalClient(Client):
                 self._require_run(seen)
 
     def _require_run(self, job: DDPJob) -> None:
-        if job.state != INTERRUPTED:
-            return
-        killed = ("", "the process that ran it was killed, or the machine was restarted", "")
-        error, hint, advice = self.record(job).ended() or killed
-        raise UnavailableError(
-            f"nothing runs the job {job.name}" + (f": {error}" if error else ""),
-            hint,
-            f"{advice}, then ddpjob resume {job.name}"
-            if advice
-            else f"ddpjob resume {job.name} continues it from its last checkpoint",
-        )
+        if job.state == INTERRUPTED:
+            found = explained(self.record(job), job.manifest, is_run=False)
+            raise UnavailableError(found.sentence, found.hint or "", found.next or "")
 
-    def _unfinished(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
+    def _recorded(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
+        """Return folder and job. Raises ``JobNotFoundError`` if another job has taken the name of a given one."""
         record = self.record(job)
         found = _seen(record)
         require_same(job, found.uid)
+        return record, found
+
+    def _unfinished(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
+        record, found = self._recorded(job)
         if found.finished:
             raise already_finished(found)
         return record, found

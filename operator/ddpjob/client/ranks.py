@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
+from ddpjob.api.status import StallStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, UnavailableError
 
@@ -59,6 +60,8 @@ class RankTable(WireModel):
     """node_ranks of which nothing is known: their launcher is not connected, or is of an earlier release."""
     omitted_ranks: int = 0
     """Ranks that are left out because there are too many."""
+    stall: StallStatus | None = None
+    """`status.stall` of the job: while the ranks make no steps, the rank that the others wait for."""
     ranks: list[RankState]
     """By rank."""
 
@@ -66,6 +69,7 @@ class RankTable(WireModel):
 def rank_table(job: DDPJob, place: str, answer: Json) -> RankTable:
     """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
     head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
+    head["stall"] = job.status.stall
     try:
         return RankTable.model_validate({**answer, **head})
     except (ValidationError, TypeError) as error:

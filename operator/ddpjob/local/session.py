@@ -28,7 +28,7 @@ from ddpjob.errors import DDPJobError
 from ddpjob.local import LocalJobExistsError, resume
 from ddpjob.local.admission import SETTINGS, AdmittedJob
 from ddpjob.local.pod_process import Machine, PodProcess
-from ddpjob.local.state import EVENTS, unusable
+from ddpjob.local.state import EVENTS, usable
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
@@ -92,16 +92,13 @@ class Session:
             LocalError: another process runs this job, or the state folder or a volume cannot be used.
         """
         record = self.machine.paths.record
-        try:
-            with record.locked():
-                try:
+        with usable(record.path), record.locked():
+            try:
+                with usable(record.path):
                     return await self._run()
-                except (DDPJobError, OSError) as error:
-                    # Without the lock, nothing runs the job: then its error has to be known.
-                    self.on_error(unusable(error, record.path) if isinstance(error, OSError) else error)
-                    raise
-        except OSError as error:
-            raise unusable(error, record.path) from error
+            except DDPJobError as error:
+                self.on_error(error)  # without the lock, nothing runs the job: then its error has to be known
+                raise
 
     async def _run(self) -> Json:
         record = self.machine.paths.record

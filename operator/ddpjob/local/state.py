@@ -234,6 +234,15 @@ def make_private(path: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Raise an ``OSError`` of the block as the ``LocalError`` of ``unusable``."""
+    try:
+        yield
+    except OSError as error:
+        raise unusable(error, path) from error
+
+
 def unusable(error: OSError, path: Path) -> LocalError:
     """Return the error of a state folder or volume that cannot be used. path: of the folder."""
     return LocalError(

@@ -46,7 +46,8 @@ def explain(facts: Snapshot) -> Explanation:
     if (found := finished(case)) is not None:
         return found
     if facts.is_run is False:
-        return _after_failure(case, suspended(case) or _interrupted(case))
+        is_suspended = case.status.is_true("Suspended")  # not yet, if its process was killed meanwhile
+        return _after_failure(case, (suspended(case) if is_suspended else None) or _interrupted(case))
     found = next((found for rule in _RULES if (found := rule(case)) is not None), None) or running(case)
     return with_operator(case, _after_failure(case, found))
 
