@@ -58,7 +58,7 @@ demo: $(DEMO)  ## train MNIST on this machine: two nodes of two processes, no Do
 # kind, kubectl and helm of PATH, and a node image of kind, take the place of those that tests build from source.
 demo-kind kind-down: export DDPJOB_INSTALLED = kind kubectl helm
 demo-kind: $(DEMO)  ## train MNIST on a kind cluster, which is created if necessary
-	$(PY) -m tests.e2e.demo
+	$(PY) -m tests.e2e.demo --name $(NAME)
 
 demo-down: kind-down  ## delete what demo-kind created
 

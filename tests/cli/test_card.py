@@ -158,7 +158,7 @@ def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:
     assert ddpjob("ls", "-o", "name").out == "ddpjob.ddpjob.dev/one\nddpjob.ddpjob.dev/two\n"
     assert ddpjob("get", "one", "-o", "name").out == "ddpjob.ddpjob.dev/one\n"
     assert json.loads(ddpjob("ls", "-o", "json").out) == json.loads(ddpjob("get", "-o", "json").out)
-    assert ddpjob("get", "one").out.startswith("one is Succeeded: all 1 node(s) of attempt 1 succeeded, ")
+    assert ddpjob("get", "one").out.splitlines()[0].endswith("s ago: all 1 node(s) of attempt 1 succeeded")
     with ddpjob.started("ls", "-w", "-o", "json") as watch:
         assert watch.stdout is not None
         seen = [json.loads(next(watch.stdout))["metadata"]["name"] for _ in range(2)]

@@ -56,7 +56,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        say("interrupted. What was created keeps running. Start again: make demo-kind. Clean up: make demo-down")
+        again, down = (_make(target, options.name) for target in ("demo-kind", "demo-down"))
+        say(f"interrupted. What was created keeps running. Start again: {again}. Clean up: {down}")
         return 130
     succeeded = condition_of(job, "Succeeded").get("status") == "True"
     folder = JobNamespace(kubectl, cluster).folder_of(CLAIM)
@@ -169,9 +170,13 @@ def ending(cluster: Cluster, job: Json, result: Json) -> str:
             "Another job beside it, with a volume of its own:",
             f"  sed s/{NAME}/mnist-again/ {EXAMPLE.relative_to(ROOT)} | kubectl apply -f -",
             "",
-            "Clean up: make demo-down",
+            f"Clean up: {_make('demo-down', cluster.name)}",
         ]
     )
+
+
+def _make(target: str, name: str) -> str:
+    return f"make {target}" + (f" NAME={name}" if name != DEFAULT_NAME else "")
 
 
 def say(line: str) -> None:

@@ -62,9 +62,9 @@ def sentence(job: DDPJob, now: datetime) -> str:
         is_left_alone = manager not in (None, CONTROLLER)
         why = f"it is managed by {manager}" if is_left_alone else "the operator has not reported on it yet"
         return one_line(f"{job.name} is {job.state}: {why}")
-    since = f" for {_past(found.last_transition_time, now)}" if not job.finished else ""
-    ago = f", {_past(found.last_transition_time, now)} ago" if job.finished else ""
-    return f"{job.name} is {job.state}{since}: {one_line(found.message) or found.reason}{ago}"
+    past = _past(found.last_transition_time, now)
+    state = f"{job.state.lower()} {past} ago" if job.finished else f"is {job.state} for {past}"
+    return f"{job.name} {state}: {one_line(found.message) or found.reason}"
 
 
 def is_abnormal(job: DDPJob) -> bool:

@@ -78,7 +78,7 @@ def _history(client: Client, found: DDPJob, metrics: str | None) -> History:
         try:
             return recorded.read_history(directory)
         except recorded.DataMissing as error:
-            raise UnavailableError(str(error), error.hint, _elsewhere(found.name, metrics)) from error
+            raise UnavailableError(str(error), error.hint, _elsewhere(found, metrics)) from error
 
 
 def _attempt(found: DDPJob) -> Iterator[Run]:
@@ -91,10 +91,12 @@ def _attempt(found: DDPJob) -> Iterator[Run]:
         yield Run(current.number, str(current.number), "", size, 0, began, ended, reached or 0)
 
 
-def _elsewhere(name: str, metrics: str | None) -> str:
+def _elsewhere(found: DDPJob, metrics: str | None) -> str:
     if metrics is not None:
         return "name the directory that holds the folder metrics, or this folder"
-    return f"ddpjob logs {name} shows how far it is; --metrics DIR names another directory"
+    if found.finished:
+        return "let the script call ddprun.report(step=…, loss=…), and run it again; --metrics DIR names other metrics"
+    return f"ddpjob logs {found.name} shows how far it is; --metrics DIR names another directory"
 
 
 def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> Job:

@@ -50,13 +50,28 @@ class _Lines:
 @contextmanager
 def _bar() -> "Iterator[Callable[[PullProgress], None]]":
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    class Speed(TransferSpeedColumn):
+        """Shows nothing before the speed is known, which a tiny transfer ends before; rich shows a question mark."""
+
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.finished_speed or task.speed else Text()
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        Speed(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
