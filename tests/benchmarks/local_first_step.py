@@ -71,9 +71,9 @@ def start(options: list[str]) -> Start:
             for event in _events(process, begin + SECONDS):
                 seconds = datetime.fromisoformat(event["time"]).timestamp() - begin
                 shown = shown or seconds
-                if event.get("state") == "Running":
+                if event["status"].get("state") == "Running":
                     running = running or seconds
-                if event.get("step", 0) >= 1:
+                if ((event["status"].get("progress") or {}).get("step") or 0) >= 1:
                     break
             process.terminate()  # the trainer writes its rows, saves and exits
             process.communicate(timeout=SECONDS)

@@ -85,7 +85,8 @@ def test_text_lists_the_marks_below_the_curve(trained: Program) -> None:
     done = trained("plot", "tiny", env={"COLUMNS": "90"})
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0] == "tiny Succeeded (this machine): step 12 of 12, loss 0.08333, 2 restarts (1 in place)"
+    restarts = "2 restarts, 1 in place; 1 of at most 12 count towards the limit"
+    assert lines[0] == f"tiny Succeeded (this machine): step 12 of 12, loss 0.08333, {restarts}"
     assert "training loss by step" in done.out and "\x1b" not in done.out
     assert "  ┊ step 4: attempt 1, life 2 resumed from step 4 in place" in lines
     assert "  │ step 8: attempt 2 resumed from step 8" in lines
@@ -123,7 +124,7 @@ for step in range(1, 51):
 """
     (ddpjob.folder / "train.py").write_text(script)
     job = shell_job("tiny", "exec ddprun train.py", numNodes=1, nprocPerNode=1, **with_volume())
-    assert ddpjob("run", ddpjob.write(job), "-o", "json").result["loss"] == "nan"
+    assert ddpjob("run", ddpjob.write(job), "-o", "json").result["status"]["progress"]["loss"] == "nan"
     plain = {"COLUMNS": "90"}
     drawn = ddpjob("plot", "tiny", env=plain).out
     assert drawn.splitlines()[0].endswith("step 50 of 100, loss NaN from step 25")
@@ -170,7 +171,7 @@ def test_a_job_without_metrics_says_who_writes_them(ddpjob: Program) -> None:
     assert "no volume" in lines[0] and "ddprun.report" in lines[1] and "--metrics DIR" in lines[2]
     ddpjob("run", ddpjob.write(shell_job("other", "true", **with_volume())))
     lines = ddpjob("plot", "other").is_refused(1)
-    assert "no metrics of a training in" in lines[0] and "ddpjob logs other" in lines[2]
+    assert "no metrics of a training in" in lines[0] and "ddprun.report(step=" in lines[2]
     assert "no metrics" in ddpjob("report", "other", "--metrics", str(ddpjob.folder)).is_refused(1)[0]
 
 

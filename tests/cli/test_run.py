@@ -58,9 +58,9 @@ def test_json_is_one_object_per_line_and_ends_with_the_result(ddpjob: Program) -
     assert "\x1b" not in done.out
     # The last output of a node may be read after the status that ended its job.
     last_status = [o for o in done.objects[:-1] if o["type"] != "output"][-1]
-    assert {"type", "time", "state", "nodes"} <= last_status.keys()
+    assert last_status["status"]["state"] == "Succeeded" and len(last_status["nodes"]) == 2
     assert done.result["exitCode"] == 0
-    assert done.result["state"] == "Succeeded"
+    assert done.result["status"]["state"] == "Succeeded"
     assert Path(done.result["logs"]).is_dir()
     assert any(o["type"] == "output" and o["line"] == "a\x1b[31mb" for o in done.objects)
 

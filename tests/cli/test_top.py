@@ -85,7 +85,23 @@ def test_a_small_terminal_shows_abnormal_ranks_first_and_says_what_is_left_out()
     assert [row[:2] for row in rows] == [["n0r0", "100"], ["n0r1", "100"], ["n38r77", "100"], ["…", "97 more"]]
 
 
-def test_the_rank_of_a_hang_is_abnormal_and_named_as_in_the_card() -> None:
+class Hanging:
+    """A client of a job that hangs, and that ends after another look."""
+
+    def __init__(self, job: DDPJob, seen: RankTable) -> None:
+        self.looks = iter((job, SimpleNamespace(finished=True)))
+        self.seen = seen
+
+    def get(self, _name: str) -> Any:
+        return next(self.looks)
+
+    def ranks(self, _name: str) -> RankTable:
+        return self.seen
+
+
+def test_the_rank_of_a_hang_is_abnormal_and_named_as_in_the_card(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     stall = {"rank": 1, "step": 100, "where": "train.py:9"}
     job = DDPJob.from_manifest(
         {"metadata": {"name": "big", "namespace": "default"}, "spec": {}, "status": {"attempt": 1, "stall": stall}}
@@ -93,9 +109,12 @@ def test_the_rank_of_a_hang_is_abnormal_and_named_as_in_the_card() -> None:
     answer = {"worldSize": 2, "ranks": [a_rank(rank).wire() for rank in range(2)]}
     seen = rank_table(job, "here", answer)
     assert [row[0] for row in texts(ranks_table(seen))] == ["n0r0", "[n0r1]"]
-    [of_card] = [fact.text for fact in facts_of(job, datetime.now(UTC), [])]
-    assert of_card == "the others wait for rank 1, step 100 at train.py:9"
-    assert headline(seen).endswith(f"(here): {of_card}")
+    text = "the others wait for rank 1, step 100 at train.py:9"
+    assert [fact.text for fact in facts_of(job, datetime.now(UTC), [])] == [text]
+    monkeypatch.setattr("ddpjob.cli.top._PAUSE", 0.0)
+    monkeypatch.setenv("COLUMNS", "200")
+    follow(cast("Client", Hanging(job, seen)), "big", seen)
+    assert f"(here); {text}" in capsys.readouterr().out
     assert seen.wire()["stall"] == stall
 
 

@@ -86,7 +86,7 @@ def test_failure_of_a_script_is_named_with_rank_and_step(
     options = ("--nproc", "2", "--set", f"restartPolicy.maxRestarts={restarts}", "-o", "json")
     done = ddpjob("run", "failing.py", *options, env={"PATH": "/usr/bin:/bin"})
     assert done.code == 1, done
-    last = done.result["failures"][-1]
+    last = done.result["status"]["failures"][-1]
     assert (last["rank"], last["step"]) == (1, 5), last
     assert (last["reason"], last["exception"], last.get("where"), last["attempt"]) == named
     why = json.loads(ddpjob("why", "failing", "-o", "json").out)

@@ -1,4 +1,4 @@
-"""The card of ``ddpjob get JOB``: all that is known of one job, one fact a line. Pure: a job and the time to text.
+"""The facts about one job that all views show, and the card of ``ddpjob get JOB``. Pure: a job and the time to text.
 
 Text of a job or of its trainer passes through ``one_line``. Only what is abnormal is in colour.
 """
@@ -13,7 +13,7 @@ from ddpjob.api.names import CONTROLLER
 from ddpjob.api.status import Condition, DDPJobStatus, Failure
 from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time, seconds_between
-from ddpjob.cli.text import duration, number_of, one_line, red, time_text
+from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, red, speed_text, time_text
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
 
@@ -81,20 +81,16 @@ def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fa
     Args:
         losses: of the steps of the training; empty if its metrics cannot be read.
     """
-    from ddpjob.cli.snapshot import Training
-
     status = job.status
     yield from _nodes(status)
-    progress = status.progress.wire() if status.progress else {}
-    if training := Training.model_validate(progress).training_facts():
+    if progress := progress_facts(status):
         age = _past(status.progress.last_heartbeat_time, now) if status.progress else ""
-        last = f"reported {age} ago" if age and not job.finished else ""
-        yield Fact("progress", ", ".join(part for part in (*training, last) if part))
-    if pause := pause_text(job, now):
-        yield Fact("", pause, is_abnormal=True)
+        last = [f"reported {age} ago"] if age and not job.finished else []
+        yield Fact("progress", ", ".join([*progress, *last]))
+    yield from (Fact("", text, is_abnormal=True) for text in troubles(job, now))
     if drawn := sparkline(losses, _SPARKS):
         yield Fact("loss", drawn, is_abnormal=not math.isfinite(losses[-1]))
-    yield from _attempts(job, now)
+    yield from attempts(job, now)
     if status.failures:
         yield from _failure(status.failures[-1], now, is_abnormal=job.state in ABNORMAL_STATES)
     if saved := status.checkpoint:
@@ -104,9 +100,58 @@ def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fa
         yield Fact("time", spent)
 
 
-def pause_text(job: DDPJob, now: datetime) -> str:
-    """Return how long the ranks have made no step; empty unless that is much longer than before."""
-    return job.status.pause.text(now) if job.status.pause and job.state == "Running" else ""
+def progress_facts(status: DDPJobStatus) -> list[str]:
+    """Return what rank 0 has reported of the training, one fact per entry; none if the program reports nothing."""
+    if (now := status.progress) is None:
+        return []
+    speed = f"{now.steps_per_second} steps/s" if now.steps_per_second else ""
+    speed = speed_text(now.samples_per_second) if now.samples_per_second else speed
+    if now.step is None or not (now.total_steps or now.percent):
+        facts = [f"step {now.step}", speed] if now.step else [now.phase or ""]
+    else:
+        steps = f"step {now.step}/{now.total_steps}" if now.total_steps else f"step {now.step}"
+        epochs = f"epoch {now.epoch}/{now.total_epochs}" if now.total_epochs else f"epoch {now.epoch}"
+        facts = [
+            epochs if now.epoch else "",
+            steps + (f" ({now.percent} %)" if now.percent else ""),
+            f"loss {now.loss}" if now.loss else "",
+            f"accuracy {accuracy_text(now.accuracy)}" if now.accuracy else "",
+            speed,
+            f"{duration(now.eta_seconds)} left" if now.eta_seconds else "",
+        ]
+    return [one_line(fact) for fact in facts if fact]
+
+
+def troubles(job: DDPJob, now: datetime) -> list[str]:
+    """Return that the ranks have made no step for much longer than before, and for which of them the others wait."""
+    status = job.status
+    pause = status.pause.text(now) if status.pause and job.state == "Running" else ""
+    return [one_line(text) for text in (pause, status.stall.text() if status.stall else "") if text]
+
+
+def news(job: DDPJob) -> str:
+    """Return why the job does not run as usual; empty while it does, and at its end, which has a text of its own."""
+    found = _deciding(job)
+    if found is None or found.type in ("Failed", "Succeeded", "Suspended"):
+        return ""
+    is_usual = found.type == "Running" and found.status == "True" and found.reason in _ORDINARY
+    return "" if is_usual else one_line(found.message)
+
+
+def restarts_text(job: DDPJob) -> str:
+    """Return how often the job was restarted, and how many restarts it has left; empty if it never was."""
+    from ddpjob.api.spec import RestartPolicy  # ``ddpjob get`` without a name needs no model of the spec
+
+    status = job.status
+    if not status.restarts:
+        return ""
+    in_place = f", {status.restarts_in_place} in place" if status.restarts_in_place else ""
+    counted = status.restarts_counted_towards_limit or 0
+    given = ((job.manifest.get("spec") or {}).get("restartPolicy") or {}).get("maxRestarts")
+    policy = RestartPolicy(max_restarts=given)
+    most = policy.limit(has_trained=status.has_trained)
+    most = most if counted <= most else policy.limit(has_trained=True)  # a service was away before it trained
+    return f"{number_of(status.restarts, 'restart')}{in_place}; {counted} of at most {most} count towards the limit"
 
 
 def time_spent(job: DDPJob, now: datetime) -> str:
@@ -136,14 +181,10 @@ def _nodes(status: DDPJobStatus) -> Iterator[Fact]:
         yield Fact("nodes", ", ".join(parts), bool(failed))
     for node in status.avoid_nodes or ():
         yield Fact("", f"avoids Kubernetes node {node.node_name} ({node.reason}) until {node.until}")
-    if status.stall:
-        yield Fact("", status.stall.text(), is_abnormal=True)
 
 
-def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
+def attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
     """Yield the attempts as a timeline: those that failed, as far as the status has them, and the current one."""
-    from ddpjob.api.spec import RestartPolicy  # ``ddpjob get`` without a name needs no model of the spec
-
     status, label = job.status, "attempts"
     failures = status.failures or []
     # The begin of an attempt is the decision on the one before, and only the last failures are recorded.
@@ -162,14 +203,7 @@ def _attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
             took = f", recovered in {life.recovery_milliseconds / 1000:.1f} s" if life.recovery_milliseconds else ""
             rank = f" on rank {life.rank}" if life.rank is not None else ""
             yield Fact("", f"life {life.life}: {life.reason}{rank}{took} → in place")
-    if status.restarts:
-        in_place = f", {status.restarts_in_place} in place" if status.restarts_in_place else ""
-        counted = status.restarts_counted_towards_limit or 0
-        given = ((job.manifest.get("spec") or {}).get("restartPolicy") or {}).get("maxRestarts")
-        policy = RestartPolicy(max_restarts=given)
-        most = policy.limit(has_trained=status.has_trained)
-        most = most if counted <= most else policy.limit(has_trained=True)  # a service was away before it trained
-        text = f"{number_of(status.restarts, 'restart')}{in_place}; {counted} of at most {most} count towards the limit"
+    if text := restarts_text(job):
         yield Fact("", text)
 
 

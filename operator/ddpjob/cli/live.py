@@ -75,14 +75,15 @@ class LiveDisplay(Display):
 
     def table(self, snapshot: Snapshot) -> RenderableType:
         """Return the whole table."""
+        progress = snapshot.job.status.progress
         state = (snapshot.state, _STYLES.get(snapshot.state, _OTHER_STYLE))
         facts = [*snapshot.job_facts(), duration(self._clock() - self._begin)]
         parts: list[RenderableType] = [
             Text(),
-            Text.assemble((snapshot.name, "bold"), "  ", state, "  ", "  ".join(facts)),
+            Text.assemble((one_line(snapshot.job.name), "bold"), "  ", state, "  ", "  ".join(facts)),
         ]
-        if snapshot.total_steps:
-            parts.append(Padding(ProgressBar(snapshot.total_steps, snapshot.step or 0, width=60), 0))
+        if progress and progress.total_steps:
+            parts.append(Padding(ProgressBar(progress.total_steps, progress.step or 0, width=60), 0))
         if training := snapshot.training_facts():
             parts.append(_wrapped(training, self._console.width))
         parts.append(_nodes(snapshot.nodes))

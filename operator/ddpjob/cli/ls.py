@@ -140,12 +140,12 @@ def _state(job: "DDPJob") -> Cell:
 
 
 def _progress(job: "DDPJob") -> Cell | None:
-    from ddpjob.cli.card import pause_text
+    from ddpjob.cli.card import troubles
 
     if (progress := job.status.progress) is None:
         return None
-    pause = pause_text(job, datetime.now(UTC))
-    return Cell(", ".join(filter(None, (progress.display, pause))), bool(pause))
+    found = troubles(job, datetime.now(UTC))
+    return Cell(", ".join([progress.display, *found]), bool(found))
 
 
 CELLS: Mapping[str, Callable[["DDPJob"], object]] = {

@@ -77,10 +77,11 @@ class PlainDisplay(Display):
 
     def show(self, snapshot: Snapshot) -> None:
         """Write changes of state at once, and progress every few seconds."""
-        facts = [snapshot.state, *snapshot.job_facts(), *snapshot.training_facts()]
-        self._line, self._message = ", ".join(filter(None, facts)), snapshot.news
-        training = (snapshot.epoch, snapshot.accuracy, snapshot.resumed_from_step, snapshot.step is None)
-        urgent = (snapshot.state, *snapshot.job_facts(), snapshot.message, *training)
+        facts = [snapshot.state, *snapshot.job_facts()]
+        self._line, self._message = ", ".join([*facts, *snapshot.training_facts()]), snapshot.news
+        progress, saved = snapshot.job.status.progress, snapshot.job.status.checkpoint
+        training = (progress.epoch, progress.accuracy, progress.step is None) if progress else None
+        urgent = (*facts, self._message, training, saved.resumed_from_step if saved else None)
         if urgent != self._urgent or self._clock() - self._written_at >= self._interval:
             self._write_status()
         self._urgent = urgent
@@ -119,11 +120,17 @@ class PlainDisplay(Display):
         print(f"{duration(self._clock() - self._begin):>6}  {line}", file=self._stream, flush=True)
 
 
-class StatusLine(Snapshot):
-    """The job after a change. Numbers from the training are strings, as in the status."""
+class StatusLine(WireModel):
+    """The job after a change."""
 
     type: Literal["status"]
     time: str
+    name: str
+    namespace: str
+    status: dict[str, Any]
+    """As `status` of the DDPJob."""
+    nodes: list[Node]
+    """The nodes of the current attempt."""
 
 
 class MessageLine(WireModel):
@@ -151,18 +158,8 @@ class ResultLine(WireModel):
     exit_code: int
     name: str | None = None
     namespace: str | None = None
-    state: str | None = None
-    reason: str | None = None
-    message: str | None = None
-    accuracy: float | None = None
-    """From 0 to 1."""
-    loss: str | None = None
-    restarts: int | None = None
-    restarts_in_place: int | None = None
-    failures: list[dict[str, Any]] | None = None
-    """As `status.failures`."""
-    time_spent: dict[str, Any] | None = None
-    """As `status.time`."""
+    status: dict[str, Any] | None = None
+    """As `status` of the DDPJob."""
     checkpoint: str | None = None
     """Path of the last checkpoint on this machine."""
     metrics: str | None = None
@@ -190,7 +187,10 @@ class JsonDisplay(Display):
     def show(self, snapshot: Snapshot) -> None:
         """Write a ``status`` if something changed."""
         if snapshot != self._last:
-            _write_object(self._stream, "status", snapshot.wire())
+            job = snapshot.job.manifest
+            head = {key: job["metadata"][key] for key in ("name", "namespace")}
+            nodes = [node.wire() for node in snapshot.nodes]
+            _write_object(self._stream, "status", head | {"status": job.get("status") or {}, "nodes": nodes})
             self._last = snapshot
 
     def note(self, line: str, *, loud: bool = False) -> None:

@@ -13,7 +13,7 @@ from typer import Option
 
 from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import number_of, one_line, time_text
+from ddpjob.cli.text import one_line, time_text
 from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def write_file(file: Path, text: str, about: "Job") -> None:
 
 def text_lines(training: "Training", width: int, *, coloured: bool) -> Iterator[str]:
     """Yield the lines for a terminal."""
+    from ddpjob.cli.card import restarts_text
     from ddpplot import terminal
     from ddpplot.history import loss_text
 
@@ -108,9 +109,7 @@ def text_lines(training: "Training", width: int, *, coloured: bool) -> Iterator[
     facts = [f"step {history.last_step:,}{total}"]
     since = f" from step {history.diverged:,}" if history.diverged is not None else ""
     facts += [f"loss {loss_text(history.loss)}{since}"] if history.loss is not None else []
-    if job.restarts:
-        in_place = f" ({job.in_place} in place)" if job.in_place else ""
-        facts.append(number_of(job.restarts, "restart") + in_place)
+    facts += [restarts] if (restarts := restarts_text(training.found)) else []
     yield one_line(f"{job.name} {job.state} ({job.place}): {', '.join(facts)}")
     yield from terminal.drawing(history, width, coloured=coloured)
     for failure in job.failures:

@@ -17,6 +17,7 @@ from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
 from ddpjob.client.base import LogLine
+from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import dump_yaml
 from ddpjob.client.local_logs import LogReader
 from ddpjob.local.pod_process import Machine
@@ -42,7 +43,7 @@ def execute(request: Request) -> int:
         stop.say = display.note
         job = _run(request, prepared, stop, display)
         seconds, has_output = time.monotonic() - begin, not runs_ddptrain(prepared.admitted)
-        result = RunResult(job, prepared.paths, seconds, request.again, stop.number, has_output)
+        result = RunResult(DDPJob.from_manifest(job), prepared.paths, seconds, request.again, stop.number, has_output)
         display.end(result)
     if request.output == "yaml":
         print(dump_yaml(job), end="", file=stdout)

@@ -1,17 +1,18 @@
 """The end of a run: accuracy, loss curve and file locations, or why it failed and the end of the failed node's log."""
 
-import math
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ddpjob.api import exit_codes
-from ddpjob.api.objects import Json, condition
-from ddpjob.api.status import recorded_status
+from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
-from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, time_text
+from ddpjob.cli.card import attempts, time_spent
+from ddpjob.cli.text import accuracy_text, duration, number_of, one_line
 from ddpjob.cli.why import verdict_lines
+from ddpjob.client.job import DDPJob
 from ddpjob.client.local import explained
 from ddpjob.client.local_logs import last_lines
 from ddpjob.local.state import HostPaths
@@ -27,7 +28,7 @@ class RunResult:
     has_output: the lines of node 0 were shown.
     """
 
-    job: Json
+    job: DDPJob
     paths: HostPaths
     seconds: float
     again: str
@@ -35,42 +36,21 @@ class RunResult:
     has_output: bool = False
 
     @property
-    def name(self) -> str:
-        return self.paths.job.name
-
-    @property
-    def status(self) -> Json:
-        return dict(self.job.get("status") or {})
-
-    @property
-    def state(self) -> str:
-        return str(self.status.get("state") or "Pending")
-
-    @property
     def failed(self) -> bool:
-        return self.state == "Failed"
+        return self.job.state == "Failed"
 
     @property
     def exit_code(self) -> int:
         """0: succeeded, or suspended by its own spec. 1: failed. 128 + n: stopped by signal n."""
-        if self.state in ("Succeeded", "Failed"):
+        if self.job.state in ("Succeeded", "Failed"):
             return int(self.failed)
         return exit_codes.SIGNAL_BASE + self.stopped_by if self.stopped_by else 0
 
     @property
-    def accuracy(self) -> float | None:
-        """Accuracy of the last evaluation, from 0 to 1; None if the trainer reported no finite number."""
-        try:
-            accuracy = float((self.status.get("progress") or {})["accuracy"])
-        except (KeyError, ValueError):
-            return None
-        return accuracy if math.isfinite(accuracy) else None
-
-    @property
     def checkpoint(self) -> Path | None:
         """The file of the last checkpoint that the trainer reported."""
-        path, directory = (self.status.get("checkpoint") or {}).get("path"), self.paths.checkpoints()
-        return directory / path if path and directory else None
+        saved, directory = self.job.status.checkpoint, self.paths.checkpoints()
+        return directory / saved.path if saved and directory else None
 
     @property
     def metrics(self) -> Path | None:
@@ -84,43 +64,33 @@ class RunResult:
 
     def wire(self) -> Json:
         """Return the result as JSON; unknown fields are absent."""
-        finished = condition(self.status, "Finished")
-        known = finished if finished.get("status") == "True" else {}
         values: Json = {
             "exitCode": self.exit_code,
-            "name": self.name,
-            "namespace": self.paths.job.namespace,
-            "state": self.state,
-            "reason": known.get("reason"),
-            "message": known.get("message"),
-            "accuracy": self.accuracy,
-            "loss": (self.status.get("progress") or {}).get("loss"),
-            "restarts": self.status.get("restarts", 0),
-            "restartsInPlace": self.status.get("restartsInPlace"),
-            "failures": self.status.get("failures"),
-            "timeSpent": self.status.get("time"),
+            "name": self.job.name,
+            "namespace": self.job.namespace,
+            "status": self.job.manifest.get("status") or {},
             "checkpoint": str(self.checkpoint) if self.checkpoint else None,
             "metrics": str(self.metrics) if self.metrics else None,
             "logs": str(self.logs),
             "seconds": round(self.seconds, 2),
-            "resume": self.again if self.state == "Suspended" else None,
+            "resume": self.again if self.job.state == "Suspended" else None,
         }
         return {key: value for key, value in values.items() if value is not None}
 
 
 def summary_lines(result: RunResult, width: int) -> list[str]:
     """Return the lines that end a run on a terminal or in a log; the first is empty."""
-    if result.state == "Succeeded":
+    if result.job.state == "Succeeded":
         return ["", *_succeeded(result, width)]
     return ["", *(_failed(result) if result.failed else _suspended(result))]
 
 
 def _succeeded(result: RunResult, width: int) -> list[str]:
-    world = (result.status.get("world") or {}).get("worldSize")
-    headline = f"{result.name} succeeded in {duration(result.seconds)}"
-    headline += f" on {number_of(world, 'rank')}" if world else ""
-    if result.accuracy is not None:
-        headline += f": accuracy {accuracy_text(result.accuracy)} on the test set"
+    world, progress = result.job.status.world, result.job.status.progress
+    headline = f"{result.job.name} succeeded in {duration(result.seconds)}"
+    headline += f" on {number_of(world.world_size, 'rank')}" if world else ""
+    if progress and progress.accuracy:
+        headline += f": accuracy {accuracy_text(progress.accuracy)} on the test set"
     drawn = _loss_curve(result.metrics, width) if result.metrics else []
     return [headline, "", *drawn, *([""] if drawn else []), *_locations(result)]
 
@@ -137,11 +107,11 @@ def _loss_curve(metrics: Path, width: int) -> list[str]:
 def _suspended(result: RunResult) -> list[str]:
     resume = f"  resume      {result.again}"
     if result.stopped_by is None:
-        return [f"{result.name} is suspended by its own spec (spec.suspend)", resume]
+        return [f"{result.job.name} is suspended by its own spec (spec.suspend)", resume]
     name = signal.Signals(result.stopped_by).name
-    step = (result.status.get("checkpoint") or {}).get("step")
-    saved = f"the checkpoint of step {step} is saved" if step is not None else "no checkpoint was reported"
-    headline = f"{result.name} was stopped by {name} after {duration(result.seconds)}: {saved}"
+    last = result.job.status.checkpoint
+    saved = f"the checkpoint of step {last.step} is saved" if last else "no checkpoint was reported"
+    headline = f"{result.job.name} was stopped by {name} after {duration(result.seconds)}: {saved}"
     return [headline, resume, *_locations(result)]
 
 
@@ -153,26 +123,22 @@ def _locations(result: RunResult) -> list[str]:
         found.append(("volume", directory))
     if result.metrics:
         found.append(("metrics", result.metrics))
-    found.append(("logs", f"ddpjob logs {result.name} --all   ({result.logs})"))
-    if (spent := recorded_status(result.status).time) is not None and spent.total:
-        found.append(("time", time_text(spent)))
-    if restarts := result.status.get("restarts"):
-        in_place_now = (result.status.get("currentAttempt") or {}).get("inPlace") or {}
-        lives = [f for f in in_place_now.get("failures") or () if f["life"] < in_place_now.get("life", 1)]
-        failures = [*(result.status.get("failures") or ()), *lives]
-        why = "; ".join(one_line(f.get("message", ""))[:160] for f in failures)
-        in_place = result.status.get("restartsInPlace")
-        found.append(("restarts", f"{restarts}{f' ({in_place} in place)' if in_place else ''}: {why}"))
+    found.append(("logs", f"ddpjob logs {result.job.name} --all   ({result.logs})"))
+    now = datetime.now(UTC)
+    if spent := time_spent(result.job, now):
+        found.append(("time", spent))
+    if result.job.status.restarts:
+        found += [(fact.label, fact.text) for fact in attempts(result.job, now)]
     return [f"  {label:<11} {one_line(value)}" for label, value in found]
 
 
 def _failed(result: RunResult) -> list[str]:
     """Return what ``ddpjob why`` prints, and the end of the log of the node that failed."""
-    found = explained(result.paths.record, result.job, is_run=True)
+    found = explained(result.paths.record, result.job.manifest, is_run=True)
     failed = found.node_rank is not None
     node = f" --node {found.node_rank}" if failed else " --all"
     attempt = f" --attempt {found.attempt}" if failed and found.attempt else ""
-    logs_command = f"ddpjob logs {result.name}{node}{attempt}"
+    logs_command = f"ddpjob logs {result.job.name}{node}{attempt}"
     lines = list(verdict_lines(found, "this machine", coloured=False))
     logs = [] if logs_command in (found.next or "") else [f"logs:  {logs_command}"]
     return [*lines, *logs, *([] if found.node_rank == 0 and result.has_output else _end_of_log(result, found.pod))]

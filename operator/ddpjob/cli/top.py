@@ -53,7 +53,7 @@ def top(
         if output == "json":
             print(json.dumps(seen.wire(), indent=2))
         elif not sys.stdout.isatty():
-            print(headline(seen) + _pause(client.get(name)))
+            print(headline(seen) + _troubles(client.get(name)))
             show(ranks_table(seen))
         else:
             follow(client, name, seen)
@@ -67,15 +67,15 @@ def follow(client: "Client", name: str, seen: "RankTable") -> None:
         while not (job := client.get(name)).finished:
             time.sleep(_PAUSE)
             try:
-                seen, why = client.ranks(name), _pause(job)
+                seen, why = client.ranks(name), _troubles(job)
             except UnavailableError as error:
                 why = f"; {one_line(error.error)}"
 
 
-def _pause(job: "DDPJob") -> str:
-    from ddpjob.cli.card import pause_text
+def _troubles(job: "DDPJob") -> str:
+    from ddpjob.cli.card import troubles
 
-    return f"; {pause}" if (pause := pause_text(job, datetime.now(UTC))) else ""
+    return "".join(f"; {text}" for text in troubles(job, datetime.now(UTC)))
 
 
 def headline(seen: "RankTable") -> str:
@@ -91,8 +91,7 @@ def headline(seen: "RankTable") -> str:
         parts.append(f"nothing is known of node {shown}")
     if seen.omitted_ranks:
         parts.append(f"{seen.omitted_ranks} ranks are left out")
-    stall = f": {one_line(seen.stall.text())}" if seen.stall else ""
-    return f"{', '.join(parts)} ({one_line(seen.place)}){stall}"
+    return f"{', '.join(parts)} ({one_line(seen.place)})"
 
 
 def ranks_table(seen: "RankTable", *, most: int | None = None) -> "Table":
