@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.table import Cell, show, table
 from ddpjob.cli.text import age, number_of, one_line, size_text
@@ -21,7 +21,7 @@ _MOST = 10  # names of other files
 
 def checkpoints(
     name: Name,
-    output: Annotated[Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text or json.")] = "text",
+    output: Form = "text",
     *,
     verify: Annotated[bool, Option("--verify/--no-verify", help="Read the checkpoints and compare their digests.")] = (
         True

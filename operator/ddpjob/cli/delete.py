@@ -53,13 +53,7 @@ def delete(
     """
     jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        has_volume: dict[str, bool] = {}
-        for job, label in zip(jobs, labels_of(jobs), strict=True):
-            try:
-                has_volume[label] = _has_volume(*job)
-            except DDPJobError as error:
-                if len(jobs) == 1 or not isinstance(error, (JobNotFoundError, LocalError)):
-                    raise  # else the summary names it
+        has_volume = _volumes(jobs)
         what = ", ".join(has_volume) if len(has_volume) == 1 else f"{len(has_volume)} jobs, {', '.join(has_volume)}"
         places = " and ".join(dict.fromkeys(client.place for client, _ in jobs))
         if has_volume and not typer.confirm(f"delete {one_line(what)} ({one_line(places)})?", err=True):
@@ -69,6 +63,18 @@ def delete(
             whose = "its volume" if len(has_volume) == 1 else f"the volumes of {sum(has_volume.values())}"
             volumes = typer.confirm(f"also delete {whose}: checkpoints, metrics, data?", err=True)
     return on_each(jobs, lambda client, job: _delete(client, job, volume=bool(volumes)), "deleted")
+
+
+def _volumes(jobs: "list[tuple[Client, str | DDPJob]]") -> dict[str, bool]:
+    """Return the names of the jobs, and whether a volume was made for each."""
+    found: dict[str, bool] = {}
+    for job, label in zip(jobs, labels_of(jobs), strict=True):
+        try:
+            found[label] = _has_volume(*job)
+        except DDPJobError as error:
+            if len(jobs) == 1 or not isinstance(error, (JobNotFoundError, LocalError)):
+                raise  # else the summary names it
+    return found
 
 
 def _has_volume(client: "Client", job: "str | DDPJob") -> bool:

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.events import Form, events_table, story
+from ddpjob.cli.events import events_table, story
 from ddpjob.cli.get import card
-from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import age

@@ -1,16 +1,14 @@
 """``ddpjob doctor``: checks this machine and the cluster, and says what to do about what it finds."""
 
 import json
-import os
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import Namespace, StateDir
+from ddpjob.cli.options import Form, Namespace, StateDir
 from ddpjob.cli.place import Context, has_kubeconfig, on_cluster, on_this_machine
-from ddpjob.cli.text import number_of, one_line
+from ddpjob.cli.text import is_coloured, number_of, one_line
 from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
@@ -21,9 +19,7 @@ _COLOURS = {"warning": "33", "error": "31"}
 
 
 def doctor(
-    output: Annotated[
-        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object.")
-    ] = "text",
+    output: Form = "text",
     *,
     local: Annotated[bool, Option("--local", help="Check this machine only.")] = False,
     context: Context = None,
@@ -57,7 +53,7 @@ def doctor(
     if output == "json":
         print(json.dumps(found.wire(), indent=2))
     else:
-        print("\n".join(_lines(found, coloured=_is_coloured())))
+        print("\n".join(_lines(found, coloured=is_coloured())))
     return 0 if found.healthy else _UNHEALTHY
 
 
@@ -100,8 +96,3 @@ def _lines(found: "Checkup", *, coloured: bool) -> Iterator[str]:
     counts = [(sum(check.status == status for check in found.checks), status) for status in ("error", "warning")]
     unknown = sum(check.status == "unknown" for check in found.checks)
     yield ", ".join([*(number_of(count, noun) for count, noun in counts), f"{unknown} unknown"])
-
-
-def _is_coloured() -> bool:
-    """See https://no-color.org."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -2,12 +2,10 @@
 
 import json
 from datetime import datetime, tzinfo
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from ddpjob.api.times import parse_time
-from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import one_line, show_error
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from ddpjob.client.base import Client, Events
     from ddpjob.client.job import DDPJob
     from ddpjob.client.timeline import JobEvent
-
-Form = Annotated[Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text or json.")]
 
 
 def events(

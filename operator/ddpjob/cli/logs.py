@@ -72,22 +72,19 @@ def logs(
     Example:
       ddpjob logs mnist-cpu --all --tail 20
     """
-    if previous and (attempt is not None or follow):
-        other = "--attempt" if attempt is not None else "--follow"
-        raise InvalidJobError(
-            f"--previous and {other} exclude each other", "it is an attempt of before", "leave out one of them"
-        )
-    if node is not None and rank:
-        raise InvalidJobError("--node and --rank exclude each other", "a rank is on one node", "leave out --node")
-    if output == "json" and out_dir is not None:
-        raise InvalidJobError(
-            "--output json and --out-dir exclude each other", "files have the lines as they were", "leave out one"
-        )
+    excluding = (
+        ("--previous", previous, "--attempt", attempt is not None, "it is an attempt of before"),
+        ("--previous", previous, "--follow", follow, "it is an attempt of before"),
+        ("--node", node is not None, "--rank", rank, "a rank is on one node"),
+        ("--output json", output == "json", "--out-dir", out_dir is not None, "files have the lines as they were"),
+    )
+    for one, is_given, other, is_too, why in excluding:
+        if is_given and is_too:
+            raise InvalidJobError(f"{one} and {other} exclude each other", why, "leave out one of them")
     pattern, seconds = _pattern(grep), None if since is None else _seconds(since)
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
-        job, wanted = client.get(name), attempt
-        if previous:
-            wanted = _before_newest(job)
+        job = client.get(name)
+        wanted = _before_newest(job) if previous else attempt
         found = client.logs(
             job,
             nodes=None if node is None else {node},

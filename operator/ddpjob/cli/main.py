@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer import Argument, Option
+from typer import Option
 from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
-from ddpjob.cli.options import Checkpoint, Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, Request, StateDir
+from ddpjob.cli import options
 from ddpjob.cli.text import SIMILAR, show_error
 from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
@@ -33,36 +33,19 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def run(
-    source: Annotated[
-        str,
-        Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
-    ],
-    script_args: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="SCRIPT_ARGS",
-            help="Arguments of the script, or after spec.args; put -- before those that begin with -.",
-        ),
-    ] = None,
+    source: options.Source,
+    script_args: options.ScriptArgs = None,
     *,
-    nodes: Nodes = None,
-    nproc: Nproc = None,
-    gpus: Gpus = None,
-    memory: Memory = None,
-    checkpoint: Checkpoint = None,
-    max_restarts: MaxRestarts = None,
-    env: Env = None,
-    launcher: Launcher = None,
-    assignments: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="Set a field below spec to a YAML value, for example restartPolicy.maxRestarts=0 or 'args[2]=5'. "
-            "null removes it. May be repeated.",
-        ),
-    ] = None,
-    name: Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")] = None,
+    nodes: options.Nodes = None,
+    nproc: options.Nproc = None,
+    gpus: options.Gpus = None,
+    memory: options.Memory = None,
+    checkpoint: options.Checkpoint = None,
+    max_restarts: options.MaxRestarts = None,
+    env: options.Env = None,
+    launcher: options.Launcher = None,
+    assignments: options.Assignments = None,
+    name: options.JobName = None,
     volumes: Annotated[
         list[str] | None,
         Option("--volume", metavar="CLAIM=DIR", help="Use DIR as the claim CLAIM. May be repeated."),
@@ -73,7 +56,7 @@ def run(
             "--fresh", help="Start from scratch: first remove the job's state and the checkpoints on its own claim."
         ),
     ] = False,
-    state_dir: StateDir = None,
+    state_dir: options.StateDir = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the objects that a cluster would hold, and run nothing.")
     ] = False,
@@ -106,7 +89,7 @@ def run(
     from ddpjob.cli.run import execute
 
     words = {"numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory, "checkpoint": checkpoint}
-    request = Request(
+    request = options.Request(
         source,
         script_args,
         launcher=launcher,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -34,6 +34,33 @@ Selector = Annotated[
     str | None,
     Option(
         "--selector", "-l", metavar="LABELS", help="Jobs with these labels, for example team=a or 'stage in (a, b)'."
+    ),
+]
+Form = Annotated[Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text or json.")]
+Timeout = Annotated[float | None, Option("--timeout", min=0, metavar="SECONDS", help="Give up waiting after it.")]
+# Of a new job.
+Source = Annotated[
+    str,
+    Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
+]
+ScriptArgs = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="SCRIPT_ARGS",
+        help="Arguments of the script, or after spec.args; put -- before those that begin with -.",
+    ),
+]
+JobName = Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")]
+JobNamespace = Annotated[
+    str | None, Option("--namespace", "-n", metavar="NAME", help="Instead of the namespace in the file.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set a field below spec to a YAML value, for example restartPolicy.maxRestarts=0 or 'args[2]=5'. "
+        "null removes it. May be repeated.",
     ),
 ]
 Launcher = Annotated[

@@ -1,9 +1,7 @@
 """``ddpjob plot``: loss and throughput of a job with what happened, in the terminal, as a picture or as JSON."""
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +11,7 @@ from typer import Option
 
 from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import one_line, time_text
+from ddpjob.cli.text import is_coloured, one_line, time_text
 from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def plot(
         training = read_training(client, name, metrics)
     if form == "text":
         width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))
-        print("\n".join(text_lines(training, width, coloured=_is_coloured())))
+        print("\n".join(text_lines(training, width, coloured=is_coloured())))
         return 0
     if form == "svg":
         from ddpplot.figure import drawing
@@ -117,8 +115,3 @@ def text_lines(training: "Training", width: int, *, coloured: bool) -> Iterator[
             yield one_line(f"  × attempt {failure.attempt} failed, without a step in the metrics: {failure.message}")
     if training.time is not None and training.time.total:
         yield f"time: {time_text(training.time)}"
-
-
-def _is_coloured() -> bool:
-    """See https://no-color.org."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -5,11 +5,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import number_of, one_line, size_text
 
@@ -36,9 +36,7 @@ def pull(
         bool,
         Option("--hidden", help="Also files with a name in their path that begins with a dot."),
     ] = False,
-    output: Annotated[
-        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object.")
-    ] = "text",
+    output: Form = "text",
     local: Local = False,
     context: Context = None,
     namespace: Namespace = None,

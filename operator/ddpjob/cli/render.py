@@ -3,21 +3,18 @@
 import json
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
+
+from ddpjob.cli.options import JobNamespace, Source
 
 
 def render(
-    source: Annotated[
-        str,
-        Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
-    ],
+    source: Source,
     output: Annotated[
         Literal["yaml", "json"], Option("--output", "-o", metavar="FORM", help="yaml, or json: one List.")
     ] = "yaml",
     *,
-    namespace: Annotated[
-        str | None, Option("--namespace", "-n", metavar="NAME", help="Instead of the namespace in the file.")
-    ] = None,
+    namespace: JobNamespace = None,
 ) -> int:
     """Print what the operator would create for the first attempt of a job: Service, claim, NetworkPolicy and pods.
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
 from ddpjob.api.objects import Json
+from ddpjob.cli import options
 from ddpjob.cli.logs import print_lines
-from ddpjob.cli.options import Checkpoint, Env, Gpus, Launcher, MaxRestarts, Memory, Nodes, Nproc, StateDir
 from ddpjob.cli.place import Context, for_new_job, on_this_machine
 from ddpjob.cli.text import number_of, one_line, show_error, size_text
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
@@ -27,55 +27,44 @@ if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
 
 Form = Literal["json", "yaml", "name"]
+Image = Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")]
+Workdir = Annotated[
+    Path | None,
+    Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
+]
+DryRun = Annotated[
+    Literal["client", "server"] | None,
+    Option("--dry-run", help="Create nothing: check here, or with the admission of the server."),
+]
+Output = Annotated[Form | None, Option("--output", "-o", metavar="FORM", help="Print the job: json, yaml or name.")]
 _NAMED = 20  # files that are named
 
 
 def submit(
-    source: Annotated[
-        str,
-        Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
-    ],
-    script_args: Annotated[
-        list[str] | None,
-        Argument(metavar="SCRIPT_ARGS", help="Arguments of the script; put -- before arguments that begin with -."),
-    ] = None,
+    source: options.Source,
+    script_args: options.ScriptArgs = None,
     *,
-    image: Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")] = None,
-    nodes: Nodes = None,
-    nproc: Nproc = None,
-    gpus: Gpus = None,
-    memory: Memory = None,
-    checkpoint: Checkpoint = None,
-    max_restarts: MaxRestarts = None,
-    env: Env = None,
-    launcher: Launcher = None,
-    workdir: Annotated[
-        Path | None,
-        Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        Option("--set", metavar="FIELD=VALUE", help="Set a field below spec to a YAML value, as in run. Repeatable."),
-    ] = None,
-    name: Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")] = None,
+    image: Image = None,
+    nodes: options.Nodes = None,
+    nproc: options.Nproc = None,
+    gpus: options.Gpus = None,
+    memory: options.Memory = None,
+    checkpoint: options.Checkpoint = None,
+    max_restarts: options.MaxRestarts = None,
+    env: options.Env = None,
+    launcher: options.Launcher = None,
+    workdir: Workdir = None,
+    assignments: options.Assignments = None,
+    name: options.JobName = None,
     wait: Annotated[bool, Option("--wait", help="Show the job until it has finished, then why it ended so.")] = False,
     logs: Annotated[bool, Option("--logs", help="Follow the logs until the job has finished.")] = False,
-    timeout: Annotated[
-        float | None, Option("--timeout", min=0, metavar="SECONDS", help="Give up waiting after it.")
-    ] = None,
-    dry_run: Annotated[
-        Literal["client", "server"] | None,
-        Option("--dry-run", help="Create nothing: check here, or with the admission of the server."),
-    ] = None,
-    output: Annotated[
-        Form | None, Option("--output", "-o", metavar="FORM", help="Print the job: json, yaml or name.")
-    ] = None,
+    timeout: options.Timeout = None,
+    dry_run: DryRun = None,
+    output: Output = None,
     local: Annotated[bool, Option("--local", help="On this machine, in the background.")] = False,
     context: Context = None,
-    namespace: Annotated[
-        str | None, Option("--namespace", "-n", metavar="NAME", help="Instead of the namespace in the file.")
-    ] = None,
-    state_dir: StateDir = None,
+    namespace: options.JobNamespace = None,
+    state_dir: options.StateDir = None,
 ) -> int:
     """Create a job on the cluster of the kubeconfig, or with --local on this machine.
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ddpjob.cli.events import Form
-from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.table import Cell, Row, height, live, show, stacked, table
 from ddpjob.cli.text import duration, one_line

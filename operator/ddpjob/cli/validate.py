@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
+from ddpjob.cli.options import Form
 from ddpjob.cli.text import number_of, one_line
 from ddpjob.errors import InvalidJobError
 
@@ -17,9 +18,7 @@ _INVALID = 1
 
 def validate(
     files: Annotated[list[str], Argument(metavar="FILE", help="YAML files with DDPJobs, or - for standard input.")],
-    output: Annotated[
-        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object.")
-    ] = "text",
+    output: Form = "text",
 ) -> int:
     """Check DDPJobs in YAML files without a cluster, by the rules of the API server and the operator.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.options import Name, Namespace, StateDir, Timeout
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import is_coloured, show_error
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, WaitTimeoutError
@@ -31,7 +31,7 @@ def wait(
     until: Annotated[
         str, Option("--for", metavar="STATE", help="finished, running, or step=N: N finished optimizer steps.")
     ] = "finished",
-    timeout: Annotated[float | None, Option("--timeout", min=0, metavar="SECONDS", help="Give up after it.")] = None,
+    timeout: Timeout = None,
     local: Local = False,
     context: Context = None,
     namespace: Namespace = None,

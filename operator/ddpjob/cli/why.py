@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ddpjob.api.text import attributed
-from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.text import is_coloured, one_line, red
 
@@ -24,7 +24,7 @@ _NEW = 0.25
 
 def why(
     name: Name,
-    output: Annotated[Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text or json.")] = "text",
+    output: Form = "text",
     *,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Print all of the evidence, also what repeats.")] = False,
     local: Local = False,
