@@ -10,14 +10,14 @@ from ddpjob.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client as Client
-    from ddpjob.client.base import LogLine as LogLine
     from ddpjob.client.job import DDPJob as DDPJob
+    from ddpjob.client.log_lines import LogLine as LogLine
     from ddpjob.client.verdict.explanation import Explanation as Explanation
     from ddpjob.errors import DDPJobError as DDPJobError
 
 _PUBLIC = {
     "Client": "ddpjob.client.base",
-    "LogLine": "ddpjob.client.base",
+    "LogLine": "ddpjob.client.log_lines",
     "DDPJob": "ddpjob.client.job",
     "Explanation": "ddpjob.client.verdict.explanation",
     "DDPJobError": "ddpjob.errors",

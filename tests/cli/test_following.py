@@ -10,8 +10,8 @@ import pytest
 
 from ddpjob.cli import place
 from ddpjob.cli.logs import print_lines
-from ddpjob.client.base import LogLine
 from ddpjob.client.job import DDPJob
+from ddpjob.client.log_lines import LogLine
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 from tests.cli.program import Program, shell_job, with_volume
 from tests.processes import eventually

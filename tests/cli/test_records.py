@@ -9,8 +9,8 @@ import yaml
 
 from ddpjob.api.pod_view import pod_view
 from ddpjob.cli.logs import _announced, _seconds, shown
-from ddpjob.client.base import log_line
 from ddpjob.client.job import DDPJob
+from ddpjob.client.log_lines import log_line
 from ddpjob.local.state import StateFolder
 from tests.cli.program import Program, shell_job, with_volume
 

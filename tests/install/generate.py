@@ -20,9 +20,9 @@ from pydantic import BaseModel
 from ddpjob.api.crd import as_yaml
 from ddpjob.cli.output import RunLine
 from ddpjob.cli.training import Plot
-from ddpjob.client.base import PrintedLine
 from ddpjob.client.bundle.archive import Manifest
 from ddpjob.client.checkup.check import Checkup
+from ddpjob.client.log_lines import PrintedLine
 from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation

@@ -20,8 +20,8 @@ from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
     from ddpjob.api.objects import Json
-    from ddpjob.client.base import LogLine
     from ddpjob.client.job import DDPJob
+    from ddpjob.client.log_lines import LogLine
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
@@ -145,7 +145,7 @@ def print_lines(job: "DDPJob", lines: Iterable["LogLine"], *, flush: bool) -> No
 
 def shown(line: "LogLine", *, several: bool) -> str:
     """Return a line with the node, or the rank, that printed it; in colour on a terminal."""
-    from ddpjob.client.base import RANK_PREFIX
+    from ddpjob.client.log_lines import RANK_PREFIX
 
     if RANK_PREFIX.match(line.text):
         return _prefix(f"n{line.node}r{line.rank}", line.rank or 0) + _text(line)
@@ -154,14 +154,14 @@ def shown(line: "LogLine", *, several: bool) -> str:
 
 def _text(line: "LogLine") -> str:
     """Return a line as a terminal shows it, which is the last state of a progress bar, without the prefix of ddprun."""
-    from ddpjob.client.base import RANK_PREFIX
+    from ddpjob.client.log_lines import RANK_PREFIX
 
     prefix = RANK_PREFIX.match(line.text)
     return clean_line(line.text[prefix.end() :] if prefix else line.text)
 
 
 def _object(line: "LogLine") -> "Json":
-    from ddpjob.client.base import PrintedLine
+    from ddpjob.client.log_lines import PrintedLine
 
     return PrintedLine(node=line.node, rank=line.rank, attempt=line.attempt, line=_text(line)).wire()
 

@@ -17,7 +17,7 @@ from ddpjob.api.text import clean_line
 from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import SIMILAR, duration, one_line
-from ddpjob.client.base import RANK_PREFIX
+from ddpjob.client.log_lines import RANK_PREFIX
 from ddpjob.errors import DDPJobError
 
 INTERVAL = 2.0

@@ -16,10 +16,10 @@ from ddpjob.cli.prepare import Prepared, differences, prepare
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
-from ddpjob.client.base import LogLine
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import dump_yaml
 from ddpjob.client.local_logs import LogReader
+from ddpjob.client.log_lines import LogLine
 from ddpjob.local.pod_process import Machine
 from ddpjob.local.programs import require_programs, runs_ddptrain
 from ddpjob.local.references import References

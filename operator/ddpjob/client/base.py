@@ -4,20 +4,18 @@ import importlib
 import math
 import os
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
+from ddpjob.client.log_lines import LogLine
 from ddpjob.errors import (
     DDPJobError,
     InvalidJobError,
@@ -36,11 +34,6 @@ if TYPE_CHECKING:
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 
-RANK_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")
-"""Before each line of a rank of ddprun."""
-_TORCHRUN_PREFIX = re.compile(r"\[default(\d+)\]:")  # with --tee: the rank on its node
-
-
 INTERRUPTED = "Interrupted"
 """State of a job of this machine that is not finished and that no process runs: its process was killed."""
 Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the method
@@ -48,85 +41,6 @@ Events = list["JobEvent"]
 Pods = list["JobPod"]
 Items = list[Json]
 OnOutput = Callable[[bytes, bool], object]
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """One line that a node printed.
-
-    node: node rank. attempt: number of the attempt. rank: the process that printed it; None if several run on the node
-    and the line does not say which.
-    text: the line as it was printed, without the line feed; it may contain escape sequences.
-    unfinished: what a line shows now that the program draws again, as a progress bar; the whole line follows later.
-    """
-
-    node: int
-    rank: int | None
-    attempt: int
-    text: str
-    unfinished: bool = False
-
-
-class PrintedLine(WireModel):
-    """One line of the output of `ddpjob logs -o json`."""
-
-    node: int
-    """Rank of the node."""
-    rank: int | None = None
-    """Global rank of the process; absent if several run on the node and the line does not say which printed it."""
-    attempt: int
-    """The attempt that printed it."""
-    line: str
-    """The line as a terminal shows it: the last state of a progress bar, no escape sequences, no prefix of ddprun."""
-
-
-def log_line(node: int, attempt: int, text: str, nproc_per_node: int | None, *, unfinished: bool = False) -> LogLine:
-    """Return a line of a node with the rank that printed it."""
-    rank = node if nproc_per_node == 1 else None
-    if (prefix := RANK_PREFIX.match(text)) is not None:
-        rank = int(prefix.group(1))
-    elif (prefix := _TORCHRUN_PREFIX.match(text)) is not None and nproc_per_node:
-        rank = node * nproc_per_node + int(prefix.group(1))
-    return LogLine(node, rank, attempt, text, unfinished)
-
-
-class Redrawn:
-    """A line that its program draws again, as a progress bar does: what it shows is returned at most once in a time."""
-
-    def __init__(self, seconds: float = 1.0) -> None:
-        self._seconds = seconds
-        self._shown = b""
-        self._time = -math.inf
-
-    def now(self, begun: bytes) -> bytes | None:
-        """Return what the begun line shows; None if it is no such line, unchanged, or was shown a moment ago."""
-        state = begun.rstrip(b"\r").rpartition(b"\r")[2]
-        if b"\r" not in begun or state == self._shown or time.monotonic() < self._time + self._seconds:
-            return None
-        self._shown, self._time = state, time.monotonic()
-        return state
-
-
-def nodes_of(job: DDPJob, ranks: Collection[int]) -> set[int] | None:
-    """Return the nodes of some ranks; None if it is not known how many ranks a node has."""
-    world = job.status.world
-    nproc = world.nproc_per_node if world else job.manifest["spec"].get("nprocPerNode")
-    return {rank // nproc for rank in ranks} if isinstance(nproc, int) else None
-
-
-def of_ranks(lines: Iterator[LogLine], job: DDPJob, ranks: Collection[int]) -> Iterator[LogLine]:
-    """Yield the lines of some ranks. Raises ``DDPJobError`` if there are lines, and none says which rank printed it."""
-    is_known, is_empty = False, True
-    for line in lines:
-        is_known, is_empty = is_known or line.rank is not None, False
-        if line.rank in ranks:
-            yield line
-    if not is_known and not is_empty:
-        raise DDPJobError(
-            f"the lines of {job.name} do not say which rank printed them",
-            "ddprun puts the rank before each line, and so does torchrun --tee 3",
-            f"ddpjob logs {job.name} --node N shows the lines of a node",
-        )
 
 
 def is_finished(status: DDPJobStatus) -> bool:
@@ -627,12 +541,6 @@ def require_arguments(**given: object) -> None:
         kind, types = _KINDS[name]
         if not isinstance(value, types) or (isinstance(value, str) and str not in types):
             raise InvalidJobError(f"{name} is {value!r:.100}, not {kind}", "it has another type", f"pass {kind}")
-
-
-def wanted_nodes(job: DDPJob, attempt: int, failed: Collection[int] = ()) -> set[int]:
-    """Return the nodes whose logs are shown without a selection: node 0, and those that failed in the attempt."""
-    recorded = job.status.failures or ()
-    return {0, *failed, *(f.node_rank for f in recorded if f.attempt == attempt and f.node_rank is not None)}
 
 
 def require_same(given: str | DDPJob, uid: str | None) -> None:

@@ -17,13 +17,10 @@ from ddpjob.client.base import (
     Events,
     Items,
     Jobs,
-    LogLine,
     OnOutput,
     already_finished,
     identity,
     no_metrics,
-    nodes_of,
-    of_ranks,
     require_arguments,
     require_same,
     timed_out,
@@ -39,6 +36,7 @@ from ddpjob.client.connection import (
     request_error,
 )
 from ddpjob.client.job import DDPJob
+from ddpjob.client.log_lines import LogLine, nodes_of, of_ranks
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
 
 if TYPE_CHECKING:

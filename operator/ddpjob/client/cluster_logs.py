@@ -19,7 +19,6 @@ from urllib3.exceptions import ReadTimeoutError
 from ddpjob.api import names
 from ddpjob.api.backoff import Patience
 from ddpjob.api.objects import element
-from ddpjob.client.base import LogLine, Redrawn, log_line, wanted_nodes
 from ddpjob.client.connection import (
     TROUBLES,
     Connection,
@@ -32,6 +31,7 @@ from ddpjob.client.connection import (
     request_error,
 )
 from ddpjob.client.job import DDPJob
+from ddpjob.client.log_lines import LogLine, Redrawn, log_line, wanted_nodes
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, StoppedError, UnavailableError
 
 _QUIET_SECONDS = 60.0

@@ -21,18 +21,16 @@ from ddpjob.client.base import (
     Events,
     Items,
     Jobs,
-    LogLine,
     OnOutput,
     already_finished,
     identity,
     no_metrics,
-    nodes_of,
-    of_ranks,
     require_arguments,
     require_same,
     timed_out,
 )
 from ddpjob.client.job import DDPJob
+from ddpjob.client.log_lines import LogLine, nodes_of, of_ranks
 from ddpjob.errors import (
     DDPJobError,
     JobExistsError,

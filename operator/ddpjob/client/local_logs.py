@@ -10,8 +10,8 @@ from pathlib import Path
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
-from ddpjob.client.base import LogLine, Redrawn, log_line, wanted_nodes
 from ddpjob.client.job import DDPJob
+from ddpjob.client.log_lines import LogLine, Redrawn, log_line, wanted_nodes
 from ddpjob.local.state import JobFolder
 
 _BLOCK = 65_536
