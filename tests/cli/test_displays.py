@@ -73,7 +73,7 @@ def a_pod(rank: int, status: Json, attempt: int = 2) -> Json:
 
 
 def a_snapshot(**changes: Any) -> Snapshot:
-    job = an_admitted_job(status=STATUS | changes)
+    job = DDPJob.from_manifest(an_admitted_job(status=STATUS | changes))
     return take_snapshot(job, [a_pod(0, running()), a_pod(1, ended(3)), a_pod(0, ended(1), attempt=1)])
 
 
@@ -186,7 +186,7 @@ def test_change_of_state_is_written_at_once() -> None:
 
 def test_large_job_on_a_small_terminal_shows_nodes_that_need_attention() -> None:
     pods = [a_pod(rank, ended(1) if rank == 77 else running()) for rank in range(100)]
-    text = drawn(take_snapshot(an_admitted_job(status=STATUS, numNodes=100), pods), width=60)
+    text = drawn(take_snapshot(DDPJob.from_manifest(an_admitted_job(status=STATUS, numNodes=100)), pods), width=60)
     assert "mnist-0a1b2-2-77" in text
     assert "… and 88 more" in text
     assert len(text.splitlines()) < 24
@@ -200,7 +200,7 @@ def test_hostile_status_cannot_control_the_terminal(show: Any) -> None:
         status=STATUS | {"state": evil, "conditions": conditions, "progress": PROGRESS | {"loss": "1e3\x07"}}
     )
     waiting = {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": evil, "message": evil}}}]}
-    text = show(take_snapshot(job, [a_pod(0, waiting)]))
+    text = show(take_snapshot(DDPJob.from_manifest(job), [a_pod(0, waiting)]))
     assert "[bold]x[/bold]" in text  # rich must not interpret it as markup either
     for character in "\x07\u202e":
         assert character not in text

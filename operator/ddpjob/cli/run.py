@@ -66,7 +66,7 @@ def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> 
     job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:
-        display.show(take_snapshot(job, pods))
+        display.show(take_snapshot(DDPJob.from_manifest(job), pods))
         job_runs.set()
 
     async def follow_output() -> None:

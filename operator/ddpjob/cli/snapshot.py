@@ -66,14 +66,13 @@ class Snapshot:
         return [*progress_facts(status), *facts, *troubles(self.job, datetime.now(UTC))]
 
 
-def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
+def take_snapshot(job: DDPJob, pods: Sequence[Json]) -> Snapshot:
     """Return the snapshot of an admitted job and its pods."""
     from ddpjob.api.pod_view import pod_view
 
-    made = DDPJob.from_manifest(job)
     views = [(pod, pod_view(pod)) for pod in pods]
-    nodes = [_node(pod, view.node_rank) for pod, view in views if view.attempt == (made.status.attempt or 0)]
-    return Snapshot(made, sorted(nodes, key=lambda node: node.rank))
+    nodes = [_node(pod, view.node_rank) for pod, view in views if view.attempt == (job.status.attempt or 0)]
+    return Snapshot(job, sorted(nodes, key=lambda node: node.rank))
 
 
 def _node(pod: Json, rank: int) -> Node:

@@ -127,7 +127,7 @@ def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterat
                 found = client.get(job)
                 with suppress(DDPJobError):  # the user may not read pods
                     pods = client.pod_manifests(found)
-                display.show(take_snapshot(found.manifest, pods))
+                display.show(take_snapshot(found, pods))
 
         yield show
 
