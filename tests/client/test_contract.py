@@ -75,8 +75,10 @@ def test_life_of_a_job_that_is_suspended_resumed_and_restarted(world: World) -> 
 def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World, tmp_path: Path) -> None:
     client = world.client
     old = client.submit(world.job("mnist"))
+    followed = client.logs(old, follow=True)
     client.delete(old)
     new = client.submit(world.job("mnist"))
+    assert list(followed) == [], "they end with the job"
     acts = (
         client.suspend,
         client.resume,

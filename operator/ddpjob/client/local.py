@@ -164,11 +164,16 @@ class LocalClient(Client):
             nodes = nodes_of(found, ranks)
             all_nodes = nodes is None
         reader = LogReader(record, nodes=nodes, all_nodes=all_nodes, attempt=attempt, tail=tail)
-        lines = self._lines(record, reader, follow=follow)
+        lines = self._lines(record, found, reader, follow=follow)
         return lines if ranks is None else of_ranks(lines, found, ranks)
 
-    def _lines(self, record: JobFolder, reader: "LogReader", *, follow: bool) -> Iterator[LogLine]:
+    def _lines(self, record: JobFolder, job: DDPJob, reader: "LogReader", *, follow: bool) -> Iterator[LogLine]:
+        version = None
         while follow and record.runner() is not None:
+            if (now := record.version()) != version:
+                version, recorded = now, record.job()
+                if recorded is None or recorded["metadata"]["uid"] != job.uid:
+                    return  # the job was deleted, and its logs with it
             yield from reader.read()
             self._pause(_PAUSE)
         yield from reader.read(to_the_end=True)
