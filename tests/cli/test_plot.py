@@ -78,7 +78,7 @@ def test_json_has_each_step_once_and_what_happened(trained: Program) -> None:
     assert (raised["reachedStep"], raised["repeatedSteps"]) == (10, 2)
     spent = found["time"]
     assert spent["training"] + spent["starting"] + spent["recovering"] + spent["lost"] > 0
-    assert 0 <= spent.get("goodput", 0) <= 1
+    assert 0 <= found.get("goodput", 0) <= 1
 
 
 def test_text_lists_the_marks_below_the_curve(trained: Program) -> None:

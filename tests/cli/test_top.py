@@ -85,10 +85,10 @@ def test_a_small_terminal_shows_abnormal_ranks_first_and_says_what_is_left_out()
     assert [row[:2] for row in rows] == [["n0r0", "100"], ["n0r1", "100"], ["n38r77", "100"], ["…", "97 more"]]
 
 
-class Hanging:
-    """A client of a job that hangs, and that ends after another look."""
+class Watched:
+    """A client of a job that is looked at once more before it ends. seen: its ranks; None between two attempts."""
 
-    def __init__(self, job: DDPJob, seen: RankTable) -> None:
+    def __init__(self, job: object, seen: RankTable | None = None) -> None:
         self.looks = iter((job, SimpleNamespace(finished=True)))
         self.seen = seen
 
@@ -96,6 +96,8 @@ class Hanging:
         return next(self.looks)
 
     def ranks(self, _name: str) -> RankTable:
+        if self.seen is None:
+            raise UnavailableError("no rank of big runs: it is Restarting")
         return self.seen
 
 
@@ -113,7 +115,7 @@ def test_the_rank_of_a_hang_is_abnormal_and_named_as_in_the_card(
     assert [fact.text for fact in facts_of(job, datetime.now(UTC), [])] == [text]
     monkeypatch.setattr("ddpjob.cli.top._PAUSE", 0.0)
     monkeypatch.setenv("COLUMNS", "200")
-    follow(cast("Client", Hanging(job, seen)), "big", seen)
+    follow(cast("Client", Watched(job, seen)), "big", seen)
     assert f"(here); {text}" in capsys.readouterr().out
     assert seen.wire()["stall"] == stall
 
@@ -127,26 +129,12 @@ def test_the_headline_names_what_is_missing() -> None:
     )
 
 
-class BetweenAttempts:
-    """A client of a job whose attempt has ended, and that ends after another look."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def get(self, _name: str) -> Any:
-        self.looks += 1
-        return SimpleNamespace(finished=self.looks > 2)
-
-    def ranks(self, _name: str) -> RankTable:
-        raise UnavailableError("no rank of big runs: it is Restarting")
-
-
 def test_the_last_table_stays_while_no_rank_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ddpjob.cli.top._PAUSE", 0.0)
     monkeypatch.setenv("COLUMNS", "200")
-    follow(cast("Client", BetweenAttempts()), "big", a_table([a_rank(0)]))
+    follow(cast("Client", Watched(SimpleNamespace(finished=False))), "big", a_table([a_rank(0)]))
     shown = capsys.readouterr().out
     assert "n0r0" in shown and "no rank of big runs: it is Restarting" in shown
 

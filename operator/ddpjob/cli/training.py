@@ -208,22 +208,6 @@ class PlottedEvaluation(WireModel):
     loss: float | None = None
 
 
-class PlottedTime(WireModel):
-    """Where the time of the job went until now, in seconds."""
-
-    queued: int
-    scheduling: int
-    starting: int
-    training: int
-    stalled: int
-    saving: int
-    lost: int
-    recovering: int
-    stopped: int
-    goodput: float | None = None
-    """training / (all - queued - stopped)."""
-
-
 class Plot(WireModel):
     """The output of `ddpjob plot -o json`: a training as if it had never been interrupted, and what happened."""
 
@@ -245,7 +229,10 @@ class Plot(WireModel):
     repeated: list[PlottedStep]
     """Steps of a run that a later run computed again."""
     evaluations: list[PlottedEvaluation]
-    time: PlottedTime | None = None
+    time: TimeSpent | None = None
+    """As `status.time`, until now."""
+    goodput: float | None = None
+    """training / (all - queued - stopped)."""
 
 
 def plot_of(training: Training) -> Plot:
@@ -268,7 +255,8 @@ def plot_of(training: Training) -> Plot:
             PlottedEvaluation(run=row.run, step=row.step, accuracy=row.accuracy, loss=row.loss)
             for row in history.evaluations
         ],
-        time=PlottedTime(**time.by_category, goodput=time.goodput) if time is not None else None,
+        time=time,
+        goodput=time.goodput if time is not None else None,
     )
 
 
