@@ -70,8 +70,9 @@ def test_an_answer_with_a_number_that_is_none_is_refused(field: str) -> None:
     job = DDPJob.from_manifest(
         {"metadata": {"name": "tiny", "namespace": "default"}, "spec": {}, "status": {"attempt": 1}}
     )
-    with pytest.raises(UnavailableError, match="something else than ranks"):
-        rank_table(job, "this machine", json.loads(f'{{"worldSize": 1, "ranks": [{row}]}}'))
+    for answer in (f'{{"worldSize": 1, "ranks": [{row}]}}', "[]", "{"):
+        with pytest.raises(UnavailableError, match="something else than ranks"):
+            rank_table(job, "this machine", answer.encode())
 
 
 def test_a_row_that_is_older_than_the_others_is_not_behind() -> None:
@@ -109,7 +110,7 @@ def test_the_rank_of_a_hang_is_abnormal_and_named_as_in_the_card(
         {"metadata": {"name": "big", "namespace": "default"}, "spec": {}, "status": {"attempt": 1, "stall": stall}}
     )
     answer = {"worldSize": 2, "ranks": [a_rank(rank).wire() for rank in range(2)]}
-    seen = rank_table(job, "here", answer)
+    seen = rank_table(job, "here", json.dumps(answer).encode())
     assert [row[0] for row in texts(ranks_table(seen))] == ["n0r0", "[n0r1]"]
     text = "the others wait for rank 1, step 100 at train.py:9"
     assert [fact.text for fact in facts_of(job, datetime.now(UTC), [])] == [text]

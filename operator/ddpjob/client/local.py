@@ -1,7 +1,6 @@
 """``Client.local``: the jobs of this machine, in the state folder that ``ddpjob run`` uses, too."""
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -496,7 +495,7 @@ def _is_suspended(record: JobFolder) -> bool:
     return False
 
 
-def _ask(job: DDPJob, port: int) -> Json:
+def _ask(job: DDPJob, port: int) -> bytes:
     """Return the answer of a launcher to ``GET /ranks``."""
     from http.client import HTTPConnection, HTTPException
 
@@ -507,14 +506,13 @@ def _ask(job: DDPJob, port: int) -> Json:
         connection.request("GET", "/ranks")
         response = connection.getresponse()
         body = response.read(LONGEST)
-        answer = json.loads(body) if response.status == 200 else None
-    except (OSError, HTTPException, ValueError) as error:
+    except (OSError, HTTPException) as error:
         raise no_ranks(job, f"port {port}: {error}") from error
     finally:
         connection.close()
-    if not isinstance(answer, dict):
+    if response.status != 200:
         raise no_ranks(job, f"port {port} answers with HTTP {response.status}")
-    return answer
+    return body
 
 
 def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":

@@ -1,9 +1,10 @@
 """What the ranks of a job do now, as the launcher of node 0 answers ``GET /ranks`` (docs/write-a-job.md)."""
 
+import json
 import time
 from collections.abc import Callable
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
@@ -66,13 +67,13 @@ class RankTable(WireModel):
     """By rank."""
 
 
-def rank_table(job: DDPJob, place: str, answer: Json) -> RankTable:
+def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
     """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
     head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
     head["stall"] = job.status.stall
     try:
-        return RankTable.model_validate({**answer, **head})
-    except (ValidationError, TypeError) as error:
+        return RankTable.model_validate({**json.loads(answer), **head})
+    except (ValueError, TypeError) as error:  # ValidationError is a ValueError
         raise UnavailableError(
             f"node 0 of {job.name} answers GET /ranks with something else than ranks",
             "another program listens on the job's progress port",
