@@ -108,7 +108,7 @@ def printed(*shown: Snapshot, clock: Clock | None = None) -> str:
 
 def test_table_and_lines_show_the_same() -> None:
     for text in (drawn(a_snapshot()), printed(a_snapshot())):
-        for part in (*SHOWN, "mnist-0a1b2-2-0", "mnist-0a1b2-2-1", "Error", "exit code 3"):
+        for part in (*SHOWN, "mnist-0a1b2-2-0", "mnist-0a1b2-2-1", "failed", "exit code 3"):
             assert part in text, part
 
 
@@ -133,18 +133,13 @@ def test_pods_of_earlier_attempts_are_not_shown() -> None:
     assert "mnist-0a1b2-1-0" not in drawn(a_snapshot()) + printed(a_snapshot())
 
 
-def test_json_has_the_status_and_the_nodes_of_the_attempt() -> None:
+def test_json_has_the_status_and_the_pods_of_the_attempt() -> None:
     stream = io.StringIO()
     JsonDisplay(stream).show(a_snapshot())
     written = json.loads(stream.getvalue())
     assert (written["name"], written["status"]) == ("mnist", STATUS)
-    assert written["nodes"][1] == {
-        "rank": 1,
-        "pod": "mnist-0a1b2-2-1",
-        "state": "Error",
-        "detail": "exit code 3",
-        "since": "2026-03-01T12:00:00Z",
-    }
+    assert [pod["name"] for pod in written["pods"]] == ["mnist-0a1b2-2-0", "mnist-0a1b2-2-1"]
+    assert (written["pods"][1]["state"], written["pods"][1]["exitCode"]) == ("failed", 3)
 
 
 def test_json_writes_nothing_while_nothing_changes() -> None:

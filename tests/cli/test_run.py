@@ -58,7 +58,7 @@ def test_json_is_one_object_per_line_and_ends_with_the_result(ddpjob: Program) -
     assert "\x1b" not in done.out
     # The last output of a node may be read after the status that ended its job.
     last_status = [o for o in done.objects[:-1] if o["type"] != "output"][-1]
-    assert last_status["status"]["state"] == "Succeeded" and len(last_status["nodes"]) == 2
+    assert last_status["status"]["state"] == "Succeeded" and len(last_status["pods"]) == 2
     assert done.result["exitCode"] == 0
     assert done.result["status"]["state"] == "Succeeded"
     assert Path(done.result["logs"]).is_dir()

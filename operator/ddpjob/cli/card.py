@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpjob.api.names import CONTROLLER
 from ddpjob.api.status import Condition, DDPJobStatus, Failure
@@ -16,6 +16,9 @@ from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, red, speed_text, time_text
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
+
+if TYPE_CHECKING:
+    from ddpjob.client.timeline import JobPod
 
 ABNORMAL_STATES = frozenset({"Ending", "Restarting", "Failed", "Invalid", INTERRUPTED})
 """States that need attention, or do not last."""
@@ -136,6 +139,19 @@ def news(job: DDPJob) -> str:
         return ""
     is_usual = found.type == "Running" and found.status == "True" and found.reason in _ORDINARY
     return "" if is_usual else one_line(found.message)
+
+
+def pod_state(pod: "JobPod") -> str:
+    """Return what the trainer of a pod does."""
+    return f"{pod.state}, deleting" if pod.deleting else pod.state
+
+
+def pod_text(pod: "JobPod", *, with_end: bool = True) -> str:
+    """Return why a pod waits or how it ended. with_end: also with what the trainer that failed says."""
+    end = f"exit code {pod.exit_code}" if pod.exit_code else ""
+    message = pod.message if with_end or pod.state == "pending" else ""
+    why = ": ".join(part for part in (pod.reason, message) if part) if pod.state != "succeeded" else ""
+    return one_line(", ".join(part for part in (end, why) if part))
 
 
 def restarts_text(job: DDPJob) -> str:

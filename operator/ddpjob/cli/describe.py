@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.api.objects import Json
+from ddpjob.cli.card import pod_state, pod_text
 from ddpjob.cli.events import events_table, story
 from ddpjob.cli.get import card
 from ddpjob.cli.options import Form, Name, Namespace, StateDir
@@ -84,14 +85,8 @@ def pods_table(pods: "Pods") -> "Table":
     """Return the pods of a job as a table."""
     rows: list[Row] = []
     for pod in pods:
-        state = f"{pod.state}, deleting" if pod.deleting else pod.state
-        end = f"exit code {pod.exit_code}" if pod.exit_code else ""
-        why = ": ".join(part for part in (pod.reason, pod.message) if part) if pod.state != "succeeded" else ""
-        text = ", ".join(part for part in (end, why) if part)
         warns = pod.state not in _GOOD
-        rows.append(
-            [f"n{pod.node_rank}", pod.attempt, Cell(state, warns), pod.kubernetes_node, age(pod.created), pod.name,
-             Cell(text, warns)]
-        )  # fmt: skip
+        state, text = Cell(pod_state(pod), warns), Cell(pod_text(pod), warns)
+        rows.append([f"n{pod.node_rank}", pod.attempt, state, pod.kubernetes_node, age(pod.created), pod.name, text])
     header = ["NODE", "ATTEMPT", "STATE", "ON", "AGE", "POD", ""]
     return table(header, rows, whole=("NODE",), folded="")

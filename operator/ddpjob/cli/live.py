@@ -11,17 +11,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ddpjob.cli.card import pod_state, pod_text
 from ddpjob.cli.output import Display, of_process
-from ddpjob.cli.snapshot import Node, Snapshot
+from ddpjob.cli.snapshot import Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import age, duration, one_line
+from ddpjob.client.timeline import JobPod
 
 _STYLES = {
     "Running": "bold cyan",
     "Succeeded": "bold green",
-    "Completed": "green",
     "Failed": "bold red",
-    "Error": "bold red",
     "Suspended": "bold magenta",
 }
 _OTHER_STYLE = "bold yellow"  # what needs attention, or does not last
@@ -86,7 +86,7 @@ class LiveDisplay(Display):
             parts.append(Padding(ProgressBar(progress.total_steps, progress.step or 0, width=60), 0))
         if training := snapshot.training_facts():
             parts.append(_wrapped(training, self._console.width))
-        parts.append(_nodes(snapshot.nodes))
+        parts.append(_pods(snapshot.pods))
         if snapshot.news:
             parts.append(Text(snapshot.news, style="yellow"))
         return Group(*parts)
@@ -98,15 +98,17 @@ def _wrapped(facts: list[str], width: int) -> Text:
     return Text(textwrap.fill(unbroken, width).replace(_NO_BREAK, " "))
 
 
-def _nodes(nodes: list[Node]) -> Table:
+def _pods(pods: list[JobPod]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("NODE", "POD", "STATE", "FOR", ""):
         table.add_column(column, no_wrap=column != "")
     # If not all fit, nodes that need attention are shown first.
-    first = sorted(nodes, key=lambda node: node.state in ("Running", "Completed"))[:_MOST_NODES]
-    for node in sorted(first, key=lambda node: node.rank):
-        style = _STYLES.get(node.state, _OTHER_STYLE)
-        table.add_row(f"n{node.rank}", node.pod, Text(node.state, style), age(node.since), Text(node.detail or ""))
-    if len(first) < len(nodes):
-        table.add_row("", f"… and {len(nodes) - len(first)} more", "", "", "")
+    first = sorted(pods, key=lambda pod: pod.state in ("running", "succeeded"))[:_MOST_NODES]
+    for pod in sorted(first, key=lambda pod: pod.node_rank):
+        state = Text(pod_state(pod), _STYLES.get(pod.state.capitalize(), _OTHER_STYLE))
+        since = age(pod.finished or pod.started or pod.created)
+        text = Text(pod_text(pod, with_end=False))
+        table.add_row(f"n{pod.node_rank}", Text(one_line(pod.name)), state, since, text)
+    if len(first) < len(pods):
+        table.add_row("", f"… and {len(pods) - len(first)} more", "", "", "")
     return table

@@ -14,15 +14,17 @@ from pydantic import RootModel
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
-from ddpjob.cli.snapshot import Node, Snapshot
+from ddpjob.cli.card import pod_state, pod_text
+from ddpjob.cli.snapshot import Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import SIMILAR, duration, one_line
 from ddpjob.client.log_lines import RANK_PREFIX
+from ddpjob.client.timeline import JobPod
 from ddpjob.errors import DDPJobError
 
 INTERVAL = 2.0
 """Seconds between lines that report only training progress."""
-_STARTING = ("Pending", "ContainerCreating", "PodInitializing")
+_STARTING = (None, "ContainerCreating", "PodInitializing")
 
 
 class Display(ABC):
@@ -71,7 +73,7 @@ class PlainDisplay(Display):
         self._written = ""
         self._written_at = -interval
         self._urgent: tuple[object, ...] = ()
-        self._nodes: dict[int, Node] = {}
+        self._pods: dict[int, str] = {}
         self._message = ""
         self._said = ""
 
@@ -85,8 +87,8 @@ class PlainDisplay(Display):
         if urgent != self._urgent or self._clock() - self._written_at >= self._interval:
             self._write_status()
         self._urgent = urgent
-        for node in snapshot.nodes:
-            self._show_node(node)
+        for pod in snapshot.pods:
+            self._show_pod(pod)
 
     def note(self, line: str, *, loud: bool = False) -> None:
         self._print(f"{'!!!' if loud else '·'} {one_line(line)}")
@@ -108,13 +110,14 @@ class PlainDisplay(Display):
             if not self._message or self._message not in self._said:
                 self._said = self._message
 
-    def _show_node(self, node: Node) -> None:
-        if node.state in _STARTING and not node.detail:
+    def _show_pod(self, pod: JobPod) -> None:
+        if pod.state == "pending" and pod.reason in _STARTING:
             return
-        known = self._nodes.get(node.rank)
-        if known is None or known.model_copy(update={"since": node.since}) != node:
-            self._print(f"  n{node.rank} {node.pod}: {', '.join(filter(None, (node.state, node.detail)))}")
-        self._nodes[node.rank] = node
+        facts = ", ".join(filter(None, (pod_state(pod), pod_text(pod, with_end=False))))
+        line = f"  n{pod.node_rank} {one_line(pod.name)}: {facts}"
+        if self._pods.get(pod.node_rank) != line:
+            self._print(line)
+        self._pods[pod.node_rank] = line
 
     def _print(self, line: str) -> None:
         print(f"{duration(self._clock() - self._begin):>6}  {line}", file=self._stream, flush=True)
@@ -129,8 +132,8 @@ class StatusLine(WireModel):
     namespace: str
     status: dict[str, Any]
     """As `status` of the DDPJob."""
-    nodes: list[Node]
-    """The nodes of the current attempt."""
+    pods: list[JobPod]
+    """The pods of the current attempt."""
 
 
 class MessageLine(WireModel):
@@ -189,8 +192,8 @@ class JsonDisplay(Display):
         if snapshot != self._last:
             job = snapshot.job.manifest
             head = {key: job["metadata"][key] for key in ("name", "namespace")}
-            nodes = [node.wire() for node in snapshot.nodes]
-            _write_object(self._stream, "status", head | {"status": job.get("status") or {}, "nodes": nodes})
+            pods = [pod.wire() for pod in snapshot.pods]
+            _write_object(self._stream, "status", head | {"status": job.get("status") or {}, "pods": pods})
             self._last = snapshot
 
     def note(self, line: str, *, loud: bool = False) -> None:

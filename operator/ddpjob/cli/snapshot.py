@@ -6,36 +6,20 @@ Text of other programs is sanitized here and in ``card``, so that no output can 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
 
-from pydantic import BeforeValidator
-
-from ddpjob.api import names
-from ddpjob.api.model import ApiModel
-from ddpjob.api.objects import Json, element
+from ddpjob.api.objects import Json
 from ddpjob.cli.card import news, progress_facts, restarts_text, troubles
 from ddpjob.cli.text import number_of, one_line
 from ddpjob.client.job import DDPJob
-
-Line = Annotated[str, BeforeValidator(one_line)]
-
-
-class Node(ApiModel):
-    """One node of the attempt. since: when this state began, as Kubernetes writes times."""
-
-    rank: int
-    pod: Line
-    state: Line
-    detail: Line | None = None
-    since: Line | None = None
+from ddpjob.client.timeline import JobPod, job_pods
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job at one moment, and the nodes of its attempt."""
+    """A job at one moment, and the pods of its attempt."""
 
     job: DDPJob
-    nodes: list[Node]
+    pods: list[JobPod]
 
     @property
     def state(self) -> str:
@@ -68,26 +52,4 @@ class Snapshot:
 
 def take_snapshot(job: DDPJob, pods: Sequence[Json]) -> Snapshot:
     """Return the snapshot of an admitted job and its pods."""
-    from ddpjob.api.pod_view import pod_view
-
-    views = [(pod, pod_view(pod)) for pod in pods]
-    nodes = [_node(pod, view.node_rank) for pod, view in views if view.attempt == (job.status.attempt or 0)]
-    return Snapshot(job, sorted(nodes, key=lambda node: node.rank))
-
-
-def _node(pod: Json, rank: int) -> Node:
-    """Return the state of a pod's trainer as ``kubectl get pods`` shows it."""
-    meta, status = pod["metadata"], pod.get("status") or {}
-    state: Json = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER).get("state") or {}
-    waiting, detail = state.get("waiting") or {}, None
-    if ended := state.get("terminated"):
-        shown, since = ended.get("reason") or "Ended", ended.get("finishedAt")
-        detail = f"exit code {ended.get('exitCode')}" if ended.get("exitCode") != 0 else None
-    elif since := meta.get("deletionTimestamp"):
-        shown = "Terminating"
-    elif running := state.get("running"):
-        shown, since = "Running", running.get("startedAt") or meta.get("creationTimestamp")
-    else:
-        shown, since = waiting.get("reason") or status.get("phase") or "Pending", meta.get("creationTimestamp")
-        detail = waiting.get("message") or None
-    return Node(rank=rank, pod=meta["name"], state=shown, detail=detail, since=since)
+    return Snapshot(job, [pod for pod in job_pods(pods) if pod.attempt == (job.status.attempt or 0)])
