@@ -14,12 +14,12 @@ from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
+from ddpjob.client.bundle.redactor import Redactor
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
 from ddpjob.api.model import OpenModel
 from ddpjob.api.spec import DDPJobSpec
-from ddpjob.client.bundle.redactor import Redactor
 from ddpjob.client.jobfile import documents_of
 from ddpjob.client.validation import validate
 from ddpjob.convert.conversion import convert
