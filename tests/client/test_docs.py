@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import re
 from pathlib import Path
@@ -46,11 +45,3 @@ def test_the_example_for_a_cluster_runs(
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(name="gpu-cluster")))
     exec(compile(code, "docs/python.md", "exec"), {"Client": Client, "DDPJob": DDPJob})  # noqa: S102
     assert capsys.readouterr().out == "['mnist']\n"
-
-
-def test_the_page_has_every_method_with_its_arguments() -> None:
-    for name, method in vars(Client).items():
-        if not name.startswith("_") and inspect.isfunction(method) and name != "close":
-            written: str = re.findall(rf"`{name}\((.*?)\)`", PAGE)[0]
-            given = [part.partition("=")[0] for part in written.split(", ") if part]
-            assert given == list(inspect.signature(method).parameters)[1:], name

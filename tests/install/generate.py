@@ -1,10 +1,10 @@
 """Write every generated file: ``make generate``.
 
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas → docs/schemas.md; table of
-failures → docs/failures.md; options of `ddpjob` → docs/commands.md; docstrings → docs/python-reference.md; flow.py →
-docs/flow.svg; decisions → docs/decisions/README.md;
-lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed; manifests/examples/train.py →
-ddprun-script.yaml beside it;
+failures → docs/failures.md; options of `ddpjob` → parts of docs/commands.md; docstrings → docs/python-reference.md;
+flow.py → docs/flow.svg; decisions → docs/decisions/README.md; lessons → manifests/examples/lessons, diffs and
+pictures of docs/torch-distributed;
+manifests/examples/train.py → ddprun-script.yaml beside it;
 chart → manifests/rbac.yaml, operator.yaml; krew.py → manifests/krew/ddpjob.yaml. Tests in this folder compare each file
 with what this module writes.
 """
@@ -143,7 +143,7 @@ def json_schema(model: type[BaseModel]) -> str:
 def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
-    texts |= {COMMANDS: commands.reference(), EXPLANATION: explanation()}
+    texts |= {COMMANDS: commands.with_commands(COMMANDS.read_text(encoding="utf-8")), EXPLANATION: explanation()}
     texts |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
     texts |= {PYTHON: python_reference.reference(), krew.MANIFEST: krew.text(), decisions.INDEX: decisions.index()}
     texts |= {schema_file(name): object_schemas.text(schema()) for name, schema in OBJECTS.items()}

@@ -6,11 +6,13 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,6 +21,7 @@ from ddpjob import Client, DDPJob, errors
 from ddpjob.api.model import WireModel, descriptions
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.status import DDPJobStatus, TimeSpent
+from tests.install import schemas
 from tests.install.fields import cell
 
 HEAD = """\
@@ -27,8 +30,8 @@ HEAD = """\
 <!-- Generated from operator/ddpjob by `make generate`; do not edit. -->
 
 [python.md](python.md) explains the API with examples. `Client`, `DDPJob`, `LogLine`, `Explanation` and `DDPJobError`
-are imported from `ddpjob`, the other errors from `ddpjob.errors`. `result.wire()` returns most results as JSON,
-with the names that `ddpjob COMMAND -o json` prints ([schemas.md](schemas.md)).
+are imported from `ddpjob`, the other errors from `ddpjob.errors`. `result.wire()` returns most results as JSON, with
+the names that `ddpjob COMMAND -o json` prints ([schemas](schemas.md)): `nodeRank` for `node_rank`.
 """
 _FIELDS_PAGE = {DDPJobSpec: "spec", DDPJobStatus: "status", TimeSpent: "timespent"}
 """Models whose fields docs/fields.md describes, and the heading there."""
@@ -89,10 +92,8 @@ def _members(cls: type, variable: str, level: str) -> Iterator[str]:
     public = list(_public(cls))
     properties = [(name, member) for name, member in public if isinstance(member, property | cached_property)]
     if properties:
-        yield "| Property | Type | Meaning |\n|---|---|---|"
-        for name, member in properties:
-            yield f"| `{name}` | {_type(_hints(member)['return'])} | {cell(_markdown(inspect.getdoc(member)))} |"
-        yield ""
+        meanings = {name: inspect.getdoc(member) or "" for name, member in properties}
+        yield from _list({name: _hints(member)["return"] for name, member in properties}, meanings)
     for name, member in public:
         if isinstance(member, property | cached_property):
             continue
@@ -103,16 +104,41 @@ def _members(cls: type, variable: str, level: str) -> Iterator[str]:
 
 
 def _result(cls: type) -> Iterator[str]:
-    """Yield the section of a typed result: a model or a dataclass."""
+    """Yield the section of a typed result. If its JSON has a schema, the meanings of its fields are there."""
     yield f"### {cls.__name__}\n"
     text, meanings = _described(cls)
     yield _markdown(text) + "\n"
-    yield "| Field | Type | Meaning |\n|---|---|---|"
-    for name, hint in typing.get_type_hints(cls).items():
-        if not name.startswith("_") and typing.get_origin(hint) is not typing.ClassVar and name != "model_config":
-            yield f"| `{name}` | {_type(hint)} | {cell(_markdown(meanings.get(name, '')))} |"
-    yield ""
+    hints = {name: hint for name, hint in typing.get_type_hints(cls).items() if _is_field(name, hint)}
+    if schema := _schema_of(cls):
+        fields = ", ".join(f"`{name}` ({_type(hint)})" for name, hint in hints.items())
+        yield f"Fields, with meanings in [{schema.name}](schemas/{schema.name}): {fields}.\n"
+    else:
+        yield from _list(hints, meanings)
     yield from _members(cls, "result", "####")
+
+
+def _is_field(name: str, hint: Any) -> bool:
+    return not name.startswith("_") and typing.get_origin(hint) is not typing.ClassVar and name != "model_config"
+
+
+@cache
+def _schemas() -> dict[str, Path]:
+    """Return the first schema of docs/schemas that has a model, by the name of the model."""
+    found: dict[str, Path] = {}
+    for path in sorted(schemas.FOLDER.glob("*.json")):
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        for name in (schema.get("title", ""), *schema.get("$defs", {})):
+            found.setdefault(name, path)
+    return found
+
+
+def _schema_of(cls: type) -> Path | None:
+    return _schemas().get(cls.__name__) if issubclass(cls, WireModel) else None
+
+
+def _list(hints: Mapping[str, Any], meanings: Mapping[str, str]) -> Iterator[str]:
+    """Yield a list of fields or properties with type and meaning."""
+    yield "\n".join(f"- `{name}` ({_type(hint)}): {_markdown(meanings[name])}" for name, hint in hints.items()) + "\n"
 
 
 def _described(cls: type) -> tuple[str, Mapping[str, str]]:
@@ -133,9 +159,7 @@ def _text(cls: type) -> Iterator[str]:
     yield _markdown(text) + "\n"
     hints = typing.get_type_hints(cls)
     if meanings:
-        yield "| Attribute | Type | Meaning |\n|---|---|---|"
-        yield from (f"| `{name}` | {_type(hints[name])} | {cell(_markdown(text))} |" for name, text in meanings.items())
-        yield ""
+        yield from _list({name: hints[name] for name in meanings}, meanings)
 
 
 def _errors() -> Iterator[str]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
 
-from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.cli.main import application
 from tests.install.chart import ROOT
-from tests.install.fields import Schema, cell, in_order_of_use, meaning_of, plain, type_of
+from tests.install.fields import Schema, cell, plain
 
 FOLDER = ROOT / "docs" / "schemas"
 HEAD = """\
@@ -22,10 +19,12 @@ HEAD = """\
 
 <!-- Generated from docs/schemas by `make generate`; do not edit. -->
 
-What commands print with `-o json`. Each section is a JSON schema, a file in [schemas](schemas) against which programs
-can check output. *Required* fields are always there; others are absent or null if they are not known. Programs match on
-fields and words, never on sentences. A later release may have more fields and words.
-"""
+Each file of [schemas](schemas) is a JSON Schema of what commands print with `-o json`, with type and meaning of every
+field. Required fields, in **bold**, are always there; others are absent or null if they are not known. Match on fields
+and words, never on sentences. A later release may have more fields and words.
+
+| Schema | Printed by | Content | Fields |
+|---|---|---|---|"""
 _MEANINGS = {
     "attempt": "Number of the attempt.",
     "began": "Time of its first row, in seconds since 1970.",
@@ -91,50 +90,25 @@ def described(schema: Schema) -> Schema:
 
 def reference() -> str:
     """Return the whole page."""
-    elsewhere = _of_the_resource()
-    parts, done = [HEAD], dict[str, Schema]()
-    for path in sorted(FOLDER.glob("*.json")):
-        schema = json.loads(path.read_text(encoding="utf-8"))
-        parts += [f"## {path.stem}\n", f"{_commands(path)} Schema: [{path.name}](schemas/{path.name}).\n"]
-        types = schema.pop("$defs", {})
-        parts += _object(schema, types)
-        for name in in_order_of_use({"properties": schema}, types):
-            definition = types[name]
-            if name.lower() in elsewhere:
-                continue
-            if name in done:
-                if done[name] != definition:
-                    raise ValueError(f"docs/schemas has two types {name}: rename the model of one")
-                continue
-            done[name] = definition
-            parts += [f"### {name}\n", *_object(definition, types)]
-    text = "\n".join(parts).rstrip() + "\n"
-    return re.sub(r"\]\(#(\w+)\)", lambda found: f"]({elsewhere.get(found[1], '')}#{found[1]})", text)
+    return "\n".join([HEAD, *(_row(path) for path in sorted(FOLDER.glob("*.json")))]) + "\n"
 
 
-def _commands(path: Path) -> str:
+def _row(path: Path) -> str:
+    """Return the row of a schema: which commands print it, what it is, and the names of its fields."""
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    types = schema.get("$defs", {})
+    alternatives = [types[part["$ref"].rsplit("/", 1)[-1]] for part in schema.get("anyOf", ()) if "$ref" in part]
+    fields = {name: False for part in (schema, *alternatives) for name in part.get("properties", {})}
+    for name in fields:
+        fields[name] = all(name in part.get("required", ()) for part in alternatives or [schema])
+    names = ", ".join(f"**`{name}`**" if required else f"`{name}`" for name, required in fields.items())
+    commands = ", ".join(f"`{name}`" for name in _commands(path))
+    meaning = cell(schema.get("description", "").replace("``", "`"))
+    return f"| [{path.name}](schemas/{path.name}) | {commands} | {meaning} | {names} |"
+
+
+def _commands(path: Path) -> list[str]:
     """Return which commands print this: those whose help names the file, else the one that it is named after."""
     group: Any = get_command(application())
     found = [name for name, command in group.commands.items() if f"docs/schemas/{path.name}" in (command.help or "")]
-    return f"Printed by {', '.join(f'`ddpjob {name} -o json`' for name in found or [path.stem])}."
-
-
-def _of_the_resource() -> dict[str, str]:
-    """Return the page of each type that docs/fields.md describes, by the type in lower case."""
-    models = (DDPJobSpec, DDPJobStatus)
-    types = {name for model in models for name in model.model_json_schema(by_alias=True).get("$defs", {})}
-    return {name.lower(): "fields.md" for name in types}
-
-
-def _object(schema: Schema, types: Schema) -> Iterator[str]:
-    """Yield the text and the table of one object, or the alternatives of which it is one."""
-    yield " ".join(schema.get("description", "").replace("``", "`").split()) + "\n"
-    if "properties" not in schema:
-        yield f"One of: {type_of(schema)}.\n" if "anyOf" in schema else f"{type_of(schema)}\n"
-        return
-    yield "| Field | Type | Required | Meaning |\n|---|---|---|---|"
-    for name, field in schema["properties"].items():
-        required = "yes" if name in schema.get("required", ()) else ""
-        meaning = cell(meaning_of(field, types).replace("``", "`"))
-        yield f"| `{name}` | {type_of(field)} | {required} | {meaning} |"
-    yield ""
+    return found or [path.stem]

@@ -1,5 +1,6 @@
 """Generated files are current."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from ddpjob.api.crd import as_yaml, custom_resource_definition
 from tests.install import commands, decisions, failures, object_schemas, python_reference, schemas
 from tests.install.chart import ROOT, Object, of_kind, template
-from tests.install.fields import reference
+from tests.install.fields import meaning_of, reference
 from tests.install.flow import draw
 from tests.install.generate import (
     CHART_CRD,
@@ -64,8 +65,10 @@ def test_a_decision_without_a_number_or_a_status_is_an_error(tmp_path: Path) -> 
             decisions.index(tmp_path)
 
 
-def test_reference_of_the_commands_is_current() -> None:
-    assert COMMANDS.read_text(encoding="utf-8") == commands.reference(), f"docs/commands.md {AGAIN}"
+def test_page_of_the_commands_has_each_of_them_and_is_current() -> None:
+    page = COMMANDS.read_text(encoding="utf-8")
+    assert sorted(commands.parts_of(page)) == sorted(commands.names())
+    assert page == commands.with_commands(page), f"docs/commands.md {AGAIN}"
 
 
 def test_schemas_of_the_output_of_commands_are_current() -> None:
@@ -76,16 +79,22 @@ def test_schemas_of_the_output_of_commands_are_current() -> None:
 
 
 def test_page_of_the_schemas_is_current() -> None:
-    page = SCHEMAS_PAGE.read_text(encoding="utf-8")
-    assert page == schemas.reference(), f"docs/schemas.md {AGAIN}"
-    without_meaning = [line for line in page.splitlines() if re.search(r"\|\s*\|$", line)]
-    assert without_meaning == [], "write a docstring below the field of the model"
+    assert SCHEMAS_PAGE.read_text(encoding="utf-8") == schemas.reference(), f"docs/schemas.md {AGAIN}"
+
+
+@pytest.mark.parametrize("path", sorted(schemas.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_every_field_of_a_schema_has_a_meaning(path: Path) -> None:
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    types = schema.get("$defs", {})
+    for part in (schema, *types.values()):
+        for name, field in part.get("properties", {}).items():
+            assert meaning_of(field, types), f"write a docstring below {name}, a field of the model"
 
 
 def test_reference_of_the_python_api_is_current() -> None:
     page = PYTHON.read_text(encoding="utf-8")
     assert page == python_reference.reference(), f"docs/python-reference.md {AGAIN}"
-    without_meaning = [line for line in page.splitlines() if re.search(r"\|\s*\|$", line)]
+    without_meaning = [line for line in page.splitlines() if re.search(r"(?:\|\s*\||\):\s*)$", line)]
     assert without_meaning == [], "write a docstring below the field, or in the property"
 
 
