@@ -19,8 +19,8 @@ HEAD = f"""\
 validation, dropped.
 
 - **{NAME_RULE.message}.**
-- *Fixed* fields cannot be added, changed or removed once the job exists: delete the job and apply it again. Its
-  checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any time,
+- *Fixed* fields, with all that is in them, cannot be added, changed or removed once the job exists: delete the job and
+  apply it again. Its checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any time,
   others while the job is suspended and in the edit that suspends it. So may labels, annotations, `nodeSelector`,
   `tolerations`, `affinity` and `schedulingGates` of the template.
 - A quantity is a number with or without a unit, as everywhere in Kubernetes: `500m`, `4`, `16Gi`.
@@ -29,6 +29,8 @@ validation, dropped.
 
 _NESTED = {path.rpartition(".")[2] for path in IMMUTABLE if "." in path}
 """Immutable fields of objects that are not immutable as a whole."""
+_MARKS = {name: "fixed" for name in IMMUTABLE if "." not in name} | dict.fromkeys(SIZE, "while suspended")
+"""What may change of a live job, by the field of the spec."""
 
 
 def reference() -> str:
@@ -42,35 +44,31 @@ def reference() -> str:
 
 def _sections(root: Schema, title: str) -> Iterator[str]:
     defs = root.get("$defs", {})
-    with_limits = title == "spec"
     changeable = _changeable(root, defs)
-    yield _object(root, defs, with_limits, None)
+    is_spec = title == "spec"
+    yield _object(root, defs, dict.fromkeys(root["properties"], "changeable") | _MARKS if is_spec else None)
     for name in in_order_of_use(root, defs):
         yield f"### {name}\n"
-        yield _object(defs[name], defs, with_limits, changeable[name])
+        nested = _NESTED & set(defs[name].get("properties", {})) if changeable[name] else set()
+        yield _object(defs[name], defs, dict.fromkeys(nested, "fixed") if is_spec else None)
 
 
-def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | None) -> str:
-    """Return the text and table of one object. ``changeable`` is None for the spec: each field decides by its name."""
+def _object(schema: Schema, defs: Schema, marks: dict[str, str] | None) -> str:
+    """Return the text of one object and the list of its fields.
+
+    ``marks`` says which fields may change of a live job; it is None for the status, which users do not write.
+    """
     lines = [" ".join(schema.get("description", "").split()), ""]
-    if with_limits:
-        lines += ["| Field | Type | Default | Limits | Live job | Meaning |", "|---|---|---|---|---|---|"]
-    else:
-        lines += ["| Field | Type | Meaning |", "|---|---|---|"]
     for name, field in schema.get("properties", {}).items():
-        meaning = cell(meaning_of(field, defs))
-        if not with_limits:
-            lines.append(f"| `{name}` | {type_of(field)} | {meaning} |")
-            continue
-        fixed = name in IMMUTABLE if changeable is None else not changeable or name in _NESTED
-        default = _default(name, field, schema)
-        mark = "while suspended" if name in SIZE else "fixed" if fixed else "changeable"
-        lines.append(f"| `{name}` | {type_of(field)} | {default} | {_limits(field)} | {mark} | {meaning} |")
-    if with_limits and schema.get("additionalProperties") is True:
-        lines += ["", "Every other field that Kubernetes defines here may be given as well and is passed on untouched."]
+        facts = [type_of(field)]
+        if marks is not None:
+            facts += [_default(name, field, schema), _limits(field), f"*{marks[name]}*" if name in marks else ""]
+        lines.append(f"- `{name}` ({'; '.join(fact for fact in facts if fact)}): {_line(meaning_of(field, defs))}")
+    if marks is not None and schema.get("additionalProperties") is True:
+        lines += ["", "Other fields of Kubernetes are passed on untouched."]
     rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "oldSelf" not in rule["rule"]]
     if rules:
-        lines += ["", *(f"- {rule}." for rule in rules)]
+        lines += ["", "Rules:", "", *(f"- {rule}." for rule in rules)]
     return "\n".join(lines) + "\n"
 
 
@@ -116,9 +114,9 @@ def _default(name: str, field: Schema, schema: Schema) -> str:
     if name in schema.get("required", ()):
         return "*required*"
     default = field.get("default")
-    if default is None:
+    if default is None or isinstance(default, dict):
         return ""
-    return "" if default == {} else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    return f"default `{str(default).lower() if isinstance(default, bool) else default}`"
 
 
 def _limits(field: Schema) -> str:
@@ -132,14 +130,18 @@ def _limits(field: Schema) -> str:
         limits.append(f"≤ {field.get('maxItems') or field['maxProperties']} entries")
     quantity = field.get("x-kubernetes-int-or-string") and field.get("pattern")
     if field.get("pattern") and not quantity:
-        limits.append(f"`{cell(field['pattern'])}`")
-    limits += [cell(rule["message"]) for rule in field.get("x-kubernetes-validations", ())]
+        limits.append(f"`{field['pattern']}`")
+    limits += [_line(rule["message"]) for rule in field.get("x-kubernetes-validations", ())]
     return "; ".join(limits)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def cell(text: str) -> str:
     """Return a text for a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return _line(text).replace("|", "\\|")
 
 
 def _refs(node: Any) -> Iterator[str]:

@@ -171,10 +171,11 @@ def test_every_field_has_a_description(model: type[DDPJobSpec] | type[DDPJobStat
 
 def test_field_reference_marks_fixed_fields() -> None:
     page = text(ROOT / "docs" / "fields.md")
-    rows = re.findall(r"^\| `(\w+)` \|(.*)$", page.split("## spec")[1].split("###")[0], re.MULTILINE)
-    fixed = {name for name, rest in rows if "| fixed |" in rest}
+    rows = re.findall(r"^- `(\w+)` \(.*?\*([a-z ]+)\*\): ", page.split("## spec")[1].split("###")[0], re.MULTILINE)
+    assert {name for name, _ in rows} == {field.alias for field in DDPJobSpec.model_fields.values()}
+    fixed = {name for name, mark in rows if mark == "fixed"}
     assert fixed == {name for name in IMMUTABLE if "." not in name} - set(SIZE)
-    assert {name for name, rest in rows if "| while suspended |" in rest} == set(SIZE)
+    assert {name for name, mark in rows if mark == "while suspended"} == set(SIZE)
     assert {name for name, _ in rows} - fixed - set(SIZE) == {
         "restartPolicy",
         "successPolicy",
