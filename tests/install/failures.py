@@ -37,65 +37,57 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   restart follows that counts, and the Kubernetes node is suspected unless pods of another Kubernetes node show the
   same. This also follows before, where a container that did not start started on another node.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
-  when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
-  delays the next attempt by that time; `torchrun` and `ddptrain` do not. After any other end of an attempt the next one
-  waits in the same way if both could [write the same volume](write-a-job.md#two-attempts-never-write-at-the-same-time).
+  when all have stopped, at the latest after their `terminationGracePeriodSeconds`. After any other end of an attempt
+  the next one waits in the same way if both could
+  [write the same volume](write-a-job.md#two-attempts-never-write-at-the-same-time).
 - **Provisional**: the restart no longer counts if a Kubernetes node of the attempt is found lost within
-  {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 50 s later. If no
-  restart is left, the job waits for that time before it fails.
+  {PROVISIONAL_SECONDS} s, because peers of a lost node report first. If no restart is left, the job waits for that time
+  before it fails.
 - **Suspects the node**: after two such failures on one Kubernetes node within {AVOID_SECONDS // 60} minutes, or one
   that fails at start, new attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no
   other node fits for {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one. If the scheduler says
-  that other nodes are only full ("No preemption victims found"), the job waits for one until the time has passed: in a
-  full cluster, a broken node is the one that has room. Before Kubernetes 1.32 the scheduler says the same of nodes that
-  are too small; the job then waits there, too. After that time, the same failure to start, or of a GPU, on the same
-  node does not count.
+  that other nodes are only full ("No preemption victims found"; before Kubernetes 1.32 also of nodes that are too
+  small), the job waits until the time has passed. Then the same failure to start, or of a GPU, on the same node does
+  not count.
 
-A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet. For an
-exception, a signal or a start that failed, cause and next step depend on the text of the error where it is known: a
-library that the image lacks, a full volume, credentials, a driver that is too old and {len(ROWS) - 4} others.
+A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet. The usual
+cause and the next step are in `status.failures` and in `ddpjob why`. For an exception, a signal or a start that failed
+they depend on the text of the error where it is known: a library that the image lacks, a full volume, credentials, a
+driver that is too old and {len(ROWS) - 4} others.
 
 ## Limits and delays
 
 Progress is a step or checkpoint that is later than all before, as the trainer reports them. For a program that reports
-neither, it is an attempt that ran with all pods for {RUN_SECONDS} s, or for *restart once* and `maxTotalRestarts` for
-{LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time, and then holds for each program. The same holds
-for a script that reports no step itself, because `ddprun` counts the steps of its optimizer from 0 in each attempt.
+neither, and for a script that reports no step itself, it is an attempt that ran with all pods for {RUN_SECONDS} s, or
+for *restart once* and `maxTotalRestarts` for {LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time,
+and then holds for each program.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
   the job has trained, unless the error names a storage, network or service, which may be away when a job begins. In
-  [local mode](local.md) {UNTRAINED}. The schema has no default: a number in the spec holds always.
+  [local mode](local.md) {UNTRAINED}.
 - `maxTotalRestarts`: all restarts since the last progress, also those in place, but none after a planned loss (*does
-  not count; saves first*). Default: 100. 0 allows no restart of any kind.
-
-A planned loss costs nothing: a job survives the drain of any number of nodes. From 80 % of `maxTotalRestarts` on, the
-condition `Running` has the reason `RestartsNearLimit`.
+  not count; saves first*). Default: 100. 0 allows no restart of any kind. From 80 % on, the condition `Running` has the
+  reason `RestartsNearLimit`.
 
 The first restart after progress starts at once, and the next ones after {BACKOFF[0]}, 20, 40, … {BACKOFF[1]} s
-(`restartPolicy.backoff`), less up to a quarter, so that jobs that fail together do not start again together. With these
-defaults, a job that has trained survives an outage of 30 minutes in which each attempt fails 20 s after its start, for
-example of the storage or of DNS, and each further outage after progress. A job that has never trained
-fails within 2 minutes then.
+(`restartPolicy.backoff`), less up to a quarter. With these defaults, a job that has trained survives an outage of 30
+minutes in which each attempt fails 20 s after its start, and each further outage after progress. A job that has never
+trained fails within 2 minutes.
 
 ## Scripts under torchrun
 
 A plain script writes no report, and torchrun ends with 1 for each failure of a rank. The operator therefore reads the
 end of the log: the part that the kubelet puts into the pod's status (2 KB), and if the exception is not in it, the last
-500 lines, as far as [its rights](security.md#logs) allow. For each log it waits at most 8 s. It looks for
+500 lines, for at most 8 s, as far as [its rights](security.md#logs) allow. It takes rank, exit code and signal from
+torchrun's block *Root Cause (first observed failure)*, and the last exception of a traceback, with file and line of the
+innermost frame outside of installed packages; a line with the prefix `[rank2]:` belongs to that rank.
 
-- torchrun's block *Root Cause (first observed failure)*: rank, exit code and signal of the process that ended first;
-- the last exception of a traceback, with file and line of the innermost frame outside of installed packages. A line
-  with the prefix `[rank2]:` belongs to that rank.
-
-The failure's message is the exception. `RuntimeError` and `DistBackendError` of gloo and NCCL because the connection to
-a peer was closed (`Connection closed by peer`, `ncclRemoteError`) show a lost peer, so the node is not to blame.
-Without the right to read logs, the message names rank and exit code from torchrun's block, and `next` shows the log.
-With `logTail: Omit`, only the type of the exception and its place are in the status.
-A [table](scripts.md#what-the-status-says-also-under-torchrun) compares six faults with those under `ddprun`.
-
-The operator does not set `TORCHELASTIC_ERROR_FILE`: torchrun replaces that file, and a termination log cannot be
-removed, so the message would be lost; with `@record` the traceback is in the block anyway
-([decision 28](decisions/0028-read-the-logs-of-failed-pods.md)).
+`RuntimeError` and `DistBackendError` of gloo and NCCL because the connection to a peer was closed (`Connection closed
+by peer`, `ncclRemoteError`) show a lost peer, so the node is not to blame. Without the right to read logs, the message
+names rank and exit code from torchrun's block; with `@record` the traceback is in that block
+([decision 28](decisions/0028-read-the-logs-of-failed-pods.md)). With `logTail: Omit`, only the type of the exception
+and its place are in the status. A [table](scripts.md#what-the-status-says-also-under-torchrun) compares six faults with
+those under `ddprun`.
 
 ## Table
 
@@ -104,18 +96,18 @@ removed, so the message would be lost; with `@record` the traceback is in the bl
 CONTEXTS = """
 ## Fault and context
 
-A fact of one Kubernetes node or of a service must not end a job that has trained. The engine decides as follows about
-each fault, in a job of two nodes with the default policy: if one node shows it or all do; in the first attempt, before
-any step; after progress; or in two attempts in a row without progress. *avoids the node*: the next attempt does not run
-there. Only an error of the program, memory and a loss that is not finite end a job that has trained before its restarts
-are used, and only when they repeat.
+A fact of one Kubernetes node or of a service must not end a job that has trained. The table has the decisions in a job
+of two nodes with the default policy: if one node shows the fault or all do; in the first attempt, before any step;
+after progress; or in two attempts in a row without progress. *suspects*: it suspects the node. *avoids*: the next
+attempt does not run there. Only an error of the program, memory and a loss that is not finite end a job that has
+trained before its restarts are used, and only when they repeat.
 
 """
 
 
 def reference() -> str:
     """Return the whole page."""
-    head = "| reason | what is seen | reaction | usual cause | what to do |\n|---|---|---|---|---|"
+    head = "| reason | what is seen | reaction |\n|---|---|---|"
     deadlines = """
 ## Deadlines
 
@@ -137,26 +129,20 @@ rank 0, the condition `Running` has the reason `ProgressUnknown`.
 
 ## Waiting
 
-These are no failures. The condition `Running` shows them:
+These are no failures. The condition `Running` shows them, and `startupDeadlineSeconds` limits the wait:
 
 - an image that cannot be pulled, a pod that no Kubernetes node fits, a volume that cannot be mounted.
-  `startupDeadlineSeconds` limits this wait.
 - a container that the kubelet refuses to start (`CreateContainerConfigError`, `InvalidImageName`). The job fails when
-  the operator has seen it for 60 s or 10 s in the trainer's container, or in an init container that precedes it. Other
-  containers of the pod never fail the job, and neither does the message `failed to sync …` of the kubelet. If the job
-  has trained, the attempt ends after 60 s if another of its pods starts, and after 30 min if none does.
+  the operator has seen it for 60 s or 10 s in the trainer's container, or in an init container that precedes it. If the
+  job has trained, the attempt ends after 60 s if another of its pods starts, and after 30 min if none does. Other
+  containers, and the message `failed to sync …` of the kubelet, never fail the job.
 - a create that fails: a timeout, an error of the API server or of an admission webhook, too many requests
-  (`CreateFailed`). The other pods are created, and the missing pods are created again after 1 s, then 2 s, up to 10
-  minutes, after 1 s again as soon as creates succeed. A pod that ends meanwhile because it waited for them costs no
-  restart: the next attempt starts.
-- Kubernetes nodes for only some of the pods (`PartiallyScheduled`). The job gives its nodes back after
-  `scheduling.partialGangSeconds` if an older job waits for nodes, too (`YieldedTo`), and after five times as long in
-  any case ([scheduling](scheduling.md#partial-gangs)). A pod that ends meanwhile because it waited for the others, for
-  example after `rendezvous.timeoutSeconds`, costs no restart (`PeersNotPlaced`).
-- a create that quota, LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the
-  operator creates it again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new
-  attempt. `startupDeadlineSeconds` limits this wait: it counts from the first of these attempts. It begins again when
-  all pods exist, and after a suspension or an edit of the spec.
+  (`CreateFailed`). The missing pods are created again after 1 s, then 2 s, up to 10 minutes.
+- Kubernetes nodes for only some of the pods (`PartiallyScheduled`): [partial gangs](scheduling.md#partial-gangs). A pod
+  that ends because it waited for the others costs no restart (`PeersNotPlaced`).
+- a create that quota, LimitRange or Pod Security refuses. What was created is deleted, and created again after 1 s,
+  then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new attempt; the deadline counts from the
+  first, and begins again when all pods exist, and after a suspension or an edit of the spec.
 """
     return f"{HEAD}{head}\n" + "\n".join(_lines()) + "\n" + CONTEXTS + "\n".join(verdicts.lines()) + "\n" + deadlines
 
@@ -164,11 +150,7 @@ These are no failures. The condition `Running` shows them:
 def _lines() -> Iterator[str]:
     for row in TABLE:
         reason = f"`{row.reason}`" if row.reason else "*its own*"
-        yield f"| {reason} | {row.when} | {_reaction(row)} | {row.hint} | {_next(row)} |"
-
-
-def _next(row: Judgement) -> str:
-    return row.next.format(logs="`kubectl logs POD`", pod="POD", node="NODE")
+        yield f"| {reason} | {row.when} | {_reaction(row)} |"
 
 
 def _reaction(row: Judgement) -> str:

@@ -20,8 +20,8 @@ validation, dropped.
 
 - **{NAME_RULE.message}.**
 - *Fixed* fields, with all that is in them, cannot be added, changed or removed once the job exists: delete the job and
-  apply it again. Its checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any time,
-  others while the job is suspended and in the edit that suspends it. So may labels, annotations, `nodeSelector`,
+  apply it again. Its checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any
+  time, others while the job is suspended and in the edit that suspends it. So may labels, annotations, `nodeSelector`,
   `tolerations`, `affinity` and `schedulingGates` of the template.
 - A quantity is a number with or without a unit, as everywhere in Kubernetes: `500m`, `4`, `16Gi`.
 """

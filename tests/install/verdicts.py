@@ -76,11 +76,15 @@ CONTEXTS = {
 
 
 def lines() -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield the lines of the table, in which faults with the same verdicts are one row."""
     yield f"| fault | {' | '.join(CONTEXTS)} |"
     yield "|---" * (len(CONTEXTS) + 1) + "|"
+    rows: dict[str, list[str]] = {}
     for name, fault in FAULTS.items():
-        yield f"| {name} | {' | '.join(verdict(fault, context) for context in CONTEXTS.values())} |"
+        decided = " | ".join(verdict(fault, context) for context in CONTEXTS.values())
+        rows.setdefault(decided, []).append(name)
+    for decided, faults in rows.items():
+        yield f"| {'; '.join(faults)} | {decided} |"
 
 
 def verdict(fault: Fault, context: Context) -> str:
@@ -105,9 +109,9 @@ def verdict(fault: Fault, context: Context) -> str:
     else:
         decided = "restart" if last["counted"] else "restart, not counted"
         if any(avoided["nodeName"] == context.nodes[-1] for avoided in world.status.get("avoidNodes") or ()):
-            decided += ", avoids the node"
+            decided += ", avoids"
         elif last.get("nodeSuspected"):
-            decided += ", suspects the node"
+            decided += ", suspects"
     return f"{decided}, after {waited} s" if waited > 30 else decided
 
 
