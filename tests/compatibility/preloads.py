@@ -1,4 +1,4 @@
-"""Whether ``ddprun --preload`` judges real libraries as their forks behave: the table in docs/scripts.md.
+"""Whether ``ddprun --preload`` judges real libraries as their forks behave: the table in docs/ddprun-and-torchrun.md.
 
     python -m tests.compatibility.preloads --write
 
@@ -24,7 +24,7 @@ from tests.compatibility import prepare
 from tests.compatibility.prepare import Prepared
 from tests.processes import free_port, spawn
 
-PAGE = Path(__file__).parents[2] / "docs" / "scripts.md"
+PAGE = Path(__file__).parents[2] / "docs" / "ddprun-and-torchrun.md"
 SECTION = "preloads"
 LIBRARIES = {
     "numpy": "numpy.ones((600, 600)) @ numpy.ones((600, 600))",
@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=prepare.CACHE, help="where it is prepared (default: %(default)s)")
     parser.add_argument("--only", choices=LIBRARIES, nargs="*", default=list(LIBRARIES))
     parser.add_argument("--limit", type=float, default=120, metavar="S", help="seconds for one run")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/scripts.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/ddprun-and-torchrun.md")
     options = parser.parse_args()
     prepared, verdicts = prepare.packages(options.cache), dict[str, Verdict]()
     for library in options.only:

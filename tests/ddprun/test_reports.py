@@ -117,9 +117,9 @@ def test_every_error_has_a_stable_kind_and_code(error: type[TrainerError], kind:
 
 
 def test_docs_list_every_kind() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
     for kind in {kind for _, kind, _ in KINDS} | {"Stopped", "Killed"}:
-        assert f"| `{kind}` |" in page
+        assert f"- `{kind}` (" in page
 
 
 def test_absent_data_and_damaged_data_have_different_kinds(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ When a pod of an attempt fails or is lost, the attempt ends: the operator waits 
 {SETTLE_SECONDS} s ({LATE_SECONDS} s while pods only report that they lost a peer), finds the node
 that failed first, and compares what it knows about it with this table from top to bottom. The first row that matches
 applies. `restartPolicy.rules` precede the table. If the pod of that node has not
-ended by then, the operator uses what another pod's report says of it (`root`, see [the trainer](trainer.md)).
+ended by then, the operator uses what another pod's report says of it (`root`, see [reports](reports.md)).
 
 - **Restart**: a new attempt starts, from the last checkpoint. *Counts* means: towards `restartPolicy.maxRestarts`
   ([limits](#limits-and-delays)).

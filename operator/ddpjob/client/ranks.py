@@ -1,4 +1,4 @@
-"""What the ranks of a job do now, as the launcher of node 0 answers ``GET /ranks`` (docs/write-a-job.md)."""
+"""What the ranks of a job do now, as the launcher of node 0 answers ``GET /ranks`` (docs/reports.md)."""
 
 import json
 import time
