@@ -28,7 +28,8 @@ from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
 from tests.local.builders import OF_A_CLUSTER_ALONE
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
 
 
 def facts(world: World, **more: Any) -> Snapshot:

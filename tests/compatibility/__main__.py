@@ -1,4 +1,6 @@
-"""Public programs under ddprun, with two ranks on the CPU: the table in docs/compatibility.md. `make soak` runs it.
+"""Public programs under ddprun, with two ranks on the CPU: the table in docs/compatibility.md.
+
+`make soak` runs it.
 
     python -m tests.compatibility prepare
     python -m tests.compatibility run --write

@@ -1,4 +1,6 @@
-"""Whether ``ddprun --preload`` judges real libraries as their forks behave: the table in docs/ddprun-and-torchrun.md.
+"""Whether ``ddprun --preload`` judges real libraries as their forks behave.
+
+The table is in docs/ddprun-and-torchrun.md.
 
     python -m tests.compatibility.preloads --write
 
@@ -155,7 +157,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=prepare.CACHE, help="where it is prepared (default: %(default)s)")
     parser.add_argument("--only", choices=LIBRARIES, nargs="*", default=list(LIBRARIES))
     parser.add_argument("--limit", type=float, default=120, metavar="S", help="seconds for one run")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/ddprun-and-torchrun.md")
+    parser.add_argument("--write", action="store_true", help="write the table into the page")
     options = parser.parse_args()
     prepared, verdicts = prepare.packages(options.cache), dict[str, Verdict]()
     for library in options.only:

@@ -53,7 +53,7 @@ HTTPServer(("", int(os.environ["DDPJOB_PROGRESS_PORT"])), Report).serve_forever(
 
 
 def reports(code: int, kind: str, **more: Any) -> Json:
-    """Return the fields of a job whose trainer ends with a code and writes a termination report (docs/reports.md)."""
+    """Return the fields of a job whose trainer ends with a code and writes a report (docs/reports.md)."""
     report = {"schema": 2, "outcome": "failed", "code": code, "cause": "own", "kind": kind, "message": "as reported"}
     script = f'printf %s "$REPORT" > /dev/termination-log; exit {code}'
     env = [{"name": "REPORT", "value": json.dumps(report | more)}]

@@ -78,16 +78,17 @@ trained fails within 2 minutes.
 
 A plain script writes no report, and torchrun ends with 1 for each failure of a rank. The operator therefore reads the
 end of the log: the part that the kubelet puts into the pod's status (2 KB), and if the exception is not in it, the last
-500 lines, for at most 8 s, as far as [its rights](security.md#logs) allow. It takes rank, exit code and signal from
-torchrun's block *Root Cause (first observed failure)*, and the last exception of a traceback, with file and line of the
-innermost frame outside of installed packages; a line with the prefix `[rank2]:` belongs to that rank.
+500 lines, for at most 8 s, as far as [its rights](security.md#logs) allow. It takes rank, exit code and
+signal from torchrun's block *Root Cause (first observed failure)*, and the last exception of a traceback, with
+file and line of the innermost frame outside of installed packages; a line with the prefix `[rank2]:` belongs to
+that rank.
 
 `RuntimeError` and `DistBackendError` of gloo and NCCL because the connection to a peer was closed (`Connection closed
 by peer`, `ncclRemoteError`) show a lost peer, so the node is not to blame. Without the right to read logs, the message
 names rank and exit code from torchrun's block; with `@record` the traceback is in that block
-([decision 28](decisions/0028-read-the-logs-of-failed-pods.md)). With `logTail: Omit`, only the type of the exception
-and its place are in the status. A [table](scripts.md#what-the-status-says-also-under-torchrun) compares six faults with
-those under `ddprun`.
+([decision 28](decisions/0028-read-the-logs-of-failed-pods.md)).
+With `logTail: Omit`, only the type of the exception and its place are in the status.
+A [table](scripts.md#what-the-status-says-also-under-torchrun) compares six faults with those under `ddprun`.
 
 ## Table
 
@@ -119,8 +120,8 @@ def reference() -> str:
 | `ProgressDeadlineExceeded` | no new step for `progressDeadlineSeconds` | Restart; counts |
 | `CompletionDeadlineExceeded` | a node ran on `completionGraceSeconds` after the first success | Restart; counts |
 
-If the launcher reports a [stall](scripts.md#stalls-and-hangs) when a deadline ends an attempt, the failure has its
-rank, step, file and line.
+If the launcher reports a [stall](scripts.md#stalls-and-hangs) when a deadline ends an attempt, the failure has
+its rank, step, file and line.
 `completionGraceSeconds` does not pass while rank 0 still runs and reports new work, for example an export of the model,
 and is doubled after each failure in a row for this reason.
 One request without an answer changes nothing; after a minute of silence the time since the first success counts again.
@@ -138,8 +139,9 @@ These are no failures. The condition `Running` shows them, and `startupDeadlineS
   containers, and the message `failed to sync …` of the kubelet, never fail the job.
 - a create that fails: a timeout, an error of the API server or of an admission webhook, too many requests
   (`CreateFailed`). The missing pods are created again after 1 s, then 2 s, up to 10 minutes.
-- Kubernetes nodes for only some of the pods (`PartiallyScheduled`): [partial gangs](scheduling.md#partial-gangs). A pod
-  that ends because it waited for the others costs no restart (`PeersNotPlaced`).
+- Kubernetes nodes for only some of the pods (`PartiallyScheduled`):
+  [partial gangs](scheduling.md#partial-gangs). A pod that ends because it waited for the others costs no
+  restart (`PeersNotPlaced`).
 - a create that quota, LimitRange or Pod Security refuses. What was created is deleted, and created again after 1 s,
   then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new attempt; the deadline counts from the
   first, and begins again when all pods exist, and after a suspension or an edit of the spec.

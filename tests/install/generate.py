@@ -1,9 +1,11 @@
 """Write every generated file: ``make generate``.
 
-models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas → docs/schemas.md; table of
-failures → docs/failures.md; options of `ddpjob` → parts of docs/commands.md; docstrings → docs/python-reference.md;
-flow.py → docs/flow.svg; decisions → docs/decisions/README.md; lessons → manifests/examples/lessons, diffs and
-pictures of docs/torch-distributed;
+models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas;
+docs/schemas → docs/schemas.md;
+table of failures → docs/failures.md; options of `ddpjob` → parts of docs/commands.md;
+docstrings → docs/python-reference.md; flow.py → docs/flow.svg;
+decisions → docs/decisions/README.md;
+lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed;
 manifests/examples/train.py → ddprun-script.yaml beside it;
 chart → manifests/rbac.yaml, operator.yaml; krew.py → manifests/krew/ddpjob.yaml. Tests in this folder compare each file
 with what this module writes.

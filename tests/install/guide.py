@@ -1,4 +1,4 @@
-"""What the pages of docs/torch-distributed take from the lessons: their differences, and pictures of real exchanges."""
+"""What the pages of docs/torch-distributed take from the lessons: differences, and pictures of exchanges."""
 
 import ast
 import difflib

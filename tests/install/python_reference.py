@@ -29,9 +29,9 @@ HEAD = """\
 
 <!-- Generated from operator/ddpjob by `make generate`; do not edit. -->
 
-[python.md](python.md) explains the API with examples. `Client`, `DDPJob`, `LogLine`, `Explanation` and `DDPJobError`
-are imported from `ddpjob`, the other errors from `ddpjob.errors`. `result.wire()` returns most results as JSON, with
-the names that `ddpjob COMMAND -o json` prints ([schemas](schemas.md)): `nodeRank` for `node_rank`.
+[This page](python.md) explains the API with examples. `Client`, `DDPJob`, `LogLine`, `Explanation` and
+`DDPJobError` are imported from `ddpjob`, the other errors from `ddpjob.errors`. `result.wire()` returns most results as
+JSON, with the names that `ddpjob COMMAND -o json` prints ([schemas](schemas.md)): `nodeRank` for `node_rank`.
 """
 _FIELDS_PAGE = {DDPJobSpec: "spec", DDPJobStatus: "status", TimeSpent: "timespent"}
 """Models whose fields docs/fields.md describes, and the heading there."""

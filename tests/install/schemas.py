@@ -1,4 +1,4 @@
-"""Generate docs/schemas.md: what commands print with ``-o json``, from the files of docs/schemas."""
+"""Generate docs/schemas.md from the files of docs/schemas: what commands print with ``-o json``."""
 
 from __future__ import annotations
 
@@ -110,5 +110,6 @@ def _row(path: Path) -> str:
 def _commands(path: Path) -> list[str]:
     """Return which commands print this: those whose help names the file, else the one that it is named after."""
     group: Any = get_command(application())
-    found = [name for name, command in group.commands.items() if f"docs/schemas/{path.name}" in (command.help or "")]
+    named = f"docs/schemas/{path.name}"
+    found = [name for name, command in group.commands.items() if named in (command.help or "")]
     return found or [path.stem]

@@ -73,9 +73,9 @@ def test_page_of_the_commands_has_each_of_them_and_is_current() -> None:
 
 def test_schemas_of_the_output_of_commands_are_current() -> None:
     for verb, model in SCHEMAS.items():
-        assert schema_file(verb).read_text(encoding="utf-8") == json_schema(model), f"docs/schemas {AGAIN}"
+        assert schema_file(verb).read_text(encoding="utf-8") == json_schema(model), f"{verb}.json {AGAIN}"
     for name, schema in OBJECTS.items():
-        assert schema_file(name).read_text(encoding="utf-8") == object_schemas.text(schema()), f"docs/schemas {AGAIN}"
+        assert schema_file(name).read_text(encoding="utf-8") == object_schemas.text(schema()), f"{name}.json {AGAIN}"
 
 
 def test_page_of_the_schemas_is_current() -> None:

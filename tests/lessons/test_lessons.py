@@ -26,7 +26,8 @@ from tests.processes import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
 GLOSSARY = DOCS / "torch-distributed" / "glossary.md"
-NAMED = (DOCS / "coverage.md").read_text() + (DOCS / "torch-distributed" / "corrections.md").read_text()
+CORRECTIONS = DOCS / "torch-distributed" / "corrections.md"
+NAMED = (DOCS / "coverage.md").read_text() + CORRECTIONS.read_text()
 
 # The guide runs these with two ranks, and the others with four, the default.
 OF_TWO = ["ddp", "env", "sampler", "start", "tutorial"]

@@ -442,7 +442,8 @@ class CurrentAttempt(StatusPart):
     """With `avoidNodes`: since when the scheduler names no other Kubernetes node for a pod, also none that is only
     full; absent otherwise."""
     partial_since: Time | None = None
-    """Since when some of its pods have a Kubernetes node and others do not; absent otherwise (docs/scheduling.md)."""
+    """Since when some of its pods have a Kubernetes node and others do not; absent otherwise
+    (docs/scheduling.md)."""
     pod_priority: int | None = None
     """Priority of its pods, recorded with `partialSince`; absent for 0."""
     yields: Count | None = None

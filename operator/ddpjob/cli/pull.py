@@ -45,7 +45,8 @@ def pull(
     """Copy the newest checkpoint from the volume of a job, or other files, and compare their digests.
 
     On a cluster, a pod with the image of the job sends the files; it is deleted at the end. A connection that is cut is
-    made again, and after any other end the same command continues. The JSON has the schema docs/schemas/pull.json.
+    made again, and after any other end the same command continues. The JSON has the schema
+    docs/schemas/pull.json.
 
     \b
     Exit codes:

@@ -370,7 +370,8 @@ class Client(Protocol):
         """Change fields that may change: of a running job for example its limits, of a suspended one also its size.
 
         Args:
-            spec: the new values, as a JSON merge patch with the names of docs/fields.md: None removes a field.
+            spec: the new values, as a JSON merge patch with the names of docs/fields.md: None removes a
+                field.
 
         Raises:
             InvalidJobError: a field is fixed, unknown or wrong.

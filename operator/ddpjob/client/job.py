@@ -29,7 +29,8 @@ OF_FUNCTIONS = ".ddpjob"
 class DDPJob:
     """A job: what it asks for, and as a client returned it, its status. It is never changed.
 
-    manifest: the DDPJob as JSON, with the names of docs/fields.md. others: Secrets and ConfigMaps of the same YAML.
+    manifest: the DDPJob as JSON, with the names of docs/fields.md. others: Secrets and ConfigMaps of the same
+    YAML.
     directory: where programs without ``workingDir`` run on this machine. script: the script of this machine that its
     command runs; a cluster's pods get it when the job is submitted.
     """
@@ -51,7 +52,8 @@ class DDPJob:
     ) -> None:
         """Make a job from the fields of its spec, for example ``DDPJob("mnist", image="mnist:1", num_nodes=2)``.
 
-        Fields are those of docs/fields.md, as ``num_nodes`` or ``numNodes``; a type checker knows the first form.
+        Fields are those of docs/fields.md, as ``num_nodes`` or ``numNodes``; a type checker knows the first
+        form.
         ``env`` may be a dict, and ``checkpoint`` ``"10Gi"``, ``"10Gi:my-storage-class"`` or the name of a claim.
 
         Args:

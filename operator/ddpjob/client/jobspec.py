@@ -39,7 +39,7 @@ _LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size,
 
 
 class ScriptFields(TypedDict, total=False):
-    """Fields of docs/fields.md that a job of a script may have, and short words for frequent ones."""
+    """Fields of docs/fields.md that a job of a script may have, and short words."""
 
     # Short words, as options of `ddpjob submit`.
     gpus: int | None

@@ -20,8 +20,8 @@ _STARTER = """\
 #   ddpjob run job.yaml          runs it on this machine, without its image
 #   kubectl apply -f job.yaml    runs it on a cluster
 #
-# Remove the # at the beginning of a line to set its field. docs/fields.md and `kubectl explain ddpjob.spec` have all
-# fields.
+# Remove the # at the beginning of a line to set its field. docs/fields.md and `kubectl explain ddpjob.spec`
+# have all fields.
 apiVersion: {version}
 kind: {kind}
 metadata:

@@ -20,10 +20,11 @@ class Note:
         return f"{self.field}: {self.why}" + (f"; {self.action}" if self.action else "")
 
 
+_REFERENCE = "docs/fields.md lists the fields of a DDPJob"
+
+
 def note_others(given: Mapping[str, Any], known: Collection[str], path: str, notes: list[Note]) -> None:
     """Note each field of an object that the conversion does not know; empty ones say nothing."""
     for key, value in given.items():
         if key not in known and value not in (None, {}, [], ""):
-            notes.append(
-                Note(f"{path}.{key}", "this field is not known here", "docs/fields.md lists the fields of a DDPJob")
-            )
+            notes.append(Note(f"{path}.{key}", "this field is not known here", _REFERENCE))

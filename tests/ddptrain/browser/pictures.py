@@ -1,4 +1,4 @@
-"""Make the pictures of a training in which a rank is killed, docs/*.png and docs/curves.svg: ``make pictures``.
+"""Make the pictures of a training in which a rank is killed: ``make pictures``.
 
 The training is that of manifests/examples/mnist-cpu.yaml with more epochs, in local mode: two nodes of two ranks, which
 are restarted in place. It needs MNIST, Chromium and a few minutes.
