@@ -35,14 +35,15 @@ def names() -> list[str]:
 
 def _part(name: str) -> str:
     if name == _SHARED:
-        return _list(_shared())
+        others = [row for row in _shared() if row not in _common()]
+        return f"Of most commands, those about jobs:\n\n{_list(_common())}\nOf several:\n\n{_list(others)}"
     command, context = _command(name)
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
     texts = [f"`{usage}`\n", *_texts(command.help)]
     own = [row for row in _rows()[name] if row not in _shared()]
     if own:
         texts.append(_list(own))
-    shared = [row[0].split(" ")[0].strip("`,") for row in _rows()[name] if row in _shared()]
+    shared = [row[0].split(" ")[0].strip("`,") for row in _rows()[name] if row in _shared() and row not in _common()]
     if shared:
         texts.append(f"[Also](#options-of-several-commands) {', '.join(f'`{option}`' for option in shared)}.\n")
     return "\n".join(texts)
@@ -93,6 +94,13 @@ def _shared() -> list[Row]:
     uses = Counter(row for rows in _rows().values() for row in rows)
     most = {row[0]: row for row, _ in reversed(uses.most_common())}
     return [row for row, count in uses.items() if count > 1 and most[row[0]] == row]
+
+
+@cache
+def _common() -> list[Row]:
+    """Return the rows that most commands have."""
+    every = [row for rows in _rows().values() for row in rows]
+    return [row for row in _shared() if every.count(row) > len(_rows()) / 2]
 
 
 def _line(text: str) -> str:
