@@ -23,6 +23,8 @@ validation, dropped.
   apply it again. Its checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any
   time, others while the job is suspended and in the edit that suspends it. So may labels, annotations, `nodeSelector`,
   `tolerations`, `affinity` and `schedulingGates` of the template.
+- Types without a link are as everywhere in Kubernetes, or the operator's own: see
+  `kubectl explain ddpjob.spec.env.valueFrom`.
 - A quantity is a number with or without a unit, as everywhere in Kubernetes: `500m`, `4`, `16Gi`.
 """
 
@@ -31,6 +33,14 @@ _NESTED = {path.rpartition(".")[2] for path in IMMUTABLE if "." in path}
 """Immutable fields of objects that are not immutable as a whole."""
 _MARKS = {name: "fixed" for name in IMMUTABLE if "." not in name} | dict.fromkeys(SIZE, "while suspended")
 """What may change of a live job, by the field of the spec."""
+
+
+_EXPLAINED = {
+    *("CurrentAttempt", "RefusedStart", "InPlace", "LifeFailure", "Size", "Ending", "Timings", "Nodes"),
+    *("EnvValueSource", "KeySelector", "FieldSelector", "ResourceFieldSelector", "ObjectReference", "LocalReference"),
+    *("NamedEntry", "Toleration"),
+}
+"""What only the operator reads, and what is as everywhere in Kubernetes: `kubectl explain` describes it."""
 
 
 def reference() -> str:
@@ -48,6 +58,8 @@ def _sections(root: Schema, title: str) -> Iterator[str]:
     is_spec = title == "spec"
     yield _object(root, defs, dict.fromkeys(root["properties"], "changeable") | _MARKS if is_spec else None)
     for name in in_order_of_use(root, defs):
+        if name in _EXPLAINED:
+            continue
         yield f"### {name}\n"
         nested = _NESTED & set(defs[name].get("properties", {})) if changeable[name] else set()
         yield _object(defs[name], defs, dict.fromkeys(nested, "fixed") if is_spec else None)
@@ -93,7 +105,7 @@ def type_of(field: Schema) -> str:
     field = plain(field)
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[-1]
-        return f"[{name}](#{name.lower()})"
+        return f"`{name}`" if name in _EXPLAINED else f"[{name}](#{name.lower()})"
     if field.get("x-kubernetes-int-or-string"):
         names = [f"`{option['const']}`" for option in field["anyOf"] if "const" in option]
         return f"integer or {names[0]}" if names else "quantity"

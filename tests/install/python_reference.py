@@ -110,11 +110,16 @@ def _result(cls: type) -> Iterator[str]:
     yield _markdown(text) + "\n"
     hints = {name: hint for name, hint in typing.get_type_hints(cls).items() if _is_field(name, hint)}
     if schema := _schema_of(cls):
-        fields = ", ".join(f"`{name}` ({_type(hint)})" for name, hint in hints.items())
-        yield f"Fields, with meanings in [{schema.name}](schemas/{schema.name}): {fields}.\n"
+        fields = ", ".join(_linked(name, hint) for name, hint in hints.items())
+        yield f"Fields, with types and meanings in [{schema.name}](schemas/{schema.name}): {fields}.\n"
     else:
         yield from _list(hints, meanings)
     yield from _members(cls, "result", "####")
+
+
+def _linked(name: str, hint: Any) -> str:
+    """Return the name of a field, with the type if that is another result."""
+    return f"`{name}` ({_type(hint)})" if _has_model(hint) else f"`{name}`"
 
 
 def _is_field(name: str, hint: Any) -> bool:
