@@ -14,6 +14,7 @@ from ddpjob.cli.main import application
 
 _PART = re.compile(r"^<!-- generated: ([a-z ]+) -->\n.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 _SCHEMA = re.compile(r"(?:The|Each line of the) JSON[^.]* schema docs/schemas/\w+\.json[^.]*\.")
+_RANGE = re.compile(r" \[(?:required|x>=\d)\]$|; x>=\d(?=\]$)")
 _SHARED = "options of several commands"
 Row = tuple[str, str]
 
@@ -85,7 +86,7 @@ def _rows_of(name: str) -> Iterator[Row]:
         shown = record and (record[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name)
         if shown is None or "--help" in parameter.opts or shown.strip("[]") == "NAME":
             continue
-        yield f"`{_line(shown)}`", _line(record[1])
+        yield f"`{_line(shown)}`", _RANGE.sub("", _line(record[1]))
 
 
 @cache

@@ -1,6 +1,8 @@
 """The plugin for krew: `python -m tests.install.krew DIR` writes its archive, and ``make generate`` its manifest.
 
-The archive has the same bytes wherever it is made, so that the manifest can hold its digest.
+The archive has the same bytes wherever it is made, so that the manifest can hold its digest. A release publishes the
+package, puts the archive at the address in the manifest (``Homepage`` in pyproject.toml), and proposes the manifest to
+krew's index.
 """
 
 import hashlib

@@ -53,6 +53,13 @@ def test_every_local_link_has_a_target(page: Path) -> None:
             assert anchor in anchors(path), f"{page.name} links to {target}, but there is no such heading"
 
 
+@pytest.mark.parametrize("folder", ["operator", "trainer_app", "charts", "manifests", "images"])
+def test_every_page_that_the_product_names_exists(folder: str) -> None:
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml", ".tpl", ".txt", ".j2")]
+    named = {(file.name, page) for file in files for page in re.findall(r"(?<![\w/])docs/[\w/.-]+\.md", text(file))}
+    assert [(file, page) for file, page in named if not (ROOT / page).exists()] == []
+
+
 def job_pieces() -> Iterator[tuple[str, Object]]:
     """Return every YAML block of the documents that is a DDPJob or a part of its spec."""
     for page in PAGES:
