@@ -3,26 +3,27 @@
 #     docker build --tag ddpjob/operator:0.1.0 .
 #
 # - The base image needs Python 3.11 or newer, venv and CA certificates: --build-arg BASE_IMAGE=...
-# - Without a network: put the wheels of the dependencies and of setuptools into a folder wheels/ here; only they are used.
+# - Without a network: put the wheels of requirements/{build,operator}.txt into a folder wheels/ here; only they are used.
 # - The image runs as user 65532 and writes only to /tmp, so it works with a read-only root file system under Pod Security
 #   "restricted".
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# The dependencies. Rebuilt only if pyproject.toml, the constraints or the wheels change.
+# The dependencies, with the hashes of requirements/. Rebuilt only if these or the wheels change.
 FROM ${BASE_IMAGE} AS dependencies
 RUN python3 -m venv /build/pip && python3 -m venv --without-pip /opt/ddpjob
-# The wildcard makes wheels/ and constraints.txt optional: COPY requires that one of its sources exists.
-COPY images/pip-install.sh pyproject.toml constraints*.txt /build/
-COPY pyproject.toml wheels* /wheels/
-RUN python3 -c "import tomllib; print(*tomllib.load(open('/build/pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > /build/requirements.txt \
- && /build/pip-install.sh /opt/ddpjob --requirement /build/requirements.txt
+COPY images/pip-install.sh requirements/build.txt requirements/operator.txt /build/
+# The wildcard makes wheels/ optional: COPY requires that one of its sources exists.
+COPY requirements/operator.txt wheels* /wheels/
+RUN /build/pip-install.sh /build/pip --require-hashes --requirement /build/build.txt \
+ && /build/pip-install.sh /opt/ddpjob --require-hashes --requirement /build/operator.txt
 
 # The project in a separate layer, so that a change of code makes one small new layer.
 FROM dependencies AS project
-COPY pyproject.toml README.md LICENSE /src/
+COPY LICENSE /src/
 COPY operator /src/operator
-COPY trainer_app /src/trainer_app
-RUN /build/pip-install.sh /opt/ddpjob --no-deps --prefix /opt/project /src
+RUN /build/pip/bin/python -m pip wheel --no-index --no-deps --no-build-isolation --disable-pip-version-check \
+    --wheel-dir /build/project /src/operator/ddpjob /src/operator/ddpjob_operator \
+ && /build/pip-install.sh /opt/ddpjob --prefix /opt/project /build/project/*.whl
 
 FROM ${BASE_IMAGE}
 COPY --from=dependencies /opt/ddpjob /opt/ddpjob

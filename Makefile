@@ -5,12 +5,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
-# Wheels in this folder, such as a CPU build of torch, take precedence over the package index.
-FIND_LINKS := $(addprefix --find-links ,$(wildcard ../shared/wheels))
 # MNIST's four files; the demo downloads what is missing.
 MNIST  := $(or $(abspath $(wildcard ../shared/mnist)),$(or $(DDPJOB_CACHE),$(HOME)/.cache/ddpjob)/mnist)
 # pip shows its progress on a terminal only.
 QUIET  := $(if $(MAKE_TERMOUT),,--quiet)
+PIP_INSTALL = $(BIN)/pip install $(QUIET) --disable-pip-version-check --no-deps
 NAME   ?= ddpjob
 ALL_LAYERS := lint unit local install apiserver ddprun ddptrain lessons kind
 LAYERS ?= $(ALL_LAYERS)
@@ -21,7 +20,7 @@ GANGS := kube-apiserver-1.36 kube-controller-manager-1.36 kube-scheduler-1.36 co
 PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kind demo-down test prepare lint format generate pictures constraints images kind-up \
+.PHONY: help setup demo demo-kind demo-down test prepare lint format generate pictures lock images kind-up \
         kind-down bench bench-local gpu clean $(LAYER_TARGETS) contract mutants soak test-under-load
 
 help:  ## show this list
@@ -32,20 +31,25 @@ setup: $(VENV)/.installed  ## create the virtual environment with everything tha
 
 # The demos need no tests and no linters.
 DEMO := $(or $(wildcard $(VENV)/.installed),$(VENV)/.trainer)
-$(VENV)/.installed: EXTRAS := trainer,test
-$(VENV)/.trainer: EXTRAS := trainer
-$(VENV)/.installed $(VENV)/.trainer: pyproject.toml constraints.txt
+DISTRIBUTIONS := operator/ddpjob operator/ddpjob_operator trainer_app/ddprun trainer_app/ddpplot trainer_app/ddptrain
+# A CPU build of torch in a folder of wheels; torch of the package index needs CUDA's libraries on Linux, too.
+TORCH_CPU = $(firstword $(wildcard $(addsuffix /torch-*+cpu-cp$(shell $(PYTHON) -c \
+	'import sys; print(*sys.version_info[:2], sep="")')-*.whl,../shared/wheels $(PIP_FIND_LINKS))))
+LOCKS = build operator trainer $(if $(TORCH_CPU),,torch cuda)
+$(VENV)/.installed: LOCKS += test
+$(VENV)/.installed $(VENV)/.trainer: $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$CI" = true ] && apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; } || \
 		{ echo "error: $(PYTHON) cannot create virtual environments"; echo "hint:  its module ensurepip is missing"; \
 		echo "next:  apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@echo 'Installing PyTorch and what else .[$(EXTRAS)] needs into $(VENV). Up to 3 GB are downloaded; this takes minutes.'
-	$(BIN)/pip install $(QUIET) --disable-pip-version-check $(FIND_LINKS) -c constraints.txt -e '.[$(EXTRAS)]'
-	@# Else a folder named ddpjob in the current directory, such as this clone, is imported in place of the package.
-	@printf '%s\n' '$(CURDIR)/operator' '$(CURDIR)/trainer_app' > \
-		"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ddpjob-source.pth"
+	@echo 'Installing PyTorch and what else requirements/ names into $(VENV). Up to 3 GB are downloaded; this takes minutes.'
+	@# The lock files are complete, so pip has nothing to resolve.
+	$(PIP_INSTALL) --require-hashes $(patsubst %,--requirement requirements/%.txt,$(LOCKS))
+	@# Without the index, because pip prefers a file there to one of a folder.
+	$(if $(TORCH_CPU),$(PIP_INSTALL) --no-index --find-links $(dir $(TORCH_CPU)) --require-hashes --requirement requirements/torch.txt)
+	$(PIP_INSTALL) --no-index --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
 	@touch $@
 
 demo: $(DEMO)  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
@@ -130,9 +134,9 @@ generate: setup  ## CRD, chart copy, plain manifests, field reference and diagra
 pictures: setup  ## the curves and the screenshot of the report in docs, from a training in which a rank is killed
 	$(PY) -m tests.ddptrain.browser.pictures --data-dir $(MNIST)
 
-constraints: setup  ## pin the installed versions
-	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+).*/\1/'; } > constraints.new
-	@mv constraints.new constraints.txt
+lock: setup  ## pin what images and tests install, with hashes (UPGRADE=--upgrade: the newest versions; WHEELS: CPU builds of torch)
+	$(PIP_INSTALL) uv==0.13.9
+	$(PY) -m tests.install.lock $(UPGRADE) $(or $(WHEELS),$(wildcard ../shared/wheels/torch-*+cpu-*.whl))
 
 images: setup  ## build ddpjob/operator:0.1.0 and ddpjob/trainer:0.1.0
 	$(PY) -m tests.kind images
@@ -155,5 +159,5 @@ gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM and hang on 
 	$(PY) -m tests.ddptrain.gpu; trainer=$$?; $(PY) -m tests.ddprun.gpu_scripts && exit $$trainer
 
 clean:  ## delete the virtual environment and caches of this checkout
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache ddpjob.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find operator trainer_app tests -name __pycache__ -prune -exec rm -rf {} +

@@ -155,7 +155,7 @@ def test_machine_without_ddprun_refuses_a_script_and_says_what_to_do(tmp_path: P
     (tmp_path / "train.py").write_text("")
     program = "import sys; from ddpjob.cli.main import main; sys.exit(main())"
     command = [str(tmp_path / "venv" / "bin" / "python"), "-c", program, "run", "train.py", "--state-dir", "state"]
-    for launcher, todo in (("ddprun", "pip install ./trainer_app"), ("torchrun", "pip install torch")):
+    for launcher, todo in (("ddprun", "pip install ./trainer_app/ddprun"), ("torchrun", "pip install torch")):
         done = subprocess.run(
             [*command, "--launcher", launcher],
             cwd=tmp_path,

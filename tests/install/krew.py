@@ -20,7 +20,7 @@ from tests.install.chart import ROOT, Object
 MANIFEST = ROOT / "manifests" / "krew" / "ddpjob.yaml"
 SCRIPT = ROOT / "manifests" / "krew" / "kubectl-ddpjob"
 ARCHIVE = f"kubectl-ddpjob-{__version__}.zip"
-HOMEPAGE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Homepage"]
+HOMEPAGE = tomllib.loads((ROOT / "operator" / "ddpjob" / "pyproject.toml").read_text())["project"]["urls"]["Homepage"]
 RELEASES = f"{HOMEPAGE}/releases"
 HEAD = "# Generated from tests/install/krew.py by `make generate`; do not edit.\n"
 

@@ -47,7 +47,7 @@ def test_the_script_runs_the_package_of_its_version(tmp_path: Path, tool: str, f
     done = subprocess.run(
         [krew.SCRIPT, "get", "a b"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == f"{first} ddpjob=={__version__} kubectl-ddpjob get a b\n"
+    assert done.stdout == f"{first} ddpjob[plot]=={__version__} kubectl-ddpjob get a b\n"
 
 
 def test_the_script_says_what_it_needs(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,32 +27,31 @@ TORCH_TAG = "ddpjob/torch:dev"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SHARED_WHEELS = _REPOSITORY.parent / "shared" / "wheels"
-# The files that .dockerignore does not exclude.
-_CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "operator", "trainer_app", "images")
+_LOCKS = _REPOSITORY / "requirements"
 _BUILD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class Image:
-    """One of the project's images: its Dockerfile, and the extra of pyproject.toml that it installs."""
+    """One of the project's images. code: the folder of its distributions; locks: the lock files that it installs."""
 
     name: str
     dockerfile: str
-    extra: str | None
+    code: str
+    locks: tuple[str, ...]
 
-    def requirements(self, pyproject: str) -> list[str]:
-        """Return the packages that it installs besides the project, and the project's build requirements."""
-        project = tomllib.loads(pyproject)
-        needed: list[str] = (
-            project["project"]["optional-dependencies"][self.extra]
-            if self.extra
-            else project["project"]["dependencies"]
-        )
-        return [*needed, *project["build-system"]["requires"]]
+    def lock_files(self) -> list[Path]:
+        """Return the lock files; where torch comes from the package index, also that of CUDA's libraries."""
+        cuda = ["cuda"] if "torch" in self.locks and not _torch_wheels() else []
+        return [_LOCKS / f"{name}.txt" for name in [*self.locks, *cuda]]
+
+    def context(self) -> list[Path]:
+        """Return the files and folders that its build reads, of those that .dockerignore does not exclude."""
+        return [_REPOSITORY / name for name in ("LICENSE", "images", "requirements", self.code)]
 
 
-OPERATOR = Image("operator", "Dockerfile", None)
-TRAINER = Image("trainer", "images/trainer/Dockerfile", "trainer")
+OPERATOR = Image("operator", "Dockerfile", "operator", ("build", "operator"))
+TRAINER = Image("trainer", "images/trainer/Dockerfile", "trainer_app", ("build", "torch", "trainer"))
 
 
 def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TAG) -> tuple[str, str]:
@@ -99,15 +97,19 @@ def _wheels(image: Image) -> Path | None:
     """Return the folder for the wheels that ``image`` is built from, or None where pip in the build downloads them."""
     if registry_reachable():
         return None
-    pyproject = (_REPOSITORY / "pyproject.toml").read_text()
-    local = sorted(path.name for path in _SHARED_WHEELS.glob("*.whl"))
-    key = digest(*image.requirements(pyproject), *local, platform.machine(), files=_constraints())
+    key = digest(*(path.name for path in _torch_wheels()), platform.machine(), files=image.lock_files())
     return cache_dir() / "wheels" / f"{image.name}-{key}"
 
 
+def _torch_wheels() -> list[Path]:
+    """Return the CPU builds of torch for the images' Python that are on this machine."""
+    return sorted(_SHARED_WHEELS.glob(f"torch-*+cpu-cp311-*_{platform.machine()}.whl"))
+
+
 def _inputs(image: Image) -> str:
-    wheels = _wheels(image)
-    return digest(image.name, _base_image() or "", wheels.name if wheels else "", *_names(), files=_sources())
+    wheels, sources = _wheels(image), _sources(image)
+    names = [str(file.relative_to(_REPOSITORY)) for file in sources]
+    return digest(image.name, _base_image() or "", wheels.name if wheels else "", *names, files=sources)
 
 
 def _note(tag: str) -> Path:
@@ -135,38 +137,31 @@ def build_image(engine: Engine, image: Image, tag: str) -> None:
         if wheels is None:
             docker(*command, _REPOSITORY, engine=engine, timeout=_BUILD_SECONDS)
         else:
+            if not _torch_wheels():
+                command += ["--build-arg", "TORCH_INDEX_URL="]  # the wheels are those of the package index
             with scratch_folder() as context:
-                _fill_context(context, wheels)
+                _fill_context(image, context, wheels)
                 docker(*command, context, engine=engine, timeout=_BUILD_SECONDS)
     note = _note(tag)
     note.parent.mkdir(exist_ok=True)
     note.write_text(f"{inputs} {image_id(tag, engine=engine)}")
 
 
-def _sources() -> list[Path]:
-    """Return every file that a build reads: the build context and the operator's Dockerfile."""
-    listed = [_REPOSITORY / name for name in (*_CONTEXT, OPERATOR.dockerfile)]
-    files = [file for path in listed for file in (source_files(path) if path.is_dir() else [path])]
-    return sorted(file for file in [*files, *_constraints()] if file.suffix != ".pyc" and ".egg-info" not in str(file))
+def _sources(image: Image) -> list[Path]:
+    """Return every file that a build reads: the build context and the Dockerfile."""
+    listed = [*image.context(), _REPOSITORY / image.dockerfile]
+    files = {file for path in listed for file in (source_files(path) if path.is_dir() else [path])}
+    return sorted(file for file in files if file.suffix != ".pyc")
 
 
-def _names() -> list[str]:
-    return [str(file.relative_to(_REPOSITORY)) for file in _sources()]
-
-
-def _fill_context(context: Path, wheels: Path) -> None:
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for source in [*(_REPOSITORY / name for name in _CONTEXT), *_constraints()]:
+def _fill_context(image: Image, context: Path, wheels: Path) -> None:
+    for source in image.context():
         if source.is_dir():
-            shutil.copytree(source, context / source.name, ignore=ignored)
+            shutil.copytree(source, context / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, context)
     # Hard links: the trainer's wheels take about 300 MB.
     shutil.copytree(wheels, context / "wheels", copy_function=os.link)
-
-
-def _constraints() -> list[Path]:
-    return sorted(_REPOSITORY.glob("constraints*.txt"))
 
 
 def _download_wheels(image: Image, target: Path) -> None:
@@ -174,24 +169,32 @@ def _download_wheels(image: Image, target: Path) -> None:
     with locked(f"wheels-{image.name}"):
         if not target.exists():
             with step(f"downloading the wheels of {image.name}"):
-                _download(image.requirements((_REPOSITORY / "pyproject.toml").read_text()), target)
+                _download(image.lock_files(), target)
             forget_unused(target.parent)
         os.utime(target)
 
 
-def _download(requirements: list[str], target: Path) -> None:
+def _download(lock_files: list[Path], target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     with scratch_folder() as scratch:
         folder = scratch / "wheels"
+        command = download_command(folder, platform.machine())
         try:
-            run([*download_command(folder, platform.machine()), *requirements], timeout=_BUILD_SECONDS)
+            for file in lock_files:
+                # pip prefers a file of the package index to one of a folder.
+                local = (
+                    ["--no-index", "--find-links", str(_SHARED_WHEELS)]
+                    if file.stem == "torch" and _torch_wheels()
+                    else []
+                )
+                run([*command, *local, "--requirement", str(file)], timeout=_BUILD_SECONDS)
         except CommandError as error:
             raise ToolchainError(f"the images' wheels could not be downloaded. {error}") from error
         folder.rename(target)
 
 
 def download_command(folder: Path, machine: str) -> list[str]:
-    """Return pip's command line without the packages: wheels for the images' Python 3.11 on Linux."""
+    """Return pip's command line without the lock file: wheels for the images' Python 3.11 on Linux."""
     command = [
         sys.executable,
         "-m",
@@ -200,16 +203,10 @@ def download_command(folder: Path, machine: str) -> list[str]:
         "--quiet",
         "--dest",
         str(folder),
-        "--only-binary",
-        ":all:",
-        "--python-version",
-        "3.11",
+        "--no-deps",
+        "--require-hashes",
     ]
+    command += ["--only-binary", ":all:", "--python-version", "3.11"]
     for glibc in ("2_28", "2_27", "2_26", "2_24", "2_17", "2_5"):
         command += ["--platform", f"manylinux_{glibc}_{machine}"]
-    command += ["--platform", f"manylinux2014_{machine}"]
-    for constraints in _constraints():
-        command += ["--constraint", str(constraints)]
-    if _SHARED_WHEELS.is_dir():
-        command += ["--find-links", str(_SHARED_WHEELS)]
-    return command
+    return [*command, "--platform", f"manylinux2014_{machine}"]

@@ -137,18 +137,6 @@ def test_stop_does_not_kill_another_program_with_the_recorded_pid(
             stranger.kill()
 
 
-def test_images_install_dependencies_and_build_requirements() -> None:
-    pyproject = """
-        [build-system]
-        requires = ["setuptools>=77"]
-        [project]
-        dependencies = ["kopf"]
-        optional-dependencies = { trainer = ["torch", "numpy"], test = ["pytest"] }
-    """
-    assert images.OPERATOR.requirements(pyproject) == ["kopf", "setuptools>=77"]
-    assert images.TRAINER.requirements(pyproject) == ["torch", "numpy", "setuptools>=77"]
-
-
 def test_command_error_shows_the_end_of_the_output() -> None:
     with pytest.raises(CommandError, match=r"exit code 3: sh -c .*\nfirst\nlast"):
         run(["sh", "-c", "echo first; echo last >&2; exit 3"], timeout=30)
@@ -196,8 +184,15 @@ def test_packages_are_not_installed_unless_allowed(tmp_path: Path, monkeypatch: 
         packages.require("dockerd", "ip")
 
 
-def test_image_inputs_are_both_packages_without_the_tests() -> None:
-    names = set(images._names())
-    assert {"Dockerfile", "pyproject.toml", "images/trainer/Dockerfile", "images/pip-install.sh"} <= names
-    assert {"operator/ddpjob/api/names.py", "trainer_app/ddptrain/cli.py"} <= names
-    assert not [name for name in names if name.startswith("tests/") or "__pycache__" in name or "egg-info" in name]
+@pytest.mark.parametrize(
+    ("image", "code", "other"),
+    [
+        (images.OPERATOR, "operator/ddpjob_operator/controller/main.py", "trainer_app/"),
+        (images.TRAINER, "trainer_app/ddptrain/cli.py", "operator/"),
+    ],
+    ids=["operator", "trainer"],
+)
+def test_an_image_is_made_of_its_own_distributions(image: images.Image, code: str, other: str) -> None:
+    names = {str(file.relative_to(images._REPOSITORY)) for file in images._sources(image)}
+    assert {code, image.dockerfile, "images/pip-install.sh", "requirements/build.txt"} <= names
+    assert not [name for name in names if name.startswith((other, "tests/")) or "__pycache__" in name]

@@ -5,4 +5,4 @@ runs one rank: it joins the group (``distributed``), loads the data (``data``) a
 ``reporting`` writes metrics, progress, console output and the termination report.
 """
 
-__version__ = "0.1.0"
+from ddprun import __version__ as __version__

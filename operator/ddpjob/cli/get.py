@@ -84,13 +84,10 @@ def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
         directory = client.metrics(job)
     except DDPJobError:
         return []
-    from ddpplot import recorded
+    from ddpjob.cli.plot import history_in
 
-    try:
-        history = recorded.read_history(directory)
-    except recorded.DataMissing:  # it is only a picture
-        return []
-    return [step.loss for step in history.steps if step.loss is not None]
+    history = history_in(directory)
+    return [step.loss for step in history.steps if step.loss is not None] if history else []
 
 
 def _follow(client: "Client", name: str, output: str | None) -> int:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,6 +17,7 @@ from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
     from ddpjob.cli.training import Training
+    from ddpplot.history import History
     from ddpplot.job import Job
 
 _WIDEST, _NARROWEST = 160, 40  # characters
@@ -47,6 +49,7 @@ def plot(
     Example:
       ddpjob plot mnist-cpu
     """
+    require_ddpplot()
     form: str = output or "text"
     if file is not None:
         form = _form(file.expanduser(), output)
@@ -69,6 +72,30 @@ def plot(
     else:
         write_file(file.expanduser(), text, training.job)
     return 0
+
+
+def require_ddpplot() -> None:
+    """Raise ``DDPJobError`` unless the package that draws is installed, with what it needs."""
+    try:
+        import_module("ddpplot.recorded")
+    except ModuleNotFoundError as error:
+        raise DDPJobError(
+            f"the package {error.name} is not installed",
+            "ddpplot draws curves and pages; it belongs to the extra plot of ddpjob",
+            "pip install 'ddpjob[plot]'",
+        ) from error
+
+
+def history_in(directory: Path) -> "History | None":
+    """Return what the metrics in a directory hold; None without any or without ddpplot: it is only a picture."""
+    try:
+        from ddpplot import recorded
+    except ModuleNotFoundError:
+        return None
+    try:
+        return recorded.read_history(directory)
+    except recorded.DataMissing:
+        return None
 
 
 def _form(file: Path, output: str | None) -> str:

@@ -7,7 +7,7 @@ from typer import Option
 
 from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.plot import write_file
+from ddpjob.cli.plot import require_ddpplot, write_file
 from ddpjob.version import __version__
 
 
@@ -32,6 +32,7 @@ def report(
     Example:
       ddpjob report mnist-cpu -f report.html
     """
+    require_ddpplot()
     from ddpjob.cli.training import read_training
     from ddpplot.page import Page, as_html
 

@@ -96,12 +96,13 @@ def _succeeded(result: RunResult, width: int) -> list[str]:
 
 
 def _loss_curve(metrics: Path, width: int) -> list[str]:
-    from ddpplot import recorded, terminal
+    from ddpjob.cli.plot import history_in
 
-    try:
-        return terminal.loss_drawing(recorded.read_history(metrics), width)
-    except recorded.DataMissing:  # it is only a picture
+    if (history := history_in(metrics)) is None:
         return []
+    from ddpplot import terminal
+
+    return terminal.loss_drawing(history, width)
 
 
 def _suspended(result: RunResult) -> list[str]:

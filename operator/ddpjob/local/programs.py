@@ -13,7 +13,7 @@ _INSTALLED_BY = {
     "torchrun": ("PyTorch", "pip install torch"),
     "ddprun": (
         "this project",
-        "in the repository's folder: pip install ./trainer_app; or run the script with --launcher torchrun",
+        "in the repository's folder: pip install ./trainer_app/ddprun; or run the script with --launcher torchrun",
     ),
 }
 
@@ -26,7 +26,7 @@ def require_programs(admitted: AdmittedJob) -> None:
             raise LocalError(
                 f"the job runs ddptrain, which needs {missing}, and {missing} is not installed in {sys.prefix}",
                 "local mode uses the programs of this machine, not images",
-                "in the repository's folder: pip install -e '.[trainer]'",
+                "in the repository's folder: pip install ./trainer_app/ddp*",
             )
     elif (program := admitted.command[0]) in _INSTALLED_BY and shutil.which(program, path=inherited()["PATH"]) is None:
         owner, install = _INSTALLED_BY[program]

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 PREFIX = Path("/opt/ddpjob")
-OURS = ("ddpjob", "ddprun", "ddptrain")
+OURS = ("ddprun", "ddpplot", "ddptrain")
 SHELLS = ("bash", "dash", "rbash", "sh")
 
 packages = [path for path in PREFIX.glob("lib/python3*/site-packages/*") if path.name.startswith(OURS)]

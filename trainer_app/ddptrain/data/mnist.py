@@ -170,7 +170,7 @@ def _digits() -> Dataset:
     """Return scikit-learn's 1,797 handwritten 8×8 digits in MNIST's shape: each pixel tripled, a border of two."""
     package = importlib.util.find_spec("sklearn")  # an import would take every rank more than a second
     if package is None or package.origin is None:
-        raise DataMissing("--data digits needs scikit-learn", next_step="pip install 'ddpjob[trainer]'")
+        raise DataMissing("--data digits needs scikit-learn", next_step="pip install scikit-learn")
     try:  # rows of 64 pixels from 0 to 16, and the label
         table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     except (OSError, ValueError) as error:

@@ -58,9 +58,7 @@ def read_png(path: Path) -> Pixels:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise DataMissing(
-            f"cannot read {path}: Pillow is not installed", next_step="pip install 'ddpjob[trainer]'"
-        ) from None
+        raise DataMissing(f"cannot read {path}: Pillow is not installed", next_step="pip install pillow") from None
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -10,7 +10,7 @@ _MIN_TORCH = (2, 10)
 _GIB = 2**30
 _MIN_FREE = _GIB
 _MIN_SHARED = 64 * 2**20
-_INSTALL = "pip install 'ddpjob[trainer]'"
+_INSTALL = "pip install torch"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def launcher(programs: Mapping[str, str | None]) -> Check:
     found = {name: path for name, path in programs.items() if path}
     if "ddprun" not in found:
         hint = "scripts run under it, and the virtual environment that has it is not active"
-        return machine("launcher", "warning", "ddprun is not on PATH", hint, f"activate it, or {_INSTALL}")
+        return machine("launcher", "warning", "ddprun is not on PATH", hint, "activate it, or pip install ddprun")
     return machine("launcher", "ok", ", ".join(f"{name}: {path}" for name, path in found.items()))
 
 
