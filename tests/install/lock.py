@@ -30,7 +30,7 @@ DISTRIBUTIONS = {
 HEADS = {
     "build": "what builds the wheels of this project",
     "operator": "what ddpjob and ddpjob-operator need: the operator's image",
-    "trainer": "what ddprun, ddpplot and ddptrain need besides torch: the trainer's image",
+    "trainer": "what ddprun and ddptrain need besides torch: the trainer's image",
     "torch": "torch, from the package index or PyTorch's own index of CPU builds",
     "cuda": "what torch of the package index needs in addition on Linux; CPU builds do not",
     "test": "what the tests need in addition",
@@ -60,7 +60,7 @@ def asked() -> dict[str, list[str]]:
     return {
         "build": build,
         "operator": [*needs["ddpjob"], *needs["ddpjob-operator"]],
-        "trainer": [*needs["ddprun"], *needs["ddpplot"], *needs["ddptrain"]],
+        "trainer": [*needs["ddprun"], *needs["ddptrain"]],
         "test": root["dependency-groups"]["test"],
     }
 
