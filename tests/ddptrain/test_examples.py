@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ddptrain.cli import main
 from ddptrain.data.mnist import load
 from tests.ddptrain.builders import REAL, needs_mnist
-from tests.ddptrain.pngs import encode
 from tests.ddptrain.runs import ForkServer
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def example(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_every_example_works(ddptrain: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "digit.png").write_bytes(encode(load("digits", "").test_images[0][..., None]))
+    Image.fromarray(load("digits", "").test_images[0]).save(tmp_path / "digit.png")
     for verb in VERBS:
         ddptrain.run(*(argument.replace("/tmp/", f"{tmp_path}/") for argument in example(verb, capsys)))
 

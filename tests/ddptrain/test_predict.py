@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
-import resource
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from PIL import Image
 
 from ddprun.errors import DataCorrupt
 from ddptrain.data import mnist
 from ddptrain.inference.predict import Pixels, as_mnist, read_png
-from tests.ddptrain.pngs import SIGNATURE, chunk, encode, header
 from tests.ddptrain.runs import ForkServer
 
 
-@st.composite
-def images(draw: st.DrawFn) -> tuple[Pixels, list[int]]:
-    height, width, channels = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(1, 4))
-    pixels = draw(arrays(np.uint8, (height, width, channels)))
-    return pixels, draw(st.lists(st.integers(0, 4), min_size=height, max_size=height))
+def png(pixels: Pixels, mode: str | None = None) -> bytes:
+    """Return the PNG of (height, width, channels) pixels; of another mode than the channels say, if one is given."""
+    image, content = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels), io.BytesIO()
+    (image.convert(mode) if mode else image).save(content, "PNG")
+    return content.getvalue()
 
 
 def read(content: bytes, folder: Path) -> Pixels:
@@ -32,35 +28,13 @@ def read(content: bytes, folder: Path) -> Pixels:
     return read_png(folder / "digit.png")
 
 
-@given(images())
-@settings(deadline=None)
-def test_every_channel_count_and_filter_is_read_as_written(
-    tmp_path_factory: pytest.TempPathFactory, image: tuple[Pixels, list[int]]
-) -> None:
-    pixels, filters = image
-    assert (read(encode(pixels, filters), tmp_path_factory.getbasetemp()) == pixels).all()
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_pixels_of_any_number_of_channels_are_read_as_written(tmp_path: Path, channels: int) -> None:
+    pixels = np.arange(24 * channels, dtype=np.uint8).reshape(4, 6, channels)
+    assert (read(png(pixels), tmp_path) == pixels).all()
 
 
-@given(st.binary(max_size=300), st.integers(0, 10**6), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_a_damaged_image_is_refused_or_read_correctly(
-    tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: int, prefixed: bool
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    whole = encode(pixels, [4, 3, 2, 1])
-    flipped = bytearray(whole)
-    flipped[place % len(whole)] ^= 1 + place % 255
-    for content in (SIGNATURE + noise if prefixed else noise, bytes(flipped), whole[: place % len(whole)]):
-        try:
-            found = read(content, folder)
-        except DataCorrupt:
-            continue
-        assert (found == pixels).all(), "a change that is not noticed must not change a pixel"
-
-
-def image_data(size: int) -> bytes:
-    return chunk(b"IDAT", zlib.compress(bytes(size))) + chunk(b"IEND", b"")
+SMALL = np.arange(48, dtype=np.uint8).reshape(6, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -68,33 +42,21 @@ def image_data(size: int) -> bytes:
     [
         (b"", "not a PNG image"),
         (b"GIF89a", "not a PNG image"),
-        (SIGNATURE + header(2, 2, colour=3) + image_data(6), "mode P "),
-        (SIGNATURE + header(2, 2, depth=16) + image_data(10), "mode I"),
-        (SIGNATURE + header(2, 2, depth=1) + image_data(4), "mode 1 "),
-        (SIGNATURE + header(60_000, 60_000) + image_data(6), "3600000000 pixels"),
-        (SIGNATURE + header(4097, 4096) + image_data(6), "4097×4096"),
-        (SIGNATURE + header(0, 2) + image_data(6), "damaged"),
-        (SIGNATURE + header(2, 2) + image_data(5), "damaged: image file is truncated"),
-        (SIGNATURE + header(2, 2), "damaged"),
-        (SIGNATURE + header(2, 2) + image_data(6)[:-15], "damaged"),
-        (SIGNATURE + header(2, 1) + chunk(b"IDAT", zlib.compress(bytes([9, 0, 0]))) + chunk(b"IEND", b""), "damaged"),
+        (png(SMALL, "P"), "mode P "),
+        (png(SMALL, "I;16"), "mode I"),
+        (png(SMALL, "1"), "mode 1 "),
+        (png(np.zeros((4096, 4097, 1), np.uint8)), "4097×4096"),
+        (png(SMALL)[:-30], "damaged"),
+        (png(SMALL).replace(b"IDAT", b"IDAX"), "damaged"),
     ],
-)  # fmt: skip
+    ids=["empty", "gif", "palette", "16 bits", "1 bit", "large", "truncated", "no data"],
+)
 def test_an_unsupported_image_is_refused_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     with pytest.raises(DataCorrupt, match=reason) as caught:
         read(content, tmp_path)
     assert "digit.png" in str(caught.value)
     assert " object at 0x" not in str(caught.value)
     assert caught.value.next_step
-
-
-def test_pixel_data_beyond_the_size_in_the_header_are_not_inflated(tmp_path: Path) -> None:
-    packer, zeros = zlib.compressobj(), bytes(2**20)
-    packed = b"".join([*(packer.compress(zeros) for _ in range(300)), packer.flush()])
-    bomb = SIGNATURE + header(2, 2) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert (read(bomb, tmp_path) == 0).all()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB"
 
 
 def seven(height: int = 200, width: int = 300, *, ink: int = 0, paper: int = 255) -> Pixels:
@@ -140,7 +102,7 @@ def test_a_trained_model_recognizes_the_digits(ddptrain: ForkServer, tmp_path: P
     names = []
     for index in range(40):
         names.append(tmp_path / f"{index}.png")
-        names[-1].write_bytes(encode(dataset.test_images[index][..., None]))
+        names[-1].write_bytes(png(dataset.test_images[index][..., None]))
     answers = ddptrain.run("predict", *names, "--checkpoint-dir", checkpoints, "--json").output().splitlines()
     rows = [json.loads(line) for line in answers]
     assert [Path(answer["image"]) for answer in rows] == names
@@ -156,6 +118,6 @@ def test_a_trained_model_recognizes_the_digits(ddptrain: ForkServer, tmp_path: P
 def test_predict_names_a_missing_image_or_model(ddptrain: ForkServer, tmp_path: Path) -> None:
     absent = ddptrain.run("predict", tmp_path / "absent.png", "--checkpoint-dir", tmp_path, code=66)
     assert "cannot read" in absent.output()
-    (tmp_path / "digit.png").write_bytes(encode(seven()))
+    (tmp_path / "digit.png").write_bytes(png(seven()))
     unnamed = ddptrain.run("predict", tmp_path / "digit.png", code=2)
     assert "--checkpoint-dir" in unnamed.output()

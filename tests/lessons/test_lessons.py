@@ -40,12 +40,6 @@ def test_lesson_holds(lesson: Lesson, name: str) -> None:
     assert lesson(name, *(["--nproc-per-node", "2"] if name in OF_TWO else [])).strip()
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("name", UNEVEN)
-def test_lesson_holds_with_three_ranks_that_divide_nothing(ddptrain: ForkServer, name: str) -> None:
-    assert ddptrain.run("lesson", name, "--nproc-per-node", 3).output().strip()
-
-
 def test_a_number_of_ranks_in_the_environment_that_is_none_is_refused(ddptrain: ForkServer) -> None:
     run = ddptrain.run("lesson", "objects", env={"NPROC_PER_NODE": "two"}, code=2)
     assert "error: NPROC_PER_NODE=two is not a whole number" in run.output()
