@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from ddprun.checkpoint_files import manifests
 from ddprun.errors import RanksError
 from ddptrain.config import Config
-from ddptrain.data.sampling import read_audit
 from ddptrain.device import has_bf16, uses_bf16
 from tests.ddptrain.builders import SMALL, verb
 from tests.ddptrain.runs import ForkServer, Whole, assert_same_end, final_weights, losses
@@ -28,6 +28,16 @@ UNEVEN = (*SMALL, "--keep", 99)
 def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: object, code: int = 0) -> dict[str, Any]:
     argv = (*verb(world_size), *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more)
     return ddptrain.run(*argv, code=code).message()
+
+
+def read_audit(folder: Path) -> dict[str, dict[int, Any]]:
+    """Return event to step to the sample indices that all ranks used, in order of rank."""
+    found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(folder.glob("rank-*.jsonl"), key=lambda p: int(p.stem.partition("-")[2])):
+        for line in path.read_text().splitlines():
+            row: dict[str, Any] = json.loads(line)
+            found[row["event"]][row["step"]] += row["indices"]
+    return {event: {at: np.array(i, np.int64) for at, i in sorted(steps.items())} for event, steps in found.items()}
 
 
 RECIPES: dict[str, tuple[object, ...]] = {

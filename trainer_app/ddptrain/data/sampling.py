@@ -3,15 +3,13 @@
 Everything is a pure function of (seed, epoch, position), never of the rank or the number of ranks. No random state is
 saved, and a run resumed at any step with any number of ranks uses the same global batches.
 
-``Audit`` records which samples a rank used (``--audit DIR``); ``read_audit`` reads the records of all ranks.
+``Audit`` records which samples a rank used (``--audit DIR``).
 """
 
 import hashlib
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,13 +99,3 @@ class Audit:
     def used(self, event: str, step: int, indices: Indices) -> None:
         """Write one row of ``event`` ``train`` or ``eval`` after ``step`` completed steps."""
         self._stream.write(json.dumps({"event": event, "step": step, "indices": indices.tolist()}) + "\n")
-
-
-def read_audit(folder: Path) -> dict[str, dict[int, Indices]]:
-    """Return event to step to the sample indices that all ranks used, in order of rank."""
-    found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(folder.glob("rank-*.jsonl"), key=lambda p: int(p.stem.partition("-")[2])):
-        for line in path.read_text().splitlines():
-            row: dict[str, Any] = json.loads(line)
-            found[row["event"]][row["step"]] += row["indices"]
-    return {event: {at: np.array(i, np.int64) for at, i in sorted(steps.items())} for event, steps in found.items()}
