@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddprun.checkpoint_files import Checkpoints
 from ddprun.errors import DataError
 from ddprun.files import write_result
 from ddptrain import weights
@@ -142,3 +143,11 @@ def test_result_written_to_a_pipe_or_link_does_not_replace_it(tmp_path: Path) ->
     link.symlink_to(target)
     write_result(link, b"result")
     assert (link.is_symlink(), target.read_bytes()) == (True, b"result")
+
+
+def test_a_checkpoint_of_another_program_is_refused(ddptrain: ForkServer, tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, keep=1)
+    writer.claim({})
+    writer.save(1, b"of a script", {"worldSize": 1})
+    run = ddptrain.run("eval", "--checkpoint-dir", tmp_path, code=78)
+    assert "is not a checkpoint of ddptrain: its manifest has no valid config, dataDigest" in run.output()

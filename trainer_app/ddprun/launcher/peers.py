@@ -236,7 +236,7 @@ class Peers:
 
     def __init__(self, ranks: Ranks, port: int | None, token: str = "") -> None:
         self._ranks, self._group, self._port = ranks, _group(ranks), port
-        # An operator of an earlier release draws no token, but a random uid is in the pods, too.
+        # A webhook may have removed the token from the pods; they have the random uid of the job, too.
         known = hmac.digest(token.encode(), self._group, "sha256") if token else self._group
         self._secret = known if token or os.environ.get("DDPJOB_UID") else None  # None: started by hand
         self._drawn = secrets.token_bytes()  # of node 0 of such a group
