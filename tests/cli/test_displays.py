@@ -53,7 +53,7 @@ BEGAN = {"lastTransitionTime": "2026-03-01T12:00:00Z"}
 # Every display must show these.
 SHOWN = (
     "Running",
-    "3 restarts, 2 in place; 1 of at most 3 count",
+    "3 restarts (2 in place, 1 of at most 3 counted)",
     "1/2",
     "210/470",
     "44 %",

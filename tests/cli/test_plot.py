@@ -85,7 +85,7 @@ def test_text_lists_the_marks_below_the_curve(trained: Program) -> None:
     done = trained("plot", "tiny", env={"COLUMNS": "90"})
     assert done.code == 0
     lines = done.out.splitlines()
-    restarts = "2 restarts, 1 in place; 1 of at most 12 count towards the limit"
+    restarts = "2 restarts (1 in place, 1 of at most 12 counted)"
     assert lines[0] == f"tiny Succeeded (this machine): step 12 of 12, loss 0.08333, {restarts}"
     assert "training loss by step" in done.out and "\x1b" not in done.out
     assert "  ┊ step 4: attempt 1, life 2 resumed from step 4 in place" in lines

@@ -161,13 +161,13 @@ def restarts_text(job: DDPJob) -> str:
     status = job.status
     if not status.restarts:
         return ""
-    in_place = f", {status.restarts_in_place} in place" if status.restarts_in_place else ""
+    in_place = f"{status.restarts_in_place} in place, " if status.restarts_in_place else ""
     counted = status.restarts_counted_towards_limit or 0
     given = ((job.manifest.get("spec") or {}).get("restartPolicy") or {}).get("maxRestarts")
     policy = RestartPolicy(max_restarts=given)
     most = policy.limit(has_trained=status.has_trained)
     most = most if counted <= most else policy.limit(has_trained=True)  # a service was away before it trained
-    return f"{number_of(status.restarts, 'restart')}{in_place}; {counted} of at most {most} count towards the limit"
+    return f"{number_of(status.restarts, 'restart')} ({in_place}{counted} of at most {most} counted)"
 
 
 def time_spent(job: DDPJob, now: datetime) -> str:
