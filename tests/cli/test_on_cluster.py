@@ -220,7 +220,7 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
             f"ddpjob.api.{name}"
             for name in ("exit_codes", "failure", "limits", "model", "names", "objects", "status", "text", "times")
         ),
-        *(f"ddpjob.client.{name}" for name in ("base", "cluster", "cluster_watch", "connection", "job")),
+        *(f"ddpjob.client.{name}" for name in ("base", "cluster", "cluster_watch", "connection", "job", "log_lines")),
     }
     assert not {"aiohttp", "asyncio", "kubernetes.client.models.v1_pod", "numpy", "plotext"} & modules
 
