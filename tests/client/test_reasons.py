@@ -41,6 +41,10 @@ def test_every_reason_is_in_the_documentation() -> None:
     assert sorted({word for each in WORDS.values() for word in each} - texts()) == [], "words of no code"
 
 
+def test_every_failure_has_a_hint_and_says_what_to_do() -> None:
+    assert [row.reason for row in TABLE if not (row.hint and row.next)] == []
+
+
 def answer(world: World, condition: str, status: str, reason: str, **facts: Any) -> Any:
     """Return the verdict on a job with this condition; its message must be in it."""
     kept = [each for each in world.job["status"]["conditions"] if each["type"] != condition]
