@@ -36,9 +36,8 @@ def _resumed(folder: JobFolder, old: Json, wanted: AdmittedJob) -> Json:
     If that run was killed, its attempt is ended by a suspension as of its last sign of life: this spends no restart,
     and the time without a run does not count towards any deadline.
     """
-    for private in (PRIVATE, "volume-*", "emptydir-*"):  # the last two: of earlier releases
-        for path in folder.path.glob(f"pods/*/{private}"):
-            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.path.glob(f"pods/*/{PRIVATE}"):
+        shutil.rmtree(path, ignore_errors=True)
     last = min(folder.last_change(), datetime.now(UTC))
     job = changed(old, wanted.body["spec"] | {"suspend": True})
     for _ in range(_PLANS):

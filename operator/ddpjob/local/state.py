@@ -31,7 +31,6 @@ _PAUSE = 0.02
 EVENTS = "events.log"
 ENDED = "ended.json"
 RECORD = "cluster.json"
-"""Its name and its form are those of earlier releases, whose jobs are resumed."""
 
 
 def default_root(environment: Mapping[str, str] = os.environ) -> Path:
