@@ -1,6 +1,6 @@
 """What `make soak` runs in addition to `make test`: tests with the marker ``soak``, and all samples if ``ALL``.
 
-The marker is for a test whose rule a cheaper test proves at each landing (docs/decisions/0021).
+The marker is for a test whose rule a cheaper test proves at each landing (docs/develop/decisions/0021).
 """
 
 import os

@@ -1,6 +1,6 @@
 """DDPJob: runs one PyTorch training with one pod per node and restarts all pods together on a failure.
 
-The Python API: ``from ddpjob import Client, DDPJob`` (docs/python.md). Importing this package imports
+The Python API: ``from ddpjob import Client, DDPJob`` (docs/tasks/python.md). Importing this package imports
 nothing else.
 """
 

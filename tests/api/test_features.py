@@ -227,4 +227,4 @@ def test_a_wrong_value_of_every_field_is_an_error_at_that_field(field: str) -> N
 
 def test_the_page_of_fields_has_every_field() -> None:
     text = page.reference()
-    assert [field for field in FIELDS if f"| `{field.rpartition('.')[2]}` |" not in text] == []
+    assert [field for field in FIELDS if f"- `{field.rpartition('.')[2]}` (" not in text] == []

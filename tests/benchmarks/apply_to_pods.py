@@ -1,7 +1,7 @@
 """Measure the time from the POST of a job until all its pods exist, and the least time that the API server needs.
 
     python -m tests.benchmarks.apply_to_pods            # table on standard output
-    python -m tests.benchmarks.apply_to_pods --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.apply_to_pods --write    # and into docs/develop/benchmarks.md
 
 kube-apiserver, etcd and the operator run as separate processes. The floor is the time for the same pods, POSTed
 concurrently without an operator by one HTTP client with open connections and encoded bodies. One watch, opened before,

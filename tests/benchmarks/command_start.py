@@ -76,7 +76,7 @@ def table(times: Mapping[str, list[float]], foot: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/develop/benchmarks.md")
     options = parser.parse_args()
     times = measure(options.repetitions)
     text = table(times, f"Medians of {options.repetitions} runs of each on {describe_machine()}.")

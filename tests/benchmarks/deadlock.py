@@ -1,7 +1,7 @@
 """Count how often two jobs block each other, without gangs, with the guard, and with Kubernetes' own PodGroup.
 
     python -m tests.benchmarks.deadlock            # a table on standard output
-    python -m tests.benchmarks.deadlock --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.deadlock --write    # and into docs/develop/benchmarks.md
 
 Six Kubernetes nodes have place for one pod each, and two jobs of four nodes arrive within 300 ms. In half of the
 repetitions the nodes are free; in the others a predecessor has them, and frees one after the other. The jobs are
@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="FILE", help="JSON of earlier runs to add")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     prepare.ensure("etcd", *Kubernetes136.programs.values())
     earlier = [json.loads(file.read_text()) for file in options.add]

@@ -216,7 +216,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", choices=FAULTS, nargs="*", default=list(FAULTS))
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     machine, cluster = describe_machine(), set_up(options.name)
     names = [(name, f"{name}-{number}") for number in range(options.repetitions) for name in options.only]

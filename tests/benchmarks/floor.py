@@ -97,7 +97,7 @@ def main(
     """Parse the command line, measure and print. The exit code is 0 if the targets are met at every size, else 1.
 
     Args:
-        name: of the module; with hyphens, of the section in docs/benchmarks.md.
+        name: of the module; with hyphens, of the section in docs/develop/benchmarks.md.
         doc: text for ``--help``.
         repetitions: by default.
         measure: returns the rows for some sizes, and more figures.
@@ -108,7 +108,7 @@ def main(
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="NODES")
     parser.add_argument("--repetitions", type=int, default=repetitions)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     prepare.ensure("etcd", "kube-apiserver")
     machine = describe_machine()  # before the benchmark's own load

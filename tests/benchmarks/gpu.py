@@ -1,7 +1,7 @@
 """The trainer on one GPU, and a plain script there under ddprun and under torchrun.
 
     python -m tests.benchmarks.gpu --data-dir DIR            # tables on standard output; DIR has MNIST
-    python -m tests.benchmarks.gpu --data-dir DIR --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.gpu --data-dir DIR --write    # and into docs/develop/benchmarks.md
 
 The script is manifests/examples/train_plain.py with one rank and NCCL. Runs of the two launchers alternate. The time
 until the first step begins before the launcher's process starts; for the time of a step both launchers train at the
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--json", type=Path, help="also write the results to this file")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/develop/benchmarks.md")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no GPU on this machine")

@@ -1,7 +1,7 @@
 """Measure the time from `ddpjob run` to the end of the first training step on this machine, without a cluster.
 
     python -m tests.benchmarks.local_first_step            # table on standard output
-    python -m tests.benchmarks.local_first_step --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.local_first_step --write    # and into docs/develop/benchmarks.md
 
 It runs manifests/examples/mnist-cpu.yaml, two nodes of two processes, on scikit-learn's digits and, if
 DDPJOB_MNIST_DIR or ../shared/mnist has it, on MNIST. The time starts before the process starts and ends at the time in
@@ -151,7 +151,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     machine = describe_machine(kubernetes=False)
     measured, dropped, stayed = measure(options.repetitions)

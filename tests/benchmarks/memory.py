@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=20_000, help="0 leaves this part out")
     parser.add_argument("--jobs", type=int, default=10_000, help="0 leaves this part out")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/develop/benchmarks.md")
     options = parser.parse_args()
     figures = asyncio.run(measure(options.pods, options.jobs))
     print(table(figures))

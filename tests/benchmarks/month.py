@@ -1,7 +1,7 @@
 """A simulated month: 200 jobs on 64 nodes of 8 GPUs, and what goes wrong with them.
 
     python -m tests.benchmarks.month                   # table on standard output
-    python -m tests.benchmarks.month --write           # and into docs/benchmarks.md
+    python -m tests.benchmarks.month --write           # and into docs/develop/benchmarks.md
     python -m tests.benchmarks.month --days 3 --jobs 20
 
 The real controller on the in-memory cluster, in simulated time; programs of several kinds train by themselves
@@ -364,7 +364,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # thousands of expected warnings
     began = time.process_time()

@@ -1,7 +1,7 @@
 """Measure the time from the POST of a job until all its pods exist, beside PyTorchJob on the same API server.
 
     python -m tests.benchmarks.peers            # table on standard output
-    python -m tests.benchmarks.peers --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.peers --write    # and into docs/develop/benchmarks.md
 
 The floor is the time for the same pods, POSTed concurrently without an operator (``apply_to_pods``). Both operators run
 beside each other with their defaults, and one is idle while the other is measured. Floor, DDPJob and PyTorchJob

@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="NODES")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     machine = describe_machine(kubernetes=False)
     result = run(tuple(options.sizes), options.against) | {"machine": machine}

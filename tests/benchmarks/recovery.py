@@ -1,7 +1,7 @@
 """Measure the time from `kubectl apply` to the first step, and from a killed pod to the next step, in parts.
 
     python -m tests.benchmarks.recovery            # table on standard output
-    python -m tests.benchmarks.recovery --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.recovery --write    # and into docs/develop/benchmarks.md
 
 It runs manifests/examples/mnist-cpu.yaml on the kind cluster of the tests, two pods on two nodes, two processes each,
 and the same job in local mode. During training it sends SIGKILL to node 1's launcher. The parts
@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--where", choices=("kind", "local", "both"), default="both")
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     lives: dict[str, list[Life]] = {}
     machine = describe_machine()

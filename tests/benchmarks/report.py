@@ -1,4 +1,4 @@
-"""Describes the machine of a measurement, and writes tables into docs/benchmarks.md between markers."""
+"""Describes the machine of a measurement, and writes tables into docs/develop/benchmarks.md between markers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.kind.toolchain import KUBERNETES_VERSION
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "benchmarks.md"
 
 
 def describe_machine(*, kubernetes: bool = True, version: str = KUBERNETES_VERSION) -> str:

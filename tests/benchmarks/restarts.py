@@ -145,7 +145,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     machine, draw = describe_machine(), random.Random(5)
     victims = [draw.randrange(NODES * RANKS) for _ in range(options.kills)]

@@ -1,7 +1,7 @@
 """Measure what large jobs and many jobs cost the operator, on a real kube-apiserver and etcd.
 
     python -m tests.benchmarks.scale            # table on standard output
-    python -m tests.benchmarks.scale --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.scale --write    # and into docs/develop/benchmarks.md
 
 Cases: one job of 1,000 nodes, one of 4,096, and 1,000 jobs of one node. Each case has a control plane and an operator
 of its own. ``kubelets`` binds the pods and reports them as running; no container runs.
@@ -231,7 +231,7 @@ def main() -> int:
     cases = [f"{jobs}x{nodes}" for jobs, nodes in CASES]
     parser.add_argument("--cases", nargs="+", default=cases, metavar="JOBSxNODES")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     prepare.ensure("etcd", "kube-apiserver")
     machine = describe_machine()

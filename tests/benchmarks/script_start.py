@@ -1,7 +1,7 @@
 """Compare ddprun with torchrun for a plain script: the time until its first training step, and a step.
 
     python -m tests.benchmarks.script_start            # table on standard output
-    python -m tests.benchmarks.script_start --write    # and into docs/benchmarks.md
+    python -m tests.benchmarks.script_start --write    # and into docs/develop/benchmarks.md
 
 The script is manifests/examples/train_plain.py with one and with two ranks, unchanged under both launchers, and each
 rank computes on one thread. A hook of torch records the time after each step of rank 0's optimizer. The time until the
@@ -291,7 +291,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the launchers, too
     machine = describe_machine(kubernetes=False)

@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--kinds", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/develop/benchmarks.md")
     options = parser.parse_args()
     found = []
     for kind in options.kinds:

@@ -88,7 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.why", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     cluster = set_up(options.name)
     times = measure(cluster, options.repetitions)

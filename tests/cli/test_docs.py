@@ -9,8 +9,8 @@ from typer.main import get_command
 from ddpjob.cli.main import application
 from tests.cli.program import ROOT
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-GUIDE = (ROOT / "docs" / "local.md").read_text(encoding="utf-8")
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+GUIDE = (ROOT / "docs" / "tasks" / "local.md").read_text(encoding="utf-8")
 
 
 def commands() -> list[str]:

@@ -24,7 +24,7 @@ def printed(ddpjob: Program, verb: str) -> Json:
     done = ddpjob(verb, "bad", "-o", "json")
     assert (done.code, done.err) == (0, "")
     found: Json = json.loads(done.out)
-    schema = json.loads((ROOT / "docs" / "schemas" / f"{verb}.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / f"{verb}.json").read_text(encoding="utf-8"))
     assert not list(faults(found, schema))
     return found
 

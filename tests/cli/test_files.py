@@ -16,7 +16,7 @@ EXAMPLES = [
     for path in sorted((ROOT / "manifests" / "examples").rglob("*.yaml"))
     if "kind: DDPJob" in path.read_text(encoding="utf-8")
 ]
-SCHEMA = ROOT / "docs" / "schemas" / "validate.json"
+SCHEMA = ROOT / "docs" / "reference" / "schemas" / "validate.json"
 
 
 def test_validate_prints_file_line_field_and_hint_and_ends_with_1(ddpjob: Program) -> None:

@@ -21,7 +21,7 @@ from tests.client.scripted_api import ScriptedApi
 from tests.json_schema import faults
 from tests.plot.rows import write_run
 
-SCHEMA = json.loads((ROOT / "docs" / "schemas" / "plot.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "docs" / "reference" / "schemas" / "plot.json").read_text(encoding="utf-8"))
 # Killed after the save of step 4: restarted in place. In its second life it raises: a second attempt resumes.
 SCRIPT = """
 import os

@@ -36,7 +36,7 @@ def objects(ddpjob: Program, code: int, *arguments: str) -> Json:
     done = ddpjob(*arguments, "-o", "json")
     assert done.code == code, done
     found: Json = json.loads(done.out)
-    schema = json.loads((ROOT / "docs" / "schemas" / f"{arguments[0]}.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / f"{arguments[0]}.json").read_text(encoding="utf-8"))
     assert not list(faults(found, schema))
     return found
 

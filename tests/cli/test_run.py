@@ -129,7 +129,7 @@ def test_volume_option_uses_a_directory_as_a_claim(ddpjob: Program, tmp_path: Pa
 
 
 def test_each_line_of_the_json_output_has_the_schema(ddpjob: Program) -> None:
-    schema = json.loads((ROOT / "docs" / "schemas" / "run.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "run.json").read_text(encoding="utf-8"))
     job = shell_job("echo", "echo out; sleep 0.5; exit 3", restartPolicy={"maxRestarts": 1})
     runs = [ddpjob("run", ddpjob.write(job), "-o", "json"), ddpjob("run", "missing.yaml", "-o", "json")]
     lines = [line for done in runs for line in done.objects]

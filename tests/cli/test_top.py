@@ -156,7 +156,7 @@ def test_top_shows_the_ranks_of_all_nodes_of_a_job_and_ends_with_it(ddpjob: Prog
             return seen if len([rank for rank in seen["ranks"] if rank.get("stepSeconds")]) == 4 else None
 
         seen = eventually("all ranks have a speed", measured, timeout=300)
-        schema = json.loads((ROOT / "docs" / "schemas" / "top.json").read_text(encoding="utf-8"))
+        schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "top.json").read_text(encoding="utf-8"))
         assert not list(faults(seen, schema))
         later = max(rank["step"] for rank in seen["ranks"]) + 20
         waited = ddpjob("wait", "tiny", "--for", f"step={later}", "--timeout", "300")

@@ -20,7 +20,7 @@ SCRIPT = (
 
 
 def fits(document: Json, schema: str) -> Json:
-    text = (ROOT / "docs" / "schemas" / f"{schema}.json").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "schemas" / f"{schema}.json").read_text(encoding="utf-8")
     assert not list(faults(document, json.loads(text)))
     return document
 

@@ -17,7 +17,7 @@ from tests.client.test_explain import pending, refused, started, unschedulable, 
 from tests.json_schema import faults
 from tests.processes import eventually
 
-SCHEMA = json.loads((ROOT / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "docs" / "reference" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
 # As a launcher ends: with 1, and its own lines behind the traceback.
 SCRIPT = "python3 train.py || { seq 1 100 | sed 's/^/cleaning up /'; exit 1; }"
 

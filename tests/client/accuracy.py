@@ -15,7 +15,7 @@ from ddpjob.client.verdict.explanation import Explanation
 from tests.benchmarks.report import write_section
 from tests.client.situations import answer, situations
 
-PAGE = Path(__file__).parents[2] / "docs" / "why-accuracy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "why-accuracy.md"
 HELD_BACK = "held-back"
 """The family that was written after the rules were corrected; nothing is changed for it."""
 _CULPRIT = {"node": "node_rank", "rank": "rank", "where": "where", "step": "step", "missing": "missing_nodes"}

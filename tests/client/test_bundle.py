@@ -24,7 +24,7 @@ from ddpjob.errors import DDPJobError
 from tests.builders import NOW, a_job, a_running_world, failed
 from tests.json_schema import faults
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "bundle.json"
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "schemas" / "bundle.json"
 KEY, OTHER_KEY = b"k" * 32, b"l" * 32
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 

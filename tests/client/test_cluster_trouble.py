@@ -178,7 +178,7 @@ def test_without_rights_there_is_no_bundle(ddpjob: Program, world: ClusterWorld,
 def checks_of(program: Program) -> dict[str, Json]:
     done = program("doctor", "-o", "json")
     found = json.loads(done.out)
-    schema = json.loads((ROOT / "docs" / "schemas" / "doctor.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "doctor.json").read_text(encoding="utf-8"))
     assert not list(faults(found, schema))
     assert done.code == (0 if found["healthy"] else 1)
     return {check["name"]: check for check in found["checks"] if check["part"] == "cluster"}

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md run, and print what the page shows."""
+"""The examples of docs/tasks/python.md run, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ddpjob import Client, DDPJob
 from tests.controlplane import ControlPlane
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks" / "python.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", PAGE, re.DOTALL)
 CLUSTER = [code for code, _ in EXAMPLES if "Client.cluster(" in code]
 
@@ -43,5 +43,5 @@ def test_the_example_for_a_cluster_runs(
     (code,) = CLUSTER
     control_plane.make_namespace("team-a")
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(name="gpu-cluster")))
-    exec(compile(code, "docs/python.md", "exec"), {"Client": Client, "DDPJob": DDPJob})  # noqa: S102
+    exec(compile(code, "docs/tasks/python.md", "exec"), {"Client": Client, "DDPJob": DDPJob})  # noqa: S102
     assert capsys.readouterr().out == "['mnist']\n"

@@ -29,7 +29,7 @@ from tests.json_schema import faults
 from tests.local.builders import OF_A_CLUSTER_ALONE
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "docs" / "reference" / "schemas" / "explanation.json").read_text(encoding="utf-8"))
 
 
 def facts(world: World, **more: Any) -> Snapshot:

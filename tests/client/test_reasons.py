@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api.times import timestamp
+from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import explain
-from ddpjob.client.verdict.facts import Facts
 from ddpjob.engine.failures import TABLE
 from tests.builders import SETTINGS, World, a_job, a_running_world
 
@@ -51,7 +51,7 @@ def answer(world: World, condition: str, status: str, reason: str, **facts: Any)
     new = {"type": condition, "status": status, "reason": reason, "message": MESSAGE}
     world.job["status"]["conditions"] = [*kept, new | {"lastTransitionTime": timestamp(world.now)}]
     given = {"job": world.job, "now": world.now, "settings": SETTINGS, "pods": list(world.pods.values())}
-    found = explain(Facts(**given | facts))
+    found = explain(Snapshot(**given | facts))
     assert MESSAGE in f"{found.sentence} {found.evidence}"
     assert found.next or not found.is_abnormal, "it says what to do"
     return found
@@ -77,4 +77,5 @@ def test_why_explains_each_problem_of_a_job_that_runs(reason: str) -> None:
 @pytest.mark.parametrize("reason", WORDS["stalled"])
 def test_why_explains_each_reason_of_a_job_that_is_stalled(reason: str) -> None:
     found = answer(a_running_world(a_job()), "Stalled", "True", reason)
-    assert (found.reason, found.is_abnormal, "limitrange" in found.next) == (reason, True, reason == "CreateRefused")
+    expected = (reason, True, reason == "CreateRefused")
+    assert (found.reason, found.is_abnormal, "describe namespace" in found.next) == expected

@@ -1,4 +1,4 @@
-"""Public programs under ddprun, with two ranks on the CPU: the table in docs/compatibility.md.
+"""Public programs under ddprun, with two ranks on the CPU: the table in docs/reference/compatibility.md.
 
 `make soak` runs it.
 
@@ -30,7 +30,7 @@ from tests.compatibility.programs import PROGRAMS, Program
 from tests.compatibility.restarts import Restarted, restarted
 from tests.compatibility.runs import Outcome, run
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 SECTION = "programs"
 _IN_PLACE = COLUMNS[-1]
 _STEP = 3
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=float, default=600, metavar="S", help="seconds for one run (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/compatibility.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/reference/compatibility.md")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What the runs of a program show: the cells of its row in docs/compatibility.md. Pure."""
+"""What the runs of a program show: the cells of its row in docs/reference/compatibility.md. Pure."""
 
 from __future__ import annotations
 

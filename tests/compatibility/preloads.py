@@ -1,6 +1,6 @@
 """Whether ``ddprun --preload`` judges real libraries as their forks behave.
 
-The table is in docs/ddprun-and-torchrun.md.
+The table is in docs/reference/ddprun-and-torchrun.md.
 
     python -m tests.compatibility.preloads --write
 
@@ -26,7 +26,7 @@ from tests.compatibility import prepare
 from tests.compatibility.prepare import Prepared
 from tests.processes import free_port, spawn
 
-PAGE = Path(__file__).parents[2] / "docs" / "ddprun-and-torchrun.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "ddprun-and-torchrun.md"
 SECTION = "preloads"
 LIBRARIES = {
     "numpy": "numpy.ones((600, 600)) @ numpy.ones((600, 600))",

@@ -117,7 +117,7 @@ def test_every_error_has_a_stable_kind_and_code(error: type[TrainerError], kind:
 
 
 def test_docs_list_every_kind() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "reports.md").read_text()
     for kind in {kind for _, kind, _ in KINDS} | {"Stopped", "Killed"}:
         assert f"- `{kind}` (" in page
 

@@ -45,7 +45,7 @@ def test_every_example_works(ddptrain: ForkServer, tmp_path: Path, capsys: pytes
 
 @pytest.mark.soak
 def test_the_page_about_the_trainer_can_be_followed_from_top_to_bottom(ddptrain: ForkServer, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "trainer.md").read_text()
+    page = (ROOT / "docs" / "reference" / "trainer.md").read_text()
     commands = re.findall(r"^\.venv/bin/ddptrain (.+)$", page, re.MULTILINE)
     alone = [command for command in commands if "/mnist" not in command and "--init" not in command]
     assert len(alone) >= 6

@@ -1,6 +1,6 @@
 """Every fault that a kind cluster can produce, with real pods: restarts, root cause, advice, and what was lost.
 
-The jobs of this module run at the same time (tests.e2e.trials). docs/failures.md has the table that they are
+The jobs of this module run at the same time (tests.e2e.trials). docs/reference/failures.md has the table that they are
 checked against.
 """
 

@@ -51,7 +51,7 @@ def test_install_and_quickstart_pages_work_word_for_word(
         "KUBECONFIG": str(checkout / "kubeconfig"),
         "DDPJOB_STATE_DIR": str(checkout / "local"),
     }
-    pages = [ROOT / "docs" / name for name in ("install.md", "quickstart.md")]
+    pages = [ROOT / "docs" / "start" / name for name in ("install.md", "quickstart.md")]
     followed = [block for page in pages for block in blocks(page, "bash") if not ELSEWHERE.match(block)]
     operator.uninstall()
     try:

@@ -24,7 +24,7 @@ from tests.json_schema import faults
 from tests.processes import end, spawn
 
 PYTORCHJOB = ROOT / "tests" / "convert" / "jobs" / "pytorchjob-torchrun.yaml"
-SCHEMAS = {path.stem: path for path in (ROOT / "docs" / "schemas").glob("*.json")}
+SCHEMAS = {path.stem: path for path in (ROOT / "docs" / "reference" / "schemas").glob("*.json")}
 PROGRAM = (sys.executable, "-m", "ddpjob.cli.main")
 OF_VERB = {"why": "explanation"}
 """Schemas that are not named as the command."""

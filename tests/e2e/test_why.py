@@ -30,7 +30,7 @@ from tests.soak import ALL
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
 GPU = "nvidia.com/gpu"
-SCHEMA = ROOT / "docs" / "schemas" / "explanation.json"
+SCHEMA = ROOT / "docs" / "reference" / "schemas" / "explanation.json"
 SHARED = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Mi"}}}
 ONCE = {"restartPolicy": {"maxRestarts": 0, "maxTotalRestarts": 0}}
 AGAIN = {"restartPolicy": {"backoff": {"initialSeconds": 1, "maxSeconds": 1}}}
@@ -39,7 +39,7 @@ RAISE = ["python3", "-c", "def load(n):\n    raise ValueError(f'sample {n} has 3
 KILL = "sleep 9 & kill -9 $!; wait $!; exit $?"
 # The runtime notices a killed process a moment later, which the container must outlive.
 FILL = ["sh", "-c", "python3 -c 'x = bytearray(10**9)'; code=$?; sleep 2; exit $code"]
-# A trainer that makes no step after this one. (docs/trainer.md has the same with steps.)
+# A trainer that makes no step after this one. (docs/reference/trainer.md has the same with steps.)
 SERVE = """
 import os
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -53,7 +53,7 @@ HTTPServer(("", int(os.environ["DDPJOB_PROGRESS_PORT"])), Report).serve_forever(
 
 
 def reports(code: int, kind: str, **more: Any) -> Json:
-    """Return the fields of a job whose trainer ends with a code and writes a report (docs/reports.md)."""
+    """Return the fields of a job whose trainer ends with a code and writes a report (docs/reference/reports.md)."""
     report = {"schema": 2, "outcome": "failed", "code": code, "cause": "own", "kind": kind, "message": "as reported"}
     script = f'printf %s "$REPORT" > /dev/termination-log; exit {code}'
     env = [{"name": "REPORT", "value": json.dumps(report | more)}]

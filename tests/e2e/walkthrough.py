@@ -1,4 +1,4 @@
-"""Run the commands of docs/walkthrough.md on a kind cluster, and write the page and its pictures.
+"""Run the commands of docs/start/walkthrough.md on a kind cluster, and write the page and its pictures.
 
 A new user submits a script with a mistake, asks why it fails, corrects it, copies the checkpoint and makes the page.
 """
@@ -29,8 +29,8 @@ from tests.e2e.installation import ROOT
 from tests.e2e.kubectl import Kubectl
 from tests.kind.cluster import DEFAULT_NAME
 
-PAGE = ROOT / "docs" / "walkthrough.md"
-PICTURES = {"why": ROOT / "docs" / "why.svg", "get": ROOT / "docs" / "card.svg"}
+PAGE = ROOT / "docs" / "start" / "walkthrough.md"
+PICTURES = {"why": ROOT / "docs" / "start" / "why.svg", "get": ROOT / "docs" / "start" / "card.svg"}
 SCRIPT = ROOT / "manifests" / "examples" / "train.py"
 NAME, NAMESPACE = "digits", "walkthrough"
 COLUMNS = 100
@@ -137,7 +137,7 @@ def walk(user: User, folder: Path) -> str:
 
 _HEAD = f"""# From a mistake to a page
 
-What a new user types: [train.py](../manifests/examples/train.py) with `{WRONG}` in place of
+What a new user types: [train.py](../../manifests/examples/train.py) with `{WRONG}` in place of
 `{RIGHT}`, so that one of ten labels has no output. The kubeconfig is that of a kind cluster with the operator
 and the trainer's image. The commands are here as they were typed, with their output and time;
 `python -m tests.e2e.walkthrough` repeats them and writes this page.

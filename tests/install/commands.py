@@ -1,4 +1,4 @@
-"""Fill the parts of docs/commands.md that follow from the options and help texts of ``ddpjob``."""
+"""Fill the parts of docs/reference/commands.md that follow from the options and help texts of ``ddpjob``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.main import get_command
 from ddpjob.cli.main import application
 
 _PART = re.compile(r"^<!-- generated: ([a-z ]+) -->\n.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
-_SCHEMA = re.compile(r"(?:The|Each line of the) JSON[^.]* schema docs/schemas/\w+\.json[^.]*\.")
+_SCHEMA = re.compile(r"(?:The|Each line of the) JSON[^.]* schema docs/reference/schemas/\w+\.json[^.]*\.")
 _RANGE = re.compile(r" \[(?:required|x>=\d)\]$|; x>=\d(?=\]$)")
 _SHARED = "options of several commands"
 Row = tuple[str, str]

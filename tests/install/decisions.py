@@ -1,4 +1,4 @@
-"""Writes docs/decisions/README.md, the list of the decisions: ``make generate``.
+"""Writes docs/develop/decisions/README.md, the list of the decisions: ``make generate``.
 
 A decision is a file ``NNNN-title.md`` with a heading ``# NNNN Title`` and a line ``**Status:** …``. What its status
 says beside "accepted" is in the list, so that a reader finds what replaces a decision.
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.install.chart import ROOT
 
-FOLDER = ROOT / "docs" / "decisions"
+FOLDER = ROOT / "docs" / "develop" / "decisions"
 INDEX = FOLDER / "README.md"
 _HEAD = """# Decisions
 

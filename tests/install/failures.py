@@ -1,4 +1,4 @@
-"""Generate docs/failures.md from the engine's table of failures."""
+"""Generate docs/reference/failures.md from the engine's table of failures."""
 
 from collections.abc import Iterator
 
@@ -39,7 +39,7 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. After any other end of an attempt
   the next one waits in the same way if both could
-  [write the same volume](write-a-job.md#two-attempts-never-write-at-the-same-time).
+  [write the same volume](../tasks/write-a-job.md#two-attempts-never-write-at-the-same-time).
 - **Provisional**: the restart no longer counts if a Kubernetes node of the attempt is found lost within
   {PROVISIONAL_SECONDS} s, because peers of a lost node report first. If no restart is left, the job waits for that time
   before it fails.
@@ -64,7 +64,7 @@ and then holds for each program.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
   the job has trained, unless the error names a storage, network or service, which may be away when a job begins. In
-  [local mode](local.md) {UNTRAINED}.
+  [local mode](../tasks/local.md) {UNTRAINED}.
 - `maxTotalRestarts`: all restarts since the last progress, also those in place, but none after a planned loss (*does
   not count; saves first*). Default: 100. 0 allows no restart of any kind. From 80 % on, the condition `Running` has the
   reason `RestartsNearLimit`.
@@ -78,7 +78,7 @@ trained fails within 2 minutes.
 
 A plain script writes no report, and torchrun ends with 1 for each failure of a rank. The operator therefore reads the
 end of the log: the part that the kubelet puts into the pod's status (2 KB), and if the exception is not in it, the last
-500 lines, for at most 8 s, as far as [its rights](security.md#logs) allow. It takes rank, exit code and
+500 lines, for at most 8 s, as far as [its rights](../concepts/security.md#logs) allow. It takes rank, exit code and
 signal from torchrun's block *Root Cause (first observed failure)*, and the last exception of a traceback, with
 file and line of the innermost frame outside of installed packages; a line with the prefix `[rank2]:` belongs to
 that rank.
@@ -86,9 +86,9 @@ that rank.
 `RuntimeError` and `DistBackendError` of gloo and NCCL because the connection to a peer was closed (`Connection closed
 by peer`, `ncclRemoteError`) show a lost peer, so the node is not to blame. Without the right to read logs, the message
 names rank and exit code from torchrun's block; with `@record` the traceback is in that block
-([decision 28](decisions/0028-read-the-logs-of-failed-pods.md)).
+([decision 28](../develop/decisions/0028-read-the-logs-of-failed-pods.md)).
 With `logTail: Omit`, only the type of the exception and its place are in the status.
-A [table](scripts.md#what-the-status-says-also-under-torchrun) compares six faults with those under `ddprun`.
+A [table](../tasks/scripts.md#what-the-status-says-also-under-torchrun) compares six faults with those under `ddprun`.
 
 ## Table
 
@@ -120,7 +120,7 @@ def reference() -> str:
 | `ProgressDeadlineExceeded` | no new step for `progressDeadlineSeconds` | Restart; counts |
 | `CompletionDeadlineExceeded` | a node ran on `completionGraceSeconds` after the first success | Restart; counts |
 
-If the launcher reports a [stall](scripts.md#stalls-and-hangs) when a deadline ends an attempt, the failure has
+If the launcher reports a [stall](../tasks/scripts.md#stalls-and-hangs) when a deadline ends an attempt, the failure has
 its rank, step, file and line.
 `completionGraceSeconds` does not pass while rank 0 still runs and reports new work, for example an export of the model,
 and is doubled after each failure in a row for this reason.
@@ -140,7 +140,7 @@ These are no failures. The condition `Running` shows them, and `startupDeadlineS
 - a create that fails: a timeout, an error of the API server or of an admission webhook, too many requests
   (`CreateFailed`). The missing pods are created again after 1 s, then 2 s, up to 10 minutes.
 - Kubernetes nodes for only some of the pods (`PartiallyScheduled`):
-  [partial gangs](scheduling.md#partial-gangs). A pod that ends because it waited for the others costs no
+  [partial gangs](../concepts/scheduling.md#partial-gangs). A pod that ends because it waited for the others costs no
   restart (`PeersNotPlaced`).
 - a create that quota, LimitRange or Pod Security refuses. What was created is deleted, and created again after 1 s,
   then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new attempt; the deadline counts from the

@@ -1,4 +1,4 @@
-"""Generate docs/fields.md from the models of the resource."""
+"""Generate docs/reference/fields.md from the models of the resource."""
 
 from collections.abc import Iterator
 from typing import Any

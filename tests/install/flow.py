@@ -1,4 +1,4 @@
-"""Draws docs/flow.svg, the diagram of docs/architecture.md: ``make generate``.
+"""Draws docs/develop/flow.svg, the diagram of docs/develop/architecture.md: ``make generate``.
 
 Standard library only, and the same bytes on every machine, so that a test can compare the committed file.
 """

@@ -1,11 +1,11 @@
 """Write every generated file: ``make generate``.
 
-models → manifests/crd.yaml → the chart's copy; models → docs/fields.md, docs/schemas;
-docs/schemas → docs/schemas.md;
-table of failures → docs/failures.md; options of `ddpjob` → parts of docs/commands.md;
-docstrings → docs/python-reference.md; flow.py → docs/flow.svg;
-decisions → docs/decisions/README.md;
-lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed;
+models → manifests/crd.yaml → the chart's copy; models → docs/reference/fields.md, docs/reference/schemas;
+docs/reference/schemas → docs/reference/schemas.md;
+table of failures → docs/reference/failures.md; options of `ddpjob` → parts of docs/reference/commands.md;
+docstrings → docs/reference/python-reference.md; flow.py → docs/develop/flow.svg;
+decisions → docs/develop/decisions/README.md;
+lessons → manifests/examples/lessons, diffs and pictures of docs/concepts/torch-distributed;
 manifests/examples/train.py → ddprun-script.yaml beside it;
 chart → manifests/rbac.yaml, operator.yaml; krew.py → manifests/krew/ddpjob.yaml. Tests in this folder compare each file
 with what this module writes.
@@ -49,11 +49,11 @@ from tests.kind import prepare
 
 CRD = ROOT / "manifests" / "crd.yaml"
 CHART_CRD = ROOT / "charts" / "ddpjob" / "files" / "crd.yaml"
-FIELDS = ROOT / "docs" / "fields.md"
-FAILURES = ROOT / "docs" / "failures.md"
-COMMANDS = ROOT / "docs" / "commands.md"
-PYTHON = ROOT / "docs" / "python-reference.md"
-SCHEMAS_PAGE = ROOT / "docs" / "schemas.md"
+FIELDS = ROOT / "docs" / "reference" / "fields.md"
+FAILURES = ROOT / "docs" / "reference" / "failures.md"
+COMMANDS = ROOT / "docs" / "reference" / "commands.md"
+PYTHON = ROOT / "docs" / "reference" / "python-reference.md"
+SCHEMAS_PAGE = ROOT / "docs" / "reference" / "schemas.md"
 EXPLANATION = schemas.FOLDER / "explanation.json"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "run": RunLine,
@@ -77,7 +77,7 @@ OBJECTS = {
 """Schemas of objects as the API server has them, by the name of the file."""
 NAMED = {"why": "explanation", "get": "ddpjob", "ls": "ddpjob"}
 """The names of the other files."""
-FLOW = ROOT / "docs" / "flow.svg"
+FLOW = ROOT / "docs" / "develop" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
 

@@ -1,4 +1,4 @@
-"""What the pages of docs/torch-distributed take from the lessons: differences, and pictures of exchanges."""
+"""What the pages of docs/concepts/torch-distributed take from the lessons: differences, and pictures of exchanges."""
 
 import ast
 import difflib
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.install.chart import ROOT
 from tests.lessons.draw import pictures
 
-GUIDE = ROOT / "docs" / "torch-distributed"
+GUIDE = ROOT / "docs" / "concepts" / "torch-distributed"
 PICTURES = GUIDE / "pictures"
 DRAWN = ("collectives", "groups", "p2p")
 _LESSONS = ROOT / "trainer_app" / "ddptrain" / "lessons"

@@ -31,7 +31,7 @@ kind: DDPJob
 metadata:
   name: lesson-{name}
 spec:
-  # CHANGE to the name of the trainer image in your registry (see docs/install.md). Its entrypoint is `ddptrain`.
+  # CHANGE to the name of the trainer image in your registry (see docs/start/install.md). Its entrypoint is `ddptrain`.
   image: ddpjob/trainer:0.1.0
   args: [lesson, {name}]
   numNodes: {nodes}

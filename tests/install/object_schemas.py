@@ -69,8 +69,8 @@ def objects() -> Schema:
 def _job() -> Schema:
     job = _plain(openapi())
     job["properties"] |= _head(names.API_VERSION, names.DDPJOBS.kind) | {"metadata": _METADATA}
-    job["properties"]["spec"]["description"] = "The desired training (docs/fields.md)."
-    job["properties"]["status"]["description"] = "The observed state (docs/fields.md)."
+    job["properties"]["spec"]["description"] = "The desired training (docs/reference/fields.md)."
+    job["properties"]["status"]["description"] = "The observed state (docs/reference/fields.md)."
     job["required"] = ["apiVersion", "kind", "metadata", "spec"]
     found: Schema = job
     return found

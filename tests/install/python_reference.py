@@ -1,4 +1,4 @@
-"""Generate docs/python-reference.md from the signatures and docstrings of the Python API."""
+"""Generate docs/reference/python-reference.md from the signatures and docstrings of the Python API."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ HEAD = """\
 
 <!-- Generated from operator/ddpjob by `make generate`; do not edit. -->
 
-[This page](python.md) explains the API with examples. `Client`, `DDPJob`, `LogLine`, `Explanation` and
+[This page](../tasks/python.md) explains the API with examples. `Client`, `DDPJob`, `LogLine`, `Explanation` and
 `DDPJobError` are imported from `ddpjob`, the other errors from `ddpjob.errors`. `result.wire()` returns most results as
 JSON, with the names that `ddpjob COMMAND -o json` prints ([schemas](schemas.md)): `nodeRank` for `node_rank`.
 """
 _FIELDS_PAGE = {DDPJobSpec: "spec", DDPJobStatus: "status", TimeSpent: "timespent"}
-"""Models whose fields docs/fields.md describes, and the heading there."""
+"""Models whose fields docs/reference/fields.md describes, and the heading there."""
 _STATUS = (DDPJobStatus, TimeSpent)
 _WIDTH = 100
 
@@ -128,7 +128,7 @@ def _is_field(name: str, hint: Any) -> bool:
 
 @cache
 def _schemas() -> dict[str, Path]:
-    """Return the first schema of docs/schemas that has a model, by the name of the model."""
+    """Return the first schema of docs/reference/schemas that has a model, by the name of the model."""
     found: dict[str, Path] = {}
     for path in sorted(schemas.FOLDER.glob("*.json")):
         schema = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Generate docs/schemas.md from the files of docs/schemas: what commands print with ``-o json``."""
+"""Generate docs/reference/schemas.md from the files of docs/reference/schemas: what commands print with ``-o json``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ddpjob.cli.main import application
 from tests.install.chart import ROOT
 from tests.install.fields import Schema, cell, plain
 
-FOLDER = ROOT / "docs" / "schemas"
+FOLDER = ROOT / "docs" / "reference" / "schemas"
 HEAD = """\
 # Output of commands as JSON
 
-<!-- Generated from docs/schemas by `make generate`; do not edit. -->
+<!-- Generated from docs/reference/schemas by `make generate`; do not edit. -->
 
 Each file of [schemas](schemas) is a JSON Schema of what commands print with `-o json`, with type and meaning of every
 field. Required fields, in **bold**, are always there; others are absent or null if they are not known. Match on fields
@@ -57,14 +57,14 @@ _MEANINGS = {
     "problems": "What is wrong with it, by line.",
     "rank": "Rank of the node.",
     "reachedStep": "The last step that it computed.",
-    "reason": "Why, in one CamelCase word (docs/failures.md).",
+    "reason": "Why, in one CamelCase word (docs/reference/failures.md).",
     "resumedFromStep": "Step of the checkpoint from which the attempt continued.",
     "run": "Number of the run.",
     "runs": "Each start of the training.",
     "seconds": "How long the command ran.",
     "severity": "error: the job is refused. warning: a probable mistake.",
     "since": "When this state began.",
-    "state": "State in one word (docs/status.md).",
+    "state": "State in one word (docs/reference/status.md).",
     "status": "True, False or Unknown.",
     "step": "Finished optimizer steps.",
     "steps": "The training as if it had never been interrupted, step by step.",
@@ -110,6 +110,6 @@ def _row(path: Path) -> str:
 def _commands(path: Path) -> list[str]:
     """Return which commands print this: those whose help names the file, else the one that it is named after."""
     group: Any = get_command(application())
-    named = f"docs/schemas/{path.name}"
+    named = f"docs/reference/schemas/{path.name}"
     found = [name for name, command in group.commands.items() if named in (command.help or "")]
     return found or [path.stem]

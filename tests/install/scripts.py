@@ -40,8 +40,8 @@ kind: DDPJob
 metadata:
   name: ddprun-script
 spec:
-  # CHANGE to an image with torch, your packages and ddprun (docs/scripts.md). This is the trainer image of
-  # docs/install.md.
+  # CHANGE to an image with torch, your packages and ddprun (docs/tasks/scripts.md). This is the trainer image of
+  # docs/start/install.md.
   image: ddpjob/trainer:0.1.0
   command: [ddprun, /scripts/train.py, --epochs, "20"]
   numNodes: 2

@@ -322,7 +322,7 @@ def test_upgrade_may_reuse_the_values_of_a_release_that_had_fewer() -> None:
 
 
 def test_operators_of_two_namespaces_have_no_object_of_the_cluster_in_common() -> None:
-    """The second release leaves out the CRD and the user roles, as docs/operations.md says."""
+    """The second release leaves out the CRD and the user roles, as docs/tasks/operations.md says."""
     values = {"kueue.enabled": True, "crds.install": False, "userRoles": False, "replicas": 2}
     values |= {"scope": "namespace", "namespaces": ["training"]}
     first, second = (

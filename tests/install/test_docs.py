@@ -124,7 +124,7 @@ def test_documents_and_examples_name_the_images_of_the_charts_defaults() -> None
 
 
 def test_operations_page_has_every_setting_with_its_default() -> None:
-    page = text(ROOT / "docs" / "operations.md")
+    page = text(ROOT / "docs" / "tasks" / "operations.md")
     settings = parse([], {})
     for name in re.findall(r"`DDPJOB_OPERATOR_([A-Z_]+)`", page):
         assert hasattr(settings, name.lower())
@@ -135,7 +135,7 @@ def test_operations_page_has_every_setting_with_its_default() -> None:
 
 
 def test_operations_page_has_every_registered_metric() -> None:
-    page = text(ROOT / "docs" / "operations.md")
+    page = text(ROOT / "docs" / "tasks" / "operations.md")
     documented = set(re.findall(r"^\| `(ddpjob_\w+)` \|", page, re.MULTILINE))
     package = Path(ddpjob_operator.controller.__file__).parent
     registered = {name for path in package.glob("*.py") for name in re.findall(r'"(ddpjob_[a-z_]+)"', text(path))}
@@ -143,7 +143,7 @@ def test_operations_page_has_every_registered_metric() -> None:
 
 
 def test_page_of_reports_has_every_exit_code() -> None:
-    kinds_of_the_page = text(ROOT / "docs" / "reports.md").partition("## Kinds and exit codes")[2]
+    kinds_of_the_page = text(ROOT / "docs" / "reference" / "reports.md").partition("## Kinds and exit codes")[2]
     rows = re.findall(r"^- `\w+` \((\d+)[) ]", kinds_of_the_page, re.MULTILINE)
     kinds = [*vars(ddprun.errors).values(), *vars(ddptrain.errors).values()]
     known = {kind.code for kind in kinds if isinstance(kind, type) and hasattr(kind, "code")}
@@ -151,7 +151,7 @@ def test_page_of_reports_has_every_exit_code() -> None:
 
 
 def test_guide_has_every_environment_variable_of_the_trainer() -> None:
-    page = text(ROOT / "docs" / "write-a-job.md")
+    page = text(ROOT / "docs" / "tasks" / "write-a-job.md")
     claim = {"claimName": "c"}
     spec = parse_spec({"spec": {"image": "i", "checkpoint": claim, "data": claim}})
     job = Job("job", "default", "12345", 1, spec)
@@ -160,7 +160,7 @@ def test_guide_has_every_environment_variable_of_the_trainer() -> None:
 
 
 def test_status_page_explains_every_condition() -> None:
-    page = text(ROOT / "docs" / "status.md")
+    page = text(ROOT / "docs" / "reference" / "status.md")
     for name in CONDITIONS:
         assert re.search(rf"^\| {name} \|", page, re.MULTILINE), name
 
@@ -178,7 +178,7 @@ def test_every_field_has_a_description(model: type[DDPJobSpec] | type[DDPJobStat
 
 
 def test_field_reference_marks_fixed_fields() -> None:
-    page = text(ROOT / "docs" / "fields.md")
+    page = text(ROOT / "docs" / "reference" / "fields.md")
     rows = re.findall(r"^- `(\w+)` \(.*?\*([a-z ]+)\*\): ", page.split("## spec")[1].split("###")[0], re.MULTILINE)
     assert {name for name, _ in rows} == {field.alias for field in DDPJobSpec.model_fields.values()}
     fixed = {name for name, mark in rows if mark == "fixed"}
@@ -212,7 +212,7 @@ PACKAGES = {
 
 
 def test_every_file_on_the_architecture_page_exists() -> None:
-    page = text(ROOT / "docs" / "architecture.md")
+    page = text(ROOT / "docs" / "develop" / "architecture.md")
     named = re.findall(r"`([\w./-]+\.(?:py|j2|tpl|toml|svg|yaml))`", page)
     assert len(named) >= 60
     for name in named:
@@ -221,7 +221,7 @@ def test_every_file_on_the_architecture_page_exists() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
 def test_architecture_page_lists_every_module(package: Path) -> None:
-    page = text(ROOT / "docs" / "architecture.md")
+    page = text(ROOT / "docs" / "develop" / "architecture.md")
     table = page.split(f"| `{package.relative_to(ROOT)}/` |", 1)[1].split("\n\n", 1)[0]
     listed = {
         f"{'' if folder == '(top level)' else folder.strip('`')}{name}"
@@ -233,7 +233,7 @@ def test_architecture_page_lists_every_module(package: Path) -> None:
 
 
 def test_the_walk_of_a_parameter_visits_each_file_once() -> None:
-    whole = text(ROOT / "docs" / "architecture.md")
+    whole = text(ROOT / "docs" / "develop" / "architecture.md")
     page = whole.split("## Where a parameter goes", 1)[1].split("\n## ", 1)[0]
     walks = re.findall(r"^\*\*.*?(?=^\*\*|\Z)", page, re.MULTILINE | re.DOTALL)
     assert len(walks) == 3

@@ -47,13 +47,13 @@ def test_every_copy_of_the_crd_is_current(path: Path) -> None:
 
 
 def test_field_reference_is_current() -> None:
-    assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/fields.md {AGAIN}"
-    assert EXPLANATION.read_text(encoding="utf-8") == explanation(), f"docs/schemas/explanation.json {AGAIN}"
-    assert FAILURES.read_text(encoding="utf-8") == failures.reference(), f"docs/failures.md {AGAIN}"
+    assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/reference/fields.md {AGAIN}"
+    assert EXPLANATION.read_text(encoding="utf-8") == explanation(), f"docs/reference/schemas/explanation.json {AGAIN}"
+    assert FAILURES.read_text(encoding="utf-8") == failures.reference(), f"docs/reference/failures.md {AGAIN}"
 
 
 def test_list_of_the_decisions_is_current() -> None:
-    assert decisions.INDEX.read_text(encoding="utf-8") == decisions.index(), f"docs/decisions/README.md {AGAIN}"
+    assert decisions.INDEX.read_text(encoding="utf-8") == decisions.index(), f"docs/develop/decisions/README.md {AGAIN}"
 
 
 def test_a_decision_without_a_number_or_a_status_is_an_error(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_decision_without_a_number_or_a_status_is_an_error(tmp_path: Path) -> 
 def test_page_of_the_commands_has_each_of_them_and_is_current() -> None:
     page = COMMANDS.read_text(encoding="utf-8")
     assert sorted(commands.parts_of(page)) == sorted(commands.names())
-    assert page == commands.with_commands(page), f"docs/commands.md {AGAIN}"
+    assert page == commands.with_commands(page), f"docs/reference/commands.md {AGAIN}"
 
 
 def test_schemas_of_the_output_of_commands_are_current() -> None:
@@ -79,7 +79,7 @@ def test_schemas_of_the_output_of_commands_are_current() -> None:
 
 
 def test_page_of_the_schemas_is_current() -> None:
-    assert SCHEMAS_PAGE.read_text(encoding="utf-8") == schemas.reference(), f"docs/schemas.md {AGAIN}"
+    assert SCHEMAS_PAGE.read_text(encoding="utf-8") == schemas.reference(), f"docs/reference/schemas.md {AGAIN}"
 
 
 @pytest.mark.parametrize("path", sorted(schemas.FOLDER.glob("*.json")), ids=lambda path: path.stem)
@@ -93,13 +93,13 @@ def test_every_field_of_a_schema_has_a_meaning(path: Path) -> None:
 
 def test_reference_of_the_python_api_is_current() -> None:
     page = PYTHON.read_text(encoding="utf-8")
-    assert page == python_reference.reference(), f"docs/python-reference.md {AGAIN}"
+    assert page == python_reference.reference(), f"docs/reference/python-reference.md {AGAIN}"
     without_meaning = [line for line in page.splitlines() if re.search(r"(?:\|\s*\||\):\s*)$", line)]
     assert without_meaning == [], "write a docstring below the field, or in the property"
 
 
 def test_the_flow_diagram_is_current() -> None:
-    assert FLOW.read_text(encoding="utf-8") == draw().svg(), f"docs/flow.svg {AGAIN}"
+    assert FLOW.read_text(encoding="utf-8") == draw().svg(), f"docs/develop/flow.svg {AGAIN}"
 
 
 PARTS = ("ddpjob", "ddpjob_operator")

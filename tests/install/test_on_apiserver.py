@@ -124,7 +124,7 @@ def test_kubectl_table_and_wait_are_as_documented(control_plane: ControlPlane, n
     control_plane.request("PATCH", path, {"status": status})
 
     header, row = kubectl("get", "ddp", "-o", "wide").splitlines()
-    documented = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
+    documented = (ROOT / "docs" / "reference" / "status.md").read_text(encoding="utf-8")
     assert header.split() == next(line for line in documented.splitlines() if line.startswith("NAME")).split()
     for cell in ("mnist-cpu", "Failed", "2/2", "63% 300/470", "0.0912", "4", "MaxRestartsExceeded"):
         assert cell in row

@@ -1,4 +1,4 @@
-"""The table of fault and context in docs/failures.md: what the engine decides, from whole plans."""
+"""The table of fault and context in docs/reference/failures.md: what the engine decides, from whole plans."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

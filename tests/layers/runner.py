@@ -31,7 +31,7 @@ With more, those that take longest are slowed down by the others, and then end b
 BUILD_CORES = 1.0
 """The share of the builds, which the tests run beside."""
 MOST_AGAIN = 2
-"""With CI=true, if at most so many tests failed, these run once more by themselves (docs/decisions/0042)."""
+"""With CI=true, if at most so many tests failed, these run once more by themselves (docs/develop/decisions/0042)."""
 PREPARE = (sys.executable, "-m", "tests.kind", "prepare", "--json")
 _PREPARATION = "prepare"
 _PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -1,4 +1,4 @@
-"""What docs/torch-distributed/corrections.md says about PyTorch, in this process."""
+"""What docs/concepts/torch-distributed/corrections.md says about PyTorch, in this process."""
 
 from __future__ import annotations
 

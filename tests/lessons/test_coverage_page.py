@@ -1,4 +1,4 @@
-"""Every row of docs/coverage.md names modules, a command and tests that exist."""
+"""Every row of docs/develop/coverage.md names modules, a command and tests that exist."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.ddptrain.mutants import LESSONS
 from tests.install.chart import ROOT
 from tests.install.guide import GUIDE
 
-PAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "develop" / "coverage.md").read_text(encoding="utf-8")
 FOLDERS = (*(ROOT / "trainer_app" / name for name in ("", "ddprun", "ddptrain")), ROOT)  # of the modules
-CORRECTIONS = (ROOT / "docs" / "torch-distributed" / "corrections.md").read_text(encoding="utf-8")
+CORRECTIONS = (ROOT / "docs" / "concepts" / "torch-distributed" / "corrections.md").read_text(encoding="utf-8")
 PARAMETERS = {*lesson_names(), *LESSONS, *(page.stem for page in GUIDE.glob("*.md"))}  # of the tests that are named
 ROWS = {  # a row that is removed is noticed
     "Launch and initialization": 29,

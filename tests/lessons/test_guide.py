@@ -1,4 +1,4 @@
-"""The commands of docs/torch-distributed do what the pages say; diffs and pictures are of today's lessons."""
+"""The commands of docs/concepts/torch-distributed do what the pages say; diffs and pictures are of today's lessons."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from tests.lessons.draw import pictures, svg
 from tests.processes import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
-GLOSSARY = DOCS / "torch-distributed" / "glossary.md"
-CORRECTIONS = DOCS / "torch-distributed" / "corrections.md"
-NAMED = (DOCS / "coverage.md").read_text() + CORRECTIONS.read_text()
+GLOSSARY = DOCS / "concepts" / "torch-distributed" / "glossary.md"
+CORRECTIONS = DOCS / "concepts" / "torch-distributed" / "corrections.md"
+NAMED = (DOCS / "develop" / "coverage.md").read_text() + CORRECTIONS.read_text()
 
 # The guide runs these with two ranks, and the others with four, the default.
 OF_TWO = ["ddp", "env", "sampler", "start", "tutorial"]

@@ -76,7 +76,7 @@ def check_occurred(fault: Fault | None) -> None:
         raise UsageError(
             f"--chaos did not occur: no phase {fault.phase} from step {fault.step} on was reached on rank {fault.rank}",
             hint="the training has fewer steps, or the name of the phase is wrong",
-            next_step="name an earlier step, or a phase of docs/trainer.md",
+            next_step="name an earlier step, or a phase of docs/reference/trainer.md",
         )
 
 

@@ -39,7 +39,7 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
         if missing := [variable for variable in needed if not environment.get(variable)]:
             raise UsageError(
                 f"RANK is set, but not {', '.join(missing)}",
-                hint="torchrun sets them for each rank that it starts; see docs/torch-distributed/glossary.md",
+                hint="torchrun sets them for each rank that it starts; see docs/concepts/torch-distributed/glossary.md",
                 next_step=f"to let the lesson start its ranks, run `env -u RANK -u WORLD_SIZE ddptrain lesson {name}`, "
                 f"or `torchrun --nproc-per-node 2 {script}`",
             )

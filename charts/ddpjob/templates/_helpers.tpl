@@ -75,7 +75,7 @@ Never
 {{- end -}}
 []
 {{- else if and (has .Release.Namespace $served) (not .Values.serveReleaseNamespace) -}}
-{{- fail (printf "the release would serve its own namespace %s: who may create pods there can run them with the operator's account, which may create pods in every namespace that it serves (docs/security.md). Set namespaces to other namespaces, and install the release in a namespace of its own; or, if only administrators may create pods in %s, set serveReleaseNamespace=true" .Release.Namespace .Release.Namespace) -}}
+{{- fail (printf "the release would serve its own namespace %s: who may create pods there can run them with the operator's account, which may create pods in every namespace that it serves (docs/concepts/security.md). Set namespaces to other namespaces, and install the release in a namespace of its own; or, if only administrators may create pods in %s, set serveReleaseNamespace=true" .Release.Namespace .Release.Namespace) -}}
 {{- else -}}
 {{- $served | toJson -}}
 {{- end -}}
@@ -152,7 +152,7 @@ nodeSelector:
 {{- end }}
 {{- end }}
 
-{{/* All rights of the operator. docs/operations.md gives the use of each verb; tests/install checks the list. */}}
+{{/* All rights of the operator. docs/tasks/operations.md gives the use of each verb; tests/install checks the list. */}}
 {{- define "ddpjob.rules" -}}
 - apiGroups: [ddpjob.dev]
   resources: [ddpjobs]

@@ -36,7 +36,7 @@ class FailureFacts(WireModel):
     where: Annotated[str | None, Field(max_length=MAX_ADVICE)] = None
     """File and line in the user's code, from the same source."""
     hint: Annotated[str | None, Field(max_length=MAX_ADVICE)] = None
-    """The usual cause, from the trainer's report or from docs/failures.md."""
+    """The usual cause, from the trainer's report or from docs/reference/failures.md."""
     next: Annotated[str | None, Field(max_length=MAX_ADVICE)] = None
     """What to do: a command, or a field to change."""
     from_program: Annotated[list[str] | None, Field(max_length=2)] = None

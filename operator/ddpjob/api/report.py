@@ -1,6 +1,6 @@
 """What a trainer reports: its progress (``GET /progress``), and in its termination message how it ended.
 
-docs/reports.md describes both. Any program may send a report, so a field that is absent or has a wrong
+docs/reference/reports.md describes both. Any program may send a report, so a field that is absent or has a wrong
 type or value is None here, and a text has a limit.
 """
 

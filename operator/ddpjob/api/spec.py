@@ -219,7 +219,7 @@ class RestartPolicy(ApiModel):
     """Delay before a restart."""
     # "rules" is the class variable with the CEL rules of a model.
     restart_rules: Annotated[list[RestartRule], Field(max_length=20)] | None = Field(default=None, alias="rules")
-    """Exceptions from the default reaction to a failure (docs/failures.md). The first rule that matches
+    """Exceptions from the default reaction to a failure (docs/reference/failures.md). The first rule that matches
     applies."""
 
     def limit(self, *, has_trained: bool) -> int:
@@ -438,7 +438,7 @@ class DDPJobSpec(ApiModel):
 
     An attempt without all nodes after scheduling.partialGangSeconds ends, and the next one has fewer. It grows again
     after a checkpoint when there is room for more. The world size differs between attempts
-    (docs/scheduling.md).
+    (docs/concepts/scheduling.md).
     """
     nproc_per_node: NprocPerNode = "auto"
     """Processes per node. `auto` means one per GPU (`*/gpu`) and MIG device of the trainer, or 1 without them."""

@@ -246,7 +246,7 @@ class Failure(FailureFacts, StatusPart):
     node_rank: Count | None = None
     """node_rank of the pod that failed first."""
     reason: str
-    """Why, in one CamelCase word (docs/failures.md)."""
+    """Why, in one CamelCase word (docs/reference/failures.md)."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why, for a person."""
     log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] | None = None
@@ -362,7 +362,7 @@ class RefusedStart(StatusPart):
     reason: Annotated[str, Field(max_length=MAX_REASON)]
     """Why, as the kubelet gives it: CreateContainerConfigError or InvalidImageName."""
     since: Time
-    """When the operator first saw it. The attempt fails some time later (docs/failures.md)."""
+    """When the operator first saw it. The attempt fails some time later (docs/reference/failures.md)."""
 
 
 class LifeFailure(StatusPart):
@@ -422,7 +422,7 @@ class CurrentAttempt(StatusPart):
     start_time: Time
     """When the attempt started."""
     token_hash: Annotated[str, Field(max_length=64)] | None = None
-    """SHA-256 of the token by which the launchers in its pods recognise each other (docs/security.md)."""
+    """SHA-256 of the token by which the launchers in its pods recognise each other (docs/concepts/security.md)."""
     all_running_time: Time | None = None
     """When all its pods first ran at the same time."""
     first_step_time: Time | None = None
@@ -443,14 +443,14 @@ class CurrentAttempt(StatusPart):
     full; absent otherwise."""
     partial_since: Time | None = None
     """Since when some of its pods have a Kubernetes node and others do not; absent otherwise
-    (docs/scheduling.md)."""
+    (docs/concepts/scheduling.md)."""
     pod_priority: int | None = None
     """Priority of its pods, recorded with `partialSince`; absent for 0."""
     yields: Count | None = None
     """Attempts in a row, with this one, that gave their nodes back before all pods ran. They are no restarts."""
     elder_seconds: Count | None = None
     """For how many seconds earlier attempts, since all pods last ran, were partial as the first of all jobs. Others
-    yield to it for a limited time (docs/scheduling.md)."""
+    yield to it for a limited time (docs/concepts/scheduling.md)."""
     refused_start: RefusedStart | None = None
     """A container that keeps a trainer from starting; absent otherwise."""
     fenced: bool | None = None

@@ -41,7 +41,7 @@ def bundle(
 
     Values of variables, arguments, headers, attributes, annotations, labels of your own and messages of the program are
     not in it; names of objects and of images are. manifest.json lists what is in the file, and what could not be read
-    and why; its schema is docs/schemas/bundle.json.
+    and why; its schema is docs/reference/schemas/bundle.json.
 
     \b
     Example:

@@ -100,7 +100,7 @@ def set(  # noqa: A001 - the name of the command
 ) -> int:
     """Change fields of a job that has not finished: maxRestarts, deadlines, and while it is suspended its size.
 
-    docs/fields.md says which fields are fixed. On this machine the job must be suspended.
+    docs/reference/fields.md says which fields are fixed. On this machine the job must be suspended.
 
     \b
     Example:

@@ -34,7 +34,7 @@ def checkpoints(
     """List what the volume of a job holds: checkpoints with step, size, time and state, metrics, logs, other files.
 
     On a cluster, a pod with the image of the job reads the volume; it is deleted at the end. The JSON has the schema
-    docs/schemas/checkpoints.json.
+    docs/reference/schemas/checkpoints.json.
 
     \b
     Exit codes:

@@ -40,7 +40,7 @@ def convert(
         if wrong := [one for one in problems if one.severity == "error"]:
             raise InvalidJobError(
                 f"the DDPJob would be wrong: {'; '.join(f'{one.field}: {one.message}' for one in wrong)}",
-                "a DDPJob has other limits, see docs/fields.md",
+                "a DDPJob has other limits, see docs/reference/fields.md",
                 "correct the field in the source",
             )
     except InvalidJobError as error:

@@ -34,7 +34,7 @@ def describe(
 ) -> int:
     """Show all that is known of a job: its card, its conditions and pods, and what happened to it.
 
-    The JSON has the schema docs/schemas/describe.json.
+    The JSON has the schema docs/reference/schemas/describe.json.
 
     \b
     Example:

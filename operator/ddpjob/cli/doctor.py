@@ -29,7 +29,7 @@ def doctor(
     """Check this machine, and the cluster of the kubeconfig with your rights there.
 
     Each check is ok, warning, error or unknown, with a hint and the next command. What you may not read is unknown. The
-    JSON has the schema docs/schemas/doctor.json.
+    JSON has the schema docs/reference/schemas/doctor.json.
 
     \b
     Exit codes:

@@ -31,7 +31,7 @@ def events(
     """Print what happened to a job: decisions, pods, scheduler and kubelet, sorted by time.
 
     A cluster deletes its Events after an hour; what status and pods say remains. The JSON has the schema
-    docs/schemas/events.json.
+    docs/reference/schemas/events.json.
 
     \b
     Example:

@@ -36,7 +36,7 @@ def get(
     """Show one job as a card, or list the jobs, as `ddpjob ls` does.
 
     The card has the state in a sentence, nodes and ranks, progress, the attempts, the last failure, the checkpoint and
-    where the time went. Only what is abnormal is in colour. The JSON has the schema docs/schemas/ddpjob.json.
+    where the time went. Only what is abnormal is in colour. The JSON has the schema docs/reference/schemas/ddpjob.json.
 
     \b
     Example:

@@ -66,7 +66,7 @@ def logs(
 
     Lines begin with node and rank where they say which rank printed them, for example n1r3, else with the node if there
     are several. Control characters are escaped. Standard error says where the job is, and if the newest attempt has no
-    logs, of which attempt they are. The JSON has the schema docs/schemas/logs.json.
+    logs, of which attempt they are. The JSON has the schema docs/reference/schemas/logs.json.
 
     \b
     Example:

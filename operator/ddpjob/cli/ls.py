@@ -54,7 +54,7 @@ def ls(
     decide. With --watch the table stays in place on a terminal; elsewhere each changed job is a line.
 
     Interrupted: the job is not finished, and no process of this machine runs it. The JSON, a List, with --watch an
-    object a line, has the schema docs/schemas/ddpjob.json.
+    object a line, has the schema docs/reference/schemas/ddpjob.json.
 
     \b
     Example:

@@ -73,7 +73,7 @@ def run(
     """Run a DDPJob, or a script under ddprun, on this machine.
 
     The job gets the same pods, restarts and status as in a cluster. Run the same command again to resume it. Each line
-    of the JSON has the schema docs/schemas/run.json; with --dry-run it is one List, with the schema of ddpjob
+    of the JSON has the schema docs/reference/schemas/run.json; with --dry-run it is one List, with the schema of ddpjob
     render.
 
     \b

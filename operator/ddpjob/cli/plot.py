@@ -43,7 +43,7 @@ def plot(
     """Draw the loss and the throughput of a job over its steps, with its restarts, failures and saves.
 
     It needs metrics: of ddptrain, or of a script that calls ddprun.report. Those of a job on a cluster are read through
-    a pod, as by ddpjob checkpoints. The JSON has the schema docs/schemas/plot.json.
+    a pod, as by ddpjob checkpoints. The JSON has the schema docs/reference/schemas/plot.json.
 
     \b
     Example:

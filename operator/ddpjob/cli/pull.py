@@ -46,7 +46,7 @@ def pull(
 
     On a cluster, a pod with the image of the job sends the files; it is deleted at the end. A connection that is cut is
     made again, and after any other end the same command continues. The JSON has the schema
-    docs/schemas/pull.json.
+    docs/reference/schemas/pull.json.
 
     \b
     Exit codes:

@@ -19,7 +19,7 @@ def render(
     """Print what the operator would create for the first attempt of a job: Service, claim, NetworkPolicy and pods.
 
     The same file gives the same output. The uid in it is an example, because a cluster chooses one for each job. The
-    JSON has the schema docs/schemas/render.json.
+    JSON has the schema docs/reference/schemas/render.json.
 
     \b
     Example:

@@ -70,7 +70,7 @@ def submit(
 
     A script, or the directory of --workdir, is sent into the pods: the image needs only Python and PyTorch. Files that
     .gitignore names are left out, and files such as .env, which often hold passwords or keys. The JSON has the schema
-    docs/schemas/submit.json.
+    docs/reference/schemas/submit.json.
 
     \b
     Exit codes; those from 100 only with --wait or --logs:

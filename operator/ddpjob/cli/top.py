@@ -41,7 +41,7 @@ def top(
 
     On a terminal the table stays in place until the job ends; elsewhere it is printed once. Only what is abnormal is in
     colour. It needs ddprun or ddptrain as the launcher, and on a cluster the right to get pods/proxy. The JSON has the
-    schema docs/schemas/top.json.
+    schema docs/reference/schemas/top.json.
 
     \b
     Example:

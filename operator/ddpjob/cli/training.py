@@ -168,7 +168,7 @@ class PlottedRun(WireModel):
     cause: str | None = None
     """Why it ended, if it failed or was stopped."""
     reason: str | None = None
-    """Reason of the failure in one CamelCase word (docs/failures.md)."""
+    """Reason of the failure in one CamelCase word (docs/reference/failures.md)."""
     hint: str | None = None
     next: str | None = None
 

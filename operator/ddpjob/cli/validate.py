@@ -23,7 +23,7 @@ def validate(
     """Check DDPJobs in YAML files without a cluster, by the rules of the API server and the operator.
 
     Each problem is a line: file, line, field and what is wrong. Objects of other kinds are not checked. The JSON has
-    the schema docs/schemas/validate.json.
+    the schema docs/reference/schemas/validate.json.
 
     \b
     Exit codes:

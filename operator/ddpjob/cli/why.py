@@ -35,7 +35,7 @@ def why(
     """Say why a job is in its state: one sentence, what else shows it, how sure it is, and what to do next.
 
     It works while the job waits, runs or hangs and after it failed, also when its pods are gone or the operator is
-    down. The JSON has the schema docs/schemas/explanation.json.
+    down. The JSON has the schema docs/reference/schemas/explanation.json.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The Python API: one interface for jobs on this machine and on a cluster (docs/python.md).
+"""The Python API: one interface for jobs on this machine and on a cluster (docs/tasks/python.md).
 
     base (Client, LogLine) ◀─ local, local_logs        the state folder, and processes in the background
                            ◀─ cluster, cluster_logs    the official ``kubernetes`` package

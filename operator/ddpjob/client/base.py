@@ -370,7 +370,7 @@ class Client(Protocol):
         """Change fields that may change: of a running job for example its limits, of a suspended one also its size.
 
         Args:
-            spec: the new values, as a JSON merge patch with the names of docs/fields.md: None removes a
+            spec: the new values, as a JSON merge patch with the names of docs/reference/fields.md: None removes a
                 field.
 
         Raises:

@@ -449,7 +449,7 @@ def _invalid(error: RequestError) -> DDPJobError:
     return InvalidJobError(
         f"the cluster refuses it: {error.message}",
         "a field breaks a rule, or the operator's CRD is of another release",
-        "correct the field; docs/fields.md lists what each field may hold",
+        "correct the field; docs/reference/fields.md lists what each field may hold",
     )
 
 
@@ -486,7 +486,7 @@ def _not_found(error: RequestError) -> DDPJobError:
     return NotServedError(
         f"the cluster does not serve DDPJobs: {error.message}",
         "the operator's CustomResourceDefinition is not installed, or this is another cluster than you meant",
-        "docs/install.md installs the operator; context=… selects a cluster",
+        "docs/start/install.md installs the operator; context=… selects a cluster",
     )
 
 

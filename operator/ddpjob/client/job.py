@@ -29,7 +29,7 @@ OF_FUNCTIONS = ".ddpjob"
 class DDPJob:
     """A job: what it asks for, and as a client returned it, its status. It is never changed.
 
-    manifest: the DDPJob as JSON, with the names of docs/fields.md. others: Secrets and ConfigMaps of the same
+    manifest: the DDPJob as JSON, with the names of docs/reference/fields.md. others: Secrets and ConfigMaps of the same
     YAML.
     directory: where programs without ``workingDir`` run on this machine. script: the script of this machine that its
     command runs; a cluster's pods get it when the job is submitted.
@@ -52,7 +52,7 @@ class DDPJob:
     ) -> None:
         """Make a job from the fields of its spec, for example ``DDPJob("mnist", image="mnist:1", num_nodes=2)``.
 
-        Fields are those of docs/fields.md, as ``num_nodes`` or ``numNodes``; a type checker knows the first
+        Fields are those of docs/reference/fields.md, as ``num_nodes`` or ``numNodes``; a type checker knows the first
         form.
         ``env`` may be a dict, and ``checkpoint`` ``"10Gi"``, ``"10Gi:my-storage-class"`` or the name of a claim.
 
@@ -185,7 +185,7 @@ class DDPJob:
 
     @property
     def state(self) -> str:
-        """State in one word: Pending, Running, Succeeded, … (docs/status.md)."""
+        """State in one word: Pending, Running, Succeeded, … (docs/reference/status.md)."""
         return self.status.state or "Pending"
 
     @property

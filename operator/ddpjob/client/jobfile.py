@@ -424,7 +424,7 @@ def _unknown(value: Any, node: Json, location: Location) -> Iterator[Mistake]:
 
 
 def _no_such_field(parent: str, name: str, known: Sequence[str]) -> InvalidJobError:
-    next_step = "docs/fields.md lists every field; options of the trainer belong into args"
+    next_step = "docs/reference/fields.md lists every field; options of the trainer belong into args"
     if not known:
         return InvalidJobError(f'{parent} has no fields, so no "{name}"', "it is a single value or a list", next_step)
     hint = did_you_mean(name, known, f"it has {', '.join(known)}")

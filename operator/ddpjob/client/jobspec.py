@@ -31,7 +31,7 @@ from ddpjob.api.volumes import Checkpoint, Data
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError, did_you_mean
 
-_REFERENCE = "docs/fields.md lists every field and what it may hold"
+_REFERENCE = "docs/reference/fields.md lists every field and what it may hold"
 _CORRECT = "correct the field"
 _GPU = "nvidia.com/gpu"
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[MGTPE])")
@@ -39,7 +39,7 @@ _LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size,
 
 
 class ScriptFields(TypedDict, total=False):
-    """Fields of docs/fields.md that a job of a script may have, and short words."""
+    """Fields of docs/reference/fields.md that a job of a script may have, and short words."""
 
     # Short words, as options of `ddpjob submit`.
     gpus: int | None

@@ -1,4 +1,4 @@
-"""What the ranks of a job do now, as the launcher of node 0 answers ``GET /ranks`` (docs/reports.md)."""
+"""What the ranks of a job do now, as the launcher of node 0 answers ``GET /ranks`` (docs/reference/reports.md)."""
 
 import json
 import time
@@ -103,12 +103,12 @@ def no_ranks(job: DDPJob, why: str) -> DDPJobError:
         return UnavailableError(
             f"{job.name} runs under torchrun, which does not know what its ranks do",
             "ddprun measures them, without a change of the script",
-            "set launcher: Injected in the spec, or command: [ddprun, train.py] (docs/scripts.md)",
+            "set launcher: Injected in the spec, or command: [ddprun, train.py] (docs/tasks/scripts.md)",
         )
     return UnavailableError(
         f"node 0 of {job.name} does not answer GET /ranks: {why}",
         "it starts or ends, or its program is started by another launcher or another release than ddprun of this one",
-        f"ddpjob why {job.name}; or set launcher: Injected in the spec (docs/scripts.md)",
+        f"ddpjob why {job.name}; or set launcher: Injected in the spec (docs/tasks/scripts.md)",
     )
 
 

@@ -20,7 +20,7 @@ _STARTER = """\
 #   ddpjob run job.yaml          runs it on this machine, without its image
 #   kubectl apply -f job.yaml    runs it on a cluster
 #
-# Remove the # at the beginning of a line to set its field. docs/fields.md and `kubectl explain ddpjob.spec`
+# Remove the # at the beginning of a line to set its field. docs/reference/fields.md and `kubectl explain ddpjob.spec`
 # have all fields.
 apiVersion: {version}
 kind: {kind}
@@ -35,7 +35,7 @@ spec:
 #  args: [--epochs, "3"]
 #  workingDir: /workspace
   # Runs ddprun in place of torchrun in any image with Python 3.10: it names the rank that fails, with exception and
-  # line, and the rank that hangs, and restarts failed ranks in the running pods. docs/scripts.md describes it.
+  # line, and the rank that hangs, and restarts failed ranks in the running pods. docs/tasks/scripts.md describes it.
 {injected}launcher: Injected
 #  env:
 #    - name: LOG_LEVEL

@@ -162,7 +162,7 @@ def _warnings(document: Json) -> Iterator[Found]:
                 yield Found("warning", place, f"no known device is named {name}", hint)
     if job.spec.num_nodes > 1 and job.spec.checkpoint is None and job.spec.restart_policy.max_restarts != 0:
         lost = "without checkpoint each restart begins the training again, and each node that is lost causes one"
-        yield Found("warning", ("spec",), lost, "docs/write-a-job.md describes the volume")
+        yield Found("warning", ("spec",), lost, "docs/tasks/write-a-job.md describes the volume")
 
 
 def _misnamed(document: Json) -> Found | None:

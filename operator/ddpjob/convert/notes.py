@@ -20,7 +20,7 @@ class Note:
         return f"{self.field}: {self.why}" + (f"; {self.action}" if self.action else "")
 
 
-_REFERENCE = "docs/fields.md lists the fields of a DDPJob"
+_REFERENCE = "docs/reference/fields.md lists the fields of a DDPJob"
 
 
 def note_others(given: Mapping[str, Any], known: Collection[str], path: str, notes: list[Note]) -> None:

@@ -1,6 +1,6 @@
 """What follows from a failure: one ordered table, from the facts of a failed node to a reason, a reaction and a hint.
 
-The first row that matches applies. ``make generate`` prints the table as docs/failures.md.
+The first row that matches applies. ``make generate`` prints the table as docs/reference/failures.md.
 """
 
 import errno
@@ -115,7 +115,7 @@ class Judgement:
 
     reason: for ``status.failures``. Empty in a row: the ``kind`` of the trainer's report, its exception, or the
         kubelet's reason.
-    when: what is seen, for docs/failures.md.
+    when: what is seen, for docs/reference/failures.md.
     matches: whether the row applies to these facts.
     counted: whether the restart counts towards restartPolicy.maxRestarts.
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.

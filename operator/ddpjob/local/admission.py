@@ -160,7 +160,7 @@ def _accepted(document: Json) -> _Document:
         raise InvalidJobError(
             f"the DDPJob {name} is refused: {'; '.join(map(str, found))}",
             "an API server refuses it for the same reason, or no pod can be made from it",
-            "correct the field; docs/fields.md lists what each field may hold",
+            "correct the field; docs/reference/fields.md lists what each field may hold",
         )
     return given
 

@@ -1,7 +1,7 @@
 """What a script can observe of its process: run under a launcher, it writes its facts to ``facts-RANK.json``.
 
 Its first line takes what imports change. Names of facts are paths with dots. Those that differ are
-in docs/ddprun-and-torchrun.md.
+in docs/reference/ddprun-and-torchrun.md.
 """
 
 # ruff: noqa: E402, PLC0415

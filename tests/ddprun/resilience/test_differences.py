@@ -1,6 +1,6 @@
 """A rank of ``ddprun`` beside one of torchrun, and beside plain Python: what a script can observe is the same.
 
-The table of docs/ddprun-and-torchrun.md lists the exceptions. A difference that it does not list fails
+The table of docs/reference/ddprun-and-torchrun.md lists the exceptions. A difference that it does not list fails
 this test, and so does one that it lists and that does not exist any more.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 BIN = Path(sys.executable).parent
-DOCS = Path(__file__).parents[3] / "docs" / "ddprun-and-torchrun.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "ddprun-and-torchrun.md"
 FORKED, SPAWNED, INJECTED = "fork", "spawn", "injected"
 WAYS = {"all": {FORKED, SPAWNED, INJECTED}, "forked": {FORKED, INJECTED}, "spawned": {SPAWNED}, "injected": {INJECTED}}
 # Values that differ between two runs of one launcher; that there is one is compared.
@@ -98,7 +98,7 @@ def test_a_rank_differs_from_one_of_torchrun_only_as_documented(
         unlisted = {
             name: pair for name, pair in found.items() if not any(fnmatchcase(name, pattern) for pattern in allowed)
         }
-        assert unlisted == {}, f"differences of ranks by {way} that docs/ddprun-and-torchrun.md does not list"
+        assert unlisted == {}, f"differences of ranks by {way} that docs/reference/ddprun-and-torchrun.md does not list"
         vanished = [pattern for pattern in allowed if not any(fnmatchcase(name, pattern) for name in found)]
         assert vanished == [], f"{DOCS.name} lists differences for ranks by {way} that do not exist"
 

@@ -20,8 +20,8 @@ from tests.ddptrain.browser.chromium import Browser, browser
 from tests.kind.packages import require
 
 ROOT = Path(__file__).resolve().parents[3]
-CURVES = ROOT / "docs" / "curves.svg"
-PAGE = ROOT / "docs" / "job-report.png"
+CURVES = ROOT / "docs" / "reference" / "curves.svg"
+PAGE = ROOT / "docs" / "reference" / "job-report.png"
 _ARGUMENTS = 'args=[train, --epochs, "4", --checkpoint-every, "50", --chaos, "kill:3:390"]'
 _COLOURS = 128  # in the picture; with all of them it would have twice the size
 

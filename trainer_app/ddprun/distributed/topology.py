@@ -22,7 +22,7 @@ MAX_NODES = 4096
 MAX_RANKS = MAX_NODES * 64
 _USUAL_EPHEMERAL_START = 32768
 _PORT_TRIES = 1000
-# What torchrun sets for every worker; docs/torch-distributed/glossary.md explains them.
+# What torchrun sets for every worker; docs/concepts/torch-distributed/glossary.md explains them.
 WORKER_VARIABLES = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",

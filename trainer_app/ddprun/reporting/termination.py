@@ -1,7 +1,7 @@
 """The termination report: how a rank or a node ended, as at most 4,096 bytes of JSON, for success too.
 
 ``worker`` builds a rank's report. ``launcher`` writes that of a node, ``worker`` writes it if there is no launcher, and
-``cli`` writes it if a start is refused. docs/reports.md describes the fields.
+``cli`` writes it if a start is refused. docs/reference/reports.md describes the fields.
 """
 
 import bisect
@@ -36,7 +36,7 @@ _SIGNAL_ADVICE: dict[int, tuple[str, str]] = {
     signal.SIGBUS: ("often /dev/shm or a memory-mapped file's volume is full", "make /dev/shm larger"),
 }  # fmt: skip
 DEFAULT_PATH = "/dev/termination-log"
-Report = dict[str, Any]  # the fields of docs/reports.md
+Report = dict[str, Any]  # the fields of docs/reference/reports.md
 
 
 @dataclass(frozen=True)

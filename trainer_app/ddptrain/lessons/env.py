@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 env.py
 
 A node is a machine or a pod. A worker is one process of the training, and all of them are the worker group. The workers
-of one node are its local worker group. docs/torch-distributed/glossary.md explains each word and variable.
+of one node are its local worker group. docs/concepts/torch-distributed/glossary.md explains each word and variable.
 """
 
 import json

@@ -17,7 +17,7 @@ from ddpjob.client.verdict.operator import serves
 _MIN_KUBERNETES = (1, 29)
 _MOST_SKEW = 60.0
 _LEASE_SECONDS = 60.0
-_INSTALL = "docs/install.md installs the operator: helm install ddpjob charts/ddpjob -n ddpjob-system"
+_INSTALL = "docs/start/install.md installs the operator: helm install ddpjob charts/ddpjob -n ddpjob-system"
 _ALLOW = "an administrator: kubectl create rolebinding NAME -n {namespace} --clusterrole={role} --user=YOU"
 
 
@@ -149,7 +149,7 @@ def operator(found: Operators, namespace: str, now: datetime, version: str) -> C
     if running and running != version:
         hint = "neighbouring releases work together; fields of the later one are missing or not shown"
         return cluster(
-            "operator", "warning", f"{text}, of release {running}; this is {version}", hint, "docs/operations.md"
+            "operator", "warning", f"{text}, of release {running}; this is {version}", hint, "docs/tasks/operations.md"
         )
     return cluster("operator", "ok", f"{text}, of release {running or 'unknown'}")
 

@@ -29,7 +29,7 @@ Stage = Literal[
     "Interrupted",
     "Succeeded",
 ]
-"""What docs/python.md describes for each word."""
+"""What docs/tasks/python.md describes for each word."""
 Confidence = Literal["High", "Medium", "Low"]
 NORMAL: frozenset[Stage] = frozenset({"Starting", "FirstStep", "Running", "Suspended", "Succeeded"})
 """Stages that need no action, unless their reason says so."""
@@ -80,6 +80,6 @@ class Explanation(FailureFacts):
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of an explanation (docs/schemas/explanation.json)."""
+    """Return the JSON schema of an explanation (docs/reference/schemas/explanation.json)."""
     schema = Explanation.model_json_schema(by_alias=True, mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"additionalProperties": False}

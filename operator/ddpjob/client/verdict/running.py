@@ -32,7 +32,8 @@ _FIRST_REPORT = 30.0  # seconds in which ddprun has answered the operator, which
 _SOON = 30.0  # seconds in which a process usually ends after that
 _NOT_SERVED = (
     "the operator is not installed, is down, or serves other namespaces",
-    f"{BY_ADMINISTRATOR}kubectl get deployments -A -l {names.OPERATOR_SELECTOR}; docs/install.md installs the operator",
+    f"{BY_ADMINISTRATOR}kubectl get deployments -A -l {names.OPERATOR_SELECTOR}; "
+    "docs/start/install.md installs the operator",
 )
 _QUIET = "a rank, the data loader or the network stopped without an error"
 _LOCKS = "a lock, a file system or a peer does not answer, or the ranks call different collectives"

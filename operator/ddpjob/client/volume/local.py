@@ -45,5 +45,5 @@ def no_volume(job: str) -> InvalidJobError:
     return InvalidJobError(
         f"the job {job} has no volume",
         "spec.checkpoint names the claim or the claimTemplate for checkpoints and metrics",
-        "add it to the job: docs/write-a-job.md; what its nodes printed is in its logs",
+        "add it to the job: docs/tasks/write-a-job.md; what its nodes printed is in its logs",
     )
