@@ -96,7 +96,7 @@ contract: setup  ## of test-apiserver, random requests to the in-memory cluster 
 test-under-load: setup  ## the layer ddprun five times, with a busy loop on each core (UNDER_LOAD=ddprun)
 	$(PY) -m tests.layers --times 5 --busy $(UNDER_LOAD)
 
-mutants: setup  ## put more than 500 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
+mutants: setup  ## put about 300 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager helm kubectl
 	$(PY) -m tests.mutants $(MUTANTS)
 
