@@ -360,7 +360,7 @@ class LocalClient(Client):
         )
 
     def check(self) -> "Checks":
-        from ddpjob.client.checkup.machine_reads import check_machine
+        from ddpjob.client.checkup.machine import check_machine
 
         return check_machine(self.folder.root)
 

@@ -7,9 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.devices import is_device
-from ddpjob.api.objects import Json, is_true
-from ddpjob.api.quantities import amount
+from ddpjob.api.objects import Json
 from ddpjob.api.times import seconds_since
 from ddpjob.client.checkup.check import Check, cluster
 from ddpjob.client.verdict.operator import serves
@@ -188,83 +186,6 @@ def storage(classes: Sequence[Json], claims: Sequence[Json]) -> Check:
     return cluster("storage", "unknown", f"whether a class offers ReadWriteMany is not known: {listed}", hint, todo)
 
 
-def gpus(nodes: Sequence[Json]) -> Check:
-    """Judge the GPUs of the nodes that take pods."""
-    totals: dict[str, int] = {}
-    usable = unusable = 0
-    for node in nodes:
-        status = node.get("status") or {}
-        devices = {key: _whole(count) for key, count in (status.get("allocatable") or {}).items() if is_device(key)}
-        if not any(devices.values()):
-            continue
-        takes_pods = is_true(status, "Ready") and not (node.get("spec") or {}).get("unschedulable")
-        usable, unusable = usable + takes_pods, unusable + (not takes_pods)
-        for key, count in devices.items() if takes_pods else ():
-            totals[key] = totals.get(key, 0) + count
-    if not usable and not unusable:
-        hint = "jobs train on CPUs; with GPUs in the nodes, their vendor's device plugin is missing"
-        return cluster("gpus", "ok", f"no GPUs on {_count(len(nodes), 'node')}", hint)
-    text = f"{', '.join(f'{count} {key}' for key, count in sorted(totals.items()))} on {_count(usable, 'node')}"
-    if unusable:
-        hint = "they are cordoned or not ready"
-        summary = f"{text if usable else 'no usable GPUs'}; {_count(unusable, 'node')} with GPUs take no pods"
-        return cluster("gpus", "warning", summary, hint, "kubectl get nodes")
-    return cluster("gpus", "ok", text)
-
-
-def dns(pods: Sequence[Json]) -> Check:
-    """Judge the pods of the cluster's DNS, by which ranks find each other."""
-    if not pods:
-        hint = "the provider may run it elsewhere, or under another label than k8s-app=kube-dns"
-        return cluster(
-            "dns", "unknown", "no pods of CoreDNS or kube-dns were found", hint, "kubectl -n kube-system get pods"
-        )
-    ready = sum(is_true(pod.get("status"), "Ready") for pod in pods)
-    text = f"{ready} of {_count(len(pods), 'pod')} of the cluster's DNS are ready"
-    todo = "kubectl -n kube-system describe pods -l k8s-app=kube-dns"
-    if not ready:
-        return cluster("dns", "error", text, "ranks cannot find the address of rank 0", todo)
-    if ready < len(pods):
-        return cluster("dns", "warning", text, "lookups are slow while some of them do not answer", todo)
-    return cluster("dns", "ok", text)
-
-
-_GANGS = {
-    "scheduling.volcano.sh": "Volcano",
-    "scheduling.x-k8s.io": "coscheduling",
-    "scheduling.run.ai": "KAI",
-}
-
-
-def gang(groups: Mapping[str, Sequence[str]], kinds: Collection[str]) -> Check:
-    """Judge whether pods can be placed all or none. groups: API groups with versions. kinds: of scheduling.k8s.io."""
-    found = [name for group, name in _GANGS.items() if group in groups]
-    found += ["Kubernetes gang scheduling"] if "PodGroup" in kinds else []
-    found += ["Kueue"] if _KUEUE in groups else []
-    if found:
-        return cluster("gang-scheduler", "ok", ", ".join(found))
-    hint = "two jobs that start together may each get a part of the nodes, and wait for the rest"
-    return cluster("gang-scheduler", "ok", "none; pods are placed one by one", hint)
-
-
-_KUEUE = "kueue.x-k8s.io"
-
-
-def kueue(groups: Mapping[str, Sequence[str]], queues: Sequence[Json] | None, namespace: str) -> Check:
-    """Judge Kueue. queues: LocalQueues of the namespace; None if they could not be read."""
-    if _KUEUE not in groups:
-        return cluster("kueue", "ok", "not installed; it is optional")
-    versions = ", ".join(groups[_KUEUE])
-    if queues is None:
-        return cluster("kueue", "unknown", f"Kueue {versions}; its queues could not be read")
-    if not queues:
-        hint = "jobs with a label kueue.x-k8s.io/queue-name wait without limit; Kueue does not limit jobs without it"
-        todo = f"kubectl get localqueues -n {namespace}"
-        return cluster("kueue", "warning", f"Kueue {versions}, no LocalQueue in namespace {namespace}", hint, todo)
-    listed = _some([str(queue["metadata"]["name"]) for queue in queues])
-    return cluster("kueue", "ok", f"Kueue {versions}, LocalQueue {listed}")
-
-
 def fields_of(schema: Json) -> set[str]:
     """Return the paths of the fields of spec and status in the OpenAPI schema of DDPJobs."""
     found: set[str] = set()
@@ -295,17 +216,6 @@ def _why_not_ready(pods: Sequence[Json]) -> str:
 def _stale_seconds(lease: Json, now: datetime) -> float:
     renewed = (lease.get("spec") or {}).get("renewTime")
     return seconds_since(str(renewed), now) if renewed else float("inf")
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(amount(value))
-    except ValueError:
-        return 0
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _some(texts: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """What is read of a cluster for its checks, with the rights of the user."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -20,11 +20,8 @@ from ddpjob.version import __version__
 
 _SECONDS = 5.0
 _LIMIT = 500
-_DNS = "k8s-app in (kube-dns, coredns, rke2-coredns)"
 _ACCESS_REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_NODES = Resource("v1", "Node", "nodes")
 _CLASSES = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
-_SCHEDULING, _KUEUE = "scheduling.k8s.io", "kueue.x-k8s.io"
 _LEASE = "DDPJOB_OPERATOR_LEASE"
 
 
@@ -48,10 +45,6 @@ def check_cluster(connection: Connection, namespace: str) -> list[Check]:
                 "ddpjob why JOB sees from a job whether the operator works",
             ),
             probe("storage", "storage classes", reads.storage, lambda found: cluster.storage(*found)),
-            probe("gpus", "nodes", partial(reads.items, _NODES), cluster.gpus),
-            probe("dns", "the pods of the cluster's DNS", reads.dns, cluster.dns),
-            probe("gang-scheduler", "API groups", reads.gang, lambda found: cluster.gang(*found)),
-            probe("kueue", "API groups", reads.kueue, lambda found: cluster.kueue(found[0], found[1], namespace)),
         ]
     )
 
@@ -108,38 +101,9 @@ class _Reads:
         claims = self._optional(partial(self.items, names.CLAIMS, self._namespace))
         return self.items(_CLASSES), claims or ()
 
-    def dns(self) -> Sequence[Json]:
-        return self.items(names.PODS, "kube-system", {"labelSelector": _DNS})
-
-    def gang(self) -> tuple[Mapping[str, Sequence[str]], set[str]]:
-        """Return the API groups with their versions, and the kinds of Kubernetes' own scheduling API."""
-        groups = self._groups()
-        kinds = {
-            str(resource.get("kind"))
-            for version in groups.get(_SCHEDULING, ())
-            for resource in self._get(f"/apis/{_SCHEDULING}/{version}").body.get("resources") or ()
-        }
-        return groups, kinds
-
-    def kueue(self) -> tuple[Mapping[str, Sequence[str]], Sequence[Json] | None]:
-        groups = self._groups()
-        if _KUEUE not in groups:
-            return groups, None
-        queues = Resource(f"{_KUEUE}/{groups[_KUEUE][0]}", "LocalQueue", "localqueues")
-        return groups, self._optional(partial(self.items, queues, self._namespace))
-
     def items(self, resource: Resource, namespace: str | None = None, query: Query | None = None) -> Sequence[Json]:
         answer = self._get(path_of(resource, namespace), {"limit": _LIMIT, **(query or {})})
         return cast(Sequence[Json], answer.body.get("items") or ())
-
-    def _groups(self) -> dict[str, list[str]]:
-        """Return the API groups, each with its versions, the preferred one first."""
-        found: dict[str, list[str]] = {}
-        for group in self._get("/apis").body.get("groups") or ():
-            preferred = (group.get("preferredVersion") or {}).get("version")
-            versions = [str(version["version"]) for version in group.get("versions") or ()]
-            found[str(group["name"])] = sorted(versions, key=lambda version: version != preferred)
-        return found
 
     def _may(self, right: Right) -> bool:
         resource, _, part = right.resource.partition("/")

@@ -1,16 +1,26 @@
-"""Verdicts on this machine: pure functions of what was found."""
+"""The checks of this machine: pure verdicts, and what is read for them."""
 
-from collections.abc import Mapping
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from ddpjob.client.checkup.check import Check, machine
+from ddpjob.client.checkup.probes import Probe, UnreadableError, run
+from ddpjob.local.resources import visible_gpus
 
-_MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)
 _GIB = 2**30
 _MIN_FREE = _GIB
 _MIN_SHARED = 64 * 2**20
 _INSTALL = "pip install torch"
+_TORCH_SECONDS = 60.0
+_SHARED_MEMORY = Path("/dev/shm")
+_COUNT_DEVICES = "import torch; print(torch.cuda.device_count())"
 
 
 @dataclass(frozen=True)
@@ -32,23 +42,6 @@ class Folder:
     path: str
     error: str = ""
     free: int = 0
-
-
-def python(version: tuple[int, int, int], system: str) -> Check:
-    """Judge the Python that runs this command."""
-    text = ".".join(map(str, version))
-    if version[:2] < _MIN_PYTHON:
-        needed = ".".join(map(str, _MIN_PYTHON))
-        return machine("python", "error", f"Python {text}", f"ddpjob needs Python {needed}", "install a later Python")
-    if system != "Linux":
-        return machine(
-            "python",
-            "warning",
-            f"Python {text} on {system}",
-            "jobs of this machine run on Linux only; commands about a cluster work here",
-            "run jobs in a Linux virtual machine or container",
-        )
-    return machine("python", "ok", f"Python {text} on {system}")
 
 
 def torch(found: Torch, gpus: int) -> Check:
@@ -76,31 +69,6 @@ def torch(found: Torch, gpus: int) -> Check:
     return machine("torch", "ok", text)
 
 
-def launcher(programs: Mapping[str, str | None]) -> Check:
-    """Judge the programs that start the ranks of a node. programs: name to path; None if it is not on PATH."""
-    found = {name: path for name, path in programs.items() if path}
-    if "ddprun" not in found:
-        hint = "scripts run under it, and the virtual environment that has it is not active"
-        return machine("launcher", "warning", "ddprun is not on PATH", hint, "activate it, or pip install ddprun")
-    return machine("launcher", "ok", ", ".join(f"{name}: {path}" for name, path in found.items()))
-
-
-def cpus(usable: int, quota: float | None) -> Check:
-    """Judge the CPUs. quota: how many of them the control group of this process may use; None without a limit."""
-    text = f"{usable} CPU{'' if usable == 1 else 's'}"
-    if quota is not None and quota < usable:
-        return machine("cpus", "ok", f"{text}, limited to {quota:g}", "ranks beyond the limit wait for each other")
-    hint = "all ranks of a job share it, so a job with several is slow" if usable == 1 else ""
-    return machine("cpus", "warning" if usable == 1 else "ok", text, hint)
-
-
-def gpus(devices: int) -> Check:
-    """Judge the GPUs that the driver shows."""
-    if not devices:
-        return machine("gpus", "ok", "no GPU: jobs train on the CPUs, with gloo")
-    return machine("gpus", "ok", f"{devices} GPU{'' if devices == 1 else 's'}")
-
-
 def shared_memory(folder: Folder) -> Check:
     """Judge /dev/shm, by which data loaders give batches to ranks."""
     text = f"{folder.path}: {_size(folder.free)} free"
@@ -111,19 +79,6 @@ def shared_memory(folder: Folder) -> Check:
             "shared-memory", "warning", (folder.error and f"{folder.path}: {folder.error}") or text, hint, todo
         )
     return machine("shared-memory", "ok", text)
-
-
-def loopback(port: int | None, error: str) -> Check:
-    """Judge TCP on the loopback interface, on a port of local jobs. error: why a connection failed."""
-    if error:
-        return machine(
-            "loopback",
-            "error",
-            f"no TCP connection on loopback: {error}",
-            "the ranks of a local job connect to each other there; a firewall, a sandbox or a full table of ports",
-            "ip address show lo; ss -ltn",
-        )
-    return machine("loopback", "ok", f"TCP on loopback works (port {port})")
 
 
 def state_folder(folder: Folder) -> Check:
@@ -141,6 +96,56 @@ def state_folder(folder: Folder) -> Check:
         hint = "checkpoints are written there"
         return machine("state-folder", "warning", text, hint, "free space, or set DDPJOB_STATE_DIR")
     return machine("state-folder", "ok", text)
+
+
+def check_machine(state: Path) -> list[Check]:
+    """Return the checks of this machine. state: the directory of jobs and volumes."""
+    devices = len(visible_gpus())
+    return run(
+        [
+            Probe("machine", "torch", "torch", _torch, partial(torch, gpus=devices), _TORCH_SECONDS + 1),
+            Probe("machine", "shared-memory", "/dev/shm", partial(_folder, _SHARED_MEMORY), shared_memory),
+            Probe("machine", "state-folder", str(state), partial(_folder, state), state_folder),
+        ]
+    )
+
+
+def _torch() -> Torch:
+    """Import torch in another process: it takes seconds and much memory, and may end the process."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Torch(None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _COUNT_DEVICES],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TORCH_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnreadableError(f"its import takes longer than {_TORCH_SECONDS:g} s") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Torch(version, last)
+    return Torch(version, devices=int(done.stdout.split()[-1]))
+
+
+def _folder(path: Path) -> Folder:
+    """Write a file below the directory, or below the nearest one that exists; nothing stays."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".ddpjob-doctor-") as file:
+            file.write(b"x")
+            file.flush()
+        return Folder(str(path), free=shutil.disk_usage(place).free)
+    except OSError as error:
+        return Folder(str(path), error=error.strerror or str(error))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
