@@ -221,7 +221,18 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
     assert {name for name in modules if name.startswith(parts)} == {
         *(
             f"ddpjob.api.{name}"
-            for name in ("exit_codes", "failure", "limits", "model", "names", "objects", "status", "text", "times")
+            for name in (
+                "backoff",
+                "exit_codes",
+                "failure",
+                "limits",
+                "model",
+                "names",
+                "objects",
+                "status",
+                "text",
+                "times",
+            )
         ),
         *(f"ddpjob.client.{name}" for name in ("base", "cluster", "cluster_watch", "connection", "job", "log_lines")),
     }
