@@ -203,6 +203,17 @@ def test_a_first_attempt_that_waits_for_pods_of_a_deleted_job(is_deleted: bool, 
     assert found.next == ("ddpjob why mnist, again later" if is_deleted else command)
 
 
+@pytest.mark.parametrize("cause", ["no such host", "no space left on device"])
+def test_the_advice_about_an_image_names_no_placeholder_without_the_pods(cause: str) -> None:
+    world = started()
+    message = f'failed to pull and unpack image "trainer:1": {cause}'
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": message}}}
+    pending(world, node="worker", containerStatuses=[waiting])
+    found = why(world, pods=None, unread={"pods": "-"})
+    assert (found.stage, found.reason) == ("Image", "ImagePullBackOff")
+    assert "NODE" in str(found.next) and "{" not in str(found.next)
+
+
 TAG = "reg.example.com/team/trainer:429-denied"
 PULL = f'failed to pull and unpack image "{TAG}": failed to'
 IMAGES = [

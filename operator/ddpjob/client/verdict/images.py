@@ -62,10 +62,13 @@ _OF_IMAGES: Sequence[Row] = (
 https://github.com/containerd/containerd/blob/v2.1.0/core/remotes/docker has most of the texts."""
 
 
-def image_advice(message: str, image: str) -> tuple[str, str, bool]:
-    """Return hint and next for an image that cannot be pulled, and whether the message names the cause."""
+def image_advice(message: str, image: str, node: str | None = None) -> tuple[str, str, bool]:
+    """Return hint and next for an image that cannot be pulled, and whether the message names the cause.
+
+    node: the Kubernetes node of the pod, if it is known.
+    """
     text = re.sub(r'https?://[^\s"]+', "", message.replace(image, ""))  # a tag may be 429, also in a URL
-    if (found := advice(text, _OF_IMAGES)) is not None:
+    if (found := advice(text, _OF_IMAGES, node=node or "NODE")) is not None:
         return *found, True
     hint = "the name or the tag is wrong, the registry needs a Secret, or the node cannot reach the registry"
     return hint, "correct spec.image, or name the Secret in spec.imagePullSecrets", False

@@ -110,12 +110,11 @@ def not_started(case: Case, pod: PodView) -> Explanation:
     if stage == "Image":
         path = f"spec.{'initContainers' if pod.waiting_init else 'containers'}[{container}].image"
         quoted.append(Evidence(kind="Pod", name=pod.name, field=path, value=image))
-        hint, todo, is_named = image_advice(message, image)
+        hint, todo, is_named = image_advice(message, image, pod.node_name)
         texts = [of_event(e) for e in case.events_of("Pod", pod.name) if e.get("reason") == "Failed"]
         if not is_named and (failed := [text for text in texts if image in text.value]):
-            hint, todo, _ = image_advice(failed[-1].value, image)
+            hint, todo, _ = image_advice(failed[-1].value, image, pod.node_name)
             quoted.append(failed[-1])  # a message "Back-off pulling image" alone says nothing
-        todo = todo.format(node=pod.node_name)
         what = f"the image {image} of {pod.where} cannot be pulled"
         if pod.waiting_init == LAUNCHER:
             hint, todo = f"this is the launcher image of the operator; {hint}", "ask the administrator of the operator"
