@@ -70,7 +70,7 @@ def test_an_answer_with_a_number_that_is_none_is_refused(field: str) -> None:
     job = DDPJob.from_manifest(
         {"metadata": {"name": "tiny", "namespace": "default"}, "spec": {}, "status": {"attempt": 1}}
     )
-    for answer in (f'{{"worldSize": 1, "ranks": [{row}]}}', "[]", "{"):
+    for answer in (f'{{"worldSize": 1, "ranks": [{row}]}}', "[]", "{", "[" * 200_000):
         with pytest.raises(UnavailableError, match="something else than ranks"):
             rank_table(job, "this machine", answer.encode())
 

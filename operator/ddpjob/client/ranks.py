@@ -73,7 +73,7 @@ def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
     head["stall"] = job.status.stall
     try:
         return RankTable.model_validate({**json.loads(answer), **head})
-    except (ValueError, TypeError) as error:  # ValidationError is a ValueError
+    except (ValueError, TypeError, RecursionError) as error:  # ValidationError is a ValueError
         raise UnavailableError(
             f"node 0 of {job.name} answers GET /ranks with something else than ranks",
             "another program listens on the job's progress port",
