@@ -375,7 +375,8 @@ def test_restarts_and_the_time_to_live_of_the_jobset_of_a_runtime_are_kept() -> 
     assert noted(job, runtime) == []
     jobset["failurePolicy"] = {"maxRestarts": 2000, "restartStrategy": "BlockingRecreate"}
     assert spec_of(job, runtime)["restartPolicy"] == {"maxRestarts": 1000}
-    assert noted(job, runtime) == ["runtime.spec.template.spec.failurePolicy.restartStrategy"]
+    policy = "runtime.spec.template.spec.failurePolicy"
+    assert noted(job, runtime) == [f"{policy}.restartStrategy", f"{policy}.maxRestarts"]
 
 
 # ---- both

@@ -16,7 +16,7 @@ from ddpjob.errors import InvalidJobError
 
 _OF_CONTAINER = ("image", "env", "envFrom", "workingDir", "resources", "imagePullPolicy")
 _SHM = "/dev/shm"
-MAX_RESTARTS = 1000  # of a DDPJob
+_MAX_RESTARTS = 1000  # of a DDPJob
 _FOREIGN_LABEL = re.compile(r"\b(?:training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/[\w-]+")
 _OF_VARIABLE = re.compile(r"\benv\[\d+\]\.value$")
 """Its value may be a secret, and what is printed on standard error may be kept in the log of a pipeline."""
@@ -64,6 +64,13 @@ def spec_of_pod(
 def has_devices(resources: Json) -> bool:
     """Return whether a container asks for GPUs."""
     return any(is_device(str(name)) for kind in ("requests", "limits") for name in resources.get(kind) or ())
+
+
+def max_restarts(limit: int, path: str, notes: list[Note]) -> int:
+    """Return ``maxRestarts`` of a DDPJob. limit: that of the source, at this path."""
+    if limit > _MAX_RESTARTS:
+        notes.append(Note(path, f"maxRestarts is {_MAX_RESTARTS} at most"))
+    return min(limit, _MAX_RESTARTS)
 
 
 def _containers(pod: Json, name: str, path: str) -> tuple[str, Json, list[Json]]:

@@ -8,7 +8,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
 from ddpjob.convert.notes import Note, note_others
-from ddpjob.convert.pods import MAX_RESTARTS, differences, has_devices, present, spec_of_pod
+from ddpjob.convert.pods import differences, has_devices, max_restarts, present, spec_of_pod
 from ddpjob.convert.shape import Shape, require_shape
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
@@ -187,9 +187,7 @@ def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: 
         why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob 12 times without progress"
         notes.append(Note(field, why, "set restartPolicy.maxRestarts"))
     else:
-        restarts["maxRestarts"] = min(limit, MAX_RESTARTS)
-        if limit > MAX_RESTARTS:
-            notes.append(Note("spec.runPolicy.backoffLimit", f"maxRestarts is {MAX_RESTARTS} at most"))
+        restarts["maxRestarts"] = max_restarts(limit, "spec.runPolicy.backoffLimit", notes)
     if kind == "ExitCode":
         restarts["rules"] = [{"onExitCodes": {"operator": "In", "values": _PERMANENT}, "action": "Fail"}]
     return restarts

@@ -10,7 +10,7 @@ from typing import Any
 from ddpjob.api.objects import Json, element
 from ddpjob.api.quantities import amount
 from ddpjob.convert.notes import Note, note_others
-from ddpjob.convert.pods import MAX_RESTARTS, has_devices, present, spec_of_pod
+from ddpjob.convert.pods import has_devices, max_restarts, present, spec_of_pod
 from ddpjob.convert.shape import Shape, require_pod_template, require_shape
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
@@ -94,9 +94,10 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
 def _of_jobset(jobset: Json, notes: list[Note]) -> Json:
     """Return the fields of the run that a JobSet and a DDPJob both have; a failure policy restarts all pods of both."""
     policy, spec = present(jobset.get("failurePolicy") or {}), {}
-    note_others(policy, ("maxRestarts",), "runtime.spec.template.spec.failurePolicy", notes)
+    path = "runtime.spec.template.spec.failurePolicy"
+    note_others(policy, ("maxRestarts",), path, notes)
     if "maxRestarts" in policy:
-        spec["restartPolicy"] = {"maxRestarts": min(policy["maxRestarts"], MAX_RESTARTS)}
+        spec["restartPolicy"] = {"maxRestarts": max_restarts(policy["maxRestarts"], f"{path}.maxRestarts", notes)}
     if (seconds := jobset.get("ttlSecondsAfterFinished")) is not None:
         spec["ttlSecondsAfterFinished"] = seconds
     return spec
