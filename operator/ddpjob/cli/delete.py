@@ -1,6 +1,7 @@
 """``ddpjob delete``: stops a job, and removes it with its logs and on request its volume."""
 
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,7 @@ from ddpjob.cli.change import labels_of, on_each
 from ddpjob.cli.options import Names, Namespace, Selector, StateDir
 from ddpjob.cli.place import Context, Local, chosen, is_of_this_machine
 from ddpjob.cli.text import one_line
-from ddpjob.errors import DDPJobError, JobNotFoundError
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 from ddpjob.local import LocalError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
 
 _REFUSED = 1
+_KEPT = "Retain"
 
 
 def delete(
@@ -52,36 +54,63 @@ def delete(
       ddpjob delete mnist-cpu
     """
     jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        has_volume = _volumes(jobs)
-        what = ", ".join(has_volume) if len(has_volume) == 1 else f"{len(has_volume)} jobs, {', '.join(has_volume)}"
+    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    found = _volumes(jobs) if asks or volumes is False else {}
+    with_job = [label for label, retention in found.items() if retention == "Delete"]
+    if volumes is False and with_job:
+        raise InvalidJobError(
+            f"the volume of {', '.join(with_job)} cannot be kept",
+            "checkpoint.claimRetention is Delete, so it is deleted with the job",
+            "copy what you need with ddpjob pull, then delete without --keep-volume",
+        )
+    if asks:
         places = " and ".join(dict.fromkeys(client.place for client, _ in jobs))
-        if has_volume and not typer.confirm(f"delete {one_line(what)} ({one_line(places)})?", err=True):
+        if found and not typer.confirm(f"delete {one_line(_named(found, with_job))} ({one_line(places)})?", err=True):
             typer.echo("nothing is deleted", err=True)
             return _REFUSED
-        if volumes is None and any(has_volume.values()):
-            whose = "its volume" if len(has_volume) == 1 else f"the volumes of {sum(has_volume.values())}"
+        kept = sum(retention == _KEPT for retention in found.values())
+        if volumes is None and kept:
+            whose = "its volume" if len(found) == 1 else f"the volumes of {kept}"
             volumes = typer.confirm(f"also delete {whose}: checkpoints, metrics, data?", err=True)
     return on_each(jobs, lambda client, job: _delete(client, job, volume=bool(volumes)), "deleted")
 
 
-def _volumes(jobs: "list[tuple[Client, str | DDPJob]]") -> dict[str, bool]:
-    """Return the names of the jobs, and whether a volume was made for each."""
-    found: dict[str, bool] = {}
+def _named(jobs: Collection[str], with_job: Collection[str]) -> str:
+    """Return the jobs for a question. with_job: those whose volumes are deleted with them."""
+    if len(jobs) == 1:
+        return "".join(jobs) + (" with its volume" if with_job else "")
+    volumes = f", with the volumes of {', '.join(with_job)}" if with_job else ""
+    return f"{len(jobs)} jobs, {', '.join(jobs)}{volumes}"
+
+
+def _volumes(jobs: "list[tuple[Client, str | DDPJob]]") -> dict[str, str | None]:
+    """Return the names of the jobs, and ``claimRetention`` of the volume made for each; None for a job without one."""
+    found: dict[str, str | None] = {}
     for job, label in zip(jobs, labels_of(jobs), strict=True):
         try:
-            found[label] = _has_volume(*job)
+            found[label] = _retention(*job)
         except DDPJobError as error:
             if len(jobs) == 1 or not isinstance(error, (JobNotFoundError, LocalError)):
                 raise  # else the summary names it
     return found
 
 
-def _has_volume(client: "Client", job: "str | DDPJob") -> bool:
-    """Return whether a volume was made for the job. Raises ``JobNotFoundError``: nothing is asked about no job."""
-    if is_of_this_machine(client):  # its record may be damaged
-        return client.volume(client.record(job)) is not None
-    return bool((client.get(job).manifest["spec"].get("checkpoint") or {}).get("claimTemplate"))
+def _retention(client: "Client", job: "str | DDPJob") -> str | None:
+    """Return ``claimRetention`` of the volume made for a job; None without one.
+
+    Raises ``JobNotFoundError``: nothing is asked about no job.
+    """
+    if not is_of_this_machine(client):
+        checkpoint = client.get(job).manifest["spec"].get("checkpoint") or {}
+        return checkpoint.get("claimRetention", _KEPT) if checkpoint.get("claimTemplate") else None
+    record = client.record(job)
+    if client.volume(record) is None:
+        return None
+    try:
+        recorded = record.job() or {}
+    except LocalError:  # a damaged record, whose job can be deleted
+        return _KEPT
+    return str(((recorded.get("spec") or {}).get("checkpoint") or {}).get("claimRetention", _KEPT))
 
 
 def _delete(client: "Client", job: "str | DDPJob", *, volume: bool) -> str | None:
