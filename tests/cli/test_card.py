@@ -15,7 +15,7 @@ from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
 from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, sparkline
 from ddpjob.cli.ls import CELLS, WIDE
-from ddpjob.cli.snapshot import take_snapshot
+from ddpjob.cli.snapshot import moment_of
 from ddpjob.cli.table import Cell
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
@@ -65,7 +65,7 @@ def test_a_pause_is_abnormal_in_the_card_and_in_the_list_until_a_step_is_made() 
     cell = CELLS["Progress"](job)
     assert isinstance(cell, Cell) and cell.is_abnormal
     assert str(cell.text).startswith("33% 30/90, no step for ")
-    assert take_snapshot(DDPJob.from_manifest(world.job), []).training_facts()[-1].startswith("no step for ")
+    assert moment_of(DDPJob.from_manifest(world.job), []).training_facts()[-1].startswith("no step for ")
     assert "no step" not in " ".join(lines(world, state=INTERRUPTED))
     world.progress = (REPORT | {"step": 31}, "mnist-0a1b2-1-0")
     world.settle()

@@ -12,7 +12,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cli.live import LiveDisplay
 from ddpjob.cli.output import INTERVAL, JsonDisplay, PlainDisplay
-from ddpjob.cli.snapshot import Snapshot, take_snapshot
+from ddpjob.cli.snapshot import Moment, moment_of
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.client.job import DDPJob
 from ddpjob.engine.desired import Job
@@ -72,9 +72,9 @@ def a_pod(rank: int, status: Json, attempt: int = 2) -> Json:
     return {"metadata": {"name": name, "uid": name, "labels": labels}, "status": status}
 
 
-def a_snapshot(**changes: Any) -> Snapshot:
+def a_moment(**changes: Any) -> Moment:
     job = DDPJob.from_manifest(an_admitted_job(status=STATUS | changes))
-    return take_snapshot(job, [a_pod(0, running()), a_pod(1, ended(3)), a_pod(0, ended(1), attempt=1)])
+    return moment_of(job, [a_pod(0, running()), a_pod(1, ended(3)), a_pod(0, ended(1), attempt=1)])
 
 
 def an_admitted_job(**more: Any) -> Json:
@@ -89,7 +89,7 @@ class Clock:
         return self.now
 
 
-def drawn(shown: Snapshot, width: int = 120) -> str:
+def drawn(shown: Moment, width: int = 120) -> str:
     # The display refreshes its own console at any time.
     display = LiveDisplay(Console(width=width, file=io.StringIO(), force_terminal=True))
     display.show(shown)
@@ -98,7 +98,7 @@ def drawn(shown: Snapshot, width: int = 120) -> str:
     return console.export_text()
 
 
-def printed(*shown: Snapshot, clock: Clock | None = None) -> str:
+def printed(*shown: Moment, clock: Clock | None = None) -> str:
     stream = io.StringIO()
     display = PlainDisplay(stream, clock=clock or Clock())
     for one in shown:
@@ -107,7 +107,7 @@ def printed(*shown: Snapshot, clock: Clock | None = None) -> str:
 
 
 def test_table_and_lines_show_the_same() -> None:
-    for text in (drawn(a_snapshot()), printed(a_snapshot())):
+    for text in (drawn(a_moment()), printed(a_moment())):
         for part in (*SHOWN, "mnist-0a1b2-2-0", "mnist-0a1b2-2-1", "failed", "exit code 3"):
             assert part in text, part
 
@@ -125,17 +125,17 @@ def test_table_and_lines_show_the_same() -> None:
     ],
 )
 def test_progress_of_which_a_part_is_known(progress: Json, shown: str) -> None:
-    facts = a_snapshot(progress={"display": "", **progress}, checkpoint=None).training_facts()
+    facts = a_moment(progress={"display": "", **progress}, checkpoint=None).training_facts()
     assert ", ".join(facts) == shown
 
 
 def test_pods_of_earlier_attempts_are_not_shown() -> None:
-    assert "mnist-0a1b2-1-0" not in drawn(a_snapshot()) + printed(a_snapshot())
+    assert "mnist-0a1b2-1-0" not in drawn(a_moment()) + printed(a_moment())
 
 
 def test_json_has_the_status_and_the_pods_of_the_attempt() -> None:
     stream = io.StringIO()
-    JsonDisplay(stream).show(a_snapshot())
+    JsonDisplay(stream).show(a_moment())
     written = json.loads(stream.getvalue())
     assert (written["name"], written["status"]) == ("mnist", STATUS)
     assert [pod["name"] for pod in written["pods"]] == ["mnist-0a1b2-2-0", "mnist-0a1b2-2-1"]
@@ -146,12 +146,12 @@ def test_json_writes_nothing_while_nothing_changes() -> None:
     stream = io.StringIO()
     display = JsonDisplay(stream)
     for _ in range(3):
-        display.show(a_snapshot())
+        display.show(a_moment())
     assert len(stream.getvalue().splitlines()) == 1
 
 
 def test_lines_are_written_only_for_changes() -> None:
-    assert printed(a_snapshot()) == printed(a_snapshot(), a_snapshot())
+    assert printed(a_moment()) == printed(a_moment(), a_moment())
 
 
 def test_output_names_the_rank_that_printed_it_once() -> None:
@@ -168,20 +168,20 @@ def test_progress_alone_is_written_every_few_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
     display = PlainDisplay(stream, clock=clock)
     for step in range(100):
-        display.show(a_snapshot(progress=PROGRESS | {"step": step, "percent": None}))
+        display.show(a_moment(progress=PROGRESS | {"step": step, "percent": None}))
         clock.now += INTERVAL / 10
     assert len([line for line in stream.getvalue().splitlines() if "step" in line]) == 10
 
 
 def test_change_of_state_is_written_at_once() -> None:
     why = {"type": "Running", "status": "False", "reason": "R", "message": "node_rank 1 was ended by SIGKILL"}
-    text = printed(a_snapshot(), a_snapshot(state="Restarting", conditions=[why | BEGAN]))
+    text = printed(a_moment(), a_moment(state="Restarting", conditions=[why | BEGAN]))
     assert "Restarting" in text and "SIGKILL" in text
 
 
 def test_large_job_on_a_small_terminal_shows_nodes_that_need_attention() -> None:
     pods = [a_pod(rank, ended(1) if rank == 77 else running()) for rank in range(100)]
-    text = drawn(take_snapshot(DDPJob.from_manifest(an_admitted_job(status=STATUS, numNodes=100)), pods), width=60)
+    text = drawn(moment_of(DDPJob.from_manifest(an_admitted_job(status=STATUS, numNodes=100)), pods), width=60)
     assert "mnist-0a1b2-2-77" in text
     assert "… and 88 more" in text
     assert len(text.splitlines()) < 24
@@ -195,7 +195,7 @@ def test_hostile_status_cannot_control_the_terminal(show: Any) -> None:
         status=STATUS | {"state": evil, "conditions": conditions, "progress": PROGRESS | {"loss": "1e3\x07"}}
     )
     waiting = {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": evil, "message": evil}}}]}
-    text = show(take_snapshot(DDPJob.from_manifest(job), [a_pod(0, waiting)]))
+    text = show(moment_of(DDPJob.from_manifest(job), [a_pod(0, waiting)]))
     assert "[bold]x[/bold]" in text  # rich must not interpret it as markup either
     for character in "\x07\u202e":
         assert character not in text
@@ -290,7 +290,7 @@ def test_a_message_that_a_line_above_has_is_not_printed_again() -> None:
         ("Failed", 2, f"attempt 2 failed: {text}"),
     ):
         conditions = [{"type": "Running", "status": "False", "reason": "R", "message": message} | BEGAN]
-        display.show(a_snapshot(state=state, attempt=number, conditions=conditions))
+        display.show(a_moment(state=state, attempt=number, conditions=conditions))
     lines = [line for line in stream.getvalue().splitlines() if "mnist-0a1b2-2" not in line]
     assert sum("Restarting" in line for line in lines) == 3 and sum("Failed" in line for line in lines) == 1
     assert sum("ValueError: bad" in line for line in lines) == 2, "each failure once"

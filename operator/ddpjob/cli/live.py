@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ddpjob.cli.card import pod_state, pod_text
 from ddpjob.cli.output import Display, of_process
-from ddpjob.cli.snapshot import Snapshot
+from ddpjob.cli.snapshot import Moment
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import age, duration, one_line
 from ddpjob.client.timeline import JobPod
@@ -36,7 +36,7 @@ class LiveDisplay(Display):
         self._console = console
         self._clock = clock
         self._begin = clock()
-        self._snapshot: Snapshot | None = None
+        self._moment: Moment | None = None
         self._live = Live(
             console=console,
             get_renderable=self._draw,
@@ -48,9 +48,9 @@ class LiveDisplay(Display):
     def __exit__(self, *reason: object) -> None:
         self._live.stop()
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Keep the snapshot for the next redraw."""
-        self._snapshot = snapshot
+    def show(self, moment: Moment) -> None:
+        """Keep the moment for the next redraw."""
+        self._moment = moment
         if not self._live.is_started:  # not earlier, so that a refused job leaves no empty table
             self._live.start()
 
@@ -71,24 +71,24 @@ class LiveDisplay(Display):
             self._console.print(Text(line), soft_wrap=True)
 
     def _draw(self) -> RenderableType:
-        return Text() if self._snapshot is None else self.table(self._snapshot)
+        return Text() if self._moment is None else self.table(self._moment)
 
-    def table(self, snapshot: Snapshot) -> RenderableType:
+    def table(self, moment: Moment) -> RenderableType:
         """Return the whole table."""
-        progress = snapshot.job.status.progress
-        state = (snapshot.state, _STYLES.get(snapshot.state, _OTHER_STYLE))
-        facts = [*snapshot.job_facts(), duration(self._clock() - self._begin)]
+        progress = moment.job.status.progress
+        state = (moment.state, _STYLES.get(moment.state, _OTHER_STYLE))
+        facts = [*moment.job_facts(), duration(self._clock() - self._begin)]
         parts: list[RenderableType] = [
             Text(),
-            Text.assemble((one_line(snapshot.job.name), "bold"), "  ", state, "  ", "  ".join(facts)),
+            Text.assemble((one_line(moment.job.name), "bold"), "  ", state, "  ", "  ".join(facts)),
         ]
         if progress and progress.total_steps:
             parts.append(Padding(ProgressBar(progress.total_steps, progress.step or 0, width=60), 0))
-        if training := snapshot.training_facts():
+        if training := moment.training_facts():
             parts.append(_wrapped(training, self._console.width))
-        parts.append(_pods(snapshot.pods))
-        if snapshot.news:
-            parts.append(Text(snapshot.news, style="yellow"))
+        parts.append(_pods(moment.pods))
+        if moment.news:
+            parts.append(Text(moment.news, style="yellow"))
         return Group(*parts)
 
 

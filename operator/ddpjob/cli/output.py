@@ -15,7 +15,7 @@ from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
 from ddpjob.cli.card import pod_state, pod_text
-from ddpjob.cli.snapshot import Snapshot
+from ddpjob.cli.snapshot import Moment
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import SIMILAR, duration, one_line
 from ddpjob.client.log_lines import RANK_PREFIX
@@ -37,7 +37,7 @@ class Display(ABC):
         """Stop drawing; only the live table does."""
 
     @abstractmethod
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, moment: Moment) -> None:
         """Show the job as it is now."""
 
     @abstractmethod
@@ -77,17 +77,17 @@ class PlainDisplay(Display):
         self._message = ""
         self._said = ""
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, moment: Moment) -> None:
         """Write changes of state at once, and progress every few seconds."""
-        facts = [snapshot.state, *snapshot.job_facts()]
-        self._line, self._message = ", ".join([*facts, *snapshot.training_facts()]), snapshot.news
-        progress, saved = snapshot.job.status.progress, snapshot.job.status.checkpoint
+        facts = [moment.state, *moment.job_facts()]
+        self._line, self._message = ", ".join([*facts, *moment.training_facts()]), moment.news
+        progress, saved = moment.job.status.progress, moment.job.status.checkpoint
         training = (progress.epoch, progress.accuracy, progress.step is None) if progress else None
         urgent = (*facts, self._message, training, saved.resumed_from_step if saved else None)
         if urgent != self._urgent or self._clock() - self._written_at >= self._interval:
             self._write_status()
         self._urgent = urgent
-        for pod in snapshot.pods:
+        for pod in moment.pods:
             self._show_pod(pod)
 
     def note(self, line: str, *, loud: bool = False) -> None:
@@ -185,16 +185,16 @@ class JsonDisplay(Display):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._last: Snapshot | None = None
+        self._last: Moment | None = None
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, moment: Moment) -> None:
         """Write a ``status`` if something changed."""
-        if snapshot != self._last:
-            job = snapshot.job.manifest
+        if moment != self._last:
+            job = moment.job.manifest
             head = {key: job["metadata"][key] for key in ("name", "namespace")}
-            pods = [pod.wire() for pod in snapshot.pods]
+            pods = [pod.wire() for pod in moment.pods]
             _write_object(self._stream, "status", head | {"status": job.get("status") or {}, "pods": pods})
-            self._last = snapshot
+            self._last = moment
 
     def note(self, line: str, *, loud: bool = False) -> None:
         _write_object(self._stream, "warning" if loud else "note", {"message": line})

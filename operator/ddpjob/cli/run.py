@@ -13,7 +13,7 @@ from ddpjob.api.objects import Json
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guarded
 from ddpjob.cli.prepare import Prepared, differences, prepare
-from ddpjob.cli.snapshot import take_snapshot
+from ddpjob.cli.snapshot import moment_of
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
 from ddpjob.client.job import DDPJob
@@ -66,7 +66,7 @@ def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> 
     job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:
-        display.show(take_snapshot(DDPJob.from_manifest(job), pods))
+        display.show(moment_of(DDPJob.from_manifest(job), pods))
         job_runs.set()
 
     async def follow_output() -> None:

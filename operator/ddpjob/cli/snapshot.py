@@ -15,7 +15,7 @@ from ddpjob.client.timeline import JobPod, job_pods
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Moment:
     """A job at one moment, and the pods of its attempt."""
 
     job: DDPJob
@@ -50,6 +50,6 @@ class Snapshot:
         return [*progress_facts(status), *facts, *troubles(self.job, datetime.now(UTC))]
 
 
-def take_snapshot(job: DDPJob, pods: Sequence[Json]) -> Snapshot:
-    """Return the snapshot of an admitted job and its pods."""
-    return Snapshot(job, [pod for pod in job_pods(pods) if pod.attempt == (job.status.attempt or 0)])
+def moment_of(job: DDPJob, pods: Sequence[Json]) -> Moment:
+    """Return the moment of an admitted job and its pods."""
+    return Moment(job, [pod for pod in job_pods(pods) if pod.attempt == (job.status.attempt or 0)])

@@ -117,7 +117,7 @@ def wait_for(
 def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterator[Callable[[], None]]":
     """Yield what shows the job as it is now: on a terminal in a table that stays in place, elsewhere as a line."""
     from ddpjob.cli.run import display_of
-    from ddpjob.cli.snapshot import take_snapshot
+    from ddpjob.cli.snapshot import moment_of
 
     with display_of("yaml" if to_stderr else None, sys.stdout, _PROGRESS_SECONDS) as display:
 
@@ -127,7 +127,7 @@ def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterat
                 found = client.get(job)
                 with suppress(DDPJobError):  # the user may not read pods
                     pods = client.pod_manifests(found)
-                display.show(take_snapshot(found, pods))
+                display.show(moment_of(found, pods))
 
         yield show
 
