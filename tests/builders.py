@@ -15,7 +15,7 @@ from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Delete, EngineSettings, Plan, Problem
-from ddpjob.engine.observed import Elder, Observed, Polled, Unread, owned_pods
+from ddpjob.engine.observed import Elder, Observed, Polled, Unknown, owned_pods
 from ddpjob.engine.plan import plan
 from tests.memory.server import merge_patch
 
@@ -86,7 +86,7 @@ class World:
         self.groups: dict[Resource, dict[str, dict[str, Any]]] = {}
         self.served: frozenset[str] | None = None
         self.workload_answers = True
-        self.found: dict[tuple[Resource, str], dict[str, Any] | Unread] = {}
+        self.found: dict[tuple[Resource, str], dict[str, Any] | Unknown] = {}
         self.elder: Elder | None = None
         self.logs: dict[str, str] = {}  # by the pod's uid, as far as they have been read
         self.progress: tuple[dict[str, Any], str] | None = None
@@ -136,7 +136,7 @@ class World:
         """Reconcile once and return the plan. With ``crash_after``, the operator is killed after that many writes."""
         made = plan(self.job, self.observed(live=False), self.now, self.settings)
         if made.lookups:
-            self.found = dict.fromkeys(made.lookups, Unread("not found")) | self.found
+            self.found = dict.fromkeys(made.lookups, Unknown("not found")) | self.found
             made = plan(self.job, self.observed(live=False), self.now, self.settings)
         if made.needs_live:
             made = plan(self.job, self.observed(live=True), self.now, self.settings)

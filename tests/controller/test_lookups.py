@@ -4,7 +4,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.engine.observed import Unread
+from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
 from ddpjob_operator.controller.lookups import KEPT_SECONDS, Lookups
@@ -32,7 +32,7 @@ async def test_what_was_read_is_used_for_a_minute_and_what_is_missing_is_named()
     lookups = Lookups(cluster, lambda: now)  # type: ignore[arg-type]
     await lookups.read([FLAVOR])
     await lookups.read([MISSING])
-    assert lookups.found() == {FLAVOR: {"spec": {"nodeLabels": {}}}, MISSING: Unread("urgent not found")}
+    assert lookups.found() == {FLAVOR: {"spec": {"nodeLabels": {}}}, MISSING: Unknown("urgent not found")}
     now = LOOKUP_SECONDS - 1
     assert len(lookups.found()) == 2
     now = LOOKUP_SECONDS + 1
@@ -46,7 +46,7 @@ async def test_a_failure_of_a_moment_leaves_the_last_value(error: ClusterError) 
     lookups = Lookups(cluster, lambda: now)  # type: ignore[arg-type]
     cluster.error = error
     await lookups.read([FLAVOR])
-    assert lookups.found() == {FLAVOR: Unread(str(error), is_final=False)}, "there is no last value yet"
+    assert lookups.found() == {FLAVOR: Unknown(str(error), is_final=False)}, "there is no last value yet"
     cluster.error = None
     await lookups.read([FLAVOR])
     cluster.error, now = error, LOOKUP_SECONDS + 1
@@ -56,7 +56,9 @@ async def test_a_failure_of_a_moment_leaves_the_last_value(error: ClusterError) 
     now += KEPT_SECONDS
     assert lookups.found() == {}
     await lookups.read([FLAVOR])
-    assert lookups.found() == {FLAVOR: Unread(str(error), is_final=False)}, "a value that nothing asked for was dropped"
+    assert lookups.found() == {FLAVOR: Unknown(str(error), is_final=False)}, (
+        "a value that nothing asked for was dropped"
+    )
 
 
 @pytest.mark.parametrize("error", [NotFound("spot not found", code=404), Forbidden("no role", code=403)], ids=str)
@@ -66,7 +68,7 @@ async def test_an_object_that_is_gone_or_may_not_be_read_replaces_the_last_value
     await lookups.read([FLAVOR])
     cluster.error = error
     await lookups.read([FLAVOR])
-    assert lookups.found() == {FLAVOR: Unread(str(error))}
+    assert lookups.found() == {FLAVOR: Unknown(str(error))}
 
 
 @pytest.mark.parametrize("name", ["..", "../../../../api/v1/pods", ".", "a/b", "a?b", "a%2fb", "", "High"])
@@ -76,4 +78,4 @@ async def test_a_name_that_no_object_can_have_is_part_of_no_request(name: str) -
     cluster.error = AssertionError("a request was sent")  # type: ignore[assignment]
     lookups = Lookups(cluster)  # type: ignore[arg-type]
     await lookups.read([(names.POD_PRIORITIES, name)])
-    assert lookups.found() == {(names.POD_PRIORITIES, name): Unread("no object can have this name")}
+    assert lookups.found() == {(names.POD_PRIORITIES, name): Unknown("no object can have this name")}

@@ -8,7 +8,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings, Problem
-from ddpjob.engine.observed import Unread
+from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.scheduling.kueue import WAITING
 from tests.builders import UID, World, a_job, ended, failed, running
@@ -465,11 +465,11 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     world.groups.clear()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
     wanted = names.WORKLOAD_PRIORITIES, "high"
-    world.found[wanted] = Unread("no answer", is_final=False)
+    world.found[wanted] = Unknown("no answer", is_final=False)
     assert world.settle() == 1 and world.status["state"] == "Running", "one failed read says nothing"
     assert world.plans[-2].events[0].reason == "QueueUnavailable"
     assert world.reconcile().requeue_after == LOOKUP_SECONDS
-    world.found[wanted] = Unread("not found")
+    world.found[wanted] = Unknown("not found")
     world.workload_answers = False
     assert world.settle() == 1 and world.status["state"] == "Running", "there may be a Workload"
     assert world.reconcile().requeue_after == LOOKUP_SECONDS
@@ -765,7 +765,7 @@ def test_a_flavor_that_cannot_be_read_is_read_again_before_a_pod_that_stops_has_
     world = Queued()
     world.starts()
     world.lingering = True
-    world.found[names.FLAVORS, "h100"] = Unread("no answer", is_final=False)
+    world.found[names.FLAVORS, "h100"] = Unknown("no answer", is_final=False)
     world.set_pod(1, failed(1))
     world.settle()
     assert world.status["state"] == "Queued" and world.pods_in_use()
@@ -816,21 +816,21 @@ def test_a_job_whose_admission_contradicts_its_template_leaves_the_queue_until_s
 def test_a_flavor_that_does_not_exist_holds_no_quota_and_one_that_does_not_answer_takes_none() -> None:
     world = Queued()
     world.settle()
-    world.found[names.FLAVORS, "h100"] = Unread("no answer within 10 s", is_final=False)
+    world.found[names.FLAVORS, "h100"] = Unknown("no answer within 10 s", is_final=False)
     world.admits()
     world.settle()
     assert "no answer" in world.condition("Running")["message"]
     assert world.workload["spec"]["active"] is True and world.conditions()["QuotaReserved"][0] == "True"
-    world.found[names.FLAVORS, "h100"] = Unread("h100 not found")
+    world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
     world.gives_back()
-    world.found[names.FLAVORS, "h100"] = Unread("no answer within 10 s", is_final=False)
+    world.found[names.FLAVORS, "h100"] = Unknown("no answer within 10 s", is_final=False)
     assert world.settle() == 0 and world.workload["spec"]["active"] is False
     world.found[names.FLAVORS, "h100"] = FLAVOR
     world.settle()
     world.admits()
     world.settle()
     world.run_all()
-    world.found[names.FLAVORS, "h100"] = Unread("h100 not found")
+    world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
     world.settle()
     assert world.condition("Running")["reason"] == "AllNodesRunning", "it has quota"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpjob.api.report import Place, training_report
+from ddpjob.api.report import ReportedCheckpoint, training_report
 from ddpjob.api.status import CheckpointStatus, Progress
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from tests.builders import NOW
@@ -135,7 +135,7 @@ def test_malformed_report_gives_a_valid_status_and_is_small(report: dict[str, An
 @pytest.mark.parametrize("wrong", [None, True, -1, 1.5, "3", 2**70, [3], {}])
 def test_field_of_a_wrong_type_or_value_is_ignored(wrong: object) -> None:
     found = training_report(REPORT | {"step": wrong, "checkpoint": {"step": wrong}})
-    assert found == replace(training_report(REPORT), step=None, checkpoint=Place(step=None))
+    assert found == replace(training_report(REPORT), step=None, checkpoint=ReportedCheckpoint(step=None))
 
 
 def test_long_phase_is_truncated() -> None:

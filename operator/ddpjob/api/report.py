@@ -77,7 +77,7 @@ def _is_inside(path: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
-class Place:
+class ReportedCheckpoint:
     """A checkpoint.
 
     path: its file, relative to DDPJOB_CHECKPOINT_DIR; None for one elsewhere, which no reader could find.
@@ -167,8 +167,8 @@ class TrainingReport:
     eta_seconds: _Count = None
     age_seconds: _Number = None
     saving_seconds: _Number = None
-    checkpoint: Annotated[Place | None, _OrNone] = None
-    resumed_from: Annotated[Place | None, _OrNone] = None
+    checkpoint: Annotated[ReportedCheckpoint | None, _OrNone] = None
+    resumed_from: Annotated[ReportedCheckpoint | None, _OrNone] = None
     pause: Annotated[Pause | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None
     fenced: _Flag = False

@@ -56,7 +56,7 @@ NO_START = REFUSALS | START_ERRORS | {
     "CreateContainerError", "RunContainerError", "PostStartHookError", "CrashLoopBackOff", "SignatureValidationFailed",
 }  # fmt: skip
 """Reasons of the kubelet for a container that waits, or has ended, because it does not start."""
-NOT_READ_YET = "failed to sync"
+FAILED_TO_SYNC = "failed to sync"
 """How the message of a refusal begins if the kubelet only has not read a Secret or ConfigMap yet."""
 
 Whose = Literal["own", "unknown", "peer"]
@@ -329,7 +329,7 @@ def is_refused(pod: PodView) -> bool:
     if pod.waiting is None or pod.waiting_init == LAUNCHER or pod.state != "pending" or pod.deleting:
         return False
     reason, message = pod.waiting
-    return reason in REFUSALS and not message.startswith(NOT_READ_YET)
+    return reason in REFUSALS and not message.startswith(FAILED_TO_SYNC)
 
 
 def evidence_of_missing(node_rank: int) -> Evidence:

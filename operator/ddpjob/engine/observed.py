@@ -35,7 +35,7 @@ NOT_POLLED = Polled()
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class Unknown:
     """Why an object of the cluster is not known.
 
     is_final: the API server says that it does not exist, or refuses to show it; otherwise it did not answer.
@@ -94,7 +94,7 @@ class Observed:
     logs: Mapping[str, LogFailure | None] = field(default_factory=dict)
     unbound: str = ""
     objects: Mapping[Resource, Sequence[Json]] = field(default_factory=dict)
-    found: Mapping[tuple[Resource, str], Json | Unread] = field(default_factory=dict)
+    found: Mapping[tuple[Resource, str], Json | Unknown] = field(default_factory=dict)
     served: Collection[str] | None = None
     elder: Elder | None = None
     may_try: bool = False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pods import is_object_name
-from ddpjob.engine.observed import Unread
+from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 
@@ -25,9 +25,9 @@ class Lookups:
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._found: dict[Lookup, tuple[float, Json | Unread]] = {}
+        self._found: dict[Lookup, tuple[float, Json | Unknown]] = {}
 
-    def found(self) -> Mapping[Lookup, Json | Unread]:
+    def found(self) -> Mapping[Lookup, Json | Unknown]:
         """Return what was read within the last minute, also which objects could not be read."""
         now = self._clock()
         self._found = {
@@ -44,15 +44,15 @@ class Lookups:
         Users write some of the names. A name that no object can have is not sent, because it may change the URL.
         """
         for kind, name in wanted:
-            value: Json | Unread
+            value: Json | Unknown
             if not is_object_name(name):
-                self._found[kind, name] = self._clock(), Unread("no object can have this name")
+                self._found[kind, name] = self._clock(), Unknown("no object can have this name")
                 continue
             try:
                 value = await self._cluster.get(kind, "", name)
             except (NotFound, Forbidden) as error:
-                value = Unread(str(error))
+                value = Unknown(str(error))
             except ClusterError as error:
                 _, known = self._found.get((kind, name), (0.0, None))
-                value = known if isinstance(known, dict) else Unread(str(error), is_final=False)
+                value = known if isinstance(known, dict) else Unknown(str(error), is_final=False)
             self._found[kind, name] = self._clock(), value

@@ -20,7 +20,7 @@ from ddpjob.engine.advice import (
     Row,
     advice,
 )
-from ddpjob.engine.evidence import NO_IMAGE, NO_START, NOT_READ_YET
+from ddpjob.engine.evidence import FAILED_TO_SYNC, NO_IMAGE, NO_START
 
 _STARTED = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 """Events of a pod that come after its volumes are mounted and its network is set up, or after it got its node."""
@@ -122,7 +122,7 @@ def not_started(case: Case, pod: PodView) -> Explanation:
         stage, known = _of_kubelet(case, pod, reason, message)
         hint, todo = known or ("", "")
         what = f"the kubelet does not start {pod.where}"
-    is_known = reason in NO_IMAGE | NO_START and not message.startswith(NOT_READ_YET)
+    is_known = reason in NO_IMAGE | NO_START and not message.startswith(FAILED_TO_SYNC)
     return case.verdict(
         stage,
         reason,

@@ -28,7 +28,7 @@ _STARTING = "the pod that reads the volume starts"
 
 
 class PodReader:
-    """Runs ``reader`` in a pod; see ``Reader``. Use as a context manager, which deletes the pod.
+    """Runs ``reader`` in a pod; see ``VolumeReader``. Use as a context manager, which deletes the pod.
 
     place: whose volume it is. start_seconds: limit for the start of the pod.
 

@@ -12,7 +12,7 @@ from ddpjob.local.state import HostPaths, JobFolder, StateFolder
 
 
 class FolderReader:
-    """Runs ``reader`` in this process; see ``Reader``."""
+    """Runs ``reader`` in this process; see ``VolumeReader``."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)

@@ -15,7 +15,7 @@ class CutError(Exception):
     """The output ended before its end: the connection was cut, or the pod is gone. Asking again may succeed."""
 
 
-class Reader(Protocol):
+class VolumeReader(Protocol):
     """Runs ``reader`` beside a volume."""
 
     def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:

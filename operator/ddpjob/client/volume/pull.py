@@ -16,20 +16,20 @@ from ddpjob.client.volume.contents import (
     listing,
     wanted_files,
 )
-from ddpjob.client.volume.messages import CutError, Reader, messages
+from ddpjob.client.volume.messages import CutError, VolumeReader, messages
 from ddpjob.client.volume.receive import OnProgress, gone, ignore, receive, wait_after
 
 _ROUNDS = 5  # of listing and copying, before a training is faster than the copy
 
 
 def read_contents(
-    reader: Reader, place: Place, on_progress: OnProgress | None = None, *, verify: bool
+    reader: VolumeReader, place: Place, on_progress: OnProgress | None = None, *, verify: bool
 ) -> VolumeContents:
     """Return what the volume holds. verify: read the checkpoints and compare their digests."""
     return _listing(reader, place, on_progress or ignore, Patience(), verify=verify).contents
 
 
-def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: OnProgress | None = None) -> Pulled:
+def pull(reader: VolumeReader, place: Place, to: Path, choice: Choice, on_progress: OnProgress | None = None) -> Pulled:
     """Copy what is wanted of the volume into ``to``."""
     patience, shown = Patience(), on_progress or ignore
     done: dict[str, PulledFile] = {}
@@ -55,7 +55,9 @@ def pull(reader: Reader, place: Place, to: Path, choice: Choice, on_progress: On
     )
 
 
-def _listing(reader: Reader, place: Place, on_progress: OnProgress, patience: Patience, *, verify: bool) -> Listing:
+def _listing(
+    reader: VolumeReader, place: Place, on_progress: OnProgress, patience: Patience, *, verify: bool
+) -> Listing:
     seen: set[str] = set()
     while True:
         try:
@@ -66,7 +68,7 @@ def _listing(reader: Reader, place: Place, on_progress: OnProgress, patience: Pa
 
 
 def _shown(
-    reader: Reader, on_progress: OnProgress, patience: Patience, seen: set[str], *, verify: bool
+    reader: VolumeReader, on_progress: OnProgress, patience: Patience, seen: set[str], *, verify: bool
 ) -> Iterator[Json | bytes]:
     """Yield the messages of ``list``, and show which file is read. seen: the files that have been listed."""
     for message in messages(reader.output("list", *(["verify"] if verify else []))):

@@ -12,7 +12,7 @@ from ddpjob.api.objects import Json, condition, element, event_time
 from ddpjob.client.volume import reader
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
-from ddpjob.engine.evidence import NO_IMAGE, NO_START, NOT_READ_YET
+from ddpjob.engine.evidence import FAILED_TO_SYNC, NO_IMAGE, NO_START
 from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
 CONTAINER = "reader"
@@ -178,7 +178,7 @@ def hopeless(pod: Json, job: str) -> DDPJobError | None:
             "the pod that reads the volume runs python3 of the job's image",
             "mount the claim in a pod with another image, and copy with kubectl cp",
         )
-    if (reason in NO_START and not message.startswith(NOT_READ_YET)) or status.get("phase") == "Failed":
+    if (reason in NO_START and not message.startswith(FAILED_TO_SYNC)) or status.get("phase") == "Failed":
         return UnavailableError(
             f"the pod that reads the volume does not start: {': '.join(filter(None, (reason, message)))}",
             "it runs the image of the job as a user that is not root, with a root file system that is read-only",

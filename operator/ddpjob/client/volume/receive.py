@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from ddpjob.api.backoff import Patience
 from ddpjob.client.volume.contents import RECORD, PulledFile, PullProgress, Wanted, damaged
-from ddpjob.client.volume.messages import CutError, Reader, messages
+from ddpjob.client.volume.messages import CutError, VolumeReader, messages
 from ddpjob.errors import DamagedFileError, TransferError, UnavailableError
 
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
@@ -56,7 +56,7 @@ def wait_after(cut: CutError, patience: Patience) -> None:
 
 
 def receive(
-    reader: Reader, job: str, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, patience: Patience
+    reader: VolumeReader, job: str, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, patience: Patience
 ) -> tuple[list[PulledFile], list[str]]:
     """Copy the files into ``to`` and return what became of each, and the paths that are gone from the volume.
 

@@ -13,11 +13,11 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
-from ddpjob.engine.observed import Unread
+from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.base import MAX_TEXT
 from ddpjob.engine.state import JobState
 
-NOT_READ_YET = Unread("it was not read yet", is_final=False)
+NOT_READ_YET = Unknown("it was not read yet", is_final=False)
 _MAX_FLAVORS = 64
 
 
@@ -75,7 +75,7 @@ def _edition(s: JobState) -> str:
 def _flavor(s: JobState, name: str) -> str | None:
     """Return what identifies what a flavor adds to pods; empty if it does not exist, None if it is not known now."""
     found = s.observed.found.get((names.FLAVORS, name), NOT_READ_YET)
-    if isinstance(found, Unread):
+    if isinstance(found, Unknown):
         return "" if found.is_final else None
     spec = found.get("spec") or {}
     added = json.dumps([spec.get("nodeLabels") or {}, spec.get("tolerations") or []], sort_keys=True)

@@ -23,7 +23,7 @@ from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DRAIN_MARGIN_SECONDS, seconds_to_stop
 from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
-from ddpjob.engine.observed import Unread
+from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
 from ddpjob.engine.scheduling.holds import NOT_READ_YET, Hold, is_active, new_hold, recorded_hold, why_held
 from ddpjob.engine.state import JobState
@@ -350,7 +350,7 @@ def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False)
     """Return which object of the cluster could not be read; None if all were."""
     for kind, name in wanted:
         found = s.observed.found.get((kind, name), NOT_READ_YET)
-        if isinstance(found, Unread) and (found.is_final or not only_final):
+        if isinstance(found, Unknown) and (found.is_final or not only_final):
             todo = _todo(kind, name) if found.is_final else ""
             return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{todo}"
     return None
