@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ddpjob.engine.advice import DESCRIBE_NODE, Row, advice
+from ddpjob.engine.advice import DISK_FULL, Row, advice
 
 _OF_IMAGES: Sequence[Row] = (
     Row(
@@ -16,11 +16,7 @@ _OF_IMAGES: Sequence[Row] = (
         "the image is not built for the architecture of this Kubernetes node",
         "build it for that architecture, or select nodes with kubernetes.io/arch in template.spec.nodeSelector",
     ),
-    Row(
-        r"(?i)no space left on device|disk quota exceeded",
-        "the disk of the Kubernetes node is full",
-        f"{DESCRIBE_NODE}, and to make room",
-    ),
+    DISK_FULL,
     Row(
         r"(?i)x509:|certificate|gave HTTP response to HTTPS client",
         "the Kubernetes node does not trust the certificate of the registry, or the registry has none",
