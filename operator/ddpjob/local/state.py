@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ddpjob.api import names
@@ -339,10 +339,3 @@ class HostPaths:
         if checkpoint is not None:
             found[checkpoint.mount_path] = self.claim(self.job.claim) / (checkpoint.sub_path or "")
         return found
-
-    def on_host(self, path: str) -> Path:
-        """Return where a path of the trainer is on this machine."""
-        for mount, directory in self.mounts().items():
-            if PurePosixPath(path).is_relative_to(mount):
-                return directory / PurePosixPath(path).relative_to(mount)
-        return Path(path)
