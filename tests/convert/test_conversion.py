@@ -359,6 +359,18 @@ def test_changes_of_the_pods_are_applied_in_every_form_that_trainjobs_have_had(s
     assert spec_of(trainjob("python", spec=spec))["template"] == {"spec": {"nodeSelector": {"a": "b"}}}
 
 
+def test_other_patches_of_the_runtime_are_noted() -> None:
+    jobs = [{"name": "node", "template": {"spec": {"backoffLimit": 0, "template": {"spec": {}}}}}]
+    template = {"spec": {"replicatedJobs": jobs, "failurePolicy": {"maxRestarts": 7}}}
+    patch = {"manager": "m", "trainingRuntimeSpec": {"template": template, "mlPolicy": {"numNodes": 9}}}
+    path = "spec.runtimePatches[0].trainingRuntimeSpec"
+    assert noted(trainjob("python", spec={"runtimePatches": [patch]})) == [
+        f"{path}.mlPolicy",
+        f"{path}.template.spec.failurePolicy",
+        f"{path}.template.spec.replicatedJobs[node].template.spec.backoffLimit",
+    ]
+
+
 def test_limits_of_the_run_of_a_trainjob_are_kept() -> None:
     spec = spec_of(trainjob("python", spec={"activeDeadlineSeconds": 9, "suspend": True}))
     assert (spec["activeDeadlineSeconds"], spec["suspend"]) == (9, True)

@@ -167,8 +167,10 @@ def _patches(spec: Json, name: str, notes: list[Note]) -> Iterator[tuple[str, Js
             else:
                 yield path, rest if field == "podTemplateOverrides" else {"spec": rest}
     for index, patch in enumerate(spec.get("runtimePatches") or ()):
-        path = f"spec.runtimePatches[{index}].trainingRuntimeSpec.template"
-        template = (patch.get("trainingRuntimeSpec") or {}).get("template") or {}
+        path, runtime = f"spec.runtimePatches[{index}].trainingRuntimeSpec", patch.get("trainingRuntimeSpec") or {}
+        note_others(runtime, ("template",), path, notes)
+        path, template = f"{path}.template", runtime.get("template") or {}
+        note_others(template.get("spec") or {}, ("replicatedJobs",), f"{path}.spec", notes)
         if template.get("metadata"):
             notes.append(
                 Note(f"{path}.metadata", "there is no JobSet", "set metadata of the DDPJob or of its template")
@@ -181,6 +183,7 @@ def _patches(spec: Json, name: str, notes: list[Note]) -> Iterator[tuple[str, Js
             if one.get("name") not in (name, _CONTAINER):
                 notes.append(Note(where, "a DDPJob has no steps"))
             else:
+                note_others(inner.get("spec") or {}, ("template",), f"{where}.spec", notes)
                 yield f"{where}.spec.template", (inner.get("spec") or {}).get("template") or {}
 
 
