@@ -263,6 +263,14 @@ def test_numbers_that_a_user_gives_are_hidden_too() -> None:
     assert str(pin) not in json.dumps([made.job, made.logs])
 
 
+def test_the_phase_that_a_program_reports_is_a_plain_word() -> None:
+    job = snapshot().job
+    job["status"] |= {"progress": {"phase": SECRET}, "stall": {"phase": "close"}}
+    status = Redactor(KEY, programs=False).redacted(job, of_kubernetes=False)["status"]
+    assert status["progress"]["phase"].startswith("hidden-"), "a program may report any text as its phase"
+    assert (status["stall"]["phase"], status["currentAttempt"]["phase"]) == ("close", "Running")
+
+
 def test_equal_values_have_equal_marks_within_one_bundle_only() -> None:
     world = a_running_world(a_job(env=[{"name": "A", "value": "1234"}, {"name": "B", "value": "1234"}]))
     made = [redacted(snapshot(job=world.job), key, logs=False)[0].job["spec"]["env"] for key in (KEY, OTHER_KEY)]

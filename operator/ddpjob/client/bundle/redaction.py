@@ -35,6 +35,8 @@ _WORDS = (
 _KEPT = frozenset(f"{_NAMES} {_WORDS}".split())
 _NAME = re.compile(r"[\w/][\w.:/+-]{0,252}(@sha256:[0-9a-f]{64})?", re.ASCII)
 _KEY = re.compile(r"[A-Za-z_][\w./-]{0,120}", re.ASCII)
+_PHASE = re.compile(r"[A-Za-z_]{1,20}", re.ASCII)
+"""Phases that a program reports are texts of its own; those of ddprun and of the operator are short words."""
 _NUMBERS = frozenset({"loss", "accuracy", "samplesPerSecond", "stepsPerSecond", "stepSeconds"})
 _NUMBER = re.compile(r"-?(\d+(\.\d+)?(e[+-]?\d+)?|nan|inf)", re.ASCII)
 _AMOUNTS = frozenset({"limits", "requests", "capacity", "hard", "used", "allocatedResources"})
@@ -198,6 +200,8 @@ class Redactor:
             return text
         if key in _NUMBERS:
             return self._formed(text, _NUMBER)
+        if key == "phase" and not self._of_kubernetes:
+            return self._formed(text, _PHASE)
         return self._formed(text, _NAME) if key in _KEPT else self._hide(text)
 
     def _text(self, text: str, key: str, around: Mapping[str, Any]) -> str:
