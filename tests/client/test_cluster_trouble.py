@@ -135,7 +135,6 @@ def test_a_bundle_by_a_user_with_the_role_view_says_what_is_missing(
         "pods.json",
         "others.json",
         "events.json",
-        "claims.json",
     }
     assert {one["what"] for one in manifest["unread"]} == {"metrics", "operator"}
     assert manifest["versions"]["kubernetes"].startswith("v1.")

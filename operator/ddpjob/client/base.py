@@ -395,7 +395,8 @@ class Client(Protocol):
         """Stop the job if it runs, and delete it with its pods and logs.
 
         Args:
-            volume: also delete the volume made from ``checkpoint.claimTemplate``: checkpoints, metrics, data.
+            volume: also delete the volume made from ``checkpoint.claimTemplate``: checkpoints, metrics, data. With
+                ``claimRetention: Delete`` it goes in any case.
         """
         ...
 

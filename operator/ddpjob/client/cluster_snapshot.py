@@ -148,8 +148,8 @@ def _attempts(job: Json) -> set[int]:
 
 def _claims(job: Json) -> Collection[str]:
     """Return the names of the claims of checkpoints and data."""
-    checkpoint, data = job["spec"].get("checkpoint") or {}, job["spec"].get("data") or {}
-    own = checkpoint.get("claimName") or names.claim_name(str(job["metadata"]["name"]))
+    checkpoint, data = job["spec"].get("checkpoint"), job["spec"].get("data") or {}
+    own = (checkpoint.get("claimName") or names.claim_name(str(job["metadata"]["name"]))) if checkpoint else None
     return dict.fromkeys(str(name) for name in (own, data.get("claimName")) if name)
 
 
