@@ -35,7 +35,7 @@ DISTRIBUTIONS := operator/ddpjob operator/ddpjob_operator trainer_app/ddprun tra
 # A CPU build of torch in a folder of wheels; torch of the package index needs CUDA's libraries on Linux, too.
 TORCH_CPU = $(firstword $(wildcard $(addsuffix /torch-*+cpu-cp$(shell $(PYTHON) -c \
 	'import sys; print(*sys.version_info[:2], sep="")')-*.whl,../shared/wheels $(PIP_FIND_LINKS))))
-LOCKS = build operator trainer $(if $(TORCH_CPU),,torch cuda)
+LOCKS = build operator trainer plot $(if $(TORCH_CPU),,torch cuda)
 $(VENV)/.installed: LOCKS += test
 $(VENV)/.installed $(VENV)/.trainer: $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'

@@ -31,6 +31,7 @@ HEADS = {
     "build": "what builds the wheels of this project",
     "operator": "what ddpjob and ddpjob-operator need: the operator's image",
     "trainer": "what ddprun and ddptrain need besides torch: the trainer's image",
+    "plot": "what ddpplot needs, which no image has",
     "torch": "torch, from the package index or PyTorch's own index of CPU builds",
     "cuda": "what torch of the package index needs in addition on Linux; CPU builds do not",
     "test": "what the tests need in addition",
@@ -61,6 +62,7 @@ def asked() -> dict[str, list[str]]:
         "build": build,
         "operator": [*needs["ddpjob"], *needs["ddpjob-operator"]],
         "trainer": [*needs["ddprun"], *needs["ddptrain"]],
+        "plot": needs["ddpplot"],
         "test": root["dependency-groups"]["test"],
     }
 

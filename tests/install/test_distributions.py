@@ -205,6 +205,23 @@ def test_a_lock_file_pins_all_of_its_group_with_hashes(group: str) -> None:
     assert [str(one) for one in wanted if not one.specifier.contains(versions[canonicalize_name(one.name)])] == []
 
 
+def test_the_lock_files_have_what_the_distributions_need_and_nothing_else() -> None:
+    """An image installs all that its files name; `make setup` takes what the distributions need from them alone."""
+    groups, setup = asked(), re.findall(r"LOCKS \+?= (.*)", (ROOT / "Makefile").read_text())
+    needed = {canonicalize_name(one.name) for name in DISTRIBUTIONS for one in requirements(name)} - {*DISTRIBUTIONS}
+    assert needed - {name for file in re.findall(r"[a-z]+", " ".join(setup)) for name in pinned(file)} == set()
+    for group, lines in groups.items():
+        waiting, reached = [Requirement(line) for line in lines], set[str]()
+        while waiting:
+            one = waiting.pop()
+            name = canonicalize_name(one.name)
+            if name not in reached:
+                reached.add(name)
+                waiting += required_by(one) if list(metadata.distributions(name=name)) else []
+        elsewhere = {name for name, lines in pinned(group).items() if " ; " in lines}  # of other platforms and Pythons
+        assert pinned(group).keys() - reached - elsewhere == set(), group
+
+
 def test_a_folder_with_the_name_of_a_package_is_not_imported_in_its_place(tmp_path: Path) -> None:
     """As a clone named ddpjob is, beside the user's script."""
     names = [package(name) for name in DISTRIBUTIONS]
