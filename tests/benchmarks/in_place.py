@@ -14,7 +14,6 @@ time is from a failure until each node has been told to start the next life.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -35,9 +34,21 @@ from typing import Any
 
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
-from ddprun.launcher.life_messages import Abort, Failed, Failure, Hello, Life, Message, Ready, Start, from_json, to_json
+from ddprun.launcher.life_messages import (
+    VERSION,
+    Abort,
+    Failed,
+    Failure,
+    Hello,
+    Life,
+    Message,
+    Ready,
+    Start,
+    from_json,
+    to_json,
+)
 from ddprun.launcher.lives import EndRanks, RanksEnded
-from ddprun.launcher.peers import _HELLO, Peers, _proof
+from ddprun.launcher.peers import _HELLO, Peers, _Connection, _Handshake
 from ddprun.reporting.progress_port import ProgressPort
 from tests.processes import free_port
 
@@ -170,66 +181,66 @@ def _until(condition: Callable[[], bool], folder: Path) -> None:
 class _Node:
     """The connection of one simulated launcher, which answers at once."""
 
-    def __init__(self, node: int, number: int, group: bytes, life: Life) -> None:
-        self.node, self._group, self._life, self._received = node, group, life, b""
-        self.sock = socket.create_connection(("127.0.0.1", number), 60)
-        self.is_admitted = False
-        self._send({_HELLO: node, "asks": "1"})
-
-    def _send(self, *messages: object) -> None:
-        self.sock.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+    def __init__(self, node: int, number: int, secret: bytes, life: Life, selector: selectors.DefaultSelector) -> None:
+        self._node, self._secret, self._life, self.is_admitted = node, secret, life, False
+        self.connection = _Connection(socket.create_connection(("127.0.0.1", number), 60), selector)
+        self.connection.send({_HELLO: node, "asks": "1", "version": VERSION})
 
     def say(self, message: Message) -> None:
-        self._send({"life": to_json(message)})
+        self.connection.send({"life": to_json(message)})
 
     def handle(self) -> bool:
         """Answer what has come; return whether it was the start of a life."""
-        self._received += self.sock.recv(65536)
-        *lines, self._received = self._received.split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+        starts = False
+        for message in self.connection.messages():
             if "asks" in message:
-                self._send({"proof": _proof(self._group, "node", self.node, "1", message["asks"])})
-                self.say(Hello(self._life, f"boot-{self.node}"))
+                versions = VERSION, message["version"]
+                handshake = _Handshake(self._secret, self._node, "1", message["asks"], versions)
+                self.connection.send({"proof": handshake.proof("node")})
+                self.connection.admit(handshake.keys("node"))
+                self.say(Hello(self._life, f"boot-{self._node}"))
                 self.is_admitted = True
             match from_json(message.get("life")):
                 case Abort():
                     self.say(Ready(self._life, healthy=True, failure=None))
                 case Start():
-                    return True
-        return False
+                    starts = True
+        return starts
 
 
-def _simulated(number: int, group: bytes, life: Life, count: int, shared: tuple[Any, Any]) -> None:
+def _simulated(number: int, secret: bytes, life: Life, count: int, shared: tuple[Any, Any]) -> None:
     go, done = shared
     with selectors.DefaultSelector() as selector:
-        nodes = []
+        nodes: dict[_Connection, _Node] = {}
+
+        def handle(timeout: float | None) -> int:
+            return sum(nodes[key.data].handle() for key, _ in selector.select(timeout))
+
         for node in range(1, count):
-            one = _Node(node, number, group, life)
-            selector.register(one.sock, selectors.EVENT_READ, one)
-            nodes.append(one)
+            one = _Node(node, number, secret, life, selector)
+            nodes[one.connection] = one
             while not one.is_admitted:
-                one.handle()
+                handle(None)
         while not go.is_set():
-            for key, _ in selector.select(0.05):
-                key.data.handle()
+            handle(0.05)
         began, left = time.monotonic(), count - 1
-        nodes[0].say(Failed(life, Failure(137, "own", "Killed", None, 1, 3, "rank 1 was killed by SIGKILL")))
+        first = next(iter(nodes.values()))
+        first.say(Failed(life, Failure(137, "own", "Killed", None, 1, 3, "rank 1 was killed by SIGKILL")))
         while left:
-            left -= sum(key.data.handle() for key, _ in selector.select())
+            left -= handle(None)
         done.put(time.monotonic() - began)
 
 
 def many_launchers(count: int) -> float:
     """Return the seconds from a failure on one of ``count`` nodes until all were told to start the next life."""
     ranks, number = Ranks(nnodes=count, world_size=count), free_port()
-    peers = Peers(ranks, number)
+    peers = Peers(ranks, number, token="of the attempt")
     agreement = Agreement(ranks, peers, 5)
     port = ProgressPort(number, dict, peers.takes)
     context = multiprocessing.get_context("fork")
     go, done = context.Event(), context.Queue()
     life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
-    others = context.Process(target=_simulated, args=(number, peers._group, life, count, (go, done)))
+    others = context.Process(target=_simulated, args=(number, peers._secret, life, count, (go, done)))
     others.start()
     with selectors.DefaultSelector() as selector:
         selector.register(port, selectors.EVENT_READ, port)
