@@ -40,7 +40,7 @@ def _tool(module: str, *arguments: str) -> Command:
     return Command((sys.executable, "-m", module, *arguments))
 
 
-_PACKAGES = ("ddpjob", "ddpjob_operator", "ddprun", "ddptrain", "ddpplot")
+PACKAGES = ("ddpjob", "ddpjob_operator", "ddprun", "ddptrain", "ddpplot")
 
 
 def _mypy(cache: str, *arguments: str) -> Command:
@@ -107,19 +107,7 @@ LAYERS = (
         (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
-            _mypy(
-                "types",
-                "-p",
-                "ddpjob",
-                "-p",
-                "ddpjob_operator",
-                "-p",
-                "ddprun",
-                "-p",
-                "ddptrain",
-                "-p",
-                "ddpplot",
-            ),
+            _mypy("types", *(word for package in PACKAGES for word in ("-p", package))),
             _mypy("types-oldest-python", "-p", "ddprun", "--config-file", "tests/layers/oldest_python.ini"),
             Command((str(Path(sys.executable).with_name("lint-imports")),)),
             _tool("yamllint", "--strict", "."),

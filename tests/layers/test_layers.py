@@ -15,7 +15,7 @@ import pytest
 from tests.kind.prepare import GROUPS
 from tests.kind.toolchain import BINARIES
 from tests.layers.__main__ import run
-from tests.layers.definitions import BY_NAME, LAYERS, Command, Layer, pytest_command
+from tests.layers.definitions import BY_NAME, LAYERS, PACKAGES, Command, Layer, pytest_command
 from tests.layers.report import LayerResult, Outcome, as_json, as_text
 from tests.layers.runner import Runner, busy_loops
 from tests.processes import eventually
@@ -343,6 +343,12 @@ def test_demo_installs_no_programs_of_tests(target: str, tmp_path: Path) -> None
     command = ["make", "--dry-run", f"VENV={tmp_path / 'new'}", target]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
     assert "requirements/trainer.txt" in done.stdout and "requirements/test.txt" not in done.stdout
+
+
+def test_the_hook_of_a_commit_checks_the_types_of_the_same_packages() -> None:
+    hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text()
+    [options] = re.findall(r"entry: \.venv/bin/mypy (.*)", hooks)
+    assert options.split() == [word for package in PACKAGES for word in ("-p", package)]
 
 
 def test_every_need_of_a_layer_can_be_prepared() -> None:

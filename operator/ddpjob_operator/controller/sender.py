@@ -120,7 +120,7 @@ class Sender:
         except BaseException:
             sent.creates.begun = 0  # the effect is not known, as after a restart of the operator
             raise
-        if _repairs(plan) and not outcome.problems:  # a refused one is delayed and shown as a problem, see ``_settle``
+        if _repairs(plan) and not outcome.problems:  # a refused one is delayed and shown as a problem, see ``settle``
             is_new = self._clock() - sent.repair_after > MAX_RETRY_SECONDS
             sent.repairs = 1 if is_new else sent.repairs + 1
             sent.repair_after = self._clock() + retry_seconds(sent.repairs)
