@@ -29,11 +29,12 @@ LEFT_BEHIND = b"time.sleep(12345.5)"
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with both packages, one function and a test of it, which needs no plugin of pytest."""
+    """A repository with all packages, one function and a test of it, which needs no plugin of pytest."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     root = tmp_path / "repository"
     files = {
         "operator/ddpjob/__init__.py": SUM,
+        "operator/ddpjob_operator/__init__.py": "",
         "trainer_app/ddprun/__init__.py": "",
         "trainer_app/ddpplot/__init__.py": "",
         "trainer_app/ddptrain/__init__.py": "",

@@ -19,6 +19,7 @@ from tests.mutants.mutant import ROOT, Mutant
 from tests.processes import die_with_parent
 
 _PYTEST = ("-m", "pytest", "-q", "-x", "-rfE", "--tb=line", "-p", "no:cacheprovider")
+_PACKAGES = "ddpjob, ddpjob_operator, ddpplot, ddprun, ddptrain"
 TIMED_OUT = -1
 
 
@@ -91,7 +92,7 @@ class Tree:
         command = [
             self._python,
             "-c",
-            "import ddpjob, ddpplot, ddprun, ddptrain as t; print(*(p.__file__ for p in (ddpjob, ddpplot, ddprun, t)))",
+            f"import {_PACKAGES}; print(*(package.__file__ for package in ({_PACKAGES})))",
         ]
         found = subprocess.run(command, cwd=self.root, text=True, capture_output=True, check=True).stdout.split()
         assert all(Path(file).is_relative_to(self.root) for file in found), found
