@@ -6,7 +6,8 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from ddpjob_operator.cluster.base import ClusterError, Conflict, Forbidden, Invalid, TooManyRequests
+from ddpjob_operator.cluster.base import ClusterError, Conflict, Forbidden, Invalid, TooManyRequests, Unavailable
+from tests.builders import failed
 from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
 
@@ -48,6 +49,30 @@ def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision(caplog: py
         await asyncio.sleep(2)
         assert conflicts == 15 and bench.status()["attempt"] == 2
         assert "another operator" not in caplog.text
+
+    on_bench(test)
+
+
+def test_conflicts_with_successes_between_them_do_not_delay_a_decision() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit(restartPolicy={"maxRestarts": 100})
+        await asyncio.sleep(1)
+        await bench.run_all()
+        writes = 0
+
+        def every_second(call: Call) -> Fault | None:
+            nonlocal writes
+            writes += call.verb == "patch_status"
+            is_edited = call.verb == "patch_status" and writes % 2
+            return Fault(before=Conflict("the object has been modified", code=409)) if is_edited else None
+
+        bench.rule = every_second
+        while writes < 50:
+            suspend = not bench.server.get(names.DDPJOBS, "default", "mnist")["spec"].get("suspend")
+            bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"suspend": suspend}})
+            before = bench.status()
+            await asyncio.sleep(0.5)
+            assert bench.status() != before
 
     on_bench(test)
 
@@ -154,6 +179,66 @@ def test_no_pod_runs_without_a_record_while_the_status_is_refused(error: Cluster
         bench.rule = lambda call: None
         await asyncio.sleep(60)
         assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 6, "two of each job"
+
+    on_bench(test)
+
+
+def test_pods_whose_creates_take_longer_than_the_refusal_of_their_status_are_deleted() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit("first")
+        await asyncio.sleep(2)
+
+        def refused(call: Call) -> Fault | None:
+            if (call.verb, call.resource) == ("create", names.PODS):
+                return Fault(slow_seconds=1)
+            return Fault(before=Forbidden("policy", code=403)) if call.verb == "patch_status" else None
+
+        bench.rule = refused
+        bench.submit()
+        await asyncio.sleep(60)
+        assert bench.sent("create", names.PODS) == 4
+        assert {pod["metadata"]["labels"][names.LABEL_JOB_NAME] for pod in bench.pods(1)} == {"first"}
+
+    on_bench(test)
+
+
+def test_after_a_refused_status_no_pod_is_created_before_its_record_although_others_are_recorded() -> None:
+    async def test(bench: Bench) -> None:
+        error = Forbidden("policy denies mnist", code=403)
+        bench.rule = lambda call: Fault(before=error) if (call.verb, call.name) == ("patch_status", "mnist") else None
+        bench.submit("first")
+        await asyncio.sleep(2)
+        bench.submit()
+        for number in range(10):
+            await asyncio.sleep(15)
+            bench.submit(f"other-{number}")
+        await asyncio.sleep(2)
+        pods = [c.obj for c in bench.history() if c.resource is names.PODS and c.type == "ADDED"]
+        of_mnist = [pod for pod in pods if pod["metadata"]["labels"][names.LABEL_JOB_NAME] == "mnist"]
+        assert len(of_mnist) == 2 and len(pods) == 2 * 12, "only the first try was beside the record"
+
+    on_bench(test)
+
+
+def test_the_event_of_a_decision_follows_its_requests_and_is_not_lost_when_they_fail() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        busy = iter([TooManyRequests("busy", code=429), Unavailable("connection reset")])
+
+        def twice(call: Call) -> Fault | None:
+            error = next(busy, None) if (call.verb, call.resource) == ("delete", names.PODS) else None
+            return Fault(before=error) if error is not None else None
+
+        bench.rule, before = twice, len(bench.calls)
+        bench.report(bench.pods(1)[0], failed(1))
+        await asyncio.sleep(10)
+        assert bench.status()["attempt"] == 2 and next(busy, None) is None
+        writes = [(call.verb, call.resource) for call in bench.calls[before:] if call.is_write]
+        event, delete = writes.index(("create", names.EVENTS)), writes.index(("delete", names.PODS))
+        assert writes.index(("patch_status", names.DDPJOBS)) < delete < event
+        assert bench.events().count("Restarting") == 1
 
     on_bench(test)
 
