@@ -210,6 +210,31 @@ def test_lost_reply_of_a_status_write_loses_no_event_and_no_count(number: int) -
     on_bench(test)
 
 
+def test_a_job_with_the_name_of_a_deleted_one_has_no_memory_of_its_creates() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(5)
+        await bench.run_all()
+        bench.server.delete(names.DDPJOBS, "default", "mnist")
+        for pod in bench.cluster.store.all(names.PODS):  # or the next job waits for their end
+            bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
+        bench.submit()
+        refused = Forbidden("exceeded quota", code=403)
+        bench.rule = lambda call: (
+            Fault(before=refused)
+            if (call.verb, call.resource) == ("create", names.PODS) and call.name[-1] == "1"
+            else None
+        )
+        await asyncio.sleep(30)
+        shown = bench.status()
+        assert (shown["restarts"], condition(shown, "Running")["reason"]) == (0, "CreateRefused")
+        bench.rule = lambda call: None
+        await asyncio.sleep(60)
+        assert bench.status()["restarts"] == 0 and len(bench.pods(bench.status()["attempt"])) == 2
+
+    on_bench(test)
+
+
 def test_name_conflict_of_a_gang_costs_few_pods() -> None:
     """Another owner has the name of the Service. Seen: 259 pods were created and deleted in ten minutes."""
 
