@@ -49,6 +49,8 @@ $(VENV)/.installed $(VENV)/.trainer: $(addsuffix /pyproject.toml,$(DISTRIBUTIONS
 	$(PIP_INSTALL) --require-hashes $(patsubst %,--requirement requirements/%.txt,$(LOCKS))
 	@# Without the index, because pip prefers a file there to one of a folder.
 	$(if $(TORCH_CPU),$(PIP_INSTALL) --no-index --find-links $(dir $(TORCH_CPU)) --require-hashes --requirement requirements/torch.txt)
+	@# Else pip would remove a command that it has just installed, if it had belonged to another distribution before.
+	@$(BIN)/pip uninstall -qq --disable-pip-version-check --yes $(notdir $(DISTRIBUTIONS))
 	$(PIP_INSTALL) --no-index --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
 	@touch $@
 

@@ -345,6 +345,14 @@ def test_demo_installs_no_programs_of_tests(target: str, tmp_path: Path) -> None
     assert "requirements/trainer.txt" in done.stdout and "requirements/test.txt" not in done.stdout
 
 
+def test_setup_removes_the_distributions_of_an_earlier_checkout_first(tmp_path: Path) -> None:
+    """Seen: pip wrote the command ddptrain, then removed it with the earlier ddpjob, to which it had belonged."""
+    command = ["make", "--dry-run", f"VENV={tmp_path / 'new'}", "setup"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    installed = done.stdout.index("--editable")
+    assert "pip uninstall" in done.stdout[:installed]
+
+
 def test_the_hook_of_a_commit_checks_the_types_of_the_same_packages() -> None:
     hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text()
     [options] = re.findall(r"entry: \.venv/bin/mypy (.*)", hooks)
