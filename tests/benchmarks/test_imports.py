@@ -1,4 +1,4 @@
-"""Programs that no other test starts can be imported: an import of what is gone would show only when someone measures."""
+"""Programs that no other test starts can be imported; else an import of what is gone shows when someone measures."""
 
 from __future__ import annotations
 
