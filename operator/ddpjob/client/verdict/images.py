@@ -43,7 +43,7 @@ _OF_IMAGES: Sequence[Row] = (
         "name a Secret with valid credentials in spec.imagePullSecrets",
     ),
     Row(
-        r"(?i)not found|(?:manifest|name) unknown|does not exist",
+        r"(?i)not found|(?:manifest|name) unknown|does not exist|invalid reference format",
         "the name or the tag is wrong",
         "correct spec.image",
     ),
@@ -57,6 +57,9 @@ _OF_IMAGES: Sequence[Row] = (
 
 https://github.com/containerd/containerd/blob/v2.1.0/core/remotes/docker has most of the texts."""
 
+_NO_CAUSE = re.compile(r'(?:\w+: )*(?:|Back-off pulling image "[^"]*"|ErrImagePull|ImagePullBackOff)')
+"""A message that has no other text of the registry or of the container runtime."""
+
 
 def image_advice(message: str, image: str, node: str | None = None) -> tuple[str, str, bool]:
     """Return hint and next for an image that cannot be pulled, and whether the message names the cause.
@@ -66,5 +69,7 @@ def image_advice(message: str, image: str, node: str | None = None) -> tuple[str
     text = re.sub(r'https?://[^\s"]+', "", message.replace(image, ""))  # a tag may be 429, also in a URL
     if (found := advice(text, _OF_IMAGES, node=node or "NODE")) is not None:
         return *found, True
+    if not _NO_CAUSE.fullmatch(message.strip()):
+        return "", "correct what the message names", False
     hint = "the name or the tag is wrong, the registry needs a Secret, or the node cannot reach the registry"
     return hint, "correct spec.image, or name the Secret in spec.imagePullSecrets", False

@@ -36,7 +36,7 @@ _OF_VOLUMES: Sequence[Row] = (
     SYNCED_LATER,
     NO_OBJECT,
     Row(
-        r"Multi-Attach",
+        r"Multi-Attach|IN_USE_BY_ANOTHER",
         "another Kubernetes node uses the volume, and only one can at a time",
         "use a claim with the access mode ReadWriteMany, or end the other pod that uses the volume",
     ),
@@ -51,7 +51,7 @@ _OF_VOLUMES: Sequence[Row] = (
         "give them the right: the export of the server, or the permission of the account",
     ),
     Row(
-        r"helper program|registered CSI drivers|executable file",
+        r"helper program|registered CSI drivers|does not contain driver|executable file",
         "the Kubernetes node lacks the driver or the program that mounts the volume",
         f"the administrator of the nodes installs it; {DESCRIBE_NODE}",
     ),
@@ -74,6 +74,11 @@ _OF_SANDBOXES: Sequence[Row] = (
         r"get sandbox image",
         "the Kubernetes node cannot pull the image that its container runtime needs for each pod",
         f"the administrator of the nodes looks at their registry; {DESCRIBE_NODE}",
+    ),
+    Row(
+        r"network-attachment-definition",
+        "a network that the pods ask for in the annotation k8s.v1.cni.cncf.io/networks cannot be read",
+        "correct the annotation in spec.template, or create the NetworkAttachmentDefinition in namespace {namespace}",
     ),
     Row(
         r"(?i)network|\bcni\b|plugin type=",

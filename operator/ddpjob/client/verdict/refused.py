@@ -16,12 +16,16 @@ from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITI
 _NO_GANG = (UNAVAILABLE, NOT_ENFORCED)
 _OF_OPERATOR = frozenset({"CreateRefused", "CreateFailed", "NameConflict", "NameTerminating", *_NO_GANG})
 """Reasons of what only the operator has seen: the responses to its creates, and its gang scheduler."""
+_WAIT_FOR_WEBHOOK = (
+    f"wait: the creates are sent again; if it lasts, {BY_ADMINISTRATOR}kubectl get "
+    "validatingwebhookconfigurations,mutatingwebhookconfigurations, and to look at the one that the message names"
+)
 _REFUSALS: Mapping[str, tuple[str, str]] = {
     "CreateRefused": (
         "the API server or an admission webhook refuses it",
         "correct what the message names; kubectl describe namespace {namespace}",
     ),
-    "CreateFailed": ("the API server or an admission webhook does not answer", "nothing; the creates are sent again"),
+    "CreateFailed": ("the API server or an admission webhook does not answer", _WAIT_FOR_WEBHOOK),
     "InvalidSpec": ("the CRD accepted what this operator refuses", "correct the field that the message names"),
     "SpecChanged": ("", "undo the change, or delete the job and apply it again"),
     "NameConflict": ("another program or user created an object of that name", "delete or rename the object"),
@@ -54,6 +58,12 @@ _STAGES: Mapping[str, Stage] = {
 }
 """By reason; of the others, Refused."""
 OF_REFUSALS: Sequence[Row] = (
+    Row(
+        r'persistentvolumeclaims "[^"]+" is forbidden: exceeded quota: (?P<name>[a-z0-9.-]+)',
+        "other claims of the namespace use the quota of storage, or the claim needs more than the whole quota",
+        "kubectl describe quota {name} -n {namespace}; request less in checkpoint.claimTemplate, or delete claims",
+        _QUOTA_EXCEEDED,
+    ),
     Row(
         r"exceeded quota: (?P<name>[a-z0-9.-]+)",
         "other pods of the namespace use the quota, or the job needs more than the whole quota",
@@ -91,7 +101,16 @@ OF_REFUSALS: Sequence[Row] = (
         "the priority class does not exist",
         f"correct priorityClassName; {BY_ADMINISTRATOR}kubectl get priorityclasses",
     ),
-    Row(r"RuntimeClass", "the runtime class does not exist", "correct runtimeClassName in spec.template"),
+    Row(
+        r'RuntimeClass "[^"]+" not found',
+        "the runtime class does not exist",
+        "correct runtimeClassName in spec.template",
+    ),
+    Row(
+        r"RuntimeClass",
+        "the pods contradict their runtime class: its node selector, its tolerations or its overhead",
+        "correct nodeSelector, tolerations, overhead or runtimeClassName in spec.template",
+    ),
     Row(
         r"\bcannot \w+ resource",
         "the operator lacks the right",

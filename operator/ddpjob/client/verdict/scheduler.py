@@ -9,7 +9,8 @@ from ddpjob.engine.advice import BY_ADMINISTRATOR, Row
 # Taints that the control plane, an autoscaler or a driver sets while a node is not ready, or is being removed.
 _OF_STATE = (
     r"node\.kubernetes\.io/(?:not-ready|unreachable|out-of-service|[\w-]+-pressure|network-unavailable)|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
-    r"|karpenter\.sh/(?:disrupt|unregistered)|cloud\.google\.com/impending-node-termination|[\w.-]+/agent-not-ready"
+    r"|karpenter\.sh/(?:disrupt|unregistered)|cloud\.google\.com/impending-node-termination"
+    r"|[\w.-]+/(?:[\w.-]+-)?(?:not-ready|uninitialized)|startup-taint\.cluster-autoscaler\.|readiness\.k8s\.io/"
 )
 _CONTROL_PLANE = re.compile(r"had untolerated taint \{node-role\.kubernetes\.io/(control-plane|master)[^}]*\}")
 _TAINTS = f"{BY_ADMINISTRATOR}kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"
