@@ -76,7 +76,12 @@ def snapshot(**more: Any) -> Snapshot:
         "claims": {"mnist-checkpoints": world.claim, "other": None},
         "events": [
             event | {"reason": "FailedScheduling", "message": NO_GPU, "source": {"component": "default-scheduler"}},
-            event | {"reason": "Unhealthy", "message": "Readiness probe failed: key"},
+            event
+            | {
+                "reason": "Unhealthy",
+                "message": "Readiness probe failed: key",
+                "source": {"component": "kubelet", "host": "node-a"},
+            },
         ],
         "others": [one for one in (world.service, world.policy) if one],
         "operators": [operator],
@@ -107,8 +112,10 @@ def _pod_spec() -> Json:
         "containers": [
             {
                 "name": "trainer",
-                "env": [{"name": "PROXY", "value": "http://u:p@proxy"}],
-                "readinessProbe": {"httpGet": {"path": "/x?token=S", "port": 80, "httpHeaders": [header]}},
+                "env": [{"name": "PROXY", "value": "http://u:p@proxy"}, {"name": "DDPJOB_OPERATOR_X", "value": "mine"}],
+                "readinessProbe": {
+                    "httpGet": {"path": "/x?token=S", "host": "hub.acme.io", "port": 80, "httpHeaders": [header]}
+                },
                 "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "curl -u me:pw https://hub"]}}},
                 "resources": {"limits": {"nvidia.com/gpu": "1"}},
             }
@@ -126,6 +133,7 @@ WORDS = "the API server, a kubelet or the operator accepts only its own words he
 ARRIVES = {
     **dict.fromkeys(("name", "namespace", "uid", "hostname", "subdomain", "nodeName", "key", "driver"), NAMES),
     **dict.fromkeys(("resourceVersion", "apiVersion", "pod"), NAMES),
+    "host": "says which Kubernetes node wrote an event; a probe has it, too, and there it is hidden",
     **dict.fromkeys(("kind", "type", "status", "reason", "state", "action", "effect", "operator"), WORDS),
     **dict.fromkeys(("phase", "current", "policyTypes", "accessModes", "restartPolicy", "clusterIP"), WORDS),
     **dict.fromkeys(
@@ -169,8 +177,7 @@ def _why(document: Json, path: tuple[Any, ...]) -> str:
         around = around[key]
     if path[-1] == "value":
         name = str(around.get("name"))
-        is_of_operator = name in names.OWNED_ENV or name.startswith("DDPJOB_OPERATOR_")
-        return "DDPJOB" if is_of_operator and name != names.ENV_TOKEN else name
+        return "DDPJOB" if name in names.OWNED_ENV and name != names.ENV_TOKEN else name
     domain = str(path[-1]).partition("/")[0]
     if domain.endswith((".io", ".dev")):
         return "ddpjob.dev" if domain == "ddpjob.dev" else "kubernetes.io"
@@ -283,7 +290,7 @@ def test_what_explains_an_incident_stays() -> None:
     assert (failure["exception"], failure["exitCode"], failure["nodeRank"]) == ("HTTPError", 1, 1)
     assert made.job["spec"]["command"][0] == "torchrun" and made.job["spec"]["command"][1] == "train.py"
     assert [variable["name"] for variable in made.job["spec"]["env"]] == ["WANDB_API_KEY", "LEVEL"]
-    assert made.events[0]["message"] == NO_GPU
+    assert made.events[0]["message"] == NO_GPU and made.events[1]["source"]["host"] == "node-a"
     assert made.pods is not None and made.pods[1]["status"]["conditions"][0]["message"] == NO_GPU
     (ended,) = [pod["status"]["containerStatuses"][0] for pod in made.pods if "terminated" in json.dumps(pod["status"])]
     report = json.loads(ended["state"]["terminated"]["message"])
@@ -295,6 +302,8 @@ def test_what_explains_an_incident_stays() -> None:
     assert made.operators is not None
     env = made.operators[0]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert env[0]["value"] == "debug" and env[1]["value"].startswith("hidden-")
+    (own,) = [each["value"] for each in container["env"] if each["name"] == "DDPJOB_OPERATOR_X"]
+    assert own.startswith("hidden-"), "a setting of the operator is one in its own pods only"
     (row,) = map(json.loads, made.texts["metrics/run-1.jsonl"].splitlines())
     assert (row["event"], row["loss"], row["tag"][:7]) == ("train", 0.5, "hidden-")
     assert redaction.hidden and redaction.left_out and not redaction.logs

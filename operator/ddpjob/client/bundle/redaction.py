@@ -29,7 +29,7 @@ _WORDS = (
     "volumeMode restartPolicy imagePullPolicy dnsPolicy preemptionPolicy terminationMessagePolicy whenUnsatisfiable "
     "profile successPolicy podRetention claimRetention managedBy onReasons sizeLimit "
     "qosClass component reportingComponent source launcher networkPolicy fieldPath resource event podIP hostIP ip "
-    "clusterIP masterAddress host apiVersion apiGroup resourceVersion nodesReady fromProgram cause outcome exception"
+    "clusterIP masterAddress apiVersion apiGroup resourceVersion nodesReady fromProgram cause outcome exception"
 )
 """Fields with words of Kubernetes and of the operator, addresses, versions, and the class of an exception."""
 _KEPT = frozenset(f"{_NAMES} {_WORDS}".split())
@@ -114,7 +114,9 @@ def _redacted(snapshot: Snapshot, redactor: "Redactor") -> Snapshot:
         claims={name: claim and redactor.redacted(claim) for name, claim in snapshot.claims.items()},
         events=all_(snapshot.events),
         others=all_(snapshot.others),
-        operators=None if snapshot.operators is None else all_(snapshot.operators),
+        operators=None
+        if snapshot.operators is None
+        else [redactor.redacted(one, of_operator=True) for one in snapshot.operators],
         logs={pod: redactor.without_values(text) for pod, text in logs.items()},
         texts=dict(_texts(snapshot.texts, redactor)),
     )
@@ -139,15 +141,16 @@ class Redactor:
         self.programs = programs
         self.values: set[str] = set()
         self.hidden = self.left_out = 0
-        self._key, self._of_kubernetes = key, True
+        self._key, self._of_kubernetes, self._of_operator = key, True, False
         self._longest_first = sorted(values, key=lambda value: (-len(value), value))
 
-    def redacted(self, value: Json, *, of_kubernetes: bool = True) -> Json:
+    def redacted(self, value: Json, *, of_kubernetes: bool = True, of_operator: bool = False) -> Json:
         """Return a JSON object without the values of users.
 
         of_kubernetes: its reasons are words of Kubernetes. Those of a DDPJob may be chosen by a program.
+        of_operator: it is a Deployment of the operator. A job may have variables with the names of its settings.
         """
-        self._of_kubernetes = of_kubernetes
+        self._of_kubernetes, self._of_operator = of_kubernetes, of_operator
         return self._fields(value)
 
     def _fields(self, value: Mapping[str, Any]) -> Json:
@@ -193,7 +196,8 @@ class Redactor:
         if key in _TEXTS:
             return self._text(text, key, around)
         if key in _VALUES:
-            is_known = around.get("name") in _VARIABLES or str(around.get("name")).startswith(_SETTINGS)
+            is_known = around.get("name") in _VARIABLES
+            is_known = is_known or (self._of_operator and str(around.get("name")).startswith(_SETTINGS))
             is_known = is_known or _DOMAIN.fullmatch(str(around.get("key"))) is not None
             return self._formed(text, _NAME) if is_known else self._hide(text)
         if is_time(text):
@@ -202,7 +206,8 @@ class Redactor:
             return self._formed(text, _NUMBER)
         if key == "phase" and not self._of_kubernetes:
             return self._formed(text, _PHASE)
-        return self._formed(text, _NAME) if key in _KEPT else self._hide(text)
+        is_kept = key in _KEPT or (key == "host" and "component" in around)  # of an event, not of a probe
+        return self._formed(text, _NAME) if is_kept else self._hide(text)
 
     def _text(self, text: str, key: str, around: Mapping[str, Any]) -> str:
         """Return a text for a person. Of a termination message that is a report, the words and numbers stay."""
