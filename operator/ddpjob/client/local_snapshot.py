@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ from ddpjob.version import __version__
 _LOG_LINES = 500
 _METRICS_BYTES = 8 * 2**20
 """Of all files of metrics; of the newest, their ends."""
+_RUN = re.compile(r"run-([0-9]{1,9})\.jsonl")
+"""Of a file of metrics. A file of another name is not from the trainer, and its name may be a value of the user."""
 
 
 def read_record(record: JobFolder, job: Json, *, is_run: bool = True) -> Snapshot:
@@ -71,18 +74,22 @@ def _metrics(folder: StateFolder, record: JobFolder, job: Json) -> tuple[dict[st
     found: dict[str, str] = {}
     left = _METRICS_BYTES
     of_runs = directory / "metrics"
-    files = [] if of_runs.is_symlink() else sorted(of_runs.glob("*.jsonl"), reverse=True)
-    for path in files:
+    files = [] if of_runs.is_symlink() else [path for path in of_runs.glob("run-*.jsonl") if _RUN.fullmatch(path.name)]
+    for path in sorted(files, key=lambda path: int(_RUN.sub(r"\1", path.name)), reverse=True):
         if path.is_symlink() or not path.is_file() or left <= 0:
             continue  # the program may link to any file of the user
-        text = _text(path)[-left:]
+        text = _text(path, left)
         left -= len(text)
         found[f"metrics/{path.name}"] = text
     return found, {} if found else {"metrics": "the trainer wrote none"}
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most: int | None = None) -> str:
+    """Return the text of a file, or its last bytes; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            if most is not None:
+                file.seek(max(0, path.stat().st_size - most))
+            return file.read(-1 if most is None else most).decode(errors="replace")
     except OSError:
         return ""
