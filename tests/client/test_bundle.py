@@ -246,6 +246,23 @@ def test_what_a_program_printed_is_in_no_bundle_without_logs(text: str, tmp_path
     assert everything(tmp_path / "with.zip").count(SECRET) > 3, "the user asked for what the program printed"
 
 
+@pytest.mark.parametrize(
+    ("reason", "text", "stays"),
+    [
+        ("FailedMount", "mount failed for volume c: mount.cifs //nas/x -o username=me,password=PW", "volume c"),
+        ("FailedMount", "mount failed for volume c: mount -t cifs -osec=ntlm,password=PW //nas/x", "volume c"),
+        ("ErrImagePull", 'Get "https://r2.acme.io/x?X-Amz-Signature=PW&b=1": TLS handshake timeout', "TLS handshake"),
+        ("ErrImagePull", 'Head "https://me:PW@hub.acme.io/v2/x": no such host', "hub.acme.io/v2/x"),
+    ],
+)
+def test_options_of_a_mount_and_secrets_in_a_url_are_in_no_text_of_a_kubelet(
+    reason: str, text: str, stays: str
+) -> None:
+    event = {"kind": "Event", "reason": reason, "message": text.replace("PW", SECRET)}
+    made = Redactor(KEY, programs=False).redacted(event)["message"]
+    assert SECRET in event["message"] and SECRET not in made and stays in made
+
+
 def everything(path: Path) -> str:
     with zipfile.ZipFile(path) as zipped:
         return "".join(f"{name}\n{zipped.read(name).decode()}" for name in zipped.namelist())

@@ -73,8 +73,10 @@ _KUBERNETES = frozenset(f"{_OF_PODS} {_OF_EVENTS}".split())
 """Reasons whose texts Kubernetes writes about objects. Others may quote a command line, a probe or an exception."""
 _OPTION = re.compile(r"(?:^|\s)-[\w-]*(?:=|\s+)[\"']?([^\s\"']+)|\w=[\"']?([^\s\"']+)")
 """The value after a flag or an assignment in a line of a shell."""
-_COMMAND_LINE = re.compile(r"\n|Mounting (command|arguments)")
+_COMMAND_LINE = re.compile(r"\n|Mounting (command|arguments)|\s-o")
 """Where a text about a volume begins to quote the options of a mount."""
+_URL = re.compile(r"(https?://)(?:[^\s\"/@]*@)?([^\s\"?]*)(?:\?[^\s\"]*)?")
+"""A URL: in its user and in its query are credentials, for example in an address that a registry has signed."""
 _SHORTEST = 6
 """A shorter value is also found where it is none."""
 
@@ -216,7 +218,7 @@ class Redactor:
         if (report := _document(text)) is not None and "cause" in report:
             return json.dumps({name: self._printed(item, name) for name, item in report.items() if name in _REPORT})
         if self._of_kubernetes and key == "message" and around.get("reason") in _KUBERNETES:
-            return self.without_values(_COMMAND_LINE.split(text, maxsplit=1)[0])
+            return self.without_values(_URL.sub(r"\1\2", _COMMAND_LINE.split(text, maxsplit=1)[0]))
         return self._hide(text, is_value=False)
 
     def _printed(self, value: Any, key: str = "") -> Any:
