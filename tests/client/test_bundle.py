@@ -43,8 +43,8 @@ def snapshot(**more: Any) -> Snapshot:
     )
     applied = json.dumps({"spec": job["spec"]})
     job["metadata"] |= {
-        "labels": {"owner": "alice", "app.kubernetes.io/part-of": "vision"},
-        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied},
+        "labels": {"owner": "alice", "app.kubernetes.io/part-of": "vision", "ddpjob.dev/owner": "alice"},
+        "annotations": {"ddpjob.dev/contact": "alice", "kubectl.kubernetes.io/last-applied-configuration": applied},
         "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}],
     }
     world = a_running_world(job)
@@ -316,6 +316,8 @@ def test_what_explains_an_incident_stays() -> None:
     assert {"name": "MASTER_PORT", "value": "29500"} in container["env"]
     assert made.pods[0]["spec"]["nodeSelector"] == {"topology.kubernetes.io/zone": "zone-a"}
     assert made.job["metadata"]["labels"] == {"app.kubernetes.io/part-of": "vision"}
+    assert not made.job["metadata"]["annotations"], "the operator writes none of that name"
+    assert {pod["metadata"]["labels"]["ddpjob.dev/node-rank"] for pod in made.pods} == {"0", "1"}
     assert made.operators is not None
     env = made.operators[0]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert env[0]["value"] == "debug" and env[1]["value"].startswith("hidden-")

@@ -44,6 +44,12 @@ _AMOUNT = re.compile(r"\d+(\.\d+)?([EPTGMk]i?|[mun]|Ki)?", re.ASCII)
 _LABELS = frozenset({"labels", "matchLabels", "nodeSelector", "selector"})
 _DOMAIN = re.compile(rf"([\w.-]+\.)?(kubernetes\.io|k8s\.io|{re.escape(names.GROUP)})/[\w.-]+", re.ASCII)
 _OWN_DOMAIN = f"{names.GROUP}/"
+_OWN = frozenset(
+    value
+    for name, value in vars(names).items()
+    if name.startswith(("LABEL_", "ANNOTATION_")) and isinstance(value, str)
+)
+"""Labels and annotations that the operator writes; one of its domain with another name is of the user."""
 _SCRIPT = re.compile(r"[\w./-]+\.py", re.ASCII)
 _VARIABLES = names.OWNED_ENV - {names.ENV_TOKEN}
 """What the operator sets in each pod; but for the token, their values follow from the job."""
@@ -234,7 +240,7 @@ class Redactor:
         """Return those of Kubernetes and of the operator; of annotations those of the operator."""
         kept = {
             key: value for key, value in labels.items()
-            if _DOMAIN.fullmatch(key) and (field != "annotations" or key.startswith(_OWN_DOMAIN))
+            if _DOMAIN.fullmatch(key) and (key in _OWN if key.startswith(_OWN_DOMAIN) else field != "annotations")
         }  # fmt: skip
         self.left_out += len(labels) - len(kept)
         for value in labels.keys() - kept.keys():
