@@ -21,8 +21,9 @@ _INSTALLED_BY = {
 def require_programs(admitted: AdmittedJob) -> None:
     """Raise ``LocalError`` if a program that the job runs is not installed; the job would only fail and restart."""
     if runs_ddptrain(admitted):
-        missing = next((m for m in ("ddptrain", "torch", "numpy") if importlib.util.find_spec(m) is None), None)
-        if missing:
+        is_there = shutil.which("ddptrain", path=inherited()["PATH"]) is not None
+        lacking = [name for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]
+        if missing := next(iter([*([] if is_there else ["ddptrain"]), *lacking]), None):
             raise LocalError(
                 f"the job runs ddptrain, which needs {missing}, and {missing} is not installed in {sys.prefix}",
                 "local mode uses the programs of this machine, not images",

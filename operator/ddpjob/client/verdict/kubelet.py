@@ -57,9 +57,20 @@ _OF_VOLUMES: Sequence[Row] = (
     ),
     DISK_FULL,
     Row(
+        r"hostPath type check failed",
+        "the directory of a hostPath volume is not on this Kubernetes node",
+        "correct the volume in spec.template, or use nodes that have the directory",
+    ),
+    Row(
+        r"failed to fetch token",
+        "the kubelet gets no token of the pods' service account",
+        "create the ServiceAccount that the message names, or correct serviceAccountName in spec.template",
+    ),
+    Row(
         "",
         "the volume cannot be mounted on this Kubernetes node",
-        "look at the claim and the server of its volume: kubectl describe pvc -n {namespace}; " + DESCRIBE_NODE,
+        "look at the volume that the message names, and at its claim if it has one: kubectl describe pvc -n "
+        "{namespace}; " + DESCRIBE_NODE,
     ),
 )
 _OF_SANDBOXES: Sequence[Row] = (
@@ -81,7 +92,12 @@ _OF_SANDBOXES: Sequence[Row] = (
         "correct the annotation in spec.template, or create the NetworkAttachmentDefinition in namespace {namespace}",
     ),
     Row(
-        r"(?i)network|\bcni\b|plugin type=",
+        r"(?i)hostport|port is already allocated",
+        "another pod of the Kubernetes node uses a port that the pod asks for",
+        "remove hostPort from spec.template, or use other nodes",
+    ),
+    Row(
+        r"(?i)\bcni\b|plugin type=|network ?plugin|network for (?:pod|sandbox)|pod network|network is not ready",
         "the network plugin of the Kubernetes node does not work, or has no addresses left",
         f"{BY_ADMINISTRATOR}kubectl get pods -n kube-system -o wide, which shows the network plugin of node {{node}}",
     ),

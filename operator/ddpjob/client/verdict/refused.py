@@ -112,6 +112,11 @@ OF_REFUSALS: Sequence[Row] = (
         "correct nodeSelector, tolerations, overhead or runtimeClassName in spec.template",
     ),
     Row(
+        r"is forbidden: .*GKE Warden",
+        "the provider of the cluster allows no such pods in this namespace",
+        "use another namespace, or correct what the message names",
+    ),
+    Row(
         r"\bcannot \w+ resource",
         "the operator lacks the right",
         "the administrator of the operator installs the chart's roles for this namespace",
