@@ -50,7 +50,7 @@ class Tree:
         """Run pytest in the copy up to the first failure. Return its exit code, or ``TIMED_OUT``, and its output."""
         # In CI a test that lacks a program fails, and hypothesis draws the same examples in every run.
         path = f"{self._venv / 'bin'}:{os.environ['PATH']}"
-        env = os.environ | {"PATH": path, "VIRTUAL_ENV": str(self._venv), "CI": "true"}
+        env = _without_paths() | {"PATH": path, "VIRTUAL_ENV": str(self._venv), "CI": "true"}
         with self._log.open("wb") as output:
             process = subprocess.Popen(
                 [self._python, *_PYTEST, *arguments],
@@ -94,7 +94,8 @@ class Tree:
             "-c",
             f"import {_PACKAGES}; print(*(package.__file__ for package in ({_PACKAGES})))",
         ]
-        found = subprocess.run(command, cwd=self.root, text=True, capture_output=True, check=True).stdout.split()
+        done = subprocess.run(command, cwd=self.root, env=_without_paths(), text=True, capture_output=True, check=True)
+        found = done.stdout.split()
         assert all(Path(file).is_relative_to(self.root) for file in found), found
 
 
@@ -104,6 +105,11 @@ def _copy(root: Path, target: Path) -> None:
     for name in sorted({name for name in names if name and (root / name).is_file()}):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, target / name)
+
+
+def _without_paths() -> dict[str, str]:
+    """Return the environment without the folders of another checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def _copy_script(script: Path, target: Path, python: str) -> None:
