@@ -115,7 +115,7 @@ def test_the_verdict_is_said_once_and_the_line_of_the_user_first() -> None:
     lines = list(verdict_lines(found, "here", coloured=False))
     pod = "node_rank 1 (mnist-0a1b2-1-1), rank 1, step 7"
     assert lines[0] == f"mnist failed in attempt 1: train.py:92: ValueError: sample 17 is bad ({pod})"
-    used = "True ValueError: attempt 1 failed and all 0 restarts are used: …; next: …"
+    used = "True ValueError: attempt 1 failed and maxRestarts allows no restart: …; next: …"
     assert lines[1] == f"  DDPJob mnist status.conditions[Finished]: {used}"
     assert [line[:7] for line in lines[2:]] == ["stage: ", "hint:  ", "next:  "]
     all_lines = list(verdict_lines(found, "here", coloured=False, verbose=True))

@@ -378,7 +378,8 @@ def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure,
         total = s.job.spec.restart_policy.max_total_restarts
         message = f"{text} all {total} restarts (maxTotalRestarts) are used: {failure_text(record)}"
         return Decision("fail", "MaxTotalRestartsExceeded", message, record)
-    message = f"{text} all {most} restarts are used: {failure_text(record)}"
+    used = f"all {most} restarts are used" if most else "maxRestarts allows no restart"
+    message = f"{text} {used}: {failure_text(record)}"
     return Decision("fail", "MaxRestartsExceeded" if most else record.reason, message, record)
 
 
