@@ -15,6 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.backoff import Patience
 from ddpjob.client import cluster, connection
 from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError, WaitTimeoutError
+from tests.api.specs import CLAIM
 from tests.client.kubelet import Kubelet
 from tests.client.worlds import TIME, ClusterWorld
 from tests.controlplane import ControlPlane
@@ -138,7 +139,8 @@ def test_many_jobs_are_waited_for_with_one_watch(world: ClusterWorld, proxy: Fau
 
 
 def test_events_and_pods_are_those_of_the_job_with_the_events_of_pods_that_are_gone(world: ClusterWorld) -> None:
-    job = world.client.submit(world.job("mnist"))
+    checkpoint = {"mountPath": "/checkpoints", "claimTemplate": CLAIM}
+    job = world.client.submit(DDPJob("mnist", image="none", command=["train"], checkpoint=checkpoint))
     core = f"/api/v1/namespaces/{world.namespace}"
     labels = {names.LABEL_JOB_UID: job.uid, names.LABEL_ATTEMPT: "2", names.LABEL_NODE_RANK: "0"}
     pod = names.pod_name("mnist", str(job.uid), 2, 0)
