@@ -35,7 +35,8 @@ DISTRIBUTIONS := operator/ddpjob operator/ddpjob_operator trainer_app/ddprun tra
 # A CPU build of torch in a folder of wheels; torch of the package index needs CUDA's libraries on Linux, too.
 TORCH_CPU = $(firstword $(wildcard $(addsuffix /torch-*+cpu-cp$(shell $(PYTHON) -c \
 	'import sys; print(*sys.version_info[:2], sep="")')-*.whl,../shared/wheels $(PIP_FIND_LINKS))))
-LOCKS = build operator trainer plot $(if $(TORCH_CPU),,torch cuda)
+CPU_INDEX = $(findstring whl/cpu,$(PIP_EXTRA_INDEX_URL) $(PIP_INDEX_URL))
+LOCKS = build operator trainer plot $(if $(TORCH_CPU)$(CPU_INDEX),,torch cuda)
 $(VENV)/.installed: LOCKS += test
 $(VENV)/.installed $(VENV)/.trainer: $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
@@ -49,6 +50,8 @@ $(VENV)/.installed $(VENV)/.trainer: $(addsuffix /pyproject.toml,$(DISTRIBUTIONS
 	$(PIP_INSTALL) --require-hashes $(patsubst %,--requirement requirements/%.txt,$(LOCKS))
 	@# Without the index, because pip prefers a file there to one of a folder.
 	$(if $(TORCH_CPU),$(PIP_INSTALL) --no-index --find-links $(dir $(TORCH_CPU)) --require-hashes --requirement requirements/torch.txt)
+	@# By version, because the lock has the hashes of few CPU builds.
+	$(if $(TORCH_CPU),,$(if $(CPU_INDEX),$(PIP_INSTALL) "$$(grep -o '^torch==[^ ]*' requirements/torch.txt)+cpu"))
 	@# Else pip would remove a command that it has just installed, if it had belonged to another distribution before.
 	@$(BIN)/pip uninstall -qq --disable-pip-version-check --yes $(notdir $(DISTRIBUTIONS))
 	$(PIP_INSTALL) --no-index --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
