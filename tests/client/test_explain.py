@@ -497,6 +497,15 @@ def training(world: World, step: int, **more: Any) -> None:
     world.settle()
 
 
+@pytest.mark.parametrize(
+    "spec", [{"command": ["ddprun", "train.py"]}, {"command": ["torchrun", "a.py"], "launcher": "Injected"}]
+)
+def test_a_launcher_that_has_not_answered_is_not_taken_for_a_program_without_one(spec: Json) -> None:
+    world = a_running_world(a_job(**spec))
+    world.forward(40)
+    assert "its launcher has not answered yet" in str(why(world).hint)
+
+
 def test_a_running_job_from_its_first_report_to_its_end() -> None:
     world = a_running_world(a_job())
     assert (why(world).stage, why(world).reason, why(world).hint) == ("FirstStep", "NotReported", None)

@@ -1,5 +1,6 @@
 """The verdict on a job that starts, runs or is suspended: not seen yet, first step, slow, hanging, running."""
 
+from pathlib import PurePosixPath
 from typing import Any
 
 from ddpjob.api import names
@@ -10,6 +11,7 @@ from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS,
 from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.failures import DIVERGED, NOT_FINITE
+from ddpjob.engine.launcher import trainer_command
 from ddpjob.engine.obstacles import (
     NEAR_LIMIT,
     NO_PROGRESS,
@@ -187,6 +189,10 @@ def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence |
     if progress is None:
         sentence = f"all nodes of {case.name} have run for {since} s, and this attempt has reported no progress"
         hint = "a program that neither ddprun nor ddptrain runs reports nothing unless it serves GET /progress"
+        if _is_under_ddprun(case):
+            hint = (
+                "its launcher has not answered yet: the machine is slow, or the network keeps the operator from the pod"
+            )
         is_expected = since < _FIRST_REPORT or case.status.progress is not None  # it reported in the attempt before
         return case.verdict(
             "FirstStep", "NotReported", sentence, [quoted], confidence="Medium", attempt=number,
@@ -205,6 +211,14 @@ def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence |
         attempt=number,
         next=case.logs_command(),
     )
+
+
+def _is_under_ddprun(case: Case) -> bool:
+    """Return whether the command or the injected launcher shows that the program reports."""
+    if case.job is None:
+        return False
+    programs = {PurePosixPath(word).name for word in trainer_command(case.job)}
+    return case.job.spec.launcher is not None or not programs.isdisjoint(("ddprun", "ddptrain"))
 
 
 def _quiet(case: Case, progress: Progress) -> Explanation | None:
