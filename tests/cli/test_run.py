@@ -240,6 +240,7 @@ def test_help_imports_no_module_that_only_a_run_or_the_operator_needs() -> None:
         "orjson",
         "plotext",
         "prometheus_client",
+        "pydantic",
         "rich",
         "torch",
         "uvloop",

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.card import pod_state, pod_text
 from ddpjob.cli.events import events_table, story
 from ddpjob.cli.get import card
 from ddpjob.cli.options import Form, Name, Namespace, StateDir
@@ -83,6 +82,8 @@ def _conditions(job: "DDPJob") -> "Table":
 
 def pods_table(pods: "Pods") -> "Table":
     """Return the pods of a job as a table."""
+    from ddpjob.cli.card import pod_state, pod_text  # imports the model of the status
+
     rows: list[Row] = []
     for pod in pods:
         warns = pod.state not in _GOOD
