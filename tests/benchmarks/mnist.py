@@ -133,9 +133,9 @@ class Bench:
     def tutorial(self) -> list[str]:
         """Compare one epoch with the network and recipe of PyTorch's tutorial, until its accuracy reaches 98 %."""
         ours, (_, theirs) = self._warm(1, "--epochs", 1), self._loop("tutorial")
-        told = f"{theirs['seconds']:.1f} s, {theirs['epochs']} epochs"
+        shown = f"{theirs['seconds']:.1f} s, {theirs['epochs']} epochs"
         mine = f"{ours.seconds:.1f} s, 1 epoch ({ours.accuracy:.2%})"
-        other = told if theirs["reached"] else f"not within {told}"
+        other = shown if theirs["reached"] else f"not within {shown}"
         row = ("seconds", mine, other, f"{theirs['seconds'] / ours.seconds:.1f}")
         return _table(("to 98%", "ours", "tutorial-style", "times"), [row])
 
