@@ -10,6 +10,8 @@ import pytest
 
 from ddpjob import DDPJobError
 from tests.client.worlds import ClusterWorld, LocalWorld, World
+from tests.controlplane import ControlPlane
+from tests.faults import FaultProxy
 
 
 @pytest.fixture(params=["local", pytest.param("cluster", marks=pytest.mark.apiserver)])
@@ -25,3 +27,10 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         for job in made.client.list():
             with suppress(DDPJobError):
                 made.client.delete(job)
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    """Provide a proxy of the API server that injects faults."""
+    with FaultProxy(control_plane) as made:
+        yield made

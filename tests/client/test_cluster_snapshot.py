@@ -29,12 +29,6 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
-    with FaultProxy(control_plane) as made:
-        yield made
-
-
-@pytest.fixture
 def world(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[ClusterWorld]:
     made = ClusterWorld(control_plane, namespace, proxy.server)
     with made.client:

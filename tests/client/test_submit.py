@@ -28,12 +28,6 @@ ROLES = Path(__file__).parents[2] / "manifests" / "rbac.yaml"
 
 
 @pytest.fixture
-def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
-    with FaultProxy(control_plane) as made:
-        yield made
-
-
-@pytest.fixture
 def world(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[ClusterWorld]:
     """Provide a client behind the proxy."""
     made = ClusterWorld(control_plane, namespace, proxy.server)

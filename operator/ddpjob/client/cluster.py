@@ -217,11 +217,11 @@ class ClusterClient(Client):
             return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
 
     def metrics(self, job: str | DDPJob) -> Path:
+        from ddpjob.engine.claims import claim_of_checkpoints
+
         found = self._same(job)
-        checkpoint = found.manifest["spec"].get("checkpoint")
-        if checkpoint is None:
+        if not (claim := claim_of_checkpoints(found.manifest)):
             raise no_metrics(found)
-        claim = checkpoint.get("claimName") or names.claim_name(found.name)
         raise UnavailableError(
             f"the metrics of the job {found.name} are in the cluster: on the volume of the claim {claim}",
             "ddpjob plot and report read them through a pod",

@@ -18,6 +18,7 @@ from ddpjob.client.verdict.explain import needed
 from ddpjob.client.verdict.operator import serves
 from ddpjob.client.verdict.refused import queue_of
 from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.claims import claim_of_checkpoints
 from ddpjob.version import __version__
 
 _SETTINGS = EngineSettings(gang_scheduler=None, kueue=None)
@@ -148,9 +149,8 @@ def _attempts(job: Json) -> set[int]:
 
 def _claims(job: Json) -> Collection[str]:
     """Return the names of the claims of checkpoints and data."""
-    checkpoint, data = job["spec"].get("checkpoint"), job["spec"].get("data") or {}
-    own = (checkpoint.get("claimName") or names.claim_name(str(job["metadata"]["name"]))) if checkpoint else None
-    return dict.fromkeys(str(name) for name in (own, data.get("claimName")) if name)
+    data = job["spec"].get("data") or {}
+    return dict.fromkeys(str(name) for name in (claim_of_checkpoints(job), data.get("claimName")) if name)
 
 
 def _known(claims: Mapping[str, Json | str | None]) -> dict[str, Json | None]:

@@ -17,14 +17,19 @@ ADOPTED = "ClaimAdopted"
 _MAX_TEXT = 500
 
 
-def claim_in_use(job: Json) -> str:
-    """Return claim and directory of the checkpoints of a stored job, as ``PodView.claim``; empty without any."""
+def claim_of_checkpoints(job: Json) -> str:
+    """Return the name of the claim of a stored job's checkpoints; empty without any."""
     spec = job["spec"]
     checkpoint = spec.get("checkpoint") if isinstance(spec, dict) else None  # the spec may be too large to be kept
     if not isinstance(checkpoint, dict):
         return ""
-    claim = checkpoint.get("claimName") or names.claim_name(job["metadata"]["name"])
-    return names.claim_place(claim, checkpoint.get("subPath"))
+    return str(checkpoint.get("claimName") or names.claim_name(job["metadata"]["name"]))
+
+
+def claim_in_use(job: Json) -> str:
+    """Return claim and directory of the checkpoints of a stored job, as ``PodView.claim``; empty without any."""
+    claim = claim_of_checkpoints(job)
+    return names.claim_place(claim, job["spec"]["checkpoint"].get("subPath")) if claim else ""
 
 
 def unbound_claim(name: str, claim: Json | None, events: Sequence[Json]) -> str:

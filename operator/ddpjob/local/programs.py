@@ -21,11 +21,12 @@ _INSTALLED_BY = {
 def require_programs(admitted: AdmittedJob) -> None:
     """Raise ``LocalError`` if a program that the job runs is not installed; the job would only fail and restart."""
     if runs_ddptrain(admitted):
-        is_there = shutil.which("ddptrain", path=inherited()["PATH"]) is not None
-        lacking = [name for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]
-        if missing := next(iter([*([] if is_there else ["ddptrain"]), *lacking]), None):
+        missing = [name for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]
+        if shutil.which("ddptrain", path=inherited()["PATH"]) is None:
+            missing.insert(0, "ddptrain")
+        if missing:
             raise LocalError(
-                f"the job runs ddptrain, which needs {missing}, and {missing} is not installed in {sys.prefix}",
+                f"the job runs ddptrain, which needs {missing[0]}, and {missing[0]} is not installed in {sys.prefix}",
                 "local mode uses the programs of this machine, not images",
                 "in the repository's folder: pip install ./trainer_app/ddp*",
             )
