@@ -12,17 +12,19 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 
+from ddpjob import Client, DDPJobError
 from ddpjob.api.objects import Json
 from ddprun.errors import TrainerError
 from ddptrain.data import download as fetch
 from tests.e2e import storage
-from tests.e2e.follow import Follower
 from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import EXAMPLE, JOB_KIND
 from tests.e2e.kubectl import Kubectl, condition_of
@@ -33,6 +35,7 @@ from tests.kind.cluster import DEFAULT_NAME, Cluster, up
 from tests.kind.command import CommandError
 from tests.kind.docker import DockerUnavailableError, docker, running_engine
 from tests.kind.toolchain import ToolchainError, binary
+from tests.processes import end
 
 NAME = "mnist-cpu"
 CLAIM = f"{NAME}-checkpoints"
@@ -51,8 +54,8 @@ def main() -> int:
         kubectl = Kubectl(cluster.kubeconfig)
         delete_earlier(kubectl)
         apply_example(cluster, kubectl)
-        job = Follower(kubectl, NAME, sys.stderr if options.json else sys.stdout).follow(SECONDS)
-    except (CommandError, ToolchainError, DockerUnavailableError, AssertionError) as error:
+        job = follow(cluster, sys.stderr if options.json else sys.stdout)
+    except (CommandError, ToolchainError, DockerUnavailableError, DDPJobError, AssertionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -122,6 +125,18 @@ def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
         return
     say(f"step 5 of 5: kubectl apply -f {EXAMPLE.relative_to(ROOT)}")
     kubectl("apply", "--filename", str(EXAMPLE))
+
+
+def follow(cluster: Cluster, output: TextIO) -> Json:
+    """Show the job with `ddpjob get --watch` until it has finished, and return it."""
+    command = (sys.executable, "-m", "ddpjob.cli.main", "get", NAME, "--watch", "--context", f"kind-{cluster.name}")
+    environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
+    shown = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output)
+    try:
+        with Client.cluster(kubeconfig=cluster.kubeconfig) as client:
+            return dict(client.wait(NAME, timeout=SECONDS).manifest)
+    finally:
+        end(shown)
 
 
 def summary(cluster: Cluster, folder: Path, job: Json, seconds: float) -> Json:

@@ -6,8 +6,6 @@ checked against.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import pytest
 
 from ddpjob.api.objects import Json
@@ -35,8 +33,6 @@ from tests.e2e.trials import (
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
-SHOWN_SECONDS = 40.0
-"""Within this time after `kubectl apply`, a job shows why it does not run."""
 LOW = "ddpjob-e2e-low"
 ROOM = "/var/lib/ddpjob-full"
 """A small file system on every worker that stays."""
@@ -150,34 +146,6 @@ def volume_full(trial: Trial) -> Outcome:
             nodes.run_on(node, f"umount --lazy {ROOM}")
 
 
-def secret_missing(trial: Trial) -> Outcome:
-    trial.apply(numNodes=1, envFrom=[{"secretRef": {"name": "no-such-secret"}}])
-    return trial.until_finished()
-
-
-def command_missing(trial: Trial) -> Outcome:
-    trial.apply(numNodes=1, command=["no-such-program"])
-    return trial.until_finished()
-
-
-def image_name_invalid(trial: Trial) -> Outcome:
-    trial.apply(numNodes=1, image="Not/A/Valid/Name")
-    return trial.until_finished()
-
-
-def volume_limit_exceeded(trial: Trial) -> Outcome:
-    """Write more to an emptyDir than its limit, in both attempts; the kubelet measures every 10 s."""
-    scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}}
-    container = {"name": "trainer", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
-    trial.apply(
-        numNodes=1,
-        command=["sh", "-c"],
-        args=["head -c 8000000 /dev/zero > /scratch/large; sleep 600"],
-        template={"spec": {"volumes": [scratch], "containers": [container]}},
-    )
-    return trial.until_finished()
-
-
 def refused_by_kubelet(trial: Trial) -> Outcome:
     """Let pods that are too large for their Kubernetes node reach its kubelet without the scheduler, twice."""
     trial.apply(
@@ -189,27 +157,12 @@ def refused_by_kubelet(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
-def image_missing(trial: Trial) -> tuple[str, str, Outcome]:
-    # Nothing listens there, so the pull fails at once, also without a network.
-    trial.apply(image="localhost:1/no/such:image", startupDeadlineSeconds=60)
-    return *reason_of_waiting(trial), trial.until_finished()
-
-
-def resources_impossible(trial: Trial) -> tuple[str, str, Outcome]:
-    trial.apply(resources={"requests": {"cpu": "4000"}}, startupDeadlineSeconds=60)
-    return *reason_of_waiting(trial), trial.until_finished()
-
-
 # Those that mostly wait come first, then those that take longest.
 TRIALS = Trials.of(
     7,
     rank_killed,
     soak=(
-        secret_missing,
-        image_missing,
-        resources_impossible,
         pod_preempted,
-        volume_limit_exceeded,
         rank_stopped,
         launcher_killed,
         pod_killed,
@@ -217,26 +170,9 @@ TRIALS = Trials.of(
         all_pods_deleted,
         suspended,
         volume_full,
-        command_missing,
-        image_name_invalid,
         refused_by_kubelet,
     ),
 )
-
-
-# On a busy node the network of a pod and its containers take more than the 10 s after which they are shown.
-_ORDINARY = ("Started", "Starting", "PodNotPrepared", "ContainerCreating")
-
-
-def reason_of_waiting(trial: Trial) -> tuple[str, str]:
-    """Return the first reason and message of ``Running`` that is not that of an ordinary start."""
-
-    def look(job: Json) -> tuple[str, str] | None:
-        shown = condition_of(job, "Running")
-        said = shown.get("reason", "Starting")
-        return None if said in _ORDINARY else (said, shown["message"])
-
-    return trial.until("the obstacle is shown", look, SHOWN_SECONDS)
 
 
 def urgent_pod(node: str, cpu: str) -> Json:
@@ -366,52 +302,6 @@ def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
 
 
 @pytest.mark.soak
-def test_missing_secret_fails_the_job_after_a_minute(outcome: Wait) -> None:
-    done: Outcome = outcome(secret_missing)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
-    failure = done.failure
-    assert (failure["reason"], failure["nodeRank"]) == ("CreateContainerConfigError", 0)
-    assert "no-such-secret" in failure["message"]
-    assert (failure["hint"], failure["next"]) == advice_of("CreateContainerConfigError")
-    assert_names_the_end(done, "Configuration")
-    lasted = datetime.fromisoformat(failure["time"]) - datetime.fromisoformat(done.status["startTime"])
-    assert 60 <= lasted.total_seconds() < 300  # 60 s from the first observation, on a node that may be busy
-
-
-@pytest.mark.soak
-def test_missing_command_fails_the_job_at_once(outcome: Wait) -> None:
-    done: Outcome = outcome(command_missing)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
-    failure = done.failure
-    assert (failure["reason"], failure["nodeRank"]) == ("StartError", 0)
-    assert failure["exitCode"] in (127, 128)
-    assert "no-such-program" in failure["message"]
-    assert (failure["hint"], failure["next"]) == advice_of("StartError")
-
-
-@pytest.mark.soak
-def test_invalid_image_name_fails_the_job_after_ten_seconds(outcome: Wait) -> None:
-    done: Outcome = outcome(image_name_invalid)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
-    failure = done.failure
-    assert (failure["reason"], failure["nodeRank"], failure["action"]) == ("InvalidImageName", 0, "Fail")
-    assert "Not/A/Valid/Name" in failure["message"]
-    assert (failure["hint"], failure["next"]) == advice_of("InvalidImageName")
-
-
-@pytest.mark.soak
-def test_exceeded_limit_of_a_volume_restarts_once_and_then_fails_the_job(outcome: Wait) -> None:
-    done: Outcome = outcome(volume_limit_exceeded)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 1))
-    first, second = done.status["failures"]
-    assert [failure["reason"] for failure in (first, second)] == ["LimitExceeded"] * 2
-    assert [(first["action"], first["counted"]), second["action"]] == [("Restart", True), "Fail"]
-    assert '"scratch"' in first["message"]
-    assert (first["hint"], first["next"]) == advice_of("LimitExceeded")
-    assert_names_the_end(done, "Crash")
-
-
-@pytest.mark.soak
 def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the_node(outcome: Wait) -> None:
     done: Outcome = outcome(refused_by_kubelet)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 0))
@@ -420,29 +310,6 @@ def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the
         assert (failure["reason"], failure["nodeRank"], failure["counted"]) == ("OutOfcpu", 0, False)
         assert failure["nodeSuspected"]
     assert_names_the_end(done, "Placement")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("act", "reasons", "said"),
-    [
-        (image_missing, {"ErrImagePull", "ImagePullBackOff"}, "localhost:1"),
-        (resources_impossible, {"Unschedulable"}, "Insufficient cpu"),
-    ],
-)
-def test_obstacle_is_shown_within_seconds_and_named_at_the_startup_deadline(
-    outcome: Wait, act: Act, reasons: set[str], said: str
-) -> None:
-    reason, message, done = outcome(act)
-    assert reason in reasons
-    assert said in message
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
-    failed = condition_of(done.job, "Failed")
-    assert failed["reason"] == "StartupDeadlineExceeded"
-    assert any(name in failed["message"] for name in reasons)
-    verdict = done.verdict
-    assert (verdict["stage"], verdict["reason"]) == ("Deadline", "StartupDeadlineExceeded"), verdict
-    assert verdict["hint"] and verdict["next"]
 
 
 def test_operator_needed_no_right_that_it_lacks(operator: Installation, trials_ended: None) -> None:
