@@ -22,7 +22,6 @@ from tests.kind import images
 from tests.kind.cluster import DEFAULT_NAME, Cluster, down, find, up
 from tests.kind.docker import DockerUnavailableError
 from tests.kind.toolchain import ToolchainError
-from tests.layers.cost import also_count
 from tests.prepared import skip_unless_ci
 
 PROGRESS_SECONDS = 1
@@ -71,8 +70,6 @@ def cluster() -> Iterator[Cluster]:
     except (DockerUnavailableError, ToolchainError) as error:
         skip_unless_ci(error)
     storage.put_mnist(made.initial)
-    for pid in made.pids():
-        also_count(pid, from_now=kept)
     with nodes.leaving_node(made):
         yield made
     if kept:

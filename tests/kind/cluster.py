@@ -57,10 +57,6 @@ class Cluster:
         """Return the names of all nodes."""
         return (self.control_plane, *self.workers)
 
-    def pids(self) -> list[int]:
-        """Return the process ids on this machine of the nodes' init processes."""
-        return [int(pid) for pid in docker("inspect", "--format={{.State.Pid}}", *self.nodes).stdout.split()]
-
     def kubectl(
         self,
         *args: str | Path,

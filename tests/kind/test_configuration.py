@@ -1,16 +1,13 @@
 """Unit tests of the engine's and the cluster's configuration, and of running commands."""
 
-import json
-import re
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.kind import cluster_config, command, dockerd, images, node_store, packages
-from tests.kind.command import CommandError, run, wait_until
-from tests.processes import eventually
+from tests.kind import cluster_config, dockerd, images, node_store, packages
+from tests.kind.command import CommandError, run
 
 # What kubeadm 1.34 writes.
 COREFILE = """\
@@ -46,36 +43,6 @@ def test_corefile_loses_forward_and_loop_and_nothing_else() -> None:
     assert cluster_config.without_forwarding(COREFILE) == expected.replace("    loop\n", "")
 
 
-def test_corefile_without_forwarding_is_unchanged() -> None:
-    once = cluster_config.without_forwarding(COREFILE)
-    assert cluster_config.without_forwarding(once) == once
-
-
-def test_all_nodes_mount_the_shared_folder_and_the_data_read_only(tmp_path: Path) -> None:
-    config = json.loads(cluster_config.kind_config(tmp_path / "shared", tmp_path / "mnist", 2))
-    assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
-    for node in config["nodes"]:
-        shared, data = node["extraMounts"]
-        assert (shared["hostPath"], shared["containerPath"]) == (str(tmp_path / "shared"), "/ddpjob-shared")
-        assert (data["hostPath"], data["containerPath"], data["readOnly"]) == (
-            str(tmp_path / "mnist"),
-            "/ddpjob-data",
-            True,
-        )
-
-
-def test_without_data_only_the_shared_folder_is_mounted(tmp_path: Path) -> None:
-    config = json.loads(cluster_config.kind_config(tmp_path, None, 3))
-    assert [len(node["extraMounts"]) for node in config["nodes"]] == [1, 1, 1, 1]
-
-
-def test_each_node_mounts_its_own_image_store(tmp_path: Path) -> None:
-    stores = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
-    config = json.loads(cluster_config.kind_config(tmp_path, None, 2, stores))
-    mounts = [node["extraMounts"][-1] for node in config["nodes"]]
-    assert mounts == [{"hostPath": str(store), "containerPath": "/var/lib/containerd"} for store in stores]
-
-
 def test_a_copied_store_shares_files_and_has_its_own_databases(tmp_path: Path) -> None:
     (tmp_path / "store" / "snapshots").mkdir(parents=True)
     for name in ("snapshots/library", "meta.db"):
@@ -84,26 +51,6 @@ def test_a_copied_store_shares_files_and_has_its_own_databases(tmp_path: Path) -
     assert (tmp_path / "node" / "snapshots" / "library").samefile(tmp_path / "store" / "snapshots" / "library")
     assert not (tmp_path / "node" / "meta.db").samefile(tmp_path / "store" / "meta.db")
     assert (tmp_path / "node" / "meta.db").read_text() == "meta.db"
-
-
-def test_missing_data_folder_is_an_error_if_the_variable_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"DDPJOB_MNIST_DIR=.*is not a folder"):
-        cluster_config.mnist_dir({"DDPJOB_MNIST_DIR": str(tmp_path / "absent")})
-    assert cluster_config.mnist_dir({"DDPJOB_MNIST_DIR": str(tmp_path)}) == tmp_path
-
-
-def test_only_nodes_whose_ready_condition_is_true_count() -> None:
-    def node(name: str, status: str) -> dict[str, object]:
-        return {
-            "metadata": {"name": name},
-            "status": {
-                "conditions": [{"type": "MemoryPressure", "status": "True"}, {"type": "Ready", "status": status}]
-            },
-        }
-
-    unheard = {"metadata": {"name": "d"}, "status": {}}
-    listed = {"items": [node("a", "True"), node("b", "False"), node("c", "Unknown"), unheard]}
-    assert cluster_config.ready_nodes(listed) == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -137,44 +84,11 @@ def test_stop_does_not_kill_another_program_with_the_recorded_pid(
             stranger.kill()
 
 
-def test_command_error_shows_the_end_of_the_output() -> None:
-    with pytest.raises(CommandError, match=r"exit code 3: sh -c .*\nfirst\nlast"):
-        run(["sh", "-c", "echo first; echo last >&2; exit 3"], timeout=30)
-
-
 def test_command_that_times_out_is_killed_and_its_output_shown() -> None:
     begin = time.monotonic()
     with pytest.raises(CommandError, match=r"timed out after 0.3 s: sh[^\n]*\nhalf"):
         run(["sh", "-c", "echo half; exec sleep 600"], timeout=0.3)
     assert time.monotonic() - begin < 30
-
-
-def test_step_reports_its_start_the_time_so_far_and_its_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "_PROGRESS_SECONDS", 0.02)
-    reported = ""
-
-    def shown() -> bool:
-        nonlocal reported
-        reported += capsys.readouterr().err
-        return "  building: 0 s so far\n" in reported
-
-    with command.step("building"):
-        eventually("the time so far", shown)
-    reported += capsys.readouterr().err
-    assert reported.startswith("▸ building\n")
-    assert re.search(r"  building: done after [\d.]+ s\n\Z", reported)
-
-
-def test_missing_program_is_named() -> None:
-    with pytest.raises(CommandError, match=r"no-such-program is not installed"):
-        run(["no-such-program"], timeout=5)
-
-
-def test_timeout_error_of_a_wait_has_the_last_result() -> None:
-    with pytest.raises(CommandError, match=r"timed out after 0 s: the thing is there. Last result: not yet"):
-        wait_until("the thing is there", lambda: (_ for _ in ()).throw(CommandError("not yet")), timeout=0)
 
 
 def test_packages_are_not_installed_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

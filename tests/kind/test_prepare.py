@@ -73,19 +73,6 @@ def builds(go: Path) -> list[tuple[int, str]]:
     return [(int(pid), Path(output).name) for pid, output in lines]
 
 
-def test_progress_numbers_each_name_and_results_are_json_lines(go: Path) -> None:
-    process = start(go, "etcd", "helm")
-    output, progress = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert [(r["name"], r["state"]) for r in map(json.loads, output.splitlines())] == [
-        ("etcd", "ready"),
-        ("helm", "ready"),
-    ]
-    lines = [line for line in progress.splitlines() if line.startswith("[")]
-    assert lines == ["[1/2] etcd", "[2/2] helm"]
-    assert re.search(r"▸ building etcd\n  building etcd: done after [\d.]+ s\n", progress)
-
-
 def test_failed_build_does_not_stop_the_next_one(go: Path) -> None:
     (go / "broken").write_text("etcd")
     process = start(go, "etcd", "helm")
@@ -106,23 +93,6 @@ def test_last_line_of_a_failed_preparation_says_which_part_and_why(go: Path) -> 
     assert "helm" not in last
     _, progress = start_module(go, *command, path=str(go / "nothing")).communicate(timeout=60)
     assert progress.splitlines()[-1].startswith("error: not prepared: etcd, helm: Go is not installed.")
-
-
-def test_without_go_every_program_is_unavailable_with_the_same_reason(go: Path) -> None:
-    process = start(go, "etcd", "helm", path=str(go / "nothing"))
-    found = results(process)
-    assert process.returncode == 1
-    assert {str(r["state"]) for r in found} == {"unavailable"}
-    assert {str(r["reason"]).split(".")[0] for r in found} == {"Go is not installed"}
-
-
-def test_packages_are_prepared_while_programs_are_built(go: Path) -> None:
-    (go / "hold").touch()
-    process = start(go, "etcd", "chromium")
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["name"] == "chromium"
-    (go / "hold").unlink()
-    assert [r["name"] for r in results(process)] == ["etcd"]
 
 
 def test_two_preparations_at_once_build_each_program_once(go: Path) -> None:
@@ -175,16 +145,6 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
-
-
-def test_unknown_name_is_an_error_that_lists_the_known_ones(go: Path) -> None:
-    process = start(go, "kubctl")
-    output, error = process.communicate(timeout=60)
-    assert (output, process.returncode) == ("", 1)
-    assert (
-        "error: unknown name: kubctl. Known names: all, docker, node-image, images, chromium, shells, kube-apiserver"
-        in error
-    )
 
 
 def test_node_image_of_kind_that_the_engine_has_is_used_by_the_demo(

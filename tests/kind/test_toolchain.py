@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.kind import toolchain
-from tests.kind.cache import digest, forget_unused, scratch_folder
-from tests.kind.toolchain import BINARIES, MODULES, Module, ToolchainError, binary, module_key
+from tests.kind.cache import forget_unused, scratch_folder
+from tests.kind.toolchain import MODULES, Module, ToolchainError, binary, module_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -65,20 +65,6 @@ def test_demo_uses_an_installed_program_and_tests_do_not(tmp_path: Path, monkeyp
     assert toolchain.installed("kube-apiserver") is None, "only the tests run it, with a pinned version"
 
 
-def test_digest_differs_if_only_the_boundary_of_a_part_differs() -> None:
-    assert digest("ab", "c") != digest("a", "bc")
-    assert digest("ab", "c") == digest("ab", "c")
-
-
-def test_digest_changes_with_the_executable_bit(tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("#!/bin/sh\n")
-    script.chmod(0o644)
-    before = digest(files=[script])
-    script.chmod(0o755)
-    assert digest(files=[script]) != before
-
-
 def test_key_is_stable_and_changes_with_each_input(module: Module) -> None:
     base = module_key(module, "go1.25")
     assert module_key(module, "go1.25") == base
@@ -86,11 +72,6 @@ def test_key_is_stable_and_changes_with_each_input(module: Module) -> None:
     assert module_key(replace(module, variables={"main.version": "2"}), "go1.25") != base
     (module.path / "go.sum").write_text("one h1:y=\n")
     assert module_key(module, "go1.25") != base
-
-
-def test_unknown_program_error_lists_the_known_programs() -> None:
-    with pytest.raises(ToolchainError, match=r"unknown program 'kubctl'; known programs: kube-apiserver, .*kubectl"):
-        binary("kubctl")
 
 
 def test_missing_go_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +92,6 @@ def test_looking_up_a_program_never_builds_it(tmp_path: Path, monkeypatch: pytes
     finally:
         toolchain._go_version.cache_clear()
     assert {line.split()[0] for line in (tmp_path / "go.log").read_text().splitlines()} == {"env"}
-
-
-def test_program_names_are_unique() -> None:
-    assert len(BINARIES) == len(set(BINARIES))
 
 
 def test_cache_entries_unused_for_two_weeks_are_deleted(tmp_path: Path) -> None:

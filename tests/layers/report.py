@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from tests.layers.cost import CPU_SECONDS, DAEMON_SECONDS
-
 SLOWEST = 20
 REASON_CHARACTERS = 200
 """So much of an error is shown beside the name of its test; pytest has printed all of it before."""
@@ -27,12 +25,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """One test. ``seconds`` include its set-up and tear-down, and so does ``cpuSeconds`` (see cost.py)."""
+    """One test. ``seconds`` include its set-up and tear-down."""
 
     name: str
     outcome: Outcome
     seconds: float
-    cpu_seconds: float = 0.0
     reason: str = ""
     """Why it was skipped, or the first line of its error."""
     first_error: str | None = None
@@ -41,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """One finished command of a layer. ``cpu_seconds``: of its process, its descendants and its daemons."""
+    """One finished command of a layer. ``cpu_seconds``: of its process, and of descendants that a parent waited for."""
 
     seconds: float
     tests: tuple[Case, ...]
@@ -122,27 +119,19 @@ class LayerResult:
         return ": ".join(["FAILED", *causes[:1]])
 
 
-def read_junit(path: Path) -> tuple[list[Case], float]:
-    """Return the tests of a JUnit XML file, and the CPU seconds of daemons.
-
-    A test with an error in set-up or tear-down is a failed test.
-    """
+def read_junit(path: Path) -> list[Case]:
+    """Return the tests of a JUnit XML file. A test with an error in set-up or tear-down is a failed test."""
     found: dict[str, Case] = {}
     root = ET.parse(path).getroot()  # noqa: S314 - written by our own pytest
     for case in root.iter("testcase"):
         name = f"{case.get('file') or case.get('classname')}::{case.get('name')}"
         outcome, reason = _outcome(case)
-        test = Case(name, outcome, float(case.get("time") or 0), _property(case, CPU_SECONDS), reason)
+        test = Case(name, outcome, float(case.get("time") or 0), reason)
         # pytest writes a second entry for a test whose tear-down fails after its call failed or passed.
         if name in found and found[name].outcome is Outcome.FAILED:
             continue
         found[name] = test
-    return list(found.values()), sum(_property(suite, DAEMON_SECONDS) for suite in root.iter("testsuite"))
-
-
-def _property(element: ET.Element, name: str) -> float:
-    found = element.find(f"properties/property[@name='{name}']")
-    return 0.0 if found is None else float(found.get("value") or 0)
+    return list(found.values())
 
 
 def _outcome(case: ET.Element) -> tuple[Outcome, str]:
@@ -209,8 +198,7 @@ def as_json(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
                 for result in results
             ],
             "slowest": [
-                {"layer": layer, "test": test.name, "seconds": test.seconds, "cpuSeconds": test.cpu_seconds}
-                for layer, test in slowest(results)
+                {"layer": layer, "test": test.name, "seconds": test.seconds} for layer, test in slowest(results)
             ],
         },
         indent=1,
@@ -218,8 +206,8 @@ def as_json(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
 
 
 def _test_as_json(test: Case) -> dict[str, object]:
-    named = {"cpu_seconds": "cpuSeconds", "first_error": "firstError"}
-    return {named.get(name, name): value for name, value in asdict(test).items() if value is not None}
+    fields = {name: value for name, value in asdict(test).items() if value is not None}
+    return {"firstError" if name == "first_error" else name: value for name, value in fields.items()}
 
 
 def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
@@ -230,8 +218,8 @@ def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
 
 def _slowest(results: Sequence[LayerResult]) -> list[str]:
     tests = slowest(results)
-    rows = [f"{test.seconds:8.1f} s {test.cpu_seconds:8.1f} s  {layer:<12} {test.name}" for layer, test in tests]
-    return ["", f"the {len(rows)} slowest tests, with their CPU time:", *rows] if rows else []
+    rows = [f"{test.seconds:8.1f} s  {layer:<12} {test.name}" for layer, test in tests]
+    return ["", f"the {len(rows)} slowest tests:", *rows] if rows else []
 
 
 def _failed(results: Sequence[LayerResult]) -> list[str]:

@@ -182,7 +182,7 @@ class Runner:
         if command.is_pytest:
             return _pytest_result(report, code, seconds, cpu_seconds, missing)
         outcome = Outcome.PASSED if code == 0 else Outcome.FAILED
-        return CommandResult(seconds, (Case(_title(command), outcome, seconds, cpu_seconds),), cpu_seconds)
+        return CommandResult(seconds, (Case(_title(command), outcome, seconds),), cpu_seconds)
 
     def _run_failed_again(self) -> None:
         """Run the failed tests of each command again, when nothing else runs. More than ``MOST_AGAIN`` stay failed."""
@@ -228,8 +228,7 @@ def _words(command: Command, folder: Path, report: Path) -> list[str]:
     """Return the words of a command with the paths of its programs and, for pytest, the options for its files."""
     words = [str(binary(word[1:-1])) if word.startswith("{") else word for word in command.words]
     files = (f"--junitxml={report}", "--override-ini=junit_family=xunit1", f"--override-ini=cache_dir={folder}/cache")
-    options = ("-p", "tests.layers.cost", *files)
-    return [*words, *options] if command.is_pytest else words
+    return [*words, *files] if command.is_pytest else words
 
 
 def _end_of(process: subprocess.Popen[str]) -> tuple[int, float]:
@@ -244,12 +243,10 @@ def _pytest_result(report: Path, code: int, seconds: float, cpu_seconds: float, 
     if not report.exists():
         problem = f"pytest ended with exit code {code} before it wrote its report"
         return CommandResult(seconds, (), cpu_seconds, problem)
-    tests, daemons = read_junit(report)
-    # The kernel does not count a fork server's processes for pytest, which ends before the server does.
-    used = max(cpu_seconds + daemons, sum(test.cpu_seconds for test in tests))
+    tests = read_junit(report)
     expected = (0, 1) if any(test.outcome is Outcome.FAILED for test in tests) else (0,)
     problem = "" if code in expected else f"pytest ended with exit code {code}"
-    return CommandResult(seconds, tuple(tests), used, problem, missing)
+    return CommandResult(seconds, tuple(tests), cpu_seconds, problem, missing)
 
 
 def busy_loops() -> list[subprocess.Popen[bytes]]:
