@@ -3,7 +3,7 @@
 models → manifests/crd.yaml → the chart's copy; models → docs/reference/fields.md, docs/reference/schemas;
 docs/reference/schemas → docs/reference/schemas.md;
 table of failures → docs/reference/failures.md; options of `ddpjob` → parts of docs/reference/commands.md;
-docstrings → docs/reference/python-reference.md; flow.py → docs/develop/flow.svg;
+docstrings → docs/reference/python-reference.md;
 decisions → docs/develop/decisions/README.md;
 lessons → manifests/examples/lessons, diffs and pictures of docs/concepts/torch-distributed;
 manifests/examples/train.py → ddprun-script.yaml beside it;
@@ -14,6 +14,7 @@ with what this module writes.
 import json
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -40,11 +41,9 @@ from tests.install import (
     object_schemas,
     python_reference,
     schemas,
-    scripts,
 )
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
-from tests.install.flow import draw
 from tests.kind import prepare
 
 CRD = ROOT / "manifests" / "crd.yaml"
@@ -77,7 +76,8 @@ OBJECTS = {
 """Schemas of objects as the API server has them, by the name of the file."""
 NAMED = {"why": "explanation", "get": "ddpjob", "ls": "ddpjob"}
 """The names of the other files."""
-FLOW = ROOT / "docs" / "develop" / "flow.svg"
+SCRIPT = ROOT / "manifests" / "examples" / "train.py"
+JOB_OF_SCRIPT = SCRIPT.with_name("ddprun-script.yaml")
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
 
@@ -127,9 +127,18 @@ def _text(objects: list[Object]) -> str:
     return _HEAD + "---\n" + yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
 
 
-def explanation() -> str:
-    """Return the JSON schema of ``ddpjob why -o json``."""
-    return json.dumps(explanations.json_schema(), indent=2) + "\n"
+def texts() -> dict[Path, str]:
+    """Return the text of each generated file that needs no other program. schemas.py reads the written schemas."""
+    found = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
+    found |= {
+        COMMANDS: commands.with_commands(COMMANDS.read_text(encoding="utf-8")),
+        PYTHON: python_reference.reference(),
+    }
+    found |= {EXPLANATION: json.dumps(explanations.json_schema(), indent=2) + "\n"}
+    found |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
+    found |= {schema_file(name): object_schemas.text(schema()) for name, schema in OBJECTS.items()}
+    found |= {krew.MANIFEST: krew.text(), decisions.INDEX: decisions.index()}
+    return found | lessons.jobs()
 
 
 def schema_file(verb: str) -> Path:
@@ -142,16 +151,18 @@ def json_schema(model: type[BaseModel]) -> str:
     return json.dumps(schemas.described(model.model_json_schema(by_alias=True)), indent=2) + "\n"
 
 
+def job_of_script() -> str:
+    """Return the DDPJob of the script that users copy, with the script as it is now in the ConfigMap."""
+    head, mark, rest = JOB_OF_SCRIPT.read_text(encoding="utf-8").partition("  train.py: |\n")
+    _, end, job = rest.partition("---\napiVersion")
+    return f"{head}{mark}{indent(SCRIPT.read_text(encoding='utf-8'), '    ')}{end}{job}"
+
+
 def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
-    texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
-    texts |= {COMMANDS: commands.with_commands(COMMANDS.read_text(encoding="utf-8")), EXPLANATION: explanation()}
-    texts |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
-    texts |= {PYTHON: python_reference.reference(), krew.MANIFEST: krew.text(), decisions.INDEX: decisions.index()}
-    texts |= {schema_file(name): object_schemas.text(schema()) for name, schema in OBJECTS.items()}
     EXPLANATION.parent.mkdir(exist_ok=True)
     lessons.FOLDER.mkdir(exist_ok=True)
-    for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():
+    for path, text in texts().items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
     SCHEMAS_PAGE.write_text(schemas.reference(), encoding="utf-8")

@@ -10,7 +10,6 @@ import yaml
 from ddpjob.engine.desired import Job
 from ddptrain.config import Config
 from ddptrain.lesson import lesson_names
-from tests.install import lessons, scripts
 from tests.install.chart import ROOT, Object, of_kind
 
 EXAMPLES = ROOT / "manifests" / "examples"
@@ -31,16 +30,6 @@ def job(name: str) -> Job:
 def test_every_example_is_tested() -> None:
     found = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.yaml")}
     assert found == {*JOBS, *LESSONS, "shared-volume.yaml"}
-
-
-def test_jobs_of_the_lessons_are_current() -> None:
-    assert {path: path.read_text() for path in lessons.FOLDER.iterdir()} == lessons.jobs(), "run `make generate`"
-
-
-def test_script_in_the_job_under_ddprun_is_current() -> None:
-    assert {path: path.read_text() for path in scripts.jobs()} == scripts.jobs(), "run `make generate`"
-    [config_map] = of_kind(documents(scripts.JOB.name), "ConfigMap")
-    assert config_map["data"] == {scripts.SCRIPT.name: scripts.SCRIPT.read_text()}
 
 
 def test_lessons_whose_ranks_share_files_run_on_one_node() -> None:
@@ -90,7 +79,7 @@ def test_trainer_has_every_flag_of_the_mnist_examples(name: str) -> None:
 def test_shared_volume_can_bind_the_claims_of_the_examples() -> None:
     [volume] = of_kind(documents("shared-volume.yaml"), "PersistentVolume")
     [storage_class] = of_kind(documents("shared-volume.yaml"), "StorageClass")
-    for name in (*JOBS[:2], scripts.JOB.name):
+    for name in (*JOBS[:2], "ddprun-script.yaml"):
         checkpoint = job(name).spec.checkpoint
         assert checkpoint and checkpoint.claim_template
         claim = checkpoint.claim_template.wire()["spec"]

@@ -20,8 +20,7 @@ SPEC = {"version", "homepage", "shortDescription", "description", "caveats", "pl
 PLATFORM = {"selector", "uri", "sha256", "bin", "files"}
 
 
-def test_the_manifest_is_generated_and_fits_the_archive_and_the_package() -> None:
-    assert krew.MANIFEST.read_text(encoding="utf-8") == krew.text(), "run `make generate`"
+def test_the_manifest_fits_the_archive_and_the_package() -> None:
     manifest = yaml.safe_load(krew.text())
     spec = manifest["spec"]
     assert manifest.keys() == FIELDS
