@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +21,12 @@ _LAST_LINES = 15
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant.
-
-    by: the test or the run that detected it, or why the mutant could not be run.
-    cpu_seconds: of all its processes that a parent waited for.
-    """
+    """What became of a mutant. by: the test or the run that detected it, or why the mutant could not be run."""
 
     mutant: Mutant
     verdict: Verdict
     by: str
     seconds: float
-    cpu_seconds: float
 
     @property
     def is_expected(self) -> bool:
@@ -53,17 +47,12 @@ def results_of(mutants: Sequence[Mutant], timeout: float, root: Path = ROOT) -> 
 
 
 def _timed(mutant: Mutant, find: Callable[[Mutant], tuple[Verdict, str]]) -> Result:
-    began, cpu_began = time.monotonic(), _cpu_seconds_of_children()
+    began = time.monotonic()
     try:
         verdict, by = find(mutant)
     except NotApplicableError as error:
         verdict, by = "not applicable", str(error)
-    cpu_seconds = _cpu_seconds_of_children() - cpu_began
-    return Result(mutant, verdict, by, round(time.monotonic() - began, 1), round(cpu_seconds, 1))
-
-
-def _cpu_seconds_of_children() -> float:
-    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    return Result(mutant, verdict, by, round(time.monotonic() - began, 1))
 
 
 class _Tests:
@@ -102,19 +91,12 @@ def _simulated(mutants: Sequence[Mutant]) -> Iterator[Result]:
     from tests.simulator.parallel import pool  # noqa: PLC0415 - slow, and rarely needed
 
     with pool() as processes:
-        for mutant in mutants:
-            began = time.monotonic()
-            verdict, by, cpu_seconds = processes.submit(_detected, mutant).result()
-            yield Result(mutant, verdict, by, round(time.monotonic() - began, 1), round(cpu_seconds, 1))
+        yield from (_timed(mutant, lambda each: processes.submit(_detected, each).result()) for mutant in mutants)
 
 
-def _detected(mutant: Mutant) -> tuple[Verdict, str, float]:
-    """Return the verdict, the run that detects the mutant, and the CPU seconds that this took in this process."""
+def _detected(mutant: Mutant) -> tuple[Verdict, str]:
+    """Return the verdict, and the run that detects the mutant."""
     from tests.simulator.parallel import first_detection  # noqa: PLC0415 - imported by the processes of the pool only
 
-    began = time.process_time()
-    try:
-        found = first_detection(mutant) or ""
-    except NotApplicableError as error:
-        return "not applicable", str(error), 0.0
-    return "killed" if found else "survived", found.rpartition("\n")[2].strip(), time.process_time() - began
+    found = first_detection(mutant) or ""
+    return "killed" if found else "survived", found.rpartition("\n")[2].strip()

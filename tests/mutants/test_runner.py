@@ -1,13 +1,11 @@
 """The runner tells mutants that the tests detect from those that survive, and changes nothing but its copy."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import main
 from tests.mutants.mutant import ROOT, Mutant, NotApplicableError, areas, in_this_process
 from tests.mutants.runner import Result, results_of
 from tests.mutants.tree import TIMED_OUT, Tree
@@ -65,7 +63,7 @@ def test_killed_survivor_and_text_that_is_not_found(repository: Path) -> None:
     ]
     killed, survivor, known, no_longer, absent, repeated, broken, without, aborted = results_of(given, 60, repository)
     assert verdicts(killed, survivor) == [("killed", True), ("survived", False)]
-    assert killed.by == "test_sum.py::test_sum" and killed.cpu_seconds > 0
+    assert killed.by == "test_sum.py::test_sum"
     assert verdicts(known, no_longer) == [("survived", True), ("killed", False)]
     assert verdicts(absent, repeated) == [("not applicable", False)] * 2
     assert verdicts(broken, without) == [("error", False)] * 2
@@ -113,23 +111,6 @@ def test_every_mutant_can_be_applied_and_is_claimed() -> None:
         assert all(Run.parse(run.split()) for run in each.runs)
     assert not wrong, "\n".join(wrong)
     assert len(mutants) >= 80
-
-
-def test_the_table_has_the_numbers_of_each_area(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chosen = [areas()["engine"][0], areas()["chart"][0], areas()["chart"][1]]
-    verdicts = [("killed", ""), ("survived", "not checked yet"), ("killed", "")]
-    rows = [
-        {"name": each.name, "verdict": verdict, "survives": survives, "cpu_seconds": 2.0}
-        for each, (verdict, survives) in zip(chosen, verdicts, strict=True)
-    ]
-    (tmp_path / "results.json").write_text(json.dumps(rows))
-    names = [each.name for each in chosen]
-    monkeypatch.setattr(sys, "argv", ["", *names, "--json", str(tmp_path / "results.json"), "--resume"])
-    assert main() == 0
-    table = [line.split() for line in capsys.readouterr().out.splitlines() if line][1:]
-    assert table == [["chart", "2", "1", "1", "4"], ["engine", "1", "1", "0", "2"], ["all", "3", "2", "1", "6"]]
 
 
 def test_an_unknown_name_is_refused() -> None:
