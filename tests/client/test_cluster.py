@@ -85,7 +85,7 @@ def test_the_end_of_a_job_while_the_api_server_is_away_is_seen_once(
 def test_a_watch_behind_the_history_reads_the_job(world: ClusterWorld) -> None:
     job = world.client.submit(world.job("mnist"))
     assert isinstance(world.client, cluster.ClusterClient)
-    versions = cluster._Versions(world.client._connection, job, world.client._key(job))
+    versions = cluster._Versions(world.client.connection, job, world.client._key(job))
     versions._version = "1"  # before the API server started
     world.run(job)
     seen = next(versions.after_last(5))
@@ -191,7 +191,7 @@ def test_an_error_says_what_to_do(
 ) -> None:
     assert isinstance(world.client, cluster.ClusterClient)
     if fault.status == 500:  # tries again until then
-        world.client._connection.timeout = 1.0
+        world.client.connection.timeout = 1.0
     proxy.rule = lambda request: fault
     with pytest.raises(kind, match=text) as raised:
         world.client.get("mnist")

@@ -24,7 +24,7 @@ from ddpjob.api.crd import as_yaml
 from ddpjob.cli.output import RunLine
 from ddpjob.cli.training import Plot
 from ddpjob.client.bundle.archive import Manifest
-from ddpjob.client.checkup.check import Checkup
+from ddpjob.client.checkup import Checkup
 from ddpjob.client.log_lines import PrintedLine
 from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import Description, Timeline

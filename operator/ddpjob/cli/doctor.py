@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import Form, Namespace, StateDir
+from ddpjob.cli.options import Form, Namespace
 from ddpjob.cli.place import Context, has_kubeconfig, on_cluster, on_this_machine
 from ddpjob.cli.text import is_coloured, number_of, one_line
 from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
-    from ddpjob.client.checkup.check import Check, Checkup
+    from ddpjob.client.checkup import Check, Checkup
 
 _UNHEALTHY = 1
 _COLOURS = {"warning": "33", "error": "31"}
@@ -24,9 +24,8 @@ def doctor(
     local: Annotated[bool, Option("--local", help="Check this machine only.")] = False,
     context: Context = None,
     namespace: Namespace = None,
-    state_dir: StateDir = None,
 ) -> int:
-    """Check this machine, and the cluster of the kubeconfig with your rights there.
+    """Check torch on this machine, and the cluster of the kubeconfig with your rights there.
 
     Each check is ok, warning, error or unknown, with a hint and the next command. What you may not read is unknown. The
     JSON has the schema docs/reference/schemas/doctor.json.
@@ -40,13 +39,11 @@ def doctor(
     Example:
       ddpjob doctor --local
     """
-    from ddpjob.client.checkup.check import Checkup
+    from ddpjob.client.checkup import Checkup
     from ddpjob.version import __version__
 
-    with on_this_machine(namespace, state_dir) as machine:
-        checks = machine.check()
     place, more = (None, []) if local else _of_cluster(context, namespace)
-    checks += more
+    checks = on_this_machine(None, None).check() + more
     found = Checkup(
         version=__version__, cluster=place, healthy=all(one.status != "error" for one in checks), checks=checks
     )
@@ -59,17 +56,17 @@ def doctor(
 
 def _of_cluster(context: str | None, namespace: str | None) -> "tuple[str | None, list[Check]]":
     """Return the place and the checks of the cluster."""
-    from ddpjob.client.checkup.check import cluster
+    from ddpjob.client.checkup import of_cluster
 
     if context is None and not has_kubeconfig():
         hint = "commands act on this machine only"
         todo = "kubectl config get-contexts; KUBECONFIG names the file"
-        return None, [cluster("connection", "unknown", "there is no kubeconfig", hint, todo)]
+        return None, [of_cluster("connection", "unknown", "there is no kubeconfig", hint, todo)]
     try:
         with on_cluster(context, namespace) as client:
             return client.place, client.check()
     except DDPJobError as error:
-        return None, [cluster("connection", "error", error.error, error.hint, error.next_step)]
+        return None, [of_cluster("connection", "error", error.error, error.hint, error.next_step)]
 
 
 def _lines(found: "Checkup", *, coloured: bool) -> Iterator[str]:

@@ -27,7 +27,7 @@ from ddpjob.errors import (
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.archive import Manifest
-    from ddpjob.client.checkup.check import Checks
+    from ddpjob.client.checkup import Check
     from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.timeline import JobEvent, JobPod
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "Interrupted"
 """State of a job of this machine that is not finished and that no process runs: its process was killed."""
+Checks = list["Check"]
 Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the method
 Events = list["JobEvent"]
 Pods = list["JobPod"]
@@ -255,8 +256,8 @@ class Client(Protocol):
         archive, redaction = _load("bundle.archive"), _load("bundle.redaction")
         return cast("Manifest", archive.write(path, *redaction.redacted(made, os.urandom(32), logs=logs)))
 
-    def check(self) -> "Checks":
-        """Return the checks of this machine, or of the cluster with the rights of the user."""
+    def check(self) -> Checks:
+        """Return the checks of torch on this machine, or of the cluster with the rights of the user."""
         ...
 
     def events(self, job: str | DDPJob) -> Events:

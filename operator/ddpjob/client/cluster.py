@@ -13,6 +13,7 @@ from ddpjob.api.backoff import Patience
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.base import (
+    Checks,
     Client,
     Events,
     Items,
@@ -40,7 +41,6 @@ from ddpjob.client.log_lines import LogLine, nodes_of, of_ranks
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
 
 if TYPE_CHECKING:
-    from ddpjob.client.checkup.check import Checks
     from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
@@ -63,12 +63,12 @@ class ClusterClient(Client):
         retries: bool = True,
     ) -> None:
         self._context = context
-        self._connection = Connection(context, kubeconfig, timeout, retries=retries)
-        self.namespace = namespace or self._connection.namespace
+        self.connection = Connection(context, kubeconfig, timeout, retries=retries)
+        self.namespace: str = namespace or self.connection.namespace
 
     @property
     def host(self) -> str:
-        return f"cluster {self._context or self._connection.server}"
+        return f"cluster {self._context or self.connection.server}"
 
     @property
     def place(self) -> str:
@@ -83,11 +83,11 @@ class ClusterClient(Client):
         _require_submittable(job)
         require_valid(job.manifest)
         sent = with_files(job, None if workdir is None else Path(workdir))
-        submission = Submission(self._connection, sent, job.namespace or self.namespace)
+        submission = Submission(self.connection, sent, job.namespace or self.namespace)
         return DDPJob.from_manifest(submission.rehearse() if dry_run else submission.carry_out())
 
     def get(self, job: str | DDPJob) -> DDPJob:
-        return DDPJob.from_manifest(self._connection.request("GET", self._path(job)))
+        return DDPJob.from_manifest(self.connection.request("GET", self._path(job)))
 
     def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         namespace = None if all_namespaces else self.namespace
@@ -99,7 +99,7 @@ class ClusterClient(Client):
     def _lists(
         self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
     ) -> Iterator[Jobs]:
-        with self._connection.part(stop) as connection:
+        with self.connection.part(stop) as connection:
             changes = all_jobs(connection, namespace, label_selector, lambda: self._listed(namespace, label_selector))
             for items in changes:
                 yield list(map(DDPJob.from_manifest, items))
@@ -114,11 +114,11 @@ class ClusterClient(Client):
         while token is not None:
             # The server forgets an old token; then all jobs are asked for at once, without pages.
             try:
-                page = self._connection.request("GET", path, {**which, "limit": _PAGE, "continue": token or None})
+                page = self.connection.request("GET", path, {**which, "limit": _PAGE, "continue": token or None})
             except DDPJobError:
                 if not token:
                     raise
-                found, page = [], self._connection.request("GET", path, which)
+                found, page = [], self.connection.request("GET", path, which)
             found += page["items"]
             token = (page.get("metadata") or {}).get("continue") or None
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
@@ -143,7 +143,7 @@ class ClusterClient(Client):
         if ranks is not None:
             nodes = nodes_of(found, ranks)
             all_nodes = nodes is None
-        logs = JobLogs(self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail, since=since)
+        logs = JobLogs(self.connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail, since=since)
         lines = logs.follow(partial(self._changes, found, None), attempt) if follow else logs.read(attempt)
         return lines if ranks is None else of_ranks(lines, found, ranks)
 
@@ -151,19 +151,14 @@ class ClusterClient(Client):
         from ddpjob.client.cluster_reader import Requests, ask
 
         requests = Requests()
-        asked = ask(self._connection, requests, self._key(job))
+        asked = ask(self.connection, requests, self._key(job))
         # These imports take as long as the answers.
         from ddpjob.client.cluster_snapshot import read_needed
         from ddpjob.client.verdict.explain import explain
 
-        seen = read_needed(self._connection, requests, asked)
+        seen = read_needed(self.connection, requests, asked)
         require_same(job, seen.job["metadata"]["uid"])
         return explain(seen)
-
-    def check(self) -> "Checks":
-        from ddpjob.client.checkup.cluster_reads import check_cluster
-
-        return check_cluster(self._connection, self.namespace)
 
     def events(self, job: str | DDPJob) -> Events:
         from ddpjob.client.cluster_snapshot import events_of, pods_of
@@ -171,14 +166,14 @@ class ClusterClient(Client):
 
         found = self._same(job)
         body = found.manifest
-        return timeline(found, pods_of(self._connection, body), events_of(self._connection, body))
+        return timeline(found, pods_of(self.connection, body), events_of(self.connection, body))
 
     def pod_manifests(self, job: str | DDPJob) -> Items:
         from ddpjob.client.cluster_snapshot import pods_of
 
         is_known = isinstance(job, DDPJob) and job.uid
         known = job if isinstance(job, DDPJob) and is_known else self.get(job)
-        found = pods_of(self._connection, known.manifest)
+        found = pods_of(self.connection, known.manifest)
         if not found and is_known:
             self._same(job)  # raises that it was deleted
         return found
@@ -193,7 +188,7 @@ class ClusterClient(Client):
         from ddpjob.client.volume.cluster import PodReader
         from ddpjob.client.volume.pull import read_contents
 
-        with PodReader(self._connection, self._same(job), on_progress) as reader:
+        with PodReader(self.connection, self._same(job), on_progress) as reader:
             return read_contents(reader, reader.place, on_progress, verify=verify)
 
     def pull(
@@ -212,7 +207,7 @@ class ClusterClient(Client):
         from ddpjob.client.volume.pull import pull
 
         require_arguments(steps=steps, to=to)
-        with PodReader(self._connection, self._same(job), on_progress) as reader:
+        with PodReader(self.connection, self._same(job), on_progress) as reader:
             choice = Choice(steps, metrics, everything, hidden)
             return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
 
@@ -234,7 +229,7 @@ class ClusterClient(Client):
 
         found = self._same(job)
         require_running(found)
-        return asked_twice(lambda: rank_table(found, self.place, ask_launcher(self._connection, found)))
+        return asked_twice(lambda: rank_table(found, self.place, ask_launcher(self.connection, found)))
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})
@@ -255,6 +250,11 @@ class ClusterClient(Client):
         changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
         return self._change(found, spec)
 
+    def check(self) -> Checks:
+        from ddpjob.client.cluster_checks import check_cluster
+
+        return check_cluster(self.connection, self.namespace)
+
     def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
         from ddpjob.client.ranks import require_running
         from ddpjob.client.volume.pod_exec import exit_code_of
@@ -263,12 +263,12 @@ class ClusterClient(Client):
         found = self._same(job)
         pod = names.pod_name(found.name, str(found.uid), require_running(found), node)
         place = (str(found.namespace), pod, names.TRAINER_CONTAINER)
-        return exit_code_of(self._connection, *place, list(command), on_output=on_output)
+        return exit_code_of(self.connection, *place, list(command), on_output=on_output)
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         uid = job.uid if isinstance(job, DDPJob) else None
         try:
-            self._connection.request("DELETE", self._path(job), body=_deletion(uid, propagationPolicy="Background"))
+            self.connection.request("DELETE", self._path(job), body=_deletion(uid, propagationPolicy="Background"))
         except UnavailableError as error:
             if isinstance(error.__cause__, RequestError) and error.__cause__.status == 409:
                 self._same(job)  # raises that another job has its name
@@ -279,31 +279,31 @@ class ClusterClient(Client):
     def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
         from ddpjob.client.cluster_snapshot import read_all
 
-        found = self._connection.answer("GET", self._path(job))
+        found = self.connection.answer("GET", self._path(job))
         require_same(job, found.body["metadata"]["uid"])
-        return read_all(self._connection, found, logs=logs)
+        return read_all(self.connection, found, logs=logs)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def _delete_claim(self, namespace: str, job: str) -> None:
         """Delete the claim that the operator made for the job, not another of the same name."""
         path = path_of(names.CLAIMS, namespace, names.claim_name(job))
         try:
-            claim = self._connection.request("GET", path)
+            claim = self.connection.request("GET", path)
         except DDPJobError as error:
             if isinstance(error.__cause__, RequestError) and error.__cause__.names(names.CLAIMS.plural):
                 return
             raise
         if (claim["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) == job:
-            self._connection.request("DELETE", path, body=_deletion(claim["metadata"]["uid"]))
+            self.connection.request("DELETE", path, body=_deletion(claim["metadata"]["uid"]))
 
     def _change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         found = self._same(job)
         if found.finished:
             raise already_finished(found)
         patch = {"spec": spec}
-        changed = self._connection.request("PATCH", self._path(found), _STRICT, patch, content_type=MERGE_PATCH)
+        changed = self.connection.request("PATCH", self._path(found), _STRICT, patch, content_type=MERGE_PATCH)
         return DDPJob.from_manifest(changed)
 
     def _key(self, job: str | DDPJob) -> names.Key:
@@ -317,7 +317,7 @@ class ClusterClient(Client):
         self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
     ) -> Iterator[DDPJob]:
         found = self._same(job)
-        with self._connection.part(stop) as connection:
+        with self.connection.part(stop) as connection:
             yield from self._changes(found, timeout, connection)
 
     def _changes(self, last: DDPJob, timeout: float | None, connection: Connection) -> Iterator[DDPJob]:

@@ -16,6 +16,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client.base import (
     INTERRUPTED,
+    Checks,
     Client,
     Events,
     Items,
@@ -43,7 +44,6 @@ from ddpjob.local.state import JobFolder, StateFolder, remove_tree
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
-    from ddpjob.client.checkup.check import Checks
     from ddpjob.client.local_logs import LogReader
     from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
@@ -359,10 +359,11 @@ class LocalClient(Client):
             "ddpjob get lists the jobs",
         )
 
-    def check(self) -> "Checks":
-        from ddpjob.client.checkup.machine import check_machine
+    def check(self) -> Checks:
+        from ddpjob.client.checkup import check_torch
+        from ddpjob.local.resources import visible_gpus
 
-        return check_machine(self.folder.root)
+        return [check_torch(len(visible_gpus()))]
 
     def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
         from ddpjob.client.local_snapshot import read_all

@@ -1,0 +1,218 @@
+"""``ddpjob doctor``: verdicts on torch and on a cluster that no other command gives before there is a job.
+
+They are pure functions of what was read. The JSON is that of ``ddpjob doctor -o json``.
+"""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+from ddpjob.api.model import WireModel
+from ddpjob.api.objects import Json
+from ddpjob.client.verdict.operator import serves
+
+Status = Literal["ok", "warning", "error", "unknown"]
+_MIN_TORCH = (2, 10)
+_TORCH_SECONDS = 60.0
+_COUNT_DEVICES = "import torch; print(torch.cuda.device_count())"
+_MOST_SKEW = 60.0
+_INSTALL = "docs/start/install.md installs the operator: helm install ddpjob charts/ddpjob -n ddpjob-system"
+# Who provisions a class; a class does not say which access modes it offers.
+_SHARED = re.compile(
+    r"nfs|efs\.csi|file\.csi|filestore|cephfs|fsx|lustre|weka|juicefs|gpfs|spectrumscale|beegfs|longhorn|gluster|portworx"
+    r"|pxd|quobyte|vast|isilon|netapp|trident|azurefile|manila|sharedfile|smb\.csi|purestorage|hammerspace"
+)
+_ONE_NODE = re.compile(
+    r"ebs|gce-?pd|pd\.csi|disk|cinder|vsphere-volume|local-path|hostpath|no-provisioner|topolvm|openebs\.io/local|lvm|rbd"
+)
+
+
+class Check(WireModel):
+    """The verdict on one part."""
+
+    part: Literal["machine", "cluster"]
+    """Whether it is about this machine or the cluster."""
+    name: str
+    """Which check: a word that stays the same between releases."""
+    status: Status
+    """ok; warning: something does not work, or only slowly; error: jobs cannot run; unknown: it could not be found out,
+    for example without the right to read it."""
+    summary: str
+    """What was found."""
+    hint: str | None = None
+    """The usual cause, or what follows from it."""
+    next: str | None = None
+    """What to do: a command, or a document."""
+
+
+class Checkup(WireModel):
+    """What ``ddpjob doctor`` found."""
+
+    version: str
+    """Release of ddpjob."""
+    cluster: str | None = None
+    """The cluster and namespace that were checked; absent if there is none."""
+    healthy: bool
+    """Whether no check found an error."""
+    checks: list[Check]
+    """The checks, those of this machine first."""
+
+
+def of_cluster(name: str, status: Status, summary: str, hint: str = "", next_step: str = "") -> Check:
+    """Return a verdict on the cluster."""
+    text = " ".join(summary.split())
+    return Check(part="cluster", name=name, status=status, summary=text, hint=hint or None, next=next_step or None)
+
+
+def check_torch(gpus: int) -> Check:
+    """Check torch in another process, because its import may end the process. gpus: what the driver shows."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return torch(None, "", 0, gpus)
+    command = [sys.executable, "-c", _COUNT_DEVICES]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TORCH_SECONDS, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return torch(version, f"its import takes longer than {_TORCH_SECONDS:g} s", 0, gpus)
+    if done.returncode:
+        return torch(version, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1], 0, gpus)
+    return torch(version, "", int(done.stdout.split()[-1]), gpus)
+
+
+def torch(version: str | None, error: str, devices: int, gpus: int) -> Check:
+    """Judge torch.
+
+    Args:
+        version: None if it is not installed.
+        error: why it cannot be imported.
+        devices, gpus: GPUs that torch can use, and that the driver shows.
+    """
+    status: Status = "warning"
+    summary, hint, todo = f"torch {version}, {devices} GPU{'' if devices == 1 else 's'}", "", "pip install torch"
+    if version is None:
+        summary = "torch is not installed in this Python"
+        hint = "jobs of this machine that train need it; jobs on a cluster do not"
+    elif error:
+        status, summary = "error", f"torch {version} cannot be imported: {' '.join(error.split())}"
+        hint = "a library that torch needs is missing, or does not fit this machine"
+    elif tuple(int(part) if part.isdigit() else 0 for part in re.split(r"[.+]", version)[:2]) < _MIN_TORCH:
+        hint = f"ddprun and ddptrain are tested with torch {'.'.join(map(str, _MIN_TORCH))} or later"
+    elif gpus and not devices:
+        summary += f", but the driver shows {gpus}"
+        hint = "this torch is built for CPUs only, or for a later driver"
+        todo = 'python -c "import torch; print(torch.version.cuda); torch.cuda.init()" says why'
+    else:
+        status, todo = "ok", ""
+    return Check(part="machine", name="torch", status=status, summary=summary, hint=hint or None, next=todo or None)
+
+
+def server(version: Json, skew: float | None, error: str) -> Check:
+    """Judge the API server. skew: by how many seconds this machine's clock is ahead of it. error: why it is silent."""
+    if error:
+        hint = "it restarts, a network or a proxy between is down, or the credentials of the kubeconfig have expired"
+        summary = f"the API server does not answer: {error}"
+        return of_cluster("api-server", "error", summary, hint, "kubectl get --raw /readyz")
+    text = f"Kubernetes {version.get('gitVersion', 'of an unknown version')}"
+    if skew is not None and abs(skew) > _MOST_SKEW:
+        side = "ahead of" if skew > 0 else "behind"
+        hint = "tokens and certificates may count as expired, or not valid yet"
+        summary = f"{text}; this machine's clock is {abs(skew):.0f} s {side} the server's"
+        return of_cluster("api-server", "warning", summary, hint, "timedatectl status")
+    return of_cluster("api-server", "ok", text)
+
+
+def crd(is_served: bool, served: Collection[str] | None, known: Collection[str]) -> Check:
+    """Judge the CustomResourceDefinition.
+
+    served: paths of the fields that the API server knows; None if it does not say. known: those of this release.
+    """
+    if not is_served:
+        hint = "the CustomResourceDefinition is not installed, or this is another cluster than you meant"
+        return of_cluster("crd", "error", "the cluster does not serve DDPJobs", hint, _INSTALL)
+    if served is None:
+        return of_cluster("crd", "unknown", "DDPJobs are served, with unknown fields", "", "kubectl explain ddpjob")
+    missing, more = sorted({*known} - {*served}), sorted({*served} - {*known})
+    if missing:
+        summary = f"the CustomResourceDefinition lacks {len(missing)} fields of this release: {_some(missing)}"
+        hint = "it is of an earlier release; what the operator or ddpjob write into these fields is dropped"
+        todo = "kubectl apply --server-side -f manifests/crd.yaml of the operator's release"
+        return of_cluster("crd", "warning", summary, hint, todo)
+    if more:
+        summary = f"the CustomResourceDefinition has {len(more)} fields that this release does not know: {_some(more)}"
+        hint = "this ddpjob is of an earlier release; it refuses these fields, and does not show them"
+        return of_cluster("crd", "warning", summary, hint, "pip install --upgrade ddpjob")
+    return of_cluster("crd", "ok", "the CustomResourceDefinition has the fields of this release")
+
+
+def fields_of(schema: Json) -> set[str]:
+    """Return the paths of the fields of spec and status in the OpenAPI schema of DDPJobs."""
+    found: set[str] = set()
+    waiting: list[tuple[str, Any]] = [(part, (schema.get("properties") or {}).get(part)) for part in ("spec", "status")]
+    while waiting:
+        path, part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        found.add(path)
+        waiting += ((f"{path}.{key}", inner) for key, inner in (part.get("properties") or {}).items())
+        waiting.append((f"{path}[]", part.get("items")))
+    return found - {"spec", "status"}
+
+
+def operator(deployments: Sequence[Json], namespace: str, version: str) -> Check:
+    """Judge whether an operator works on the jobs of a namespace. version: of this program."""
+    serving = [one for one in deployments if serves(one, namespace)]
+    if not serving:
+        others = f"; {len(deployments)} serve other namespaces" if deployments else ""
+        hint = "jobs are stored, and nothing starts their pods"
+        return of_cluster("operator", "error", f"no operator serves the namespace {namespace}{others}", hint, _INSTALL)
+    one = max(serving, key=_ready)
+    meta = one["metadata"]
+    text = f"{meta['namespace']}/{meta['name']}: {_ready(one)} of {one['spec'].get('replicas', 1)} replicas are ready"
+    if not _ready(one):
+        hint = "pods that run train on; nothing is started, stopped or restarted meanwhile"
+        look = f"kubectl -n {meta['namespace']} describe deployment {meta['name']}"
+        return of_cluster("operator", "error", text, hint, look)
+    running = str((meta.get("labels") or {}).get("app.kubernetes.io/version") or "")
+    if running and running != version:
+        hint = "neighbouring releases work together; fields of the later one are missing or not shown"
+        summary = f"{text}, of release {running}; this is {version}"
+        return of_cluster("operator", "warning", summary, hint, "docs/tasks/operations.md")
+    return of_cluster("operator", "ok", f"{text}, of release {running or 'unknown'}")
+
+
+def _ready(deployment: Json) -> int:
+    return int((deployment.get("status") or {}).get("readyReplicas") or 0)
+
+
+def storage(classes: Sequence[Json], claims: Sequence[Json]) -> Check:
+    """Judge whether several pods can share a volume. claims: of the namespace, as far as they may be read."""
+    bound = {
+        str(claim["spec"].get("storageClassName") or "")
+        for claim in claims
+        if "ReadWriteMany" in (claim["spec"].get("accessModes") or ())
+        and (claim.get("status") or {}).get("phase") == "Bound"
+    }
+    provisioners = {str(one["metadata"]["name"]): str(one.get("provisioner") or "") for one in classes}
+    shared = {name for name, given in provisioners.items() if _SHARED.search(given)} | bound
+    hint = "nodes resume from a volume that all of them mount; a job with one node needs none"
+    todo = "name a class with ReadWriteMany in checkpoint.claimTemplate, or a claim in checkpoint.claimName"
+    if shared:
+        return of_cluster("storage", "ok", f"ReadWriteMany: {_some(sorted(filter(None, shared)) or ['a claim'])}")
+    if not provisioners:
+        return of_cluster("storage", "warning", "there is no storage class", hint, "kubectl get storageclass")
+    listed = _some([f"{name} ({given})" for name, given in provisioners.items()])
+    if all(_ONE_NODE.search(given) for given in provisioners.values()):
+        return of_cluster("storage", "warning", f"no storage class is known for ReadWriteMany: {listed}", hint, todo)
+    return of_cluster("storage", "unknown", f"whether a class offers ReadWriteMany is not known: {listed}", hint, todo)
+
+
+def _some(texts: Sequence[str]) -> str:
+    shown = ", ".join(texts[:3])
+    return shown if len(texts) <= 3 else f"{shown} and {len(texts) - 3} more"
