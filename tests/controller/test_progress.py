@@ -80,57 +80,39 @@ async def test_response_is_kept_with_the_name_of_its_pod(trainer: Trainer, polli
     assert (shown.pod, shown.report) == ("pod-0", TrainingReport(step=3))
 
 
-async def test_only_a_changed_response_queues_the_job(trainer: Trainer, polling: Polling) -> None:
-    trainer.handler = trainer.say({"step": 3, "ageSeconds": 0.1})
+async def test_a_changed_response_queues_the_job_and_the_same_one_after_a_failure(
+    trainer: Trainer, polling: Polling
+) -> None:
+    """After a failure the time without a step begins again, so the deadline needs a new timer."""
+
+    async def answer(text: object) -> None:
+        trainer.handler = trainer.say(text)
+        seen = len(polling.results)
+        await polling.until(lambda: len(polling.results) >= seen + 3)
+
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: len(polling.results) >= 5)
-    assert polling.news == [KEY]
-    trainer.handler = trainer.say({"step": 3, "ageSeconds": 9.9})
-    seen = len(polling.results)
-    await polling.until(lambda: len(polling.results) >= seen + 3)
-    assert polling.news == [KEY]
-    trainer.handler = trainer.say({"step": 4, "ageSeconds": 0.1})
-    await polling.until(lambda: len(polling.news) == 2)
-
-
-async def test_same_response_after_one_that_failed_queues_the_job(trainer: Trainer, polling: Polling) -> None:
-    """The time without a step begins again, so the deadline needs a new timer."""
-    trainer.handler = trainer.say({"step": 3})
-    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: polling.news)
-    trainer.handler = trainer.say([])
-    await polling.until(lambda: "unusable" in polling.results)
-    trainer.handler = trainer.say({"step": 3})
-    await polling.until(lambda: len(polling.news) == 2)
-
-
-async def test_same_response_of_another_pod_queues_the_job(trainer: Trainer, polling: Polling) -> None:
-    trainer.handler = trainer.say({"step": 3})
-    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: polling.news)
+    await answer({"step": 3, "ageSeconds": 0.1})
+    news = len(polling.news)
+    await answer({"step": 3, "ageSeconds": 9.9})
+    assert len(polling.news) == news
+    await answer({"step": 4, "ageSeconds": 0.1})
+    assert len(polling.news) == news + 1
+    await answer([])
+    assert polling.results[-1] == "unusable" and len(polling.news) == news + 1
+    await answer({"step": 4})
+    assert len(polling.news) == news + 2
     polling.poller.follow(KEY, ("pod-1", "127.0.0.1", trainer.port))
-    await polling.until(lambda: len(polling.news) == 2)
+    await polling.until(lambda: len(polling.news) == news + 3)
 
 
-async def test_polling_stops_when_the_job_is_no_longer_followed(trainer: Trainer, polling: Polling) -> None:
-    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: trainer.polls)
-    polling.poller.follow(KEY, None)
-    polls = trainer.polls
-    await asyncio.sleep(0.2)  # ten intervals in which nothing may come
-    assert trainer.polls <= polls + 1
-
-
-@pytest.mark.parametrize("is_deleted", [False, True], ids=["not followed", "deleted"])
-async def test_last_response_is_dropped_with_its_job(trainer: Trainer, polling: Polling, is_deleted: bool) -> None:
+async def test_a_job_that_is_not_followed_is_not_polled_and_has_no_response(trainer: Trainer, polling: Polling) -> None:
     trainer.handler = trainer.say({"step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
     await polling.until(lambda: polling.poller.polled(KEY).report)
-    if is_deleted:
-        polling.poller.forget(KEY)
-    else:
-        polling.poller.follow(KEY, None)
-    await asyncio.sleep(0.1)
+    polling.poller.forget(KEY)
+    polls = trainer.polls
+    await asyncio.sleep(0.2)  # ten intervals in which nothing may come
+    assert trainer.polls <= polls + 1
     assert polling.poller.polled(KEY) == NOT_POLLED
 
 
@@ -168,13 +150,6 @@ async def test_kept_responses_of_maximum_size_take_little_memory(trainer: Traine
         await poller.close()
 
 
-async def test_server_that_starts_late_is_polled(trainer: Trainer, polling: Polling, unused_tcp_port: int) -> None:
-    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", unused_tcp_port))
-    await polling.until(lambda: "unreachable" in polling.results)
-    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: "ok" in polling.results)
-
-
 @pytest.mark.parametrize("answer", [None, []], ids=["unreachable", "unusable"])
 async def test_silence_of_a_minute_is_a_problem_until_the_next_response(
     trainer: Trainer, unused_tcp_port: int, answer: object
@@ -201,17 +176,6 @@ async def test_silence_of_a_minute_is_a_problem_until_the_next_response(
     await polling.until(lambda: polling.poller.polled(KEY).report)
     assert polling.poller.polled(KEY).problem is None and polling.news == [KEY, KEY]
     await polling.poller.close()
-
-
-async def test_a_redirect_is_not_followed(trainer: Trainer, polling: Polling) -> None:
-    async def redirect(request: web.BaseRequest) -> web.Response:
-        return web.Response(status=302, headers={"Location": f"http://127.0.0.1:{trainer.port}/elsewhere"})
-
-    trainer.handler = redirect
-    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: polling.results)
-    assert set(polling.results) == {"unusable"}
-    assert polling.news == []
 
 
 async def test_endless_response_is_aborted(trainer: Trainer, polling: Polling) -> None:
@@ -323,6 +287,7 @@ def test_body_is_complete_by_its_length_or_at_the_end(received: bytes, is_end: b
         b"hello",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n{}",
         b"HTTP/1.1 404 Not Found\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:80/\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     ],
@@ -368,20 +333,6 @@ async def test_missing_response_times_out(trainer: Trainer, polling: Polling) ->
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
     await polling.until(lambda: polling.results)
     assert polling.results[0] == "unreachable"
-
-
-async def test_proxy_of_the_environment_is_not_used(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{unused_tcp_port}")
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{unused_tcp_port}")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    polling = Polling()
-    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: polling.results)
-    assert polling.results[0] == "ok"
-    await polling.poller.close()
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"nonsense", b'"text"', b"\xff\xfe", b"[" * 60_000])
