@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob.api.crd import openapi
 from ddpjob.api.objects import Json
 from ddpjob.client import checkup
 from ddpjob.client.checkup import Check
@@ -44,9 +43,6 @@ def server(skew: float | None = 1.0, error: str = "") -> Check:
     return checkup.server({"major": "1", "minor": "34+", "gitVersion": "v1.34.0"}, skew, error)
 
 
-FIELDS = checkup.fields_of(openapi())
-
-
 def storage_class(name: str, provisioner: str) -> Json:
     return {"metadata": {"name": name}, "provisioner": provisioner}
 
@@ -72,11 +68,6 @@ OWN = storage_class("own", "storage.example.com/x")
         (server(), "ok", "v1.34.0"),
         (server(skew=-3600), "warning", "3600 s behind"),
         (server(error="connection refused"), "error", "connection refused"),
-        (checkup.crd(True, FIELDS, FIELDS), "ok", "fields of this release"),
-        (checkup.crd(False, None, FIELDS), "error", "does not serve"),
-        (checkup.crd(True, None, FIELDS), "unknown", "unknown fields"),
-        (checkup.crd(True, FIELDS - {"status.time"}, FIELDS), "warning", "lacks 1 fields of this release: status.time"),
-        (checkup.crd(True, FIELDS | {"spec.more"}, FIELDS), "warning", "spec.more"),
         (checkup.storage([storage_class("fs", "efs.csi.aws.com"), LOCAL], []), "ok", "fs"),
         (checkup.storage([LOCAL], []), "warning", "rancher.io/local-path"),
         (checkup.storage([LOCAL], [bound("standard", "ReadWriteMany")]), "ok", "standard"),

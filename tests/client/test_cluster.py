@@ -126,13 +126,15 @@ def test_many_jobs_are_waited_for_with_one_watch(world: ClusterWorld, proxy: Fau
     assert sum("watch=true" in seen.path.lower() for seen in proxy.seen) < 5, "a watch ends after a minute"
     waiting = world.client.submit(world.job("waiting"))
     with pytest.raises(WaitTimeoutError, match=r"waiting is Pending after 0\.5 s"):
-        world.client.wait_all([*jobs, waiting], timeout=0.5)
+        list(world.client.as_completed([*jobs, waiting], timeout=0.5))
     world.client.delete(waiting)
     with pytest.raises(JobNotFoundError, match="no job waiting"):
-        world.client.wait_all(["sweep-1", "waiting"], timeout=60)
+        list(world.client.as_completed(["sweep-1", "waiting"], timeout=60))
 
 
-def test_events_and_pods_are_those_of_the_job_with_the_events_of_pods_that_are_gone(world: ClusterWorld) -> None:
+def test_a_timeline_has_the_pods_of_the_job_and_the_events_of_pods_that_are_gone(
+    world: ClusterWorld, proxy: FaultProxy
+) -> None:
     checkpoint = {"mountPath": "/checkpoints", "claimTemplate": CLAIM}
     job = world.client.submit(DDPJob("mnist", image="none", command=["train"], checkpoint=checkpoint))
     core = f"/api/v1/namespaces/{world.namespace}"
@@ -153,15 +155,18 @@ def test_events_and_pods_are_those_of_the_job_with_the_events_of_pods_that_are_g
         times = {"firstTimestamp": TIME, "lastTimestamp": TIME, "count": number + 1}
         body = {"metadata": {"name": f"event-{number}"}, "involvedObject": involved, "reason": reason, **times}
         world.plane.request("POST", f"{core}/events", body | {"type": "Warning", "message": "why"})
-    happened = world.client.events(job)
-    assert {(entry.kind, entry.reason, entry.attempt, entry.count) for entry in happened} == {
+    proxy.seen.clear()
+    found = world.client.timeline(job)
+    assert {(entry.kind, entry.reason, entry.attempt, entry.count) for entry in found.events} == {
         ("DDPJob", "Started", None, 1),
         ("Pod", "FailedScheduling", 1, 2),
         ("PersistentVolumeClaim", "ProvisioningFailed", None, 4),
         ("DDPJob", "Submitted", None, 1),
         ("Pod", "PodCreated", 2, 1),
     }
-    assert [(found.name, found.attempt, found.state) for found in world.client.pods("mnist")] == [(pod, 2, "pending")]
+    assert [(one.name, one.attempt, one.state) for one in found.pods] == [(pod, 2, "pending")]
+    assert world.client.pods("mnist") == found.pods
+    assert sum("/pods" in seen.path for seen in proxy.seen) == 2, "each call lists the pods once"
 
 
 def test_requests_are_repeated_only_if_that_is_safe(world: ClusterWorld, proxy: FaultProxy) -> None:
@@ -251,16 +256,6 @@ def test_a_list_is_whole_also_if_the_server_forgets_the_place(
     assert {job.namespace for job in world.client.list(all_namespaces=True)} >= {world.namespace}
 
 
-def test_metrics_of_a_job_are_on_its_volume(world: ClusterWorld) -> None:
-    world.client.submit(DDPJob("mnist", image="none", checkpoint={"claim_name": "shared"}))
-    with pytest.raises(UnavailableError, match="on the volume of the claim shared") as caught:
-        world.client.metrics("mnist")
-    assert [label for label, _ in caught.value.parts()] == ["error: ", "hint:  ", "next:  "]
-    assert "client.pull('mnist', DIR, metrics=True)" in caught.value.next_step
-    with pytest.raises(JobNotFoundError):
-        world.client.metrics("mnits")
-
-
 def test_only_the_claim_of_the_job_is_deleted_with_it(world: ClusterWorld) -> None:
     path = f"/api/v1/namespaces/{world.namespace}/persistentvolumeclaims"
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -319,15 +314,6 @@ def test_logs_have_each_line_once_through_lost_connections_and_restarts(world: C
     with pytest.raises(UnavailableError, match="no pods of attempt 9") as refused:
         list(world.client.logs(job, attempt=9))
     assert refused.value.next_step.startswith(f"ddpjob why mnist --namespace {world.namespace} ")
-
-
-def test_a_followed_log_ends_with_the_job_and_with_the_reader(world: ClusterWorld) -> None:
-    job = world.client.submit(world.job("mnist"))
-    lines = Collected(world.client.logs(job, follow=True))
-    world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/mnist")
-    assert lines.until_end() == []
-    with pytest.raises(JobNotFoundError):
-        world.client.logs("mnist", follow=True)
 
 
 def test_patience_with_an_error_ends_and_begins_again_after_a_success() -> None:

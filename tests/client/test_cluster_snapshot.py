@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.client import cluster_reader, cluster_snapshot
-from ddpjob.errors import JobNotFoundError
-from tests.builders import NOW, World, ended, running
+from ddpjob.client.bundle.archive import Manifest
+from tests.builders import NOW, World, ended, failed, running
 from tests.client.kubelet import Kubelet
-from tests.client.worlds import ClusterWorld
+from tests.client.worlds import READS_JOBS, ClusterWorld
 from tests.controlplane import ControlPlane
 from tests.engine.test_plain_scripts import VALUE_ERROR, log
 from tests.faults import Fault, FaultProxy
 
 pytestmark = pytest.mark.apiserver
+SECRET = "correct-horse-battery"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 _numbers = itertools.count(1)
 
@@ -39,7 +40,7 @@ class Simulated:
     """A job of the API server whose operator, pods and claims are simulated, and uploaded as they are."""
 
     def __init__(self, world: ClusterWorld, **spec: object) -> None:
-        self.plane, self.namespace, self.client = world.plane, world.namespace, world.client
+        self.cluster, self.plane, self.namespace, self.client = world, world.plane, world.namespace, world.client
         self.job = self.client.submit(DDPJob("mnist", image="trainer:1", num_nodes=2, **spec))
         self.world = World(self.job.manifest | {"status": {}})
         self.world.settle()
@@ -77,27 +78,36 @@ class Simulated:
         meta = {"name": f"event-{next(_numbers)}", "namespace": self.namespace}
         self.write(names.EVENTS, {"metadata": meta, "involvedObject": about} | text)
 
-    def user(self, *rules: Json, server: str = "") -> Client:
+    def user(self, *rules: Json) -> Client:
         """Return a client for a user who may read DDPJobs, and what the rules allow."""
-        name = f"reader-{next(_numbers)}"
-        token = self.plane.service_account(self.namespace, name)
-        all_rules = [{"apiGroups": [names.GROUP], "resources": [names.DDPJOBS.plural], "verbs": ["get"]}, *rules]
-        root = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
-        self.plane.request("POST", f"{root}/roles", {"metadata": {"name": name}, "rules": all_rules})
-        self.plane.request(
-            "POST",
-            f"{root}/rolebindings",
-            {
-                "metadata": {"name": name},
-                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": self.namespace}],
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-            },
-        )
-        config = self.plane.kubeconfig(token, name=f"{self.namespace}-{name}", server=server, namespace=self.namespace)
-        return Client.cluster(kubeconfig=config, timeout=20)
+        return self.cluster.user(READS_JOBS, *rules)
 
     def _path(self, resource: names.Resource) -> str:
         return resource.path(self.namespace)
+
+
+DEPLOYMENTS = names.Resource("apps/v1", "Deployment", "deployments")
+OPERATOR_LABELS = {"app.kubernetes.io/name": "ddpjob", "app.kubernetes.io/component": "operator"}
+
+
+@pytest.fixture
+def operator(world: ClusterWorld) -> Iterator[str]:
+    """Make the Deployment of an operator with no ready pod, and return its path."""
+    env = [
+        {"name": "DDPJOB_OPERATOR_NAMESPACES", "value": world.namespace},
+        {"name": "DDPJOB_OPERATOR_CLUSTER_DOMAIN", "value": "example.internal"},
+    ]
+    container = {"name": "operator", "image": "operator:1", "env": env}
+    template = {"metadata": {"labels": OPERATOR_LABELS}, "spec": {"containers": [container]}}
+    path = DEPLOYMENTS.path(world.namespace)
+    body = {"selector": {"matchLabels": OPERATOR_LABELS}, "template": template}
+    world.plane.request("POST", path, {"metadata": {"name": "op", "labels": OPERATOR_LABELS}, "spec": body})
+    yield f"{path}/op"
+    world.plane.request("DELETE", f"{path}/op")
+
+
+def let_work(world: ClusterWorld, operator: str) -> None:
+    world.plane.request("PATCH", f"{operator}/status", {"status": {"replicas": 1, "readyReplicas": 1}})
 
 
 def unschedulable(message: str) -> Json:
@@ -183,29 +193,76 @@ def test_the_exception_of_a_script_is_quoted_from_its_log_with_the_users_rights(
     assert (gone.stage, gone.exit_code, gone.node_rank, gone.unread) == ("Crash", 1, 1, [])
 
 
-def test_an_operator_that_is_down(world: ClusterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_that_is_down_and_one_that_works(world: ClusterWorld, operator: str) -> None:
     made = Simulated(world)
     for rank in (0, 1):
         made.set_pod(rank, running())
     made.upload()
-    assert made.client.explain("mnist").operator == "Unknown", "its Deployment is not there"
-    labels = {"app.kubernetes.io/name": "ddpjob", "app.kubernetes.io/component": "operator"}
-    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "operator", "image": "operator:1"}]}}
-    deployments = names.Resource("apps/v1", "Deployment", "deployments")
-    body = {
-        "metadata": {"name": "op", "labels": labels},
-        "spec": {"selector": {"matchLabels": labels}, "template": pod},
-    }
-    made.write(deployments, body)
+    found = made.client.explain("mnist")
+    assert (found.stage, found.operator, found.confidence) == ("OperatorDown", "Down", "High")
+    assert found.evidence[0].name == f"{world.namespace}/op"
+    assert {check.name: check.status for check in made.client.check()}["operator"] == "error"
+    let_work(world, operator)
+    assert made.client.explain("mnist").operator == "Alive"
+
+
+def test_the_checks_of_an_administrator_and_of_a_user_without_rights(world: ClusterWorld, operator: str) -> None:
+    let_work(world, operator)
+    path, name = "/apis/storage.k8s.io/v1/storageclasses", f"local-{world.namespace}"
+    world.plane.request("POST", path, {"metadata": {"name": name}, "provisioner": "rancher.io/local-path"})
     try:
-        found = made.client.explain("mnist")
-        assert (found.stage, found.operator, found.confidence) == ("OperatorDown", "Down", "High")
-        assert found.evidence[0].name == f"{world.namespace}/op"
-        status = {"status": {"replicas": 1, "readyReplicas": 1}}
-        world.plane.request("PATCH", f"{deployments.path(world.namespace)}/op/status", status)
-        assert made.client.explain("mnist").operator == "Alive"
+        found = {check.name: check.status for check in world.client.check()}
     finally:
-        world.plane.request("DELETE", f"{deployments.path(world.namespace)}/op")
+        world.plane.request("DELETE", f"{path}/{name}")
+    assert found == {"api-server": "ok", "operator": "ok", "storage": "warning"}
+    with Simulated(world).user() as poor:
+        checks = {check.name: check for check in poor.check()}
+    assert [checks[name].status for name in found] == ["ok", "unknown", "unknown"]
+    assert "you may not read this" in checks["operator"].summary
+
+
+def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_the_job(
+    world: ClusterWorld, operator: str, tmp_path: Path
+) -> None:
+    let_work(world, operator)
+    made = Simulated(world, env={"MY_TOKEN": SECRET})
+    for rank in (0, 1):
+        made.set_pod(rank, running())
+    crashed = failed(1, kind="HTTPError", exception="HTTPError", message=f"refused: {SECRET}", step=3)
+    made.pod(1)["status"] = crashed  # the operator has not seen it
+    made.upload()
+    made.event("Pod", str(made.pod(1)["metadata"]["name"]), "BackOff", f"env MY_TOKEN={SECRET}")
+    made.event("Pod", "another", "BackOff", "of another job")
+    service = made.world.service or {}
+    made.write(names.SERVICES, service | {"metadata": {**service["metadata"], "uid": None}})
+
+    def bundled(client: Client, *, logs: bool = False) -> tuple[Manifest, dict[str, str]]:
+        file = tmp_path / f"{next(_numbers)}.zip"
+        manifest = client.bundle("mnist", file, logs=logs)
+        with zipfile.ZipFile(file) as zipped:
+            found = {name: zipped.read(name).decode() for name in zipped.namelist()}
+        assert SECRET not in "".join(found.values()) and "of another job" not in "".join(found.values())
+        return manifest, found
+
+    with made.user() as poor:
+        manifest, found = bundled(poor)
+    assert [one.path for one in manifest.files] == ["job.json"]
+    unread = {one.what for one in manifest.unread}
+    assert unread == {"pods", "events", "service", "networkPolicy", "operator", "metrics"}
+    of_operator = {"name": "operator", "image": "operator:1"}
+    with Kubelet(world.plane, world.namespace) as kubelet:
+        pod_spec = {"nodeName": world.namespace, "containers": [of_operator]}
+        made.write(names.PODS, {"metadata": {"name": "op-1", "labels": OPERATOR_LABELS}, "spec": pod_spec})
+        line = {"ts": timestamp(NOW), "message": f"event Restarting token={SECRET}", "namespace": world.namespace}
+        lines = [json.dumps(line | {"job": "mnist"}), json.dumps(line | {"job": "other"}), "no JSON"]
+        kubelet.serve("op-1", [f"{text}\n" for text in lines])
+        manifest, found = bundled(made.client)
+        assert {*found} == {"manifest.json", "job.json", "pods.json", "others.json", "events.json", "operators.json"}
+        assert "BackOff" in found["events.json"] and "example.internal" in found["operators.json"]
+        manifest, found = bundled(made.client, logs=True)
+    assert "Restarting" in found["operator.log"] and len(found["operator.log"].splitlines()) == 1
+    assert {one.what for one in manifest.unread} == {"metrics"}
+    assert manifest.versions["operatorImage"] == "operator:1" and manifest.versions["kubernetes"].startswith("v1.")
 
 
 def test_of_a_large_job_the_pods_that_run_are_not_read(
@@ -222,58 +279,10 @@ def test_of_a_large_job_the_pods_that_run_are_not_read(
     assert [seen for seen in proxy.seen if "/pods" in seen.path and "status.phase" in seen.path]
 
 
-def test_job_pods_and_operators_are_asked_for_at_once(world: ClusterWorld, proxy: FaultProxy) -> None:
-    made = Simulated(world)
-    for rank in (0, 1):
-        made.set_pod(rank, running())
-    made.upload()
-    proxy.seen.clear()
-    others = ("/pods", "/deployments")
-
-    def rule(request: web.BaseRequest) -> Fault | None:
-        """Refuse the job until all else has been asked for."""
-        is_early = not all(any(part in seen.path for seen in proxy.seen) for part in others)
-        return Fault(status=503) if is_early and request.path.endswith("/ddpjobs/mnist") else None
-
-    proxy.rule = rule
-    assert made.client.explain("mnist").stage == "FirstStep"
-    asked = [seen.path for seen in proxy.seen if "/ddpjobs/" not in seen.path]
-    assert len(asked) == 2, "what has been answered is not asked again"
-
-
-def test_pods_that_were_listed_before_the_job_changed_or_not_at_all_are_listed_again(
+def test_a_request_without_an_answer_delays_the_verdict_for_a_limited_time(
     world: ClusterWorld, proxy: FaultProxy
 ) -> None:
     made = Simulated(world)
-    before = json.dumps(world.plane.request("GET", names.PODS.path(world.namespace)))
-    pod = made.set_pod(0, unschedulable(NO_GPU))
     made.upload()
-    for early in (Fault(status=200, body=before), Fault(status=500)):
-        proxy.seen.clear()
-        proxy.rule = lambda request, early=early: early if names.LABEL_JOB_NAME in request.query_string else None  # type: ignore[misc]
-        found = made.client.explain("mnist")
-        assert (found.stage, found.pod, found.unread) == ("Placement", pod, [])
-        assert len([seen for seen in proxy.seen if "/pods" in seen.path]) == 2
-
-
-def test_a_request_without_an_answer_delays_neither_an_error_nor_the_verdict_twice(
-    world: ClusterWorld, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proxy.rule = lambda request: Fault(hold=60) if names.LABEL_JOB_NAME in request.query_string else None
-    with pytest.raises(JobNotFoundError):
-        world.client.explain("absent")
-    assert "ddpjob-why" in [thread.name for thread in threading.enumerate()], "the error waits for no other answer"
-
-    monkeypatch.setattr(cluster_reader, "_SECONDS", 3.0)
-    made = Simulated(world)
-    made.upload()
-    proxy.seen.clear()
-
-    def rule(request: web.BaseRequest) -> Fault | None:
-        is_first = names.LABEL_JOB_NAME in request.query_string or "/deployments" in request.path
-        return Fault(hold=60) if is_first else None
-
-    proxy.rule = rule
+    proxy.rule = lambda request: Fault(hold=60) if "/pods" in request.path or "/deployments" in request.path else None
     assert "pods could not be read" in made.client.explain("mnist").unread[0]
-    for kind in ("deployments", "pods"):
-        assert len([seen for seen in proxy.seen if f"/{kind}?" in seen.path]) == 1, kind

@@ -17,7 +17,6 @@ from ddpjob.errors import (
     InvalidJobError,
     JobExistsError,
     JobNotFoundError,
-    UnavailableError,
     WaitTimeoutError,
 )
 from tests.client.worlds import LocalWorld, World
@@ -48,8 +47,6 @@ def test_life_of_a_job_that_is_suspended_resumed_and_restarted(world: World) -> 
     assert restarted.spec.restarted_at
     world.run(first)
     assert client.get("mnist").status.attempt == 3
-    with pytest.raises(UnavailableError, match="mnist has no volume for its metrics"):
-        client.metrics("mnist")
 
     seen = []
     for status in client.watch("mnist", timeout=60):
@@ -85,15 +82,14 @@ def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World, t
         client.restart,
         lambda job: client.change(job, {"restartPolicy": {"maxRestarts": 7}}),
         lambda job: client.wait(job, timeout=60),
-        lambda job: client.wait_all([job], timeout=60),
+        lambda job: list(client.as_completed([job], timeout=60)),
         client.pods,
         client.delete,
         lambda job: next(client.logs(job)),
         client.explain,
-        client.events,
+        client.timeline,
         client.checkpoints,
         lambda job: client.pull(job, tmp_path / "pulled"),
-        client.metrics,
         client.ranks,
         lambda job: client.bundle(job, tmp_path / "bundle.zip"),
     )
@@ -187,7 +183,6 @@ def test_an_argument_of_another_type_is_named(world: World) -> None:
         ("timeout is '5'", lambda: client.wait(made, timeout="5")),
         ("stop is True", lambda: client.watch(made, stop=True)),
         ("until is 'finished', not a function", lambda: client.wait(made, until="finished")),
-        ("jobs is 'mnist', not a list", lambda: client.wait_all("mnist")),
         ("jobs is 'mnist', not a list", lambda: client.as_completed("mnist")),
         ("label_selector is 5", lambda: client.list(label_selector=5)),
     )
@@ -272,10 +267,10 @@ def test_a_job_is_explained_from_its_start_to_its_failure(world: World) -> None:
     assert (found.exit_code, found.confidence, found.is_abnormal) == (3, "Medium", True)
     assert found.evidence[0].field == "status.failures[0].message"
     assert found.next
-    happened = client.events(failed)
+    happened = client.timeline(failed).events
     assert {"Submitted", "Failed"} <= {entry.reason for entry in happened}
     assert [entry.time for entry in happened] == sorted(entry.time for entry in happened)
     with pytest.raises(JobNotFoundError):
-        client.events("another")
+        client.timeline("another")
     with pytest.raises(JobNotFoundError):
         client.pods("another")

@@ -182,7 +182,7 @@ def test_a_task_that_is_cancelled_stops_to_wait(tmp_path: Path) -> None:
 
         async def wait(stop: threading.Event) -> None:
             try:
-                await asyncio.to_thread(client.wait_all, ["mnist", "mnist"], stop=stop.is_set)
+                await asyncio.to_thread(list, client.as_completed(["mnist", "mnist"], stop=stop.is_set))
             finally:
                 stop.set()
 

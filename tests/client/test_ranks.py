@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob import Client, DDPJob
+from ddpjob import DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.errors import NotAllowedError, UnavailableError
-from tests.client.worlds import TIME, ClusterWorld
+from tests.client.worlds import READS_JOBS, TIME, ClusterWorld
 from tests.controlplane import ControlPlane
 from tests.processes import end, eventually, free_port, spawn
 
@@ -59,20 +59,6 @@ def run_job(world: ClusterWorld, port: int, command: list[str]) -> DDPJob:
     return made
 
 
-def user(world: ControlPlane, namespace: str, name: str, *roles: str) -> Path:
-    """Return a kubeconfig of a user who may read DDPJobs, and has some roles of Kubernetes in the namespace."""
-    token = world.service_account(namespace, name)
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    rule = {"apiGroups": [names.GROUP], "resources": [names.DDPJOBS.plural], "verbs": ["get", "list"]}
-    world.request("POST", f"{rbac}/roles", {"metadata": {"name": name}, "rules": [rule]})
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
-    for kind, role in (("Role", name), *(("ClusterRole", role) for role in roles)):
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role}
-        body = {"metadata": {"generateName": f"{name}-"}, "subjects": [subject], "roleRef": reference}
-        world.request("POST", f"{rbac}/rolebindings", body)
-    return world.kubeconfig(token, name=f"{namespace}-{name}", namespace=namespace)
-
-
 def test_the_ranks_come_through_the_api_server_with_the_rights_of_edit_and_not_of_view(
     world: ClusterWorld, tmp_path: Path
 ) -> None:
@@ -84,7 +70,7 @@ def test_the_ranks_come_through_the_api_server_with_the_rights_of_edit_and_not_o
     launcher = spawn([sys.executable, "-m", "ddprun", "--preload", "", script], tmp_path / "log", env)
     try:
         job = run_job(world, port, ["ddprun", "train.py"])
-        with Client.cluster(kubeconfig=user(world.plane, world.namespace, "ed", "system:aggregate-to-edit")) as editor:
+        with world.user(READS_JOBS, roles=["system:aggregate-to-edit"]) as editor:
 
             def measured() -> bool:
                 try:
@@ -96,7 +82,7 @@ def test_the_ranks_come_through_the_api_server_with_the_rights_of_edit_and_not_o
             seen = editor.ranks("mnist")
             assert ([rank.rank for rank in seen.ranks], seen.attempt, seen.world_size) == ([0, 1], 1, 2)
             assert seen.place == editor.place
-        with Client.cluster(kubeconfig=user(world.plane, world.namespace, "vi", "system:aggregate-to-view")) as viewer:
+        with world.user(READS_JOBS, roles=["system:aggregate-to-view"]) as viewer:
             assert viewer.get("mnist").state == "Running"
             with pytest.raises(NotAllowedError, match="pods/proxy") as refused:
                 viewer.ranks("mnist")

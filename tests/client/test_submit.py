@@ -209,21 +209,11 @@ def test_of_two_submissions_at_once_one_job_with_its_files_is_left(world: Cluste
 def test_edit_submits_with_files_and_view_is_refused_in_one_line(
     control_plane: ControlPlane, namespace: str, work: Path, role: str
 ) -> None:
-    token = control_plane.service_account(namespace, role)
     # Kubernetes' own rules of these roles, which a controller adds up in a whole cluster, and the chart's.
-    rules = [*_rules(control_plane, "system:aggregate-to-view"), *_chart_rules("view")]
-    if role == "edit":
-        rules += [*_rules(control_plane, "system:aggregate-to-edit"), *_chart_rules("edit")]
-    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    control_plane.request("POST", f"{path}/roles", {"metadata": {"name": role}, "rules": rules})
-    binding = {
-        "metadata": {"name": role},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": namespace}],
-    }
-    control_plane.request("POST", f"{path}/rolebindings", binding)
-    kubeconfig = control_plane.kubeconfig(name=f"{namespace}-{role}", token=token, namespace=namespace)
-    with Client.cluster(kubeconfig=kubeconfig, timeout=20) as client:
+    wanted = ["view"] if role == "view" else ["view", "edit"]
+    rules = [rule for name in wanted for rule in _chart_rules(name)]
+    roles = [f"system:aggregate-to-{name}" for name in wanted]
+    with ClusterWorld(control_plane, namespace).user(*rules, roles=roles) as client:
         if role == "edit":
             made = client.submit(job(), workdir=work)
             client.submit(DDPJob("other", image="x"))
@@ -234,11 +224,6 @@ def test_edit_submits_with_files_and_view_is_refused_in_one_line(
                 client.submit(job(), workdir=workdir)
             assert "\n" not in raised.value.error
         assert client.list() == []
-
-
-def _rules(plane: ControlPlane, role: str) -> list[Json]:
-    rules: list[Json] = plane.request("GET", f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{role}")["rules"]
-    return rules
 
 
 def _chart_rules(role: str) -> list[Json]:

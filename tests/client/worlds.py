@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +13,8 @@ from ddpjob.api.objects import Json
 from ddpjob.api.status import CONDITIONS
 from tests.controlplane import ControlPlane
 
+READS_JOBS = {"apiGroups": [names.GROUP], "resources": [names.DDPJOBS.plural], "verbs": ["get", "list"]}
+_numbers = itertools.count(1)
 TIME = "2026-01-02T03:04:05Z"
 # Succeeds when ``finish`` makes the file; on SIGTERM it ends like a trainer that has saved.
 SCRIPT = """
@@ -105,3 +109,17 @@ class ClusterWorld:
         assert {c["type"] for c in status.get("conditions", ())} <= set(CONDITIONS)  # type: ignore[attr-defined]
         path = f"{names.DDPJOBS.path(self.namespace)}/{job.name}/status"
         self.plane.request("PATCH", path, {"status": status})
+
+    def user(self, *rules: Json, roles: Iterable[str] = (), server: str = "") -> Client:
+        """Return a client for a user who has these rules, and these ClusterRoles, in the namespace."""
+        name = f"user-{next(_numbers)}"
+        token = self.plane.service_account(self.namespace, name)
+        rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
+        self.plane.request("POST", f"{rbac}/roles", {"metadata": {"name": name}, "rules": list(rules)})
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": self.namespace}
+        for kind, role in (("Role", name), *(("ClusterRole", role) for role in roles)):
+            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role}
+            body = {"metadata": {"generateName": f"{name}-"}, "subjects": [subject], "roleRef": reference}
+            self.plane.request("POST", f"{rbac}/rolebindings", body)
+        config = self.plane.kubeconfig(token, name=f"{self.namespace}-{name}", server=server, namespace=self.namespace)
+        return Client.cluster(kubeconfig=config, timeout=20)

@@ -171,7 +171,7 @@ def while_it_runs(name: str, user: User) -> None:
     assert {"Started", "Running", "Scheduled"} <= set(reasons), reasons
     assert user("describe", name).strip()
     checks = user.read("doctor", "--context", context_of(user))["checks"]
-    assert {"crd", "operator"} <= {check["name"] for check in checks}
+    assert {"api-server", "operator"} <= {check["name"] for check in checks}
     assert [check for check in checks if check["status"] == "error"] == []
     bundle = f"{user.kubeconfig.stem}.zip"
     assert user.read("bundle", name, "-f", bundle)["redaction"]["hidden"]

@@ -233,8 +233,6 @@ def _plain(hint: Any) -> str:
     """Return a type as it is written in Python, without modules."""
     if hint is type(None):
         return "None"
-    if typing.get_origin(hint) is typing.Unpack:
-        return f"Unpack[{typing.get_args(hint)[0].__name__}]"
     text = re.sub(r"\bNoneType\b", "None", inspect.formatannotation(hint))
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", text)
 

@@ -81,6 +81,7 @@ def described(schema: Schema) -> Schema:
     for part in ("TimeSpent", "Progress", "World", "Nodes", "CurrentAttempt"):
         status["properties"] |= status["$defs"][part]["properties"]
     for part in (schema, *schema.get("$defs", {}).values()):
+        part.pop("x-list-keys", None)  # for the CRD alone
         for name, field in part.get("properties", {}).items():
             meaning = _MEANINGS.get(name) or status["properties"].get(name, {}).get("description")
             if meaning and "description" not in field and "$ref" not in plain(field):

@@ -5,19 +5,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.events import events_table, story
+from ddpjob.cli.events import events_table, show_unread
 from ddpjob.cli.get import card
 from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import age
-from ddpjob.errors import NotAllowedError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ddpjob.client.base import Events, Pods
+    from ddpjob.client.base import Pods
     from ddpjob.client.job import DDPJob
+    from ddpjob.client.timeline import Timeline
 
 _GOOD = ("running", "succeeded", "pending")
 
@@ -41,34 +41,27 @@ def describe(
     """
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
         job = client.get(name)
-        try:
-            pods, unread = client.pods(job), []
-        except NotAllowedError as error:
-            pods, unread = [], [error.error]
-        happened, unread_events = story(client, job)
-        unread = list(dict.fromkeys([*unread, *unread_events]))
+        found = client.timeline(job)
         if output == "json":
-            print(json.dumps(_description(job, client.place, pods, unread, happened), indent=2))
+            print(json.dumps(_description(job, found), indent=2))
             return 0
+        show_unread(found)
         print("\n".join(card(client, job)))
     for title, shown in (
-        ("Conditions", _conditions(job)), ("Pods", pods_table(pods)), ("Events", events_table(happened))
+        ("Conditions", _conditions(job)), ("Pods", pods_table(found.pods)), ("Events", events_table(found.events))
     ):  # fmt: skip
         print(f"\n{title}")
         show(shown)
     return 0
 
 
-def _description(job: "DDPJob", place: str, pods: "Pods", unread: list[str], happened: "Events") -> Json:
+def _description(job: "DDPJob", found: "Timeline") -> Json:
     from ddpjob.cli.card import sentence
-    from ddpjob.client.timeline import ConditionView, Description
+    from ddpjob.client.timeline import Description
 
-    made = Description(
-        job=job.name, namespace=str(job.namespace), place=place, events=happened, unread=unread, state=job.state,
-        summary=sentence(job, datetime.now(UTC)), pods=pods,
-        conditions=[ConditionView.model_validate(c.wire(), strict=False) for c in job.status.conditions or ()],
-    )  # fmt: skip
-    return made.wire()
+    conditions = list(job.status.conditions or ())
+    summary = sentence(job, datetime.now(UTC))
+    return Description(**dict(found), state=job.state, summary=summary, conditions=conditions).wire()
 
 
 def _conditions(job: "DDPJob") -> "Table":

@@ -1,6 +1,7 @@
 """``ddpjob events``: the story of a job, from all that has seen a part of it, sorted by time."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING
 
@@ -9,14 +10,12 @@ from ddpjob.cli.options import Form, Name, Namespace, StateDir
 from ddpjob.cli.place import Context, Local, find
 from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import one_line, show_error
-from ddpjob.errors import NotAllowedError
+from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ddpjob.client.base import Client, Events
-    from ddpjob.client.job import DDPJob
-    from ddpjob.client.timeline import JobEvent
+    from ddpjob.client.timeline import JobEvent, Timeline
 
 
 def events(
@@ -37,32 +36,24 @@ def events(
     Example:
       ddpjob events mnist-cpu
     """
-    from ddpjob.client.timeline import Timeline
-
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
-        job = client.get(name)
-        found, unread = story(client, job)
+        found = client.timeline(name)
         if output == "json":
-            made = Timeline(job=job.name, namespace=str(job.namespace), place=client.place, events=found, unread=unread)
-            print(json.dumps(made.wire(), indent=2))
+            print(json.dumps(found.wire(), indent=2))
             return 0
-        show(events_table(found))
-        print(f"{len(found)} events, {one_line(client.place)}")
+        show_unread(found)
+        show(events_table(found.events))
+        print(f"{len(found.events)} events, {one_line(client.place)}")
     return 0
 
 
-def story(client: "Client", job: "DDPJob") -> tuple["Events", list[str]]:
-    """Return what happened to a job, and what the user may not read of it: the status alone is always readable."""
-    from ddpjob.client.timeline import timeline
-
-    try:
-        return client.events(job), []
-    except NotAllowedError as error:
-        show_error(error)
-        return timeline(job), [error.error]
+def show_unread(found: "Timeline") -> None:
+    """Print what the user may not read; the status alone is always readable."""
+    for text in found.unread:
+        show_error(DDPJobError(text))
 
 
-def events_table(found: "Events", zone: tzinfo | None = None) -> "Table":
+def events_table(found: "Sequence[JobEvent]", zone: tzinfo | None = None) -> "Table":
     """Return the events as a table; times are those of a time zone, by default of this machine."""
     times = [parse_time(event.time).astimezone(zone) for event in found]
     days = {time.date() for time in times}

@@ -19,7 +19,7 @@ from ddpjob.cli.text import one_line
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import dump_yaml
 from ddpjob.client.local_logs import LogReader
-from ddpjob.client.log_lines import LogLine
+from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.local.pod_process import Machine
 from ddpjob.local.programs import require_programs, runs_ddptrain
 from ddpjob.local.references import References
@@ -62,7 +62,7 @@ def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> 
     for warning in prepared.warnings:
         warn(warning)
     admitted, paths = prepared.admitted, prepared.paths
-    output = LogReader(paths.record, nodes={0}, redrawn_seconds=_BAR_SECONDS)
+    output = LogReader(paths.record, LogChoice({0}), redrawn_seconds=_BAR_SECONDS)
     job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:

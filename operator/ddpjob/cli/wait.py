@@ -117,7 +117,7 @@ def wait_for(
 def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterator[Callable[[], None]]":
     """Yield what shows the job as it is now: on a terminal in a table that stays in place, elsewhere as a line."""
     from ddpjob.cli.run import display_of
-    from ddpjob.cli.snapshot import moment_of
+    from ddpjob.cli.snapshot import Moment
 
     with display_of("yaml" if to_stderr else None, sys.stdout, _PROGRESS_SECONDS) as display:
 
@@ -126,8 +126,8 @@ def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterat
             with suppress(DDPJobError):  # the wait survives what one request does not
                 found = client.get(job)
                 with suppress(DDPJobError):  # the user may not read pods
-                    pods = client.pod_manifests(found)
-                display.show(moment_of(found, pods))
+                    pods = [pod for pod in client.pods(found) if pod.attempt == found.status.attempt]
+                display.show(Moment(found, pods))
 
         yield show
 

@@ -3,19 +3,19 @@
 import importlib
 import math
 import os
-import queue
-import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ddpjob.api.objects import Json
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
-from ddpjob.client.log_lines import LogLine
+from ddpjob.client.log_lines import LogChoice, LogLine, nodes_of, of_ranks
 from ddpjob.errors import (
     DDPJobError,
     InvalidJobError,
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from ddpjob.client.checkup import Check
     from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
-    from ddpjob.client.timeline import JobEvent, JobPod
+    from ddpjob.client.timeline import JobPod, Timeline
     from ddpjob.client.verdict.explanation import Explanation
-    from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
+    from ddpjob.client.volume.contents import Place, Pulled, PullProgress, VolumeContents
+    from ddpjob.client.volume.messages import VolumeReader
 
 INTERRUPTED = "Interrupted"
 """State of a job of this machine that is not finished and that no process runs: its process was killed."""
 Checks = list["Check"]
 Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the method
-Events = list["JobEvent"]
 Pods = list["JobPod"]
 Items = list[Json]
 OnOutput = Callable[[bytes, bool], object]
@@ -49,7 +49,7 @@ def is_finished(status: DDPJobStatus) -> bool:
     return status.is_true("Finished")
 
 
-class Client(Protocol):
+class Client(ABC):
     """The jobs of this machine or of a cluster.
 
     A job is given by its name or as a ``DDPJob``, which also has a namespace. All errors are ``DDPJobError``. Every
@@ -59,12 +59,6 @@ class Client(Protocol):
 
     namespace: str | None
     """Of jobs that are given by their name alone; None: any of this machine."""
-
-    def __new__(cls, *_: object, **__: object) -> Self:
-        """Refuse ``Client()``, which names no place. Raises ``TypeError``."""
-        if cls is Client:
-            raise TypeError("Client() names no place: use Client.local() or Client.cluster()")
-        return super().__new__(cls)
 
     @staticmethod
     def local(state_dir: str | Path | None = None, *, namespace: str | None = None) -> "Client":
@@ -103,9 +97,9 @@ class Client(Protocol):
         return cast(Client, made)
 
     @property
+    @abstractmethod
     def host(self) -> str:
         """Where its jobs are, for a person: this machine, or the cluster."""
-        ...
 
     @property
     def place(self) -> str:
@@ -125,12 +119,14 @@ class Client(Protocol):
             JobExistsError: there is a job of that name.
             InvalidJobError: the job breaks a rule; the error names the field. Or the files cannot be sent.
         """
-        ...
+        require_arguments(job=job, workdir=workdir)
+        return self._submit(job, None if workdir is None else Path(workdir), dry_run=dry_run)
 
+    @abstractmethod
     def get(self, job: str | DDPJob) -> DDPJob:
         """Return the job with its status. Raises ``JobNotFoundError``."""
-        ...
 
+    @abstractmethod
     def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         """Return the jobs, sorted by namespace and name.
 
@@ -140,11 +136,10 @@ class Client(Protocol):
         Raises:
             NotServedError: the cluster has no DDPJobs, because the CustomResourceDefinition is not installed.
         """
-        ...
 
     def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
         """Yield the jobs now and after each change, sorted as by ``list``; it never ends by itself."""
-        ...
+        return self._lists(None if all_namespaces else self.namespace, label_selector)
 
     def watch(
         self, job: str | DDPJob, *, timeout: float | None = None, stop: Callable[[], object] | None = None
@@ -189,22 +184,11 @@ class Client(Protocol):
     ) -> Iterator[DDPJob]:
         """Yield each of the jobs as soon as it has finished. Raises as ``watch``, if it does so for one of them.
 
-        All jobs of a namespace are watched at once, for which the user needs the right to ``list`` them.
+        The jobs of a namespace are watched at once, for which the user needs the right to ``list`` them; if the jobs
+        are of several namespaces, those of all.
         """
         require_arguments(jobs=jobs, timeout=timeout, stop=stop)
-        return (job for _, job in self._completed(jobs, timeout, stop))
-
-    def wait_all(
-        self,
-        jobs: Iterable[str | DDPJob],
-        *,
-        timeout: float | None = None,
-        stop: Callable[[], object] | None = None,
-    ) -> Jobs:
-        """Return all jobs when the last has finished, in the order in which they are given. Raises as ``watch``."""
-        require_arguments(jobs=jobs, timeout=timeout, stop=stop)
-        done = dict(self._completed(jobs, timeout, stop))
-        return [done[number] for number in sorted(done)]
+        return self._completed(jobs, timeout, stop)
 
     def logs(
         self,
@@ -228,8 +212,15 @@ class Client(Protocol):
             tail: only so many last lines of each node; does not limit what is printed later.
             since: only lines of the last so many seconds; not on this machine, where lines have no time.
         """
-        ...
+        require_arguments(nodes=nodes, ranks=ranks, attempt=attempt, tail=tail, since=since)
+        found = self._same(job)
+        if ranks is not None:
+            nodes = nodes_of(found, ranks)
+            all_nodes = nodes is None
+        lines = self._log(found, LogChoice(nodes, all_nodes, attempt, tail, since), follow=follow)
+        return lines if ranks is None else of_ranks(lines, found, ranks)
 
+    @abstractmethod
     def explain(self, job: str | DDPJob) -> "Explanation":
         """Return why the job is in its state, with the evidence, also after its pods are gone.
 
@@ -238,7 +229,6 @@ class Client(Protocol):
         Raises:
             JobNotFoundError: there is no such job.
         """
-        ...
 
     def bundle(self, job: str | DDPJob, path: str | Path, *, logs: bool = False) -> "Manifest":
         """Write one zip with what can be read of a job, without the values of its user, and return what is in it.
@@ -251,34 +241,38 @@ class Client(Protocol):
             JobNotFoundError: there is no such job. Only the job itself must be readable.
             DDPJobError: the file exists, or cannot be written.
         """
-        require_arguments(path=path)
-        made = self._snapshot(job, logs=logs)
-        archive, redaction = _load("bundle.archive"), _load("bundle.redaction")
-        return cast("Manifest", archive.write(path, *redaction.redacted(made, os.urandom(32), logs=logs)))
+        from ddpjob.client.bundle.archive import write
+        from ddpjob.client.bundle.redaction import redacted
 
+        require_arguments(path=path)
+        return write(path, *redacted(self._snapshot(job, logs=logs), os.urandom(32), logs=logs))
+
+    @abstractmethod
     def check(self) -> Checks:
         """Return the checks of torch on this machine, or of the cluster with the rights of the user."""
-        ...
 
-    def events(self, job: str | DDPJob) -> Events:
-        """Return what happened to the job, the oldest first: from its status, its pods, and the Events of the cluster.
+    def timeline(self, job: str | DDPJob) -> "Timeline":
+        """Return what happened to the job, and its pods: from its status, its pods, and the Events of the cluster.
+
+        What the user may not read is named in ``unread``; only the job itself must be readable.
 
         Raises:
             JobNotFoundError: there is no such job.
-            NotAllowedError: the user may not read pods or Events.
         """
-        ...
+        from ddpjob.client.timeline import timeline_of
+
+        return timeline_of(self._story(job), self.place)
 
     def pods(self, job: str | DDPJob) -> Pods:
-        """Return the pods of the job that there still are, the newest attempt first. Raises as ``events``.
+        """Return the pods of the job that there still are, the newest attempt first.
 
-        Of a job of a cluster that was deleted, these are the pods that have not ended yet, if there are any.
+        Raises:
+            JobNotFoundError: there is no such job.
+            NotAllowedError: the user may not read pods.
         """
-        return cast(Pods, _load("timeline").job_pods(self.pod_manifests(job)))
+        from ddpjob.client.timeline import job_pods
 
-    def pod_manifests(self, job: str | DDPJob) -> Items:
-        """Return the pods of ``pods`` as Kubernetes has them."""
-        ...
+        return job_pods(self._pods(job))
 
     def checkpoints(
         self,
@@ -300,7 +294,10 @@ class Client(Protocol):
             NotAllowedError: the user may not create a pod, or run a program in it.
             UnavailableError: the volume cannot be reached.
         """
-        ...
+        from ddpjob.client.volume.pull import read_contents
+
+        with self._volume(job, on_progress) as (reader, place):
+            return read_contents(reader, place, on_progress, verify=verify)
 
     def pull(
         self,
@@ -331,16 +328,13 @@ class Client(Protocol):
             DamagedFileError: a digest differs.
             NotAllowedError, UnavailableError: as ``checkpoints``.
         """
-        ...
+        from ddpjob.client.volume.contents import Choice
+        from ddpjob.client.volume.pull import pull
 
-    def metrics(self, job: str | DDPJob) -> Path:
-        """Return the directory of this machine for the metrics of a job: that of its checkpoints.
-
-        Raises:
-            UnavailableError: they are not on this machine, as those of a cluster's job, or the job has no volume.
-            JobNotFoundError: there is no such job.
-        """
-        ...
+        require_arguments(steps=steps, to=to)
+        choice = Choice(steps, metrics, everything, hidden)
+        with self._volume(job, on_progress) as (reader, place):
+            return pull(reader, place, Path(to or place.job), choice, on_progress)
 
     def ranks(self, job: str | DDPJob) -> "RankTable":
         """Return what each rank does now: step, time of a step, wait for data, memory, last heartbeat.
@@ -353,20 +347,25 @@ class Client(Protocol):
             NotAllowedError: the user may not reach the port of a pod.
             UnavailableError: no rank runs, or another program than ``ddprun`` or ``ddptrain`` started them.
         """
-        ...
+        from ddpjob.client.ranks import asked_twice, rank_table, require_running
 
+        found = self._same(job)
+        attempt = require_running(found)
+        return asked_twice(lambda: rank_table(found, self.place, self._ask_launcher(found, attempt)))
+
+    @abstractmethod
     def suspend(self, job: str | DDPJob) -> DDPJob:
         """Stop the pods after they saved a checkpoint; ``resume`` starts them again. Return the changed job."""
-        ...
 
+    @abstractmethod
     def resume(self, job: str | DDPJob) -> DDPJob:
         """Start a suspended job again, on this machine also a job that nothing runs. This is not a restart."""
-        ...
 
+    @abstractmethod
     def restart(self, job: str | DDPJob) -> DDPJob:
         """Restart all pods after they saved a checkpoint. This restart does not count towards the limit."""
-        ...
 
+    @abstractmethod
     def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         """Change fields that may change: of a running job for example its limits, of a suspended one also its size.
 
@@ -378,8 +377,8 @@ class Client(Protocol):
             InvalidJobError: a field is fixed, unknown or wrong.
             DDPJobError: the job has finished, or runs on this machine, where it must be suspended.
         """
-        ...
 
+    @abstractmethod
     def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
         """Run a command in the trainer's container of a node, and return its exit code; only on a cluster.
 
@@ -390,8 +389,8 @@ class Client(Protocol):
             NotAllowedError: the user may not run commands in pods.
             UnavailableError: the node does not run, or the connection was cut.
         """
-        ...
 
+    @abstractmethod
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         """Stop the job if it runs, and delete it with its pods and logs.
 
@@ -399,11 +398,10 @@ class Client(Protocol):
             volume: also delete the volume made from ``checkpoint.claimTemplate``: checkpoints, metrics, data. With
                 ``claimRetention: Delete`` it goes in any case.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Close the connections. Waits, watches and followed logs of all threads end by ``StoppedError``."""
-        ...
 
     def __enter__(self) -> Self:
         return self
@@ -411,9 +409,35 @@ class Client(Protocol):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
+    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
+        """Create the job as ``submit``."""
+
+    @abstractmethod
+    def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
+        """Yield the chosen lines, of all ranks of a node."""
+
+    @abstractmethod
     def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
         """Return all that can be read of a job. logs: with the ends of the logs of its pods."""
-        ...
+
+    @abstractmethod
+    def _story(self, job: str | DDPJob) -> "Snapshot":
+        """Return a job with its pods and Events."""
+
+    @abstractmethod
+    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
+        """Return the pods of a job. Raises ``NotAllowedError``."""
+
+    @abstractmethod
+    def _volume(
+        self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
+    ) -> "AbstractContextManager[tuple[VolumeReader, Place]]":
+        """Return what reads the volume of a job, and where it is."""
+
+    @abstractmethod
+    def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:
+        """Return the answer of the launcher of node 0 to ``GET /ranks``."""
 
     def _same(self, job: str | DDPJob) -> DDPJob:
         """Return the job as it is now. Raises ``JobNotFoundError`` if another one has taken the name of a given job."""
@@ -421,75 +445,60 @@ class Client(Protocol):
         require_same(job, found.uid)
         return found
 
+    @abstractmethod
     def _watched(
         self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
     ) -> Iterator[DDPJob]:
         """Yield the job as ``watch`` yields its status."""
-        ...
 
+    @abstractmethod
     def _lists(
         self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
     ) -> Iterator[Jobs]:
         """Yield the jobs of a namespace, or without it of all, as ``watch_all``, until ``stop`` returns true."""
-        ...
 
     def _require_run(self, job: DDPJob) -> None:
         """Raise ``UnavailableError`` if nothing runs a job of this machine that has not finished."""
+        if job.state == INTERRUPTED:
+            found = self.explain(job)
+            raise UnavailableError(found.sentence, found.hint or "", found.next or "")
 
     def _completed(
         self, jobs: Iterable[str | DDPJob], timeout: float | None, stop: Callable[[], object] | None
-    ) -> Iterator[tuple[int, DDPJob]]:
-        """Yield number and job of each of the jobs as ``as_completed``, with one watch for each namespace.
-
-        300 jobs had 300 watches, of which an API server or a proxy before it allows fewer.
-        """
-        ended, found = threading.Event(), queue.Queue[tuple[int, DDPJob] | Exception]()
+    ) -> Iterator[DDPJob]:
+        """Yield the jobs as ``as_completed``, with one watch, of which a server or a proxy allows only so many."""
+        left = dict(enumerate(jobs))
+        namespaces = {identity(job)[1] or self.namespace for job in left.values()}
         end = math.inf if timeout is None else time.monotonic() + timeout
-        by_namespace: dict[str | None, dict[int, str | DDPJob]] = {}
-        for number, job in enumerate(jobs):
-            by_namespace.setdefault(identity(job)[1] or self.namespace, {})[number] = job
-
-        def is_over() -> bool:
-            return ended.is_set() or time.monotonic() > end or bool(stop is not None and stop())
-
-        def follow(namespace: str | None, left: dict[int, str | DDPJob]) -> None:
-            try:
-                for there in self._lists(namespace, None, is_over):
-                    for number, job in self._finished(there, left):
-                        found.put((number, job))
-                    if not left:
-                        return
-            except StoppedError as error:
-                last = [job for job in left.values() if isinstance(job, DDPJob)]
-                found.put(timed_out(last[0], timeout) if last and time.monotonic() > end else error)
-            except Exception as error:  # raised to the caller
-                found.put(error)
-
-        count = sum(map(len, by_namespace.values()))
+        if not left:
+            return
         try:
-            for one in by_namespace.items():
-                threading.Thread(target=follow, args=one, name="ddpjob-wait", daemon=True).start()
-            for _ in range(count):
-                if isinstance(done := found.get(), Exception):
-                    raise done
-                yield done
-        finally:
-            ended.set()
+            one = namespaces.pop() if len(namespaces) == 1 else None
+            for there in self._lists(one, None, lambda: time.monotonic() > end or (stop is not None and stop())):
+                yield from self._finished(there, left)
+                if not left:
+                    return
+        except StoppedError:
+            last = [job for job in left.values() if isinstance(job, DDPJob)]
+            if last and time.monotonic() > end:
+                raise timed_out(last[0], timeout) from None
+            raise
 
-    def _finished(self, there: Jobs, left: dict[int, str | DDPJob]) -> Iterator[tuple[int, DDPJob]]:
+    def _finished(self, there: Jobs, left: dict[int, str | DDPJob]) -> Iterator[DDPJob]:
         """Remove from ``left`` what has finished, and yield it; the others are then the jobs as they are."""
         by_name: dict[str, Jobs] = {}
         for job in there:
             by_name.setdefault(job.name, []).append(job)
         stopped: list[DDPJob] = []
         for number, given in [*left.items()]:
-            same = by_name.get(identity(given)[0], [])
+            name, namespace = identity(given)
+            same = [job for job in by_name.get(name, ()) if (namespace or self.namespace) in (None, job.namespace)]
             now = same[0] if len(same) == 1 else self._same(given)  # raises unless it was created just now
             require_same(given, now.uid)
             left[number] = now
             if now.finished:
                 del left[number]
-                yield number, now
+                yield now
             else:
                 stopped.append(now)
         for job in stopped:

@@ -7,8 +7,8 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
@@ -126,43 +126,6 @@ def server(version: Json, skew: float | None, error: str) -> Check:
         summary = f"{text}; this machine's clock is {abs(skew):.0f} s {side} the server's"
         return of_cluster("api-server", "warning", summary, hint, "timedatectl status")
     return of_cluster("api-server", "ok", text)
-
-
-def crd(is_served: bool, served: Collection[str] | None, known: Collection[str]) -> Check:
-    """Judge the CustomResourceDefinition.
-
-    served: paths of the fields that the API server knows; None if it does not say. known: those of this release.
-    """
-    if not is_served:
-        hint = "the CustomResourceDefinition is not installed, or this is another cluster than you meant"
-        return of_cluster("crd", "error", "the cluster does not serve DDPJobs", hint, _INSTALL)
-    if served is None:
-        return of_cluster("crd", "unknown", "DDPJobs are served, with unknown fields", "", "kubectl explain ddpjob")
-    missing, more = sorted({*known} - {*served}), sorted({*served} - {*known})
-    if missing:
-        summary = f"the CustomResourceDefinition lacks {len(missing)} fields of this release: {_some(missing)}"
-        hint = "it is of an earlier release; what the operator or ddpjob write into these fields is dropped"
-        todo = "kubectl apply --server-side -f manifests/crd.yaml of the operator's release"
-        return of_cluster("crd", "warning", summary, hint, todo)
-    if more:
-        summary = f"the CustomResourceDefinition has {len(more)} fields that this release does not know: {_some(more)}"
-        hint = "this ddpjob is of an earlier release; it refuses these fields, and does not show them"
-        return of_cluster("crd", "warning", summary, hint, "pip install --upgrade ddpjob")
-    return of_cluster("crd", "ok", "the CustomResourceDefinition has the fields of this release")
-
-
-def fields_of(schema: Json) -> set[str]:
-    """Return the paths of the fields of spec and status in the OpenAPI schema of DDPJobs."""
-    found: set[str] = set()
-    waiting: list[tuple[str, Any]] = [(part, (schema.get("properties") or {}).get(part)) for part in ("spec", "status")]
-    while waiting:
-        path, part = waiting.pop()
-        if not isinstance(part, dict):
-            continue
-        found.add(path)
-        waiting += ((f"{path}.{key}", inner) for key, inner in (part.get("properties") or {}).items())
-        waiting.append((f"{path}[]", part.get("items")))
-    return found - {"spec", "status"}
 
 
 def operator(deployments: Sequence[Json], namespace: str, version: str) -> Check:

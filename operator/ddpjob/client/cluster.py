@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,21 +16,19 @@ from ddpjob.api.objects import Json
 from ddpjob.client.base import (
     Checks,
     Client,
-    Events,
     Items,
     Jobs,
     OnOutput,
     already_finished,
     identity,
-    no_metrics,
     require_arguments,
     require_same,
     timed_out,
 )
 from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
-    MERGE_PATCH,
     TROUBLES,
+    Answer,
     Connection,
     RequestError,
     path_of,
@@ -37,14 +36,14 @@ from ddpjob.client.connection import (
     request_error,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.client.log_lines import LogLine, nodes_of, of_ranks
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
+from ddpjob.client.log_lines import LogChoice, LogLine
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
-    from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
-    from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
+    from ddpjob.client.volume.cluster import PodReader
+    from ddpjob.client.volume.contents import Place, PullProgress
 
 _PAGE = 100  # jobs of one request
 _STRICT = {"fieldValidation": "Strict"}  # without it an API server drops a field that it does not know
@@ -74,16 +73,14 @@ class ClusterClient(Client):
     def place(self) -> str:
         return f"{self.host}, namespace {self.namespace}"
 
-    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
+    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
         from ddpjob.client.cluster_submit import Submission
         from ddpjob.client.workdir.mount import with_files
         from ddpjob.local.admission import require_valid
 
-        require_arguments(job=job, workdir=workdir)
         _require_submittable(job)
         require_valid(job.manifest)
-        sent = with_files(job, None if workdir is None else Path(workdir))
-        submission = Submission(self.connection, sent, job.namespace or self.namespace)
+        submission = Submission(self.connection, with_files(job, workdir), job.namespace or self.namespace)
         return DDPJob.from_manifest(submission.rehearse() if dry_run else submission.carry_out())
 
     def get(self, job: str | DDPJob) -> DDPJob:
@@ -92,9 +89,6 @@ class ClusterClient(Client):
     def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         namespace = None if all_namespaces else self.namespace
         return list(map(DDPJob.from_manifest, self._listed(namespace, label_selector)[0]))
-
-    def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
-        return self._lists(None if all_namespaces else self.namespace, label_selector)
 
     def _lists(
         self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
@@ -124,112 +118,67 @@ class ClusterClient(Client):
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
         return found, str((page.get("metadata") or {}).get("resourceVersion") or "0")
 
-    def logs(
-        self,
-        job: str | DDPJob,
-        *,
-        nodes: Collection[int] | None = None,
-        ranks: Collection[int] | None = None,
-        all_nodes: bool = False,
-        attempt: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        since: float | None = None,
-    ) -> Iterator[LogLine]:
+    def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.cluster_logs import JobLogs
 
-        require_arguments(nodes=nodes, ranks=ranks, attempt=attempt, tail=tail, since=since)
-        found = self._same(job)
-        if ranks is not None:
-            nodes = nodes_of(found, ranks)
-            all_nodes = nodes is None
-        logs = JobLogs(self.connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail, since=since)
-        lines = logs.follow(partial(self._changes, found, None), attempt) if follow else logs.read(attempt)
-        return lines if ranks is None else of_ranks(lines, found, ranks)
+        logs = JobLogs(self.connection, job, choice)
+        return logs.follow(partial(self._changes, job, None)) if follow else logs.read()
 
     def explain(self, job: str | DDPJob) -> "Explanation":
-        from ddpjob.client.cluster_reader import Requests, ask
+        from ddpjob.client.cluster_reader import Requests
 
         requests = Requests()
-        asked = ask(self.connection, requests, self._key(job))
-        # These imports take as long as the answers.
+        asked = requests.submit(self.connection.answer, "GET", self._path(job))
+        # These imports take as long as the answer.
         from ddpjob.client.cluster_snapshot import read_needed
         from ddpjob.client.verdict.explain import explain
 
-        seen = read_needed(self.connection, requests, asked)
+        seen = read_needed(self.connection, requests, asked.result())
         require_same(job, seen.job["metadata"]["uid"])
         return explain(seen)
 
-    def events(self, job: str | DDPJob) -> Events:
-        from ddpjob.client.cluster_snapshot import events_of, pods_of
-        from ddpjob.client.timeline import timeline
+    def _story(self, job: str | DDPJob) -> "Snapshot":
+        from ddpjob.client.cluster_snapshot import read_story
 
-        found = self._same(job)
-        body = found.manifest
-        return timeline(found, pods_of(self.connection, body), events_of(self.connection, body))
+        return read_story(self.connection, self._answer(job))
 
-    def pod_manifests(self, job: str | DDPJob) -> Items:
+    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
         from ddpjob.client.cluster_snapshot import pods_of
 
-        is_known = isinstance(job, DDPJob) and job.uid
-        known = job if isinstance(job, DDPJob) and is_known else self.get(job)
-        found = pods_of(self.connection, known.manifest)
-        if not found and is_known:
-            self._same(job)  # raises that it was deleted
-        return found
+        return pods_of(self.connection, self._answer(job).body)
 
-    def checkpoints(
-        self,
-        job: str | DDPJob,
-        *,
-        verify: bool = True,
-        on_progress: "Callable[[PullProgress], None] | None" = None,
-    ) -> "VolumeContents":
+    @contextmanager
+    def _volume(
+        self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
+    ) -> "Iterator[tuple[PodReader, Place]]":
         from ddpjob.client.volume.cluster import PodReader
-        from ddpjob.client.volume.pull import read_contents
 
         with PodReader(self.connection, self._same(job), on_progress) as reader:
-            return read_contents(reader, reader.place, on_progress, verify=verify)
+            yield reader, reader.place
 
-    def pull(
-        self,
-        job: str | DDPJob,
-        to: str | Path | None = None,
-        *,
-        steps: Collection[int] = (),
-        metrics: bool = False,
-        everything: bool = False,
-        hidden: bool = False,
-        on_progress: "Callable[[PullProgress], None] | None" = None,
-    ) -> "Pulled":
-        from ddpjob.client.volume.cluster import PodReader
-        from ddpjob.client.volume.contents import Choice
-        from ddpjob.client.volume.pull import pull
+    def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:
+        from ddpjob.client.ranks import LONGEST, SECONDS, no_ranks
 
-        require_arguments(steps=steps, to=to)
-        with PodReader(self.connection, self._same(job), on_progress) as reader:
-            choice = Choice(steps, metrics, everything, hidden)
-            return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
-
-    def metrics(self, job: str | DDPJob) -> Path:
-        from ddpjob.engine.claims import claim_of_checkpoints
-
-        found = self._same(job)
-        if not (claim := claim_of_checkpoints(found.manifest)):
-            raise no_metrics(found)
-        raise UnavailableError(
-            f"the metrics of the job {found.name} are in the cluster: on the volume of the claim {claim}",
-            "ddpjob plot and report read them through a pod",
-            f"client.pull({found.name!r}, DIR, metrics=True) copies them",
-        )
-
-    def ranks(self, job: str | DDPJob) -> "RankTable":
-        from ddpjob.client.cluster_ranks import ask_launcher
-        from ddpjob.client.ranks import asked_twice, rank_table, require_running
-
-        found = self._same(job)
-        require_running(found)
-        return asked_twice(lambda: rank_table(found, self.place, ask_launcher(self.connection, found)))
+        pod = names.pod_name(job.name, str(job.uid), attempt, 0)
+        port = job.spec.rendezvous.progress_port
+        path = path_of(names.PODS, job.namespace, f"{pod}:{port}", "proxy/ranks")
+        try:
+            with closing(self.connection.send("GET", path, seconds=min(SECONDS, self.connection.timeout))) as response:
+                answer = response.read(LONGEST + 1)
+        except TROUBLES as trouble:
+            error = request_error(trouble)
+            if error.status == 403:
+                raise NotAllowedError(
+                    f"you may not reach the launcher of {job.name}: {error.message}",
+                    "top needs the right to get pods/proxy, which the role edit of Kubernetes has and view has not",
+                    f"kubectl auth can-i get pods --subresource=proxy -n {job.namespace}",
+                ) from trouble
+            if error.status == 401:
+                raise self.connection.explained(error) from trouble
+            raise no_ranks(job, f"port {port} of {pod}: {error.message}") from trouble
+        if len(answer) > LONGEST:
+            raise no_ranks(job, f"the answer of port {port} of {pod} is too long")
+        return answer
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         return self._change(job, {"suspend": True})
@@ -279,9 +228,13 @@ class ClusterClient(Client):
     def _snapshot(self, job: str | DDPJob, *, logs: bool) -> "Snapshot":
         from ddpjob.client.cluster_snapshot import read_all
 
+        return read_all(self.connection, self._answer(job), logs=logs)
+
+    def _answer(self, job: str | DDPJob) -> Answer:
+        """Return the job as ``_same``, with the time of the server."""
         found = self.connection.answer("GET", self._path(job))
         require_same(job, found.body["metadata"]["uid"])
-        return read_all(self.connection, found, logs=logs)
+        return found
 
     def close(self) -> None:
         self.connection.close()
@@ -303,7 +256,7 @@ class ClusterClient(Client):
         if found.finished:
             raise already_finished(found)
         patch = {"spec": spec}
-        changed = self.connection.request("PATCH", self._path(found), _STRICT, patch, content_type=MERGE_PATCH)
+        changed = self.connection.request("PATCH", self._path(found), _STRICT, patch)
         return DDPJob.from_manifest(changed)
 
     def _key(self, job: str | DDPJob) -> names.Key:
@@ -364,12 +317,8 @@ class _Versions:
                 raise self._deleted() from None
             elif error.status == 410:
                 yield from self._read_again()
-            elif (pause := pause_after(error, self._patience)) is None:
-                raise self._connection.explained(error) from error
             else:
-                if error.status == 401:
-                    self._connection.renew()
-                self._connection.closed.wait(min(pause, max(seconds, 0.0)))
+                self._connection.survive(error, self._patience, max(seconds, 0.0))
 
     def _read_again(self) -> Iterator[DDPJob]:
         try:

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from ddpjob.api import names
-from ddpjob.api.crd import openapi
 from ddpjob.api.objects import Json
 from ddpjob.client import checkup
 from ddpjob.client.checkup import Check
-from ddpjob.client.connection import TROUBLES, Answer, Connection, RequestError, parsed, path_of, request_error
+from ddpjob.client.connection import TROUBLES, Answer, Connection, RequestError, path_of, request_error
 from ddpjob.version import __version__
 
 _SECONDS = 5.0
@@ -30,7 +29,6 @@ def check_cluster(connection: Connection, namespace: str) -> list[Check]:
 
     checks: Sequence[tuple[str, str, Callable[[Connection, str], Check]]] = (
         ("api-server", "the version", _check_server),
-        ("crd", "what the API server serves", _check_crd),
         ("operator", "the Deployment of the operator", _check_operator),
         ("storage", "storage classes", _check_storage),
     )
@@ -52,23 +50,6 @@ def _check_server(connection: Connection, _: str) -> Check:
     except RequestError as error:
         return checkup.server({}, None, error.message)
     return checkup.server(answer.body, (datetime.now(UTC) - answer.time).total_seconds() if answer.time else None, "")
-
-
-def _check_crd(connection: Connection, _: str) -> Check:
-    known = checkup.fields_of(openapi())
-    try:
-        served = _get(connection, f"/apis/{names.API_VERSION}").body
-    except RequestError as error:
-        if error.status != 404:
-            raise
-        served = {}
-    if all(resource.get("name") != names.DDPJOBS.plural for resource in served.get("resources") or ()):
-        return checkup.crd(False, None, known)
-    response = connection.send("GET", f"/openapi/v3/apis/{names.API_VERSION}", seconds=_SECONDS)
-    document = parsed(response.data, response.status, {"openapi"})
-    schemas = (document.get("components") or {}).get("schemas") or {}
-    mine = next((schema for name, schema in schemas.items() if name.endswith(f".{names.DDPJOBS.kind}")), None)
-    return checkup.crd(True, checkup.fields_of(mine) if mine is not None else None, known)
 
 
 def _check_operator(connection: Connection, namespace: str) -> Check:

@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import datetime
 
 from urllib3.exceptions import ReadTimeoutError
@@ -31,7 +31,7 @@ from ddpjob.client.connection import (
     request_error,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.client.log_lines import LogLine, Redrawn, log_line, wanted_nodes
+from ddpjob.client.log_lines import LogChoice, LogLine, Redrawn, log_line
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, StoppedError, UnavailableError
 
 _QUIET_SECONDS = 60.0
@@ -76,32 +76,20 @@ class Position:
 
 
 class JobLogs:
-    """The logs of one job. Arguments: see ``Client.logs``."""
+    """The logs of one job."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        job: DDPJob,
-        *,
-        nodes: Collection[int] | None,
-        all_nodes: bool,
-        tail: int | None,
-        since: float | None = None,
-    ) -> None:
+    def __init__(self, connection: Connection, job: DDPJob, choice: LogChoice) -> None:
         self.connection = connection
         self.job = job
-        self.tail = tail
-        self.since = None if since is None else max(1, math.ceil(since))
-        self._nodes = nodes
-        self._all_nodes = all_nodes
+        self.choice = choice
         self._lines: queue.Queue[LogLine | Exception] = queue.Queue(_MOST_WAITING)
         self._readers: dict[tuple[int, int], tuple[PodLog, threading.Thread]] = {}
         self._given_up: set[threading.Thread] = set()  # readers of logs that cannot be read
         self._has_ended = False
 
-    def read(self, attempt: int | None) -> Iterator[LogLine]:
-        """Yield the lines of an attempt; without a number of the newest that has pods."""
-        newest = self.job.status.attempt or 0
+    def read(self) -> Iterator[LogLine]:
+        """Yield the lines of the chosen attempt, or of the newest that has pods."""
+        newest, attempt = self.job.status.attempt or 0, self.choice.attempt
         for number in (attempt,) if attempt else range(newest, max(newest - 2, 0), -1):
             logs = [PodLog(self, number, node) for node in self._wanted(number)]
             unread = []
@@ -118,14 +106,12 @@ class JobLogs:
                 return
         raise _no_logs(self.job, attempt)
 
-    def follow(
-        self, watch: Callable[[Connection], Iterable[DDPJob]], attempt: int | None
-    ) -> Generator[LogLine, None, None]:
-        """Yield the lines of an attempt, and without a number those of later attempts, until the job has finished.
+    def follow(self, watch: Callable[[Connection], Iterable[DDPJob]]) -> Generator[LogLine, None, None]:
+        """Yield the lines of the chosen attempt, or also those of later attempts, until the job has finished.
 
         watch: returns the job and each of its changes.
         """
-        if len(wanted := self._wanted(attempt or 1)) > _MOST_FOLLOWED:
+        if len(wanted := self._wanted(self.choice.attempt or 1)) > _MOST_FOLLOWED:
             raise InvalidJobError(
                 f"the logs of {len(wanted)} nodes cannot be followed at a time",
                 f"each needs a connection; at most {_MOST_FOLLOWED} are possible",
@@ -133,7 +119,7 @@ class JobLogs:
             )
         with self.connection.part() as self.connection:  # whose streams end when the caller closes the generator
             watched = watch(self.connection)
-            watcher = threading.Thread(target=self._watch, args=(watched, attempt), name="ddpjob-watch", daemon=True)
+            watcher = threading.Thread(target=self._watch, args=(watched,), name="ddpjob-watch", daemon=True)
             watcher.start()
             while True:
                 try:
@@ -146,7 +132,7 @@ class JobLogs:
                     if not self._lines.empty():
                         continue
                     if self.job.finished and not any(log.existed for log, _ in self._readers.values()):
-                        raise _no_logs(self.job, attempt) from None
+                        raise _no_logs(self.job, self.choice.attempt) from None
                     return
                 if isinstance(line, Exception):
                     raise line
@@ -156,8 +142,9 @@ class JobLogs:
         """Return whether no pod of this attempt is created any more."""
         return self._has_ended or (self.job.status.attempt or 0) > attempt
 
-    def _watch(self, watched: Iterable[DDPJob], attempt: int | None) -> None:
+    def _watch(self, watched: Iterable[DDPJob]) -> None:
         """Start a reader for each wanted pod of the attempts that begin."""
+        attempt = self.choice.attempt
         try:
             first = attempt or self.job.status.attempt or 1
             for job in watched:
@@ -207,11 +194,9 @@ class JobLogs:
         return None
 
     def _wanted(self, attempt: int) -> list[int]:
-        if self._all_nodes:
-            nodes: Collection[int] = range(int(self.job.manifest["spec"].get("numNodes") or 1))
-        else:
-            nodes = self._nodes if self._nodes is not None else wanted_nodes(self.job, attempt)
-        return sorted(nodes)
+        is_all = self.choice.all_nodes
+        nodes = int(self.job.manifest["spec"].get("numNodes") or 1)
+        return sorted(range(nodes) if is_all else self.choice.of_attempt(self.job, attempt))
 
 
 class PodLog:
@@ -310,14 +295,14 @@ class PodLog:
             raise
 
     def _open(self, follow: bool) -> Response:
-        since = self._position.since
+        since, choice = self._position.since, self._logs.choice
         query: Query = {
             "container": names.TRAINER_CONTAINER,
             "timestamps": True,
             "follow": follow,
             "sinceTime": since,
-            "tailLines": self._logs.tail if since is None else None,
-            "sinceSeconds": self._logs.since if since is None else None,
+            "tailLines": choice.tail if since is None else None,
+            "sinceSeconds": None if since or choice.since is None else max(1, math.ceil(choice.since)),
         }
         path = path_of(names.PODS, self._namespace, self._pod, "log")
         return self._logs.connection.send("GET", path, query, seconds=(_CONNECT_SECONDS, _QUIET_SECONDS))

@@ -3,18 +3,16 @@
 It imports little: requests are sent at once, and what judges the answers is imported while they are awaited.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from threading import Semaphore, Thread
-from typing import NamedTuple, ParamSpec, TypeVar
-
-from urllib3.exceptions import ReadTimeoutError
+from typing import ParamSpec, TypeVar
 
 from ddpjob.api import names
-from ddpjob.api.names import DDPJOBS, Resource
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.client.connection import TROUBLES, Answer, Connection, Query, RequestError, path_of, request_error
+from ddpjob.client.connection import TROUBLES, Connection, Query, RequestError, path_of, request_error
 from ddpjob.errors import DDPJobError, InvalidJobError
 
 P = ParamSpec("P")
@@ -26,8 +24,6 @@ _SECONDS = 5.0
 MANY_NODES = 200
 """Jobs with more nodes are explained from the pods that do not run: a pod takes 20 KB."""
 _MOST_PODS = 500
-_FEW_PODS = 50
-"""Pods that are read before the job is known: of larger jobs too many may be of other attempts, or run."""
 _MOST_PENDING = 1000
 _LOG_LINES, _LOG_BYTES = 500, 2**20
 _OPERATORS: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": 20}
@@ -55,82 +51,26 @@ class Requests:
                 future.set_result(found)
 
 
-class Asked(NamedTuple):
-    """The answers to what is asked at once, by the name of the job alone.
-
-    pods: of jobs of this name, of all attempts. operators: Deployments of operators.
-    """
-
-    job: Future[Answer]
-    pods: Future[Json]
-    operators: Future[Json]
-
-
-def ask(connection: Connection, requests: Requests, key: names.Key) -> Asked:
-    """Send what depends on no other answer. Raises ``InvalidJobError`` for what is not a name."""
-    path = path_of(DDPJOBS, *key)
-    seconds = min(_SECONDS, connection.timeout)
-
-    def listed(resource: Resource, namespace: str | None, query: Query) -> Json:
-        return connection.once("GET", path_of(resource, namespace), query, seconds=seconds).body
-
-    pods: Query = {"labelSelector": f"{names.LABEL_JOB_NAME}={key.name}", "limit": _FEW_PODS}
-    return Asked(
-        requests.submit(connection.answer, "GET", path),
-        requests.submit(listed, names.PODS, key.namespace, pods),
-        requests.submit(listed, names.DEPLOYMENTS, None, _OPERATORS),
-    )
-
-
 class Reader:
-    """Reads objects of one namespace once each. unread: why what could not be read is missing, by its kind.
+    """Reads objects of one namespace. unread: why what could not be read is missing, by its kind."""
 
-    late: the requests of ``ask`` that were not answered when the job was. They are not repeated if they time out.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        namespace: str,
-        seconds: float = _SECONDS,
-        late: Collection[Future[Json]] = (),
-    ) -> None:
+    def __init__(self, connection: Connection, namespace: str, seconds: float = _SECONDS) -> None:
         self._connection = connection
         self.namespace = namespace
-        self._late = late
         self._seconds = min(seconds, connection.timeout)
         self.unread: dict[str, str] = {}
 
-    def pods(self, job: Json, attempts: set[int], asked: Future[Json]) -> Sequence[Json] | None:
-        """Return the pods of some attempts. asked: the pods of jobs of this name, as they were before."""
-        uid, wanted = str(job["metadata"]["uid"]), sorted(map(str, attempts))
+    def pods(self, job: Json, attempts: set[int]) -> Sequence[Json] | None:
+        """Return the pods of some attempts; of a large job those that do not run."""
+        wanted = ",".join(sorted(map(str, attempts)))
+        selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']},{names.LABEL_ATTEMPT} in ({wanted})"
         is_large = int(job["spec"].get("numNodes") or 1) > MANY_NODES
-        if not is_large and (error := self._timeout_of(asked)) is not None:
-            self._note("pods", "pods", error)
-            return None
-        if not is_large and (listed := _all_listed(asked, job)) is not None:
-            labels = [(pod, pod["metadata"].get("labels") or {}) for pod in listed]
-            return [
-                pod
-                for pod, given in labels
-                if given.get(names.LABEL_JOB_UID) == uid and given.get(names.LABEL_ATTEMPT) in wanted
-            ]
-        selector = f"{names.LABEL_JOB_UID}={uid},{names.LABEL_ATTEMPT} in ({','.join(wanted)})"
         large = "status.phase!=Running" if is_large else None
         query: Query = {"labelSelector": selector, "limit": _MOST_PODS, "fieldSelector": large}
         return self.items("pods", "pods", names.PODS, self.namespace, query)
 
-    def operators(self, asked: Future[Json] | None = None) -> Sequence[Json] | None:
-        """Return the Deployments of operators. asked: the same request, repeated after an error that may be over."""
-        what = "the Deployment of the operator"
-        try:
-            if asked is not None:
-                return asked.result().get("items") or ()
-        except RequestError as error:
-            if error.status == 403 or error is self._timeout_of(asked):
-                self._note("operator", what, error)
-                return None
-        return self.items("operator", what, names.DEPLOYMENTS, None, _OPERATORS)
+    def operators(self) -> Sequence[Json] | None:
+        return self.items("operator", "the Deployment of the operator", names.DEPLOYMENTS, None, _OPERATORS)
 
     def events(self, kind: str, name: str) -> Sequence[Json]:
         query: Query = {"fieldSelector": f"involvedObject.kind={kind},involvedObject.name={name}", "limit": 100}
@@ -198,26 +138,7 @@ class Reader:
             self._note(kind, what, error.__cause__)
             return None
 
-    def _timeout_of(self, asked: Future[Json] | None) -> RequestError | None:
-        """Wait for a request of ``ask``. Return its error if it timed out while the server had answered for the job."""
-        error = asked.exception() if asked is not None and asked in self._late else None
-        return error if isinstance(error, RequestError) and isinstance(error.__cause__, ReadTimeoutError) else None
-
     def _note(self, kind: str, what: str, error: RequestError) -> str:
         why = "you may not read this" if error.status == 403 else error.message
         self.unread[kind] = f"{what} could not be read: {why}"
         return self.unread[kind]
-
-
-def _all_listed(asked: Future[Json], job: Json) -> Sequence[Json] | None:
-    """Return the objects of a list that is complete and was read after the last change of the job, else None.
-
-    Both versions are numbers of one etcd. If the job is newer, the list may lack pods that its status counts.
-    """
-    try:
-        listed = asked.result()
-        meta = listed["metadata"]
-        is_older = int(meta["resourceVersion"]) < int(job["metadata"]["resourceVersion"])
-    except (RequestError, KeyError, ValueError):
-        return None
-    return None if is_older or meta.get("continue") else listed.get("items") or ()

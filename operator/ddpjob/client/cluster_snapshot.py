@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, is_true
 from ddpjob.api.status import recorded_status
-from ddpjob.client.cluster_reader import MANY_NODES, Asked, Reader, Requests
+from ddpjob.client.cluster_reader import MANY_NODES, Reader, Requests
 from ddpjob.client.connection import Answer, Connection, Query, RequestError, path_of
 from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import needed
@@ -29,25 +29,18 @@ _LOG_LINES, _LOG_BYTES = 50_000, 32 * 2**20
 _MOST_LOGS = 64
 
 
-def read_needed(connection: Connection, requests: Requests, asked: Asked) -> Snapshot:
-    """Return what explains a job, in two rounds of parallel requests.
-
-    asked: the first round of requests, of ``ask``. requests: sends the second.
-
-    Raises:
-        DDPJobError: the job cannot be read.
-    """
-    job, now = asked.job.result()
-    late = [each for each in (asked.pods, asked.operators) if not each.done()]
-    reader = Reader(connection, str(job["metadata"]["namespace"]), late=late)
+def read_needed(connection: Connection, requests: Requests, answer: Answer) -> Snapshot:
+    """Return what explains a job, in two rounds of parallel requests."""
+    job = answer.body
+    reader = Reader(connection, str(job["metadata"]["namespace"]))
     is_finished = is_true(job.get("status"), "Finished")
-    pods = requests.submit(reader.pods, job, _attempts(job), asked.pods)
+    pods = requests.submit(reader.pods, job, _attempts(job))
     queue = queue_of(job)
     pending = requests.submit(reader.pending, queue) if queue else None
-    operators = None if is_finished else requests.submit(reader.operators, asked.operators)
+    operators = None if is_finished else requests.submit(reader.operators)
     found = Snapshot(
         job=job,
-        now=now or datetime.now(UTC),
+        now=answer.time or datetime.now(UTC),
         settings=_SETTINGS,
         pods=pods.result(),
         only_waiting=int(job["spec"].get("numNodes") or 1) > MANY_NODES,
@@ -69,13 +62,32 @@ def read_needed(connection: Connection, requests: Requests, asked: Asked) -> Sna
     )
 
 
+def read_story(connection: Connection, answer: Answer) -> Snapshot:
+    """Return a job with its pods and Events. What cannot be read is in ``Snapshot.unread``."""
+    return _story(Reader(connection, str(answer.body["metadata"]["namespace"]), _SECONDS), answer)
+
+
+def _story(reader: Reader, answer: Answer) -> Snapshot:
+    job = answer.body
+    with ThreadPoolExecutor(2, thread_name_prefix="ddpjob-story") as pool:
+        pods = pool.submit(reader.tried, "pods", "pods", pods_of, job)
+        events = pool.submit(reader.tried, "events", "events", events_of, job)
+    return Snapshot(
+        job=job,
+        now=answer.time or datetime.now(UTC),
+        settings=_SETTINGS,
+        pods=pods.result(),
+        events=events.result() or (),
+        unread=reader.unread,
+    )
+
+
 def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
     """Return what can be read of a job. What cannot be read is in ``Snapshot.unread``. logs: with the ends of logs."""
     job, namespace = answer.body, str(answer.body["metadata"]["namespace"])
     reader = Reader(connection, namespace, _SECONDS)
+    found = _story(reader, answer)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-bundle") as pool:
-        pods = pool.submit(reader.tried, "pods", "pods", pods_of, job)
-        events = pool.submit(reader.tried, "events", "events", events_of, job)
         claims = {name: pool.submit(reader.claim, name) for name in _claims(job)}
         operators, version = pool.submit(reader.operators), pool.submit(_version, connection)
         own = names.service_name(str(job["metadata"]["name"]), str(job["metadata"]["uid"]))
@@ -87,23 +99,18 @@ def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
         ends: dict[str, str] = {}
         texts: dict[str, str] = {}
         if logs:
-            of_pods = [str(pod["metadata"]["name"]) for pod in pods.result() or ()][:_MOST_LOGS]
+            of_pods = [str(pod["metadata"]["name"]) for pod in found.pods or ()][:_MOST_LOGS]
             ends = {pod: text for pod, text in zip(of_pods, pool.map(reader.log, of_pods), strict=True) if text}
             texts = _operator_log(reader, job, serving)
     reader.unread["metrics"] = "they are on the volume of the job, not on this machine"
-    return Snapshot(
-        job=job,
-        now=answer.time or datetime.now(UTC),
-        settings=_SETTINGS,
-        pods=pods.result(),
+    return replace(
+        found,
         claims=_known({name: claim.result() for name, claim in claims.items()}),
-        events=events.result() or (),
-        others=[found for other in others if isinstance(found := other.result(), dict)],
+        others=[one for other in others if isinstance(one := other.result(), dict)],
         operators=serving,
         logs=ends,
         texts=texts,
         versions={"ddpjob": __version__, **version.result(), **_versions(serving)},
-        unread=reader.unread,
     )
 
 

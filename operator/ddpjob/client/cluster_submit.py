@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS, SECRETS
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time
-from ddpjob.client.connection import MERGE_PATCH, Connection, Query, RequestError, path_of
+from ddpjob.client.connection import Connection, Query, RequestError, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
@@ -110,7 +110,7 @@ class Submission:
         metadata = owned["metadata"]
         change = {"ownerReferences": metadata["ownerReferences"], "labels": {names.LABEL_WORKDIR: None}}
         path = path_of(SECRETS, self._namespace, metadata["name"])
-        self._connection.request("PATCH", path, body={"metadata": change}, content_type=MERGE_PATCH)
+        self._connection.request("PATCH", path, body={"metadata": change})
 
     def _collect(self) -> None:
         """Deal with Secrets that earlier submissions left: give them to their jobs, or delete them."""

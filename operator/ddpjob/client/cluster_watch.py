@@ -82,11 +82,7 @@ def all_jobs(
             error = request_error(trouble)
             if error.status == 410:
                 continue  # the version is too old
-            if (pause := pause_after(error, patience)) is None:
-                raise connection.explained(error) from error
-            if error.status == 401:
-                connection.renew()
-            connection.closed.wait(pause)
+            connection.survive(error, patience)
         except DDPJobError as failure:  # of ``read``, after its own tries
             if shown is None or not isinstance(failure.__cause__, RequestError):
                 raise

@@ -8,6 +8,7 @@ import copy
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import threading
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 from urllib.parse import quote
 
 from kubernetes import config
@@ -27,6 +28,7 @@ from kubernetes.client.configuration import Configuration
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 from yaml import YAMLError
 
@@ -50,8 +52,8 @@ Query = Mapping[str, str | int | bool | None]
 """Parameters of a request; those that are None are left out."""
 Seconds = float | tuple[float, float]
 """Time limit of a request: in all, or to connect and between two parts of the answer."""
-JSON = "application/json"
-MERGE_PATCH = "application/merge-patch+json"
+_JSON = "application/json"
+_MERGE_PATCH = "application/merge-patch+json"
 
 CONNECT_SECONDS = 5.0
 REFUSED_SECONDS = 60.0
@@ -60,7 +62,7 @@ before it, also answers with these for a moment."""
 _SOON_OTHERWISE = (200, 401, 403, 404)  # 200: but not from an API server
 _STOP_SECONDS = 0.2
 _NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
-_ACCEPT = f"{JSON}, */*"  # a log is text
+_ACCEPT = f"{_JSON}, */*"  # a log is text
 _OF_AN_API_SERVER = {"kind", "gitVersion"}  # each object and each Status has a kind; /version alone has none
 
 
@@ -96,22 +98,10 @@ def request_error(error: BaseException) -> RequestError:
     return RequestError(" ".join(str(error).split()) or type(error).__name__, None, {}, was_sent=was_sent)
 
 
+Response = BaseHTTPResponse
+"""A response whose body is not read yet."""
 TROUBLES = (RequestError, HTTPError, OSError)
 """What a request raises, and the reading of its stream."""
-
-
-class Response(Protocol):
-    """A response of urllib3 whose body is not read yet."""
-
-    status: int
-    reason: str | None
-    data: bytes
-    headers: Mapping[str, str]
-
-    def stream(self, amt: int | None, decode_content: bool | None = None) -> Any: ...
-    def shutdown(self) -> None: ...
-    def close(self) -> None: ...
-    def release_conn(self) -> None: ...
 
 
 class Answer(NamedTuple):
@@ -204,7 +194,6 @@ class Connection:
         query: Query | None = None,
         body: Json | None = None,
         *,
-        content_type: str = JSON,
         repeats: bool = True,
     ) -> Json:
         """Return the JSON object that the server answers.
@@ -214,7 +203,7 @@ class Connection:
         Raises:
             DDPJobError: the last error, after ``timeout``.
         """
-        return self.answer(method, path, query, body, content_type=content_type, repeats=repeats).body
+        return self.answer(method, path, query, body, repeats=repeats).body
 
     def answer(
         self,
@@ -223,7 +212,6 @@ class Connection:
         query: Query | None = None,
         body: Json | None = None,
         *,
-        content_type: str = JSON,
         repeats: bool = True,
     ) -> Answer:
         """Return the JSON object with the time of the server. Arguments and errors: see ``request``."""
@@ -232,7 +220,7 @@ class Connection:
             left = end - time.monotonic()
             seconds = (min(CONNECT_SECONDS, left), left)
             try:
-                return self.once(method, path, query, body, content_type=content_type, seconds=seconds)
+                return self.once(method, path, query, body, seconds=seconds)
             except RequestError as trouble:
                 error = trouble
             if error.status == 401 and not renewed:
@@ -254,11 +242,10 @@ class Connection:
         query: Query | None = None,
         body: Json | None = None,
         *,
-        content_type: str = JSON,
         seconds: Seconds | None = None,
     ) -> Answer:
         """Return the JSON object of one request, without another try. Raises ``RequestError``."""
-        response = self.send(method, path, query, body, content_type=content_type, seconds=seconds)
+        response = self.send(method, path, query, body, seconds=seconds)
         try:
             answer = parsed(response.data, response.status, _OF_AN_API_SERVER)
         except (HTTPError, OSError) as error:
@@ -275,7 +262,6 @@ class Connection:
         query: Query | None = None,
         body: Json | None = None,
         *,
-        content_type: str = JSON,
         seconds: Seconds | None = None,
     ) -> Response:
         """Return the response of one request, whose body is not read yet: a stream. Raises ``RequestError``.
@@ -287,7 +273,8 @@ class Connection:
         if self.closed.is_set():
             raise StoppedError
         given = [(key, value) for key, value in (query or {}).items() if value is not None]
-        headers = {"Accept": _ACCEPT} | ({} if body is None else {"Content-Type": content_type})
+        content = _MERGE_PATCH if method == "PATCH" else _JSON
+        headers = {"Accept": _ACCEPT} | ({} if body is None else {"Content-Type": content})
         try:
             request = self.api.param_serialize(
                 method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -303,6 +290,14 @@ class Connection:
             raise _refusal(response.status, response.reason, response.data)
         except (ApiException, config.ConfigException, HTTPError, OSError) as error:
             raise request_error(error) from error
+
+    def survive(self, error: RequestError, patience: Patience, longest: float = math.inf) -> None:
+        """Wait before a watch is tried again. Raises ``DDPJobError`` after errors that last for long."""
+        if (pause := pause_after(error, patience)) is None:
+            raise self.explained(error) from error
+        if error.status == 401:
+            self.renew()
+        self.closed.wait(min(pause, longest))
 
     def renew(self) -> None:
         """Read the configuration again: a token may have been replaced."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ddpjob.api import names
 from ddpjob.api.objects import SET_BY_SERVER, Json
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ddpjob.api.spec import DDPJobSpec
     from ddpjob.client.jobfile import JobFile
-    from ddpjob.client.jobspec import ScriptOptions, SpecFields
 
 
 OF_FUNCTIONS = ".ddpjob"
@@ -48,12 +47,11 @@ class DDPJob:
         namespace: str | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
-        **spec: "Unpack[SpecFields]",
+        **spec: Any,
     ) -> None:
         """Make a job from the fields of its spec, for example ``DDPJob("mnist", image="mnist:1", num_nodes=2)``.
 
-        Fields are those of docs/reference/fields.md, as ``num_nodes`` or ``numNodes``; a type checker knows the first
-        form.
+        Fields are those of docs/reference/fields.md, as ``num_nodes`` or ``numNodes``.
         ``env`` may be a dict, and ``checkpoint`` ``"10Gi"``, ``"10Gi:my-storage-class"`` or the name of a claim.
 
         Args:
@@ -87,25 +85,25 @@ class DDPJob:
         cls,
         script: str | Path,
         *args: str,
-        **options: "Unpack[ScriptOptions]",
+        name: str = "",
+        launcher: names.ScriptLauncher = "ddprun",
+        **options: Any,
     ) -> Self:
         """Return a job that runs a Python script of this machine, named as the file without ``name``.
 
         ``submit`` sends the script to the pods of a cluster, and with ``workdir`` the directory that holds it.
 
         Args:
-            options: name, namespace, labels and annotations; fields of the spec, as of ``DDPJob``; and ``launcher``,
-                which starts its processes: ``ddprun``, which the pods get from the operator, or the image's
-                ``torchrun``.
+            launcher: ``ddprun``, which the pods get from the operator, or the ``torchrun`` of the image.
+            options: namespace, labels, annotations, and fields of the spec, as of ``DDPJob``.
 
         Raises:
             InvalidJobError: there is no such file, or a field is unknown or wrong.
         """
         from ddpjob.client import jobfile
 
-        file = jobfile.read(str(script), args, options.pop("launcher", "ddprun"))
-        name = options.pop("name", "") or file.job["metadata"]["name"]
-        made = cls(name, **file.job["spec"] | options)
+        file = jobfile.read(str(script), args, launcher)
+        made = cls(name or file.job["metadata"]["name"], **file.job["spec"] | options)
         made.directory, made.script = file.directory, file.script
         return made
 
@@ -114,7 +112,7 @@ class DDPJob:
         cls,
         function: Callable[..., object],
         arguments: Mapping[str, object] | None = None,
-        **options: "Unpack[ScriptOptions]",
+        **options: Any,
     ) -> Self:
         """Return a job whose ranks call a function of a notebook or a file, named as the function without ``name``.
 

@@ -6,28 +6,14 @@ the request.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ddpjob.api.names import ScriptLauncher
 from ddpjob.api.objects import Json
-from ddpjob.api.pods import EnvFromSource, EnvVar, LocalReference, PodTemplate, Resources, is_object_name
+from ddpjob.api.pods import is_object_name
 from ddpjob.api.quantities import amount
-from ddpjob.api.scheduling import Scheduling
-from ddpjob.api.spec import (
-    NAME_RULE,
-    DDPJobSpec,
-    PodSecurity,
-    Rendezvous,
-    RestartPolicy,
-    SharedMemory,
-    explain,
-    forbidden_changes,
-    is_job_name,
-    parse_spec,
-)
-from ddpjob.api.volumes import Checkpoint, Data
+from ddpjob.api.spec import NAME_RULE, DDPJobSpec, explain, forbidden_changes, is_job_name, parse_spec
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError, did_you_mean
 
@@ -36,65 +22,6 @@ _CORRECT = "correct the field"
 _GPU = "nvidia.com/gpu"
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[MGTPE])")
 _LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size, but also a valid name of a claim
-
-
-class ScriptFields(TypedDict, total=False):
-    """Fields of docs/reference/fields.md that a job of a script may have, and short words."""
-
-    # Short words, as options of `ddpjob submit`.
-    gpus: int | None
-    max_restarts: int | None
-    memory: str | None
-    # Fields that also take a short form: SIZE[:CLASS] or a claim, and names with their values.
-    checkpoint: Checkpoint | Json | str | None
-    env: Sequence[EnvVar | Json] | Mapping[str, str] | None
-    # Other fields.
-    image: str | None
-    env_from: Sequence[EnvFromSource | Json] | None
-    working_dir: str | None
-    resources: Resources | Json | None
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None
-    image_pull_secrets: Sequence[LocalReference | Json] | None
-    template: PodTemplate | Json | None
-    num_nodes: int | None
-    min_nodes: int | None
-    nproc_per_node: int | Literal["auto"] | None
-    rendezvous: Rendezvous | Json | None
-    shared_memory: SharedMemory | Json | None
-    pod_security: PodSecurity | Json | None
-    network_policy: Literal["Isolated"] | None
-    restart_policy: RestartPolicy | Json | None
-    success_policy: Literal["AllNodes", "NodeZero"] | None
-    active_deadline_seconds: int | None
-    startup_deadline_seconds: int | None
-    progress_deadline_seconds: int | None
-    completion_grace_seconds: int | None
-    ttl_seconds_after_finished: int | None
-    pod_retention: Literal["LastAttempt", "None", "All"] | None
-    log_tail: Literal["Include", "Omit"] | None
-    suspend: bool | None
-    restarted_at: str | None
-    managed_by: str | None
-    data: Data | Json | None
-    scheduling: Scheduling | Json | None
-
-
-class ScriptOptions(ScriptFields, total=False):
-    """The keyword arguments of ``DDPJob.from_script`` and ``DDPJob.from_function``."""
-
-    name: str
-    namespace: str | None
-    labels: Mapping[str, str] | None
-    annotations: Mapping[str, str] | None
-    launcher: ScriptLauncher
-
-
-class SpecFields(ScriptFields, total=False):
-    """The keyword arguments of ``DDPJob``."""
-
-    command: Sequence[str] | None
-    args: Sequence[str] | None
-    launcher: Literal["Injected"] | None
 
 
 _ALIASES = {key: field.alias or key for key, field in DDPJobSpec.model_fields.items()}

@@ -6,7 +6,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,6 @@ from ddpjob.client.base import (
     INTERRUPTED,
     Checks,
     Client,
-    Events,
-    Items,
     Jobs,
     OnOutput,
     already_finished,
@@ -30,13 +28,12 @@ from ddpjob.client.base import (
     timed_out,
 )
 from ddpjob.client.job import DDPJob
-from ddpjob.client.log_lines import LogLine, nodes_of, of_ranks
+from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.errors import (
     DDPJobError,
     JobExistsError,
     JobNotFoundError,
     StoppedError,
-    UnavailableError,
     did_you_mean,
 )
 from ddpjob.local import LocalError
@@ -44,11 +41,10 @@ from ddpjob.local.state import JobFolder, StateFolder, remove_tree
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
-    from ddpjob.client.local_logs import LogReader
-    from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
-    from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
+    from ddpjob.client.volume.contents import Place, PullProgress
+    from ddpjob.client.volume.local import FolderReader
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
@@ -68,13 +64,12 @@ class LocalClient(Client):
     def host(self) -> str:
         return "this machine"
 
-    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
+    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
         from ddpjob.client.workdir.mount import at_directory
         from ddpjob.local.admission import admit
         from ddpjob.local.programs import require_programs
 
-        require_arguments(job=job, workdir=workdir)
-        job = job if workdir is None else at_directory(job, Path(workdir))
+        job = job if workdir is None else at_directory(job, workdir)
         metadata = {"namespace": self.namespace or "default"} | job.manifest["metadata"]
         admitted = admit(job.manifest | {"metadata": metadata})
         record = self.folder.job(admitted.job.namespace, admitted.job.name)
@@ -84,7 +79,7 @@ class LocalClient(Client):
         if dry_run:
             return DDPJob.from_manifest(admitted.body)
         self._start(record, job.manifest["spec"], metadata, job, is_new=True)
-        return self.get(_at(record))
+        return _seen(record)
 
     def get(self, job: str | DDPJob) -> DDPJob:
         return _seen(self.record(job))
@@ -121,9 +116,6 @@ class LocalClient(Client):
                 continue
         return [job for job in found if is_wanted(job.manifest["metadata"].get("labels") or {})]
 
-    def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
-        return self._lists(None if all_namespaces else self.namespace, label_selector)
-
     def _lists(
         self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
     ) -> Iterator[Jobs]:
@@ -137,37 +129,17 @@ class LocalClient(Client):
             while time.monotonic() < end:
                 self._pause(_PAUSE, stop)
 
-    def logs(
-        self,
-        job: str | DDPJob,
-        *,
-        nodes: Collection[int] | None = None,
-        ranks: Collection[int] | None = None,
-        all_nodes: bool = False,
-        attempt: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        since: float | None = None,
-    ) -> Iterator[LogLine]:
+    def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.local_logs import LogReader
 
-        require_arguments(nodes=nodes, ranks=ranks, attempt=attempt, tail=tail)
-        record, found = self._recorded(job)
-        if since is not None:
+        record, version = self.record(job), None
+        if choice.since is not None:
             raise LocalError(
                 "lines of the last seconds cannot be selected on this machine",
                 "its logs have no times",
                 f"ddpjob logs {record.name} --tail 100 shows the last lines",
             )
-        if ranks is not None:
-            nodes = nodes_of(found, ranks)
-            all_nodes = nodes is None
-        reader = LogReader(record, nodes=nodes, all_nodes=all_nodes, attempt=attempt, tail=tail)
-        lines = self._lines(record, found, reader, follow=follow)
-        return lines if ranks is None else of_ranks(lines, found, ranks)
-
-    def _lines(self, record: JobFolder, job: DDPJob, reader: "LogReader", *, follow: bool) -> Iterator[LogLine]:
-        version = None
+        reader = LogReader(record, choice)
         while follow and record.runner() is not None:
             if (now := record.version()) != version:
                 version, recorded = now, record.job()
@@ -177,57 +149,32 @@ class LocalClient(Client):
             self._pause(_PAUSE)
         yield from reader.read(to_the_end=True)
         if not reader.found:
-            raise _no_logs(record, reader.nodes, reader.attempt)
+            raise _no_logs(record, choice)
 
     def explain(self, job: str | DDPJob) -> "Explanation":
         record, found = self._recorded(job)
         return explained(record, found.manifest, is_run=_is_run(found))
 
-    def events(self, job: str | DDPJob) -> Events:
+    def _story(self, job: str | DDPJob) -> "Snapshot":
         from ddpjob.client.local_snapshot import read_record
-        from ddpjob.client.timeline import timeline
 
         record, found = self._recorded(job)
-        made = read_record(record, found.manifest)
-        return timeline(found, made.pods or (), made.events)
+        return read_record(record, found.manifest)
 
-    def pod_manifests(self, job: str | DDPJob) -> Items:
+    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
         return self._recorded(job)[0].pods()
 
-    def checkpoints(
-        self,
-        job: str | DDPJob,
-        *,
-        verify: bool = True,
-        on_progress: "Callable[[PullProgress], None] | None" = None,
-    ) -> "VolumeContents":
+    @contextlib.contextmanager
+    def _volume(
+        self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
+    ) -> "Iterator[tuple[FolderReader, Place]]":
         from ddpjob.client.volume.local import FolderReader, local_place
-        from ddpjob.client.volume.pull import read_contents
 
         place = local_place(self._recorded(job)[0], self.folder)
-        return read_contents(FolderReader(Path(place.directory)), place, on_progress, verify=verify)
-
-    def pull(
-        self,
-        job: str | DDPJob,
-        to: str | Path | None = None,
-        *,
-        steps: Collection[int] = (),
-        metrics: bool = False,
-        everything: bool = False,
-        hidden: bool = False,
-        on_progress: "Callable[[PullProgress], None] | None" = None,
-    ) -> "Pulled":
-        from ddpjob.client.volume.contents import Choice
-        from ddpjob.client.volume.local import FolderReader, local_place
-        from ddpjob.client.volume.pull import pull
-
-        require_arguments(steps=steps, to=to)
-        place = local_place(self._recorded(job)[0], self.folder)
-        choice = Choice(steps, metrics, everything, hidden)
-        return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
+        yield FolderReader(Path(place.directory)), place
 
     def metrics(self, job: str | DDPJob) -> Path:
+        """Return the directory for the metrics of a job. Raises ``UnavailableError`` if it has no volume."""
         record, found = self._recorded(job)
         if found.manifest["spec"].get("checkpoint") is None:
             raise no_metrics(found)  # without the imports
@@ -240,17 +187,28 @@ class LocalClient(Client):
             raise no_metrics(found)
         return directory
 
-    def ranks(self, job: str | DDPJob) -> "RankTable":
-        from ddpjob.client.ranks import asked_twice, no_ranks, rank_table, require_running
+    def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:
+        from http.client import HTTPConnection, HTTPException
 
-        record, found = self._recorded(job)
-        attempt = require_running(found)
-        name = names.pod_name(found.name, str(found.uid), attempt, 0)
-        pod = next((pod for pod in record.pods() if pod["metadata"]["name"] == name), {})
+        from ddpjob.client.ranks import LONGEST, SECONDS, no_ranks
+
+        name = names.pod_name(job.name, str(job.uid), attempt, 0)
+        pod = next((pod for pod in self.record(job).pods() if pod["metadata"]["name"] == name), {})
         port = ((pod.get("metadata") or {}).get("annotations") or {}).get(names.ANNOTATION_PROGRESS_PORT)
         if port is None:
-            raise no_ranks(found, "its port is not in the record, because an earlier release runs it")
-        return asked_twice(lambda: rank_table(found, self.place, _ask(found, int(port))))
+            raise no_ranks(job, "its pod has not started")
+        connection = HTTPConnection(LOOPBACK, int(port), timeout=SECONDS)
+        try:
+            connection.request("GET", "/ranks")
+            response = connection.getresponse()
+            body = response.read(LONGEST)
+        except (OSError, HTTPException) as error:
+            raise no_ranks(job, f"port {port}: {error}") from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise no_ranks(job, f"port {port} answers with HTTP {response.status}")
+        return body
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
         record, found = self._unfinished(job)
@@ -398,11 +356,6 @@ class LocalClient(Client):
             else:
                 self._require_run(seen)
 
-    def _require_run(self, job: DDPJob) -> None:
-        if job.state == INTERRUPTED:
-            found = explained(self.record(job), job.manifest, is_run=False)
-            raise UnavailableError(found.sentence, found.hint or "", found.next or "")
-
     def _recorded(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
         """Return folder and job. Raises ``JobNotFoundError`` if another job has taken the name of a given one."""
         record = self.record(job)
@@ -496,26 +449,6 @@ def _is_suspended(record: JobFolder) -> bool:
     return False
 
 
-def _ask(job: DDPJob, port: int) -> bytes:
-    """Return the answer of a launcher to ``GET /ranks``."""
-    from http.client import HTTPConnection, HTTPException
-
-    from ddpjob.client.ranks import LONGEST, SECONDS, no_ranks
-
-    connection = HTTPConnection(LOOPBACK, port, timeout=SECONDS)
-    try:
-        connection.request("GET", "/ranks")
-        response = connection.getresponse()
-        body = response.read(LONGEST)
-    except (OSError, HTTPException) as error:
-        raise no_ranks(job, f"port {port}: {error}") from error
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise no_ranks(job, f"port {port} answers with HTTP {response.status}")
-    return body
-
-
 def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":
     """Return why a job of this machine is in its state. is_run: a process runs it, or it has finished."""
     from ddpjob.client.local_snapshot import end_of_log, read_record
@@ -541,12 +474,7 @@ def _seen(record: JobFolder) -> DDPJob:
     return DDPJob.from_manifest(job, state=INTERRUPTED if interrupted else None)
 
 
-def _at(record: JobFolder) -> DDPJob:
-    """Return a job with the name and namespace of a record."""
-    return DDPJob.from_manifest({"metadata": {"name": record.name, "namespace": record.namespace}})
-
-
-def _no_logs(record: JobFolder, nodes: Collection[int] | None, attempt: int | None) -> LocalError:
+def _no_logs(record: JobFolder, choice: LogChoice) -> LocalError:
     from ddpjob.client.local_logs import attempts
 
     kept = attempts(record, record.job())
@@ -554,11 +482,11 @@ def _no_logs(record: JobFolder, nodes: Collection[int] | None, attempt: int | No
         return LocalError(
             f"{record.name} has no logs yet", "none of its nodes has started", "ddpjob get shows its state"
         )
-    wanted = attempt or max(kept)
+    wanted = choice.attempt or max(kept)
     if wanted not in kept:
         missing, there = f"attempt {wanted}", f"attempt {', '.join(map(str, sorted(kept)))}"
     else:
-        asked = ", ".join(map(str, sorted(nodes or {0})))
+        asked = ", ".join(map(str, sorted(choice.nodes or {0})))
         missing, there = f"node {asked} in attempt {wanted}", f"node {', '.join(map(str, sorted(kept[wanted])))}"
     return LocalError(
         f"{record.name} has no logs of {missing}", f"there are logs of {there}", f"ddpjob logs {record.name} --all"

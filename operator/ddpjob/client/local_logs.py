@@ -3,34 +3,31 @@
 import codecs
 import contextlib
 import mmap
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
 from ddpjob.client.job import DDPJob
-from ddpjob.client.log_lines import LogLine, Redrawn, log_line, wanted_nodes
+from ddpjob.client.log_lines import LogChoice, LogLine, Redrawn, log_line
 from ddpjob.local.state import JobFolder
 
 _BLOCK = 65_536
 _LONGEST = 1_048_576  # bytes; a longer line is returned in parts
 
 
-@dataclass(kw_only=True)
+@dataclass
 class LogReader:
-    """Reads new lines of the requested logs. Arguments: see ``Client.logs``.
+    """Reads new lines of the chosen logs.
 
-    Without ``attempt`` it begins with the newest, and goes on with all that follow. The log of an earlier attempt is
+    Without an attempt it begins with the newest, and goes on with all that follow. The log of an earlier attempt is
     read until its pod has ended, because pods save and exit while the next attempt already runs.
     """
 
-    record: JobFolder = field(kw_only=False)
-    nodes: Collection[int] | None = None
-    attempt: int | None = None
-    all_nodes: bool = False
-    tail: int | None = None
+    record: JobFolder
+    choice: LogChoice
     redrawn_seconds: float = 1.0
     """Between two lines for what a progress bar shows."""
     found: set[tuple[int, int]] = field(default_factory=set)
@@ -49,7 +46,8 @@ class LogReader:
                 yield log_line(node, attempt, bar, self._nproc, unfinished=True)
         for key in ended & self._open.keys():
             del self._open[key]
-        self.tail = None if self.found else self.tail  # what is printed from now on is not limited
+        if self.found:
+            self.choice = replace(self.choice, tail=None)  # what is printed from now on is not limited
 
     def _open_logs(self) -> set[tuple[int, int]]:
         """Open the logs of new nodes and attempts. Return attempt and node of the pods that have ended."""
@@ -59,14 +57,14 @@ class LogReader:
             return set()
         shown = DDPJob.from_manifest(job)
         self._nproc = shown.status.world.nproc_per_node if shown.status.world else None
-        self._first = self._first or self.attempt or max(found)
-        for attempt in (a for a in found if a == self.attempt or (self.attempt is None and a >= self._first)):
+        self._first = self._first or self.choice.attempt or max(found)
+        for attempt in (a for a in found if a == self._first or (self.choice.attempt is None and a > self._first)):
             failed = {pod.node_rank for pod in pods if pod.exit_code and pod.attempt == attempt}
-            wanted = self.nodes if self.nodes is not None else wanted_nodes(shown, attempt, failed)
+            wanted = self.choice.of_attempt(shown, attempt, failed)
             for node, pod in found[attempt].items():
-                if (self.all_nodes or node in wanted) and (attempt, node) not in self.found:
+                if (self.choice.all_nodes or node in wanted) and (attempt, node) not in self.found:
                     self.found.add((attempt, node))
-                    self._open[attempt, node] = LogFile(self.record.log(pod), self.tail, self.redrawn_seconds)
+                    self._open[attempt, node] = LogFile(self.record.log(pod), self.choice.tail, self.redrawn_seconds)
         # A pod of an earlier attempt is no longer recorded when it has ended and is deleted.
         alive = {(pod.attempt, pod.node_rank) for pod in pods if pod.exit_code is None}
         newest = max(shown.status.attempt or 0, *found)

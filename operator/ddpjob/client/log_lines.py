@@ -32,6 +32,24 @@ class LogLine:
     unfinished: bool = False
 
 
+@dataclass(frozen=True)
+class LogChoice:
+    """Which lines of the logs of a job are wanted. Fields: see ``Client.logs``."""
+
+    nodes: Collection[int] | None = None
+    all_nodes: bool = False
+    attempt: int | None = None
+    tail: int | None = None
+    since: float | None = None
+
+    def of_attempt(self, job: DDPJob, attempt: int, failed: Collection[int] = ()) -> Collection[int]:
+        """Return the nodes; without a choice these are node 0, and those that failed in the attempt."""
+        if self.nodes is not None:
+            return self.nodes
+        recorded = job.status.failures or ()
+        return {0, *failed, *(f.node_rank for f in recorded if f.attempt == attempt and f.node_rank is not None)}
+
+
 class PrintedLine(WireModel):
     """One line of the output of `ddpjob logs -o json`."""
 
@@ -92,9 +110,3 @@ def of_ranks(lines: Iterator[LogLine], job: DDPJob, ranks: Collection[int]) -> I
             "ddprun puts the rank before each line, and so does torchrun --tee 3",
             f"ddpjob logs {job.name} --node N shows the lines of a node",
         )
-
-
-def wanted_nodes(job: DDPJob, attempt: int, failed: Collection[int] = ()) -> set[int]:
-    """Return the nodes whose logs are shown without a selection: node 0, and those that failed in the attempt."""
-    recorded = job.status.failures or ()
-    return {0, *failed, *(f.node_rank for f in recorded if f.attempt == attempt and f.node_rank is not None)}

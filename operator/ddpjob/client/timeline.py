@@ -14,9 +14,10 @@ from ddpjob.api import names
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json, condition, event_time
 from ddpjob.api.pod_view import PodState, PodView, pod_view
-from ddpjob.api.status import is_time
+from ddpjob.api.status import Condition, is_time
 from ddpjob.api.times import parse_time
 from ddpjob.client.job import DDPJob
+from ddpjob.client.snapshot import Snapshot
 
 _SAME_SECONDS = timedelta(seconds=3)
 """An Event is sent shortly after the status that it is about."""
@@ -84,7 +85,7 @@ class JobPod(WireModel):
 
 
 class Timeline(WireModel):
-    """What ``ddpjob events -o json`` prints."""
+    """What happened to a job, and its pods."""
 
     job: str
     namespace: str
@@ -92,18 +93,10 @@ class Timeline(WireModel):
     """Where the job is: this machine, or cluster and namespace."""
     events: list[JobEvent]
     """The oldest first."""
+    pods: list[JobPod]
+    """The pods that there still are, the newest attempt first."""
     unread: list[str] = Field(default_factory=list)
     """What could not be read."""
-
-
-class ConditionView(WireModel):
-    """One condition of the job."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
-    last_transition_time: str
 
 
 class Description(Timeline):
@@ -112,8 +105,16 @@ class Description(Timeline):
     state: str
     summary: str
     """The state in a sentence."""
-    conditions: list[ConditionView]
-    pods: list[JobPod]
+    conditions: list[Condition]
+
+
+def timeline_of(found: Snapshot, place: str) -> Timeline:
+    """Return the story and the pods of a job. place: of the job, for a person."""
+    job, pods = DDPJob.from_manifest(found.job), found.pods or ()
+    return Timeline(
+        job=job.name, namespace=str(job.namespace), place=place, events=timeline(job, pods, found.events),
+        pods=job_pods(pods), unread=list(found.unread.values()),
+    )  # fmt: skip
 
 
 def job_pods(pods: Iterable[Json]) -> list[JobPod]:
