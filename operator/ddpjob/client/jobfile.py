@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import yaml
 
@@ -148,18 +148,74 @@ def beginning(ignored: Sequence[str]) -> str:
     return "ddpjob init prints a job to begin with"
 
 
+class Written(NamedTuple):
+    """An object of a YAML text with its ``yaml.Node``, or why it cannot be read; and where it begins."""
+
+    found: Json | InvalidJobError
+    node: Any
+    mark: yaml.Mark | None
+
+
 def documents_of(text: str) -> list[Json]:
     """Return the objects of a YAML text, with the items of its Lists. Raises ``InvalidJobError``."""
-    try:
-        loaded = [document for document in yaml.load_all(text, Loader) if document is not None]
-        require_json(loaded)
-    except (RecursionError, ValueError, yaml.YAMLError) as error:
-        raise unreadable(error) from error
     found: list[Json] = []
-    for document in loaded:
-        items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
-        found += [require_object(item) for item in (items if isinstance(items, list) else [document])]
+    for written in objects_of(text):
+        if isinstance(written.found, InvalidJobError):
+            raise written.found
+        found.append(written.found)
     return found
+
+
+def objects_of(text: str) -> Iterator[Written]:
+    """Yield each object of a YAML text, also those after one that cannot be read, and the items of Lists."""
+    try:
+        loader = Loader(text)
+    except yaml.YAMLError as error:
+        yield _unreadable(error)
+        return
+    try:
+        while loader.check_node():
+            node: yaml.Node = loader.get_node()  # type: ignore[assignment]
+            try:
+                document = loader.construct_document(node)
+                require_json(document)
+            except (RecursionError, ValueError, yaml.YAMLError) as error:
+                yield _unreadable(error, node)
+                continue
+            yield from _items(node, document)
+    except (RecursionError, ValueError, yaml.YAMLError) as error:
+        yield _unreadable(error)  # nothing behind it can be read
+    finally:
+        loader.dispose()
+
+
+def _items(node: yaml.Node, document: Any) -> Iterator[Written]:
+    if document is None:
+        return
+    items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
+    for index, item in enumerate(items if isinstance(items, list) else [document]):
+        own = node if item is document else node_at(node, ("items", index))[0]
+        try:
+            yield Written(require_object(item), own, own.start_mark)
+        except InvalidJobError as error:
+            yield Written(error, own, own.start_mark)
+
+
+def node_at(root: yaml.Node, location: Location) -> tuple[yaml.Node, yaml.Mark]:
+    """Return the node at a location and where it begins, with its key; the nearest around it if there is none."""
+    node, mark = root, root.start_mark
+    for part in location:
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            mark = node.start_mark
+            continue
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        # The last one: keys of a merge (<<) come first, and own keys override them.
+        found = next(((key, value) for key, value in reversed(pairs) if key.value == str(part)), None)
+        if found is None:
+            break
+        mark, node = found[0].start_mark, found[1]
+    return node, mark
 
 
 def require_json(value: Any) -> None:
@@ -186,16 +242,20 @@ def require_json(value: Any) -> None:
     size(value)
 
 
-def unreadable(error: Exception) -> InvalidJobError:
+def _unreadable(error: Exception, node: yaml.Node | None = None) -> Written:
     """Return the error of a YAML text that cannot be read."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    mark = mark or (node.start_mark if node else None)
     if isinstance(error, yaml.YAMLError):
         hint = "indentation, quotes and tabs are frequent causes"
-        return InvalidJobError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line")
-    return InvalidJobError(
+        found = InvalidJobError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line")
+        return Written(found, node, mark)
+    found = InvalidJobError(
         f"a value cannot be read: {error}",
         "an anchor (&) must not contain its own alias (*), and numbers and nesting are limited",
         "write the value in full, text in quotes",
     )
+    return Written(found, node, mark)
 
 
 def require_object(document: Any) -> Json:

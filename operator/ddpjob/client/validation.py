@@ -5,7 +5,7 @@ rule of its own.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import yaml
 
@@ -14,13 +14,11 @@ from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import Location, field_path, without
 from ddpjob.client.jobfile import (
-    Loader,
     beginning,
     head_mistakes,
-    require_json,
-    require_object,
+    node_at,
+    objects_of,
     unknown_fields,
-    unreadable,
     without_server_fields,
 )
 from ddpjob.client.jobspec import too_small
@@ -93,11 +91,13 @@ def validate(file: str, text: str) -> CheckedFile:
     jobs: list[CheckedJob] = []
     ignored: list[str] = []
     problems: list[Problem] = []
-    for item in _objects(text):
-        if isinstance(item, Problem):
-            problems.append(item)
+    for document, node, mark in objects_of(text):
+        if isinstance(document, InvalidJobError):
+            line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+            problems.append(
+                Problem(severity="error", line=line, column=column, message=document.error, hint=document.hint)
+            )
             continue
-        node, document = item
         metadata = document.get("metadata") or {}
         if document.get("kind") == names.DDPJOBS.kind:
             job = CheckedJob(
@@ -174,54 +174,8 @@ def _misnamed(document: Json) -> Found | None:
     return Found("error", ("kind",), message, f"kind: {names.DDPJOBS.kind}")
 
 
-def _objects(text: str) -> Iterator[tuple[yaml.Node, Json] | Problem]:
-    """Yield each object of a YAML text with its node, the items of a List too, or why it cannot be read."""
-    try:
-        loader = Loader(text)
-    except yaml.YAMLError as error:
-        yield _of_yaml(error)
-        return
-    try:
-        while loader.check_node():
-            node: yaml.Node = loader.get_node()  # type: ignore[assignment]
-            try:
-                document = loader.construct_document(node)
-                require_json(document)
-            except (RecursionError, ValueError, yaml.YAMLError) as error:
-                yield _of_yaml(error, node)
-                continue
-            yield from _items(node, document)
-    except (RecursionError, ValueError, yaml.YAMLError) as error:
-        yield _of_yaml(error)  # nothing behind it can be read
-    finally:
-        loader.dispose()
-
-
-def _items(node: yaml.Node, document: Any) -> Iterator[tuple[yaml.Node, Json] | Problem]:
-    if document is None:
-        return
-    items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
-    if not isinstance(items, list):
-        items = [document]
-    for index, item in enumerate(items):
-        own = node if item is document else _node_at(node, ("items", index))[0]
-        try:
-            yield own, require_object(item)
-        except InvalidJobError as error:
-            yield Problem(severity="error", line=_line(own), column=_column(own), message=error.error, hint=error.hint)
-
-
-def _of_yaml(error: Exception, node: yaml.Node | None = None) -> Problem:
-    """Return the problem of a text that is not YAML, or of a value that cannot be read."""
-    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-    mark = mark or (node.start_mark if node else None)
-    wrong = unreadable(error)
-    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-    return Problem(severity="error", line=line, column=column, message=wrong.error, hint=wrong.hint)
-
-
 def _problem(root: yaml.Node, job: str | None, found: Found) -> Problem:
-    _, mark = _node_at(root, found.location)
+    _, mark = node_at(root, found.location)
     return Problem(
         severity=found.severity,
         line=mark.line + 1,
@@ -233,29 +187,8 @@ def _problem(root: yaml.Node, job: str | None, found: Found) -> Problem:
     )
 
 
-def _node_at(root: yaml.Node, location: Location) -> tuple[yaml.Node, yaml.Mark]:
-    """Return the node at a location and where it begins, with its key; the nearest around it if there is none."""
-    node, mark = root, root.start_mark
-    for part in location:
-        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            mark = node.start_mark
-            continue
-        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-        # The last one: keys of a merge (<<) come first, and own keys override them.
-        found = next(((key, value) for key, value in reversed(pairs) if key.value == str(part)), None)
-        if found is None:
-            break
-        mark, node = found[0].start_mark, found[1]
-    return node, mark
-
-
 def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
-
-
-def _column(node: yaml.Node) -> int:
-    return int(node.start_mark.column) + 1
 
 
 def _text(value: object) -> str | None:
