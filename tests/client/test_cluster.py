@@ -18,19 +18,10 @@ from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, Un
 from tests.api.specs import CLAIM
 from tests.client.kubelet import Kubelet
 from tests.client.worlds import TIME, ClusterWorld
-from tests.controlplane import ControlPlane
 from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
-
-
-@pytest.fixture
-def world(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[ClusterWorld]:
-    """Provide a client behind the proxy."""
-    made = ClusterWorld(control_plane, namespace, proxy.server)
-    with made.client:
-        yield made
 
 
 class Collected:

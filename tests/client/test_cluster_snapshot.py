@@ -19,7 +19,6 @@ from ddpjob.client.bundle.archive import Manifest
 from tests.builders import NOW, World, ended, failed, running
 from tests.client.kubelet import Kubelet
 from tests.client.worlds import READS_JOBS, ClusterWorld
-from tests.controlplane import ControlPlane
 from tests.engine.test_plain_scripts import VALUE_ERROR, log
 from tests.faults import Fault, FaultProxy
 
@@ -27,13 +26,6 @@ pytestmark = pytest.mark.apiserver
 SECRET = "correct-horse-battery"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 _numbers = itertools.count(1)
-
-
-@pytest.fixture
-def world(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[ClusterWorld]:
-    made = ClusterWorld(control_plane, namespace, proxy.server)
-    with made.client:
-        yield made
 
 
 class Simulated:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,22 @@ from ddpjob.errors import (
     JobNotFoundError,
     WaitTimeoutError,
 )
-from tests.client.worlds import LocalWorld, World
+from tests.client.worlds import ClusterWorld, LocalWorld, World
+
+
+@pytest.fixture(params=["local", pytest.param("cluster", marks=pytest.mark.apiserver)])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Provide a client and what makes its jobs run; jobs that a failed test left are deleted."""
+    made: World
+    if request.param == "local":
+        made = LocalWorld(tmp_path)
+    else:
+        made = ClusterWorld(request.getfixturevalue("control_plane"), request.getfixturevalue("namespace"))
+    with made.client:
+        yield made
+        for job in made.client.list():
+            with suppress(DDPJobError):
+                made.client.delete(job)
 
 
 def is_running(status: DDPJobStatus) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.errors import NotAllowedError, UnavailableError
 from tests.client.worlds import READS_JOBS, TIME, ClusterWorld
-from tests.controlplane import ControlPlane
 from tests.processes import end, eventually, free_port, spawn
 
 pytestmark = pytest.mark.apiserver
@@ -36,13 +34,6 @@ def own_address() -> str:
         except OSError:
             pytest.skip("this machine has no address but the loopback")
         return str(probe.getsockname()[0])
-
-
-@pytest.fixture
-def world(control_plane: ControlPlane, namespace: str) -> Iterator[ClusterWorld]:
-    made = ClusterWorld(control_plane, namespace)
-    with made.client:
-        yield made
 
 
 def run_job(world: ClusterWorld, port: int, command: list[str]) -> DDPJob:

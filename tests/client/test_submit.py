@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ from tests.faults import Fault, FaultProxy
 
 pytestmark = pytest.mark.apiserver
 ROLES = Path(__file__).parents[2] / "manifests" / "rbac.yaml"
-
-
-@pytest.fixture
-def world(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[ClusterWorld]:
-    """Provide a client behind the proxy."""
-    made = ClusterWorld(control_plane, namespace, proxy.server)
-    with made.client:
-        yield made
 
 
 @pytest.fixture
