@@ -60,9 +60,11 @@ class DDPJob:
         Raises:
             InvalidJobError: a field is unknown or wrong.
         """
-        from ddpjob.client.jobspec import spec_of
+        from ddpjob.client.jobspec import require_texts, spec_of
 
         given = {"namespace": namespace, "labels": dict(labels or {}), "annotations": dict(annotations or {})}
+        require_texts("metadata.labels", labels or {})
+        require_texts("metadata.annotations", annotations or {})
         metadata = {"name": name, **{key: value for key, value in given.items() if value}}
         head = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata}
         self._take(head | {"spec": spec_of(name, spec)})
@@ -148,7 +150,7 @@ class DDPJob:
         return made
 
     def _take(self, manifest: Json) -> None:
-        from ddpjob.client.jobspec import require_valid
+        from ddpjob.local.admission import require_valid
 
         require_valid(manifest)
         self.manifest = manifest

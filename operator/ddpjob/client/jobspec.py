@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from ddpjob.api.objects import Json
 from ddpjob.api.pods import is_object_name
 from ddpjob.api.quantities import amount
-from ddpjob.api.spec import NAME_RULE, DDPJobSpec, explain, forbidden_changes, is_job_name, parse_spec
+from ddpjob.api.spec import DDPJobSpec, explain, forbidden_changes
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError, did_you_mean
 
@@ -26,26 +26,6 @@ _LIKE_A_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{0,2}")  # 10gi is no size,
 
 _ALIASES = {key: field.alias or key for key, field in DDPJobSpec.model_fields.items()}
 _WORDS = {"gpus": "gpus", "max_restarts": "maxRestarts", "memory": "memory"}
-
-
-def require_valid(manifest: Json) -> None:
-    """Raise ``InvalidJobError`` if the name or a field of a DDPJob is wrong."""
-    name = (manifest.get("metadata") or {}).get("name")
-    if not name or not isinstance(name, str) or not is_job_name(name):
-        raise InvalidJobError(
-            f"metadata.name is {name!r}" if name else "metadata.name is missing",
-            NAME_RULE.message,
-            "give the job another name" if name else "give the job a name",
-        )
-    for field in ("labels", "annotations"):
-        if isinstance(texts := manifest["metadata"].get(field), Mapping):
-            require_texts(f"metadata.{field}", texts)
-    try:
-        parse_spec(manifest)
-    except ValidationError as error:
-        raise InvalidJobError(
-            f"the DDPJob {name} is wrong: {'; '.join(explain(error))}", _REFERENCE, _CORRECT
-        ) from error
 
 
 def changed_spec(name: str, spec: Json, patch: Json) -> Json:
