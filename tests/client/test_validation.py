@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpjob.client.validation import CheckedFile, Problem, validate
+from ddpjob.client.validation import CheckedFile, FileProblem, validate
 from ddpjob.local.admission import admit
 from tests.api.specs import BAD, GOOD, Bad
 from tests.builders import UID, World, a_job
@@ -21,7 +21,7 @@ def problems(text: str) -> list[tuple[int | None, str | None, str]]:
     return [(problem.line, problem.field, problem.hint or "") for problem in validate("job.yaml", text).problems]
 
 
-def only(checked: CheckedFile) -> Problem:
+def only(checked: CheckedFile) -> FileProblem:
     (problem,) = checked.problems
     return problem
 

@@ -43,7 +43,7 @@ class Found(NamedTuple):
     hint: str = ""
 
 
-class Problem(WireModel):
+class FileProblem(WireModel):
     """A problem. An API server or the operator refuses an error; a warning is a probable mistake that they accept."""
 
     severity: Severity
@@ -75,7 +75,7 @@ class CheckedFile(WireModel):
     jobs: list[CheckedJob]
     ignored: list[str]
     """Objects of other kinds, as `Kind name`. They are not checked."""
-    problems: list[Problem]
+    problems: list[FileProblem]
 
 
 class Validation(WireModel):
@@ -90,12 +90,12 @@ def validate(file: str, text: str) -> CheckedFile:
     """Return what is wrong with the DDPJobs of a YAML text; a text without a DDPJob is wrong, too."""
     jobs: list[CheckedJob] = []
     ignored: list[str] = []
-    problems: list[Problem] = []
+    problems: list[FileProblem] = []
     for document, node, mark in objects_of(text):
         if isinstance(document, InvalidJobError):
             line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
             problems.append(
-                Problem(severity="error", line=line, column=column, message=document.error, hint=document.hint)
+                FileProblem(severity="error", line=line, column=column, message=document.error, hint=document.hint)
             )
             continue
         metadata = document.get("metadata") or {}
@@ -112,14 +112,14 @@ def validate(file: str, text: str) -> CheckedFile:
             ignored.append(" ".join(f"{kind} {metadata.get('name') or ''}".split()))
     if not jobs and not problems:
         hint = f"it contains {', '.join(ignored) or 'nothing'}; {beginning(ignored)}"
-        problems.append(Problem(severity="error", message="there is no DDPJob in it", hint=hint))
+        problems.append(FileProblem(severity="error", message="there is no DDPJob in it", hint=hint))
     problems.sort(key=lambda problem: problem.line or 0)
     return CheckedFile(file=file, jobs=jobs, ignored=ignored, problems=problems)
 
 
 def refused(file: str, error: DDPJobError) -> CheckedFile:
     """Return the result for a file that cannot be read."""
-    problem = Problem(severity="error", message=error.error, hint=error.hint or None)
+    problem = FileProblem(severity="error", message=error.error, hint=error.hint or None)
     return CheckedFile(file=file, jobs=[], ignored=[], problems=[problem])
 
 
@@ -174,9 +174,9 @@ def _misnamed(document: Json) -> Found | None:
     return Found("error", ("kind",), message, f"kind: {names.DDPJOBS.kind}")
 
 
-def _problem(root: yaml.Node, job: str | None, found: Found) -> Problem:
+def _problem(root: yaml.Node, job: str | None, found: Found) -> FileProblem:
     _, mark = node_at(root, found.location)
-    return Problem(
+    return FileProblem(
         severity=found.severity,
         line=mark.line + 1,
         column=mark.column + 1,
