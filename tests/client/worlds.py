@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from ddpjob import Client, DDPJob
 from ddpjob.api import names
@@ -29,29 +28,11 @@ def condition(kind: str, status: str = "True") -> Json:
     return {"type": kind, "status": status, "reason": kind, "message": "", "lastTransitionTime": TIME}
 
 
-class World(Protocol):
-    """A client, and what makes its jobs run."""
-
-    client: Client
-
-    def job(self, name: str) -> DDPJob:
-        """Return a job that runs until ``finish``."""
-
-    def run(self, job: DDPJob) -> None:
-        """Let a submitted, resumed or restarted job run; return when its status says so."""
-
-    def stop(self, job: DDPJob) -> None:
-        """Let a job with spec.suspend stop."""
-
-    def finish(self, job: DDPJob) -> None:
-        """Let a running job succeed."""
-
-    def fail(self, job: DDPJob) -> None:
-        """Let a running job fail: its only node ends with 3."""
-
-
 class LocalWorld:
-    """Jobs of this machine."""
+    """Jobs of this machine.
+
+    ``job`` runs until ``finish`` or ``fail``; ``run`` returns when it runs, and ``stop`` lets a suspended one stop.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +57,7 @@ class LocalWorld:
 
 
 class ClusterWorld:
-    """Jobs of one namespace of an API server."""
+    """Jobs of one namespace of an API server; see ``LocalWorld``."""
 
     def __init__(self, plane: ControlPlane, namespace: str, server: str = "") -> None:
         self.plane = plane
@@ -123,3 +104,6 @@ class ClusterWorld:
             self.plane.request("POST", f"{rbac}/rolebindings", body)
         config = self.plane.kubeconfig(token, name=f"{self.namespace}-{name}", server=server, namespace=self.namespace)
         return Client.cluster(kubeconfig=config, timeout=20)
+
+
+World = LocalWorld | ClusterWorld
