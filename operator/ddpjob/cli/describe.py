@@ -42,10 +42,10 @@ def describe(
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
         job = client.get(name)
         found = client.timeline(job)
+        show_unread(found)
         if output == "json":
             print(json.dumps(_description(job, found), indent=2))
             return 0
-        show_unread(found)
         print("\n".join(card(client, job)))
     for title, shown in (
         ("Conditions", _conditions(job)), ("Pods", pods_table(found.pods)), ("Events", events_table(found.events))

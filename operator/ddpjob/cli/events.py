@@ -38,10 +38,10 @@ def events(
     """
     with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
         found = client.timeline(name)
+        show_unread(found)
         if output == "json":
             print(json.dumps(found.wire(), indent=2))
             return 0
-        show_unread(found)
         show(events_table(found.events))
         print(f"{len(found.events)} events, {one_line(client.place)}")
     return 0
