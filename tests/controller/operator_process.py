@@ -1,7 +1,6 @@
 """The operator as a separate process, as in production.
 
-It is forked from a process that has imported the code, so that it starts in a tenth of the time; an operator of another
-release is started with ``python -m``.
+It is forked from a process that has imported the code, so that it starts in a tenth of the time.
 """
 
 import gc
@@ -31,7 +30,6 @@ class OperatorProcess:
     """Runs ``ddpjob-operator`` with a control plane; the context manager stops it with SIGTERM.
 
     namespaces: to serve. token: its credentials. server: URL of a proxy, or None.
-    package: folder with the package ``ddpjob`` of another release; None runs the code of this working tree.
     ``starts`` counts its processes.
     """
 
@@ -43,13 +41,11 @@ class OperatorProcess:
         token: str = "",
         server: str = "",
         name: str = "operator",
-        package: Path | None = None,
         **settings: object,
     ) -> None:
         kubeconfig = plane.kubeconfig(token or plane.admin_token, name=name, server=server)
         self._settings = {"namespaces": namespaces, "kubeconfig": str(kubeconfig), "health_host": "127.0.0.1"}
         self._settings |= {"health_port": "0"} | {key: str(value) for key, value in settings.items()}
-        self._package = package
         self._log = plane.folder / f"{name}-{namespaces or 'all'}.log"
         self._log.touch()
         self._process: ForkServerProcess | None = None
@@ -66,17 +62,14 @@ class OperatorProcess:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables of the process."""
-        environment = dict(os.environ) | {"NO_PROXY": "127.0.0.1"}
-        if self._package is not None:
-            environment["PYTHONPATH"] = str(self._package)
-        return environment | {f"DDPJOB_OPERATOR_{key.upper()}": value for key, value in self._settings.items()}
+        variables = {f"DDPJOB_OPERATOR_{key.upper()}": value for key, value in self._settings.items()}
+        return dict(os.environ) | {"NO_PROXY": "127.0.0.1"} | variables
 
     def start(self, *, wait: bool = True) -> None:
         """Start it and wait until it is ready."""
         self.starts += 1
         self._offset = self._log.stat().st_size
-        serve = _serve if self._package is None else _become_program
-        self._process = FORKS.Process(target=serve, args=(self.environment, self._log), daemon=True)
+        self._process = FORKS.Process(target=_serve, args=(self.environment, self._log), daemon=True)
         self._process.start()
         if wait:
             eventually("the operator is ready", self.is_ready, timeout=READY_SECONDS)
@@ -163,22 +156,11 @@ class OperatorProcess:
 
 def _serve(environment: Mapping[str, str], log: Path) -> None:
     """Run the operator in a forked process, until a signal."""
-    _prepare(log)
-    gc.freeze()  # a collection of the imported modules' objects would copy their memory pages
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.exit(main([]))
-
-
-def _become_program(environment: Mapping[str, str], log: Path) -> None:
-    """Replace the forked process by the program."""
-    _prepare(log)
-    command = [sys.executable, "-m", "ddpjob.controller.main"]  # of the release before
-    os.execve(command[0], command, dict(environment))  # noqa: S606 - no shell is wanted
-
-
-def _prepare(log: Path) -> None:
     die_with_parent()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    gc.freeze()  # a collection of the imported modules' objects would copy their memory pages
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.exit(main([]))
