@@ -1,7 +1,6 @@
 """Creates and deletes on the real API server: existing, conflicting and terminating objects."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import Sweeper
-from ddpjob_operator.controller.workloads import Workloads
 from tests.controller.jobs import Jobs
 from tests.controlplane import ControlPlane
 
@@ -190,7 +188,6 @@ async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> 
         scopes=[bench.jobs.namespace],
         interval=60,
         metrics=Metrics(),
-        workloads=Workloads(bench.cluster, bench.cache, time.monotonic, uses_kueue=False),
     )
     await sweeper.sweep(bench.jobs.namespace)
     assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints")

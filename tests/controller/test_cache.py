@@ -1,7 +1,6 @@
 """The cache keeps the newest state, in any order of events."""
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +18,7 @@ from ddpjob_operator.controller.apply import Executor
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.entries import Entry
 from ddpjob_operator.controller.listing import Listing
-from ddpjob_operator.controller.workloads import Workloads
 from tests.builders import a_job, ended, running
-from tests.memory import MemoryCluster
 
 JOB = "11111111-job"
 
@@ -77,13 +74,6 @@ def test_groups_follow_their_owner_and_wake_a_job_only_with_news() -> None:
     assert group["status"]["conditions"] == [{"type": "Unschedulable", "status": "True", "message": "still full"}]
     cache.remove(names.VOLCANO_GROUPS, "default", "g-1", "g")
     assert not cache.groups("default", "b")
-
-
-def test_newer_version_wins_in_any_order() -> None:
-    cache = Cache()
-    assert cache.put(names.PODS, a_pod("a", 20))
-    assert not cache.put(names.PODS, a_pod("a", 9))
-    assert known(cache, "a") == ("uid-a", 20)
 
 
 def test_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
@@ -149,43 +139,6 @@ def test_late_plan_of_a_deleted_job_leaves_no_trace_of_its_claim() -> None:
     assert cache.sharing(Key("default", "other"), "c/") == []
 
 
-def test_repeated_object_queues_no_job() -> None:
-    woken: list[Key] = []
-    cache = Cache(woken.append)
-    cache.put(names.PODS, a_pod("a", 1))
-    cache.put(names.PODS, a_pod("a", 1))
-    assert woken == [Key("default", "mnist")]
-
-
-def test_late_response_does_not_restore_a_deleted_object() -> None:
-    cache = Cache()
-    cache.put(names.PODS, a_pod("a", 5))
-    cache.remove(names.PODS, "default", "a", "uid-a")
-    assert not cache.put(names.PODS, a_pod("a", 7))
-    assert names_of(cache) == []
-
-
-def test_deletion_may_arrive_before_the_creation() -> None:
-    cache = Cache()
-    cache.remove(names.PODS, "default", "a", "uid-a")
-    assert not cache.put(names.PODS, a_pod("a", 5))
-
-
-def test_deletion_of_an_object_keeps_its_successor_of_the_same_name() -> None:
-    cache = Cache()
-    cache.put(names.PODS, a_pod("a", 9, uid="second"))
-    assert not cache.remove(names.PODS, "default", "a", "first")
-    assert names_of(cache) == ["a"]
-
-
-def test_new_object_of_a_name_replaces_the_old_one() -> None:
-    cache = Cache()
-    cache.put(names.PODS, a_pod("a", 5, uid="first"))
-    cache.put(names.PODS, a_pod("a", 9, uid="second"))
-    assert not cache.put(names.PODS, a_pod("a", 30, uid="first"))
-    assert known(cache, "a") == ("second", 9)
-
-
 def test_pod_with_a_changed_job_label_belongs_only_to_the_new_job() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 1))
@@ -203,15 +156,6 @@ def test_list_finds_a_deletion_that_events_missed() -> None:
     assert apply_list(cache, names.PODS, Page((a_pod("a", 1),), "10")) == 1
     assert names_of(cache) == ["a"]
     assert woken == [Key("default", "mnist")]
-
-
-def test_list_keeps_objects_created_after_it() -> None:
-    cache = Cache()
-    listing = Listing(cache, names.PODS, lambda pod: True)
-    cache.put(names.PODS, a_pod("new", 11))  # while the request is under way
-    listing.take(Page((), "10"))
-    assert listing.finish() == 0
-    assert names_of(cache) == ["new"]
 
 
 def test_list_older_than_the_cache_replaces_it_because_etcd_was_restored() -> None:
@@ -245,9 +189,10 @@ def test_list_keeps_what_was_seen_after_it() -> None:
     listing = Listing(cache, names.PODS, lambda entry: True)
     cache.put(names.PODS, a_pod("a", 50) | RUNNING)
     cache.take(names.PODS, {"type": "DELETED", "object": a_pod("b", 51)})
+    cache.put(names.PODS, a_pod("new", 52))
     listing.take(Page((a_pod("a", 20), a_pod("b", 21)), "49"))
     assert listing.finish() == 0 and cache.rollbacks == 0
-    assert known(cache, "a")[1] == 50 and names_of(cache) == ["a"]
+    assert known(cache, "a")[1] == 50 and names_of(cache) == ["a", "new"]
 
 
 def test_live_list_replaces_a_pod_whose_version_stands_for_another_state_since_a_restore() -> None:
@@ -294,20 +239,6 @@ def test_list_that_begins_again_forgets_its_earlier_pages() -> None:
     assert names_of(cache) == ["b"]
 
 
-def test_list_that_fails_between_two_pages_removes_nothing() -> None:
-    cache = Cache()
-    cache.put(names.PODS, a_pod("b", 1))
-    Listing(cache, names.PODS, lambda pod: True).take(Page((a_pod("a", 2),), "10"))
-    assert names_of(cache) == ["a", "b"]
-
-
-def test_managed_fields_of_other_kinds_are_not_kept() -> None:
-    cache = Cache()
-    cache.put(names.CLAIMS, a_pod("a", 1, managedFields=[{"manager": "kubectl"}]))
-    claim = cache.get(names.CLAIMS, "default", "a")
-    assert "managedFields" not in claim["metadata"]
-
-
 RUNNING = {"status": running()}
 
 
@@ -315,6 +246,7 @@ RUNNING = {"status": running()}
     ("before", "after", "expected"),
     [
         (None, a_pod("a", 2), ["at once"]),
+        (a_pod("a", 1), a_pod("a", 1), []),
         (a_pod("a", 1), a_pod("a", 2, uid="second"), ["at once"]),
         (a_pod("a", 1), a_pod("a", 2, deletionTimestamp="2026-03-01T12:00:00Z"), ["at once"]),
         (a_pod("a", 1), a_pod("a", 2, job="other"), ["at once"]),
@@ -339,16 +271,6 @@ def test_only_a_step_of_a_pod_that_no_decision_waits_for_is_handled_later(
     else:
         cache.put(names.PODS, after)
     assert woken == expected
-
-
-def test_edit_of_a_service_is_handled_later_than_its_creation_and_deletion() -> None:
-    """A tenant may edit it many times a second."""
-    woken: list[str] = []
-    cache = Cache(lambda key: woken.append("now"), lambda key: woken.append("later"))
-    cache.put(names.SERVICES, a_pod("a", 1))
-    cache.put(names.SERVICES, a_pod("a", 2))
-    cache.take(names.SERVICES, {"type": "DELETED", "object": a_pod("a", 3)})
-    assert woken == ["now", "later", "now"]
 
 
 def test_jobs_are_counted_by_state() -> None:
@@ -412,6 +334,7 @@ def test_large_object_with_the_label_of_a_job_takes_little_memory(resource: name
     labels = {names.LABEL_JOB_UID: JOB, names.LABEL_JOB_NAME: "mnist"}
     owners = [{"kind": "DDPJob", "name": "mnist", "uid": f"{n}", "controller": n == 9_999} for n in range(10_000)]
     meta = {"name": "a", "namespace": "default", "uid": "1", "resourceVersion": "5", "ownerReferences": owners}
+    meta["managedFields"] = [{"manager": "kubectl"}] * 10_000
     obj = {"metadata": meta | {"labels": labels | {f"x-{n}": "" for n in range(10_000)}}, "spec": spec}
     cache = Cache()
     cache.put(resource, obj)
@@ -420,74 +343,43 @@ def test_large_object_with_the_label_of_a_job_takes_little_memory(resource: name
     assert owner_uid(kept) == "9999" and kept["metadata"]["labels"][names.LABEL_JOB_NAME] == "mnist"
 
 
-def test_an_object_that_a_watch_shows_as_deleted_because_it_lost_its_label_can_be_adopted() -> None:
-    """The event has the version of the edit, as the object that a GET returns then."""
-    cache = Cache()
-    workloads = Workloads(MemoryCluster(), cache, time.monotonic, uses_kueue=True)
-    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "1"}
-    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
-    meta |= {"labels": {names.LABEL_JOB_UID: "j"}}
-    cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}})
-    edited: Json = {"metadata": meta | {"resourceVersion": "2", "labels": {}}, "spec": {}, "status": {}}
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited})
-    assert not cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}}), "a late answer"
-    assert [workloads.take_hidden(("default", "w")) for _ in range(2)] == ["u", ""], (
-        "one GET at once, then in each sweep"
-    )
-    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    assert len(workloads.hidden()) == 1
-    assert cache.put(names.WORKLOADS, edited)
-    assert not workloads.hidden()
-    listing = Listing(cache, names.WORKLOADS, lambda entry: True)  # of the objects with the label
-    listing.take(Page((), "9"))
-    listing.finish()
-    assert len(workloads.hidden()) == 1
-    assert cache.put(names.WORKLOADS, edited), "a LIST does not show it either"
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": edited | {"metadata": meta | {"resourceVersion": "10"}}})
-    cache.remove(names.WORKLOADS, "default", "w", "u")
-    assert not workloads.take_hidden(("default", "w")) and not workloads.hidden(), "a GET has shown that it is deleted"
+def a_workload(version: int, owner: str = "j", **labels: str) -> Json:
+    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": str(version), "labels": labels}
+    meta["ownerReferences"] = [{"kind": "DDPJob", "name": "mnist", "uid": owner, "controller": True}]
+    return {"metadata": meta, "spec": {}, "status": {}}
 
 
-def test_a_workload_that_a_list_and_then_a_watch_do_not_show_is_still_read() -> None:
-    """In any order; and what is known of its predecessor of the same name, which is deleted, says nothing about it."""
-    cache = Cache()
-    workloads = Workloads(MemoryCluster(), cache, time.monotonic, uses_kueue=True)
-    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "2"}
-    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
-    workload: Json = {"metadata": meta | {"labels": {names.LABEL_JOB_UID: "j"}}, "spec": {}, "status": {}}
-    cache.put(names.WORKLOADS, workload)
-    listing = Listing(cache, names.WORKLOADS, lambda entry: True)
-    listing.take(Page((), "4"))
-    listing.finish()
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": {"metadata": meta | {"resourceVersion": "3"}}})
-    cache.remove(names.WORKLOADS, "default", "w", "former")
-    assert workloads.take_hidden(("default", "w")) == "u"
-    assert len(workloads.hidden()) == 1
-    cache.remove(names.WORKLOADS, "default", "w", "u")
-    assert not workloads.hidden()
-
-
-def test_no_get_asks_for_a_workload_that_is_deleted_with_its_job() -> None:
-    cache = Cache()
-    workloads = Workloads(MemoryCluster(), cache, time.monotonic, uses_kueue=True)
-    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "2"}
-    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "former", "controller": True}]}
-    workload: Json = {"metadata": meta | {"labels": {names.LABEL_JOB_UID: "former"}}, "spec": {}, "status": {}}
-    cache.put(names.WORKLOADS, workload)
-    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": workload})
-    assert not workloads.hidden() and not workloads.take_hidden(("default", "w"))
-
-
-def test_an_object_of_a_queue_wakes_its_owner_with_any_labels() -> None:
+@pytest.mark.parametrize("by_list", [False, True], ids=["watch", "list"])
+def test_a_workload_that_lost_its_label_is_kept_until_a_get_shows_that_it_is_deleted(by_list: bool) -> None:
+    """Watch and LIST show it as deleted. The event has the version of the edit, as the object that a GET returns."""
     woken: list[Key] = []
     cache = Cache(woken.append)
-    meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "1"}
-    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
-    meta |= {"labels": {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "other"}}
-    cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {}})
-    assert woken == [Key("default", "mnist")]
+    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
+    label = {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "another"}
+    cache.put(names.WORKLOADS, a_workload(1, **label))
+    woken.clear()
+    if by_list:
+        apply_list(cache, names.WORKLOADS, Page((), "4"))
+    else:
+        cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(2)})
+    assert woken == [Key("default", "mnist")], "the owner, whatever the labels say"
+    assert cache.unseen == {("default", "w")}
+    assert not cache.put(names.WORKLOADS, a_workload(1)), "a late answer"
+    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen
+    assert [entry.is_labelled for entry in cache.entries(names.WORKLOADS)] == [False], "each sweep reads it"
+    cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(10)})
+    cache.remove(names.WORKLOADS, "default", "w", "former")
+    assert cache.unseen, "what is known of its deleted predecessor says nothing about it"
+    cache.remove(names.WORKLOADS, "default", "w", "u")
+    assert not cache.entries(names.WORKLOADS) and not cache.unseen
+
+
+def test_a_workload_that_is_deleted_with_its_job_is_not_kept() -> None:
+    cache = Cache()
+    cache.put(names.WORKLOADS, a_workload(2, owner="former"))
+    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
+    cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(2, owner="former")})
+    assert not cache.entries(names.WORKLOADS) and not cache.unseen
 
 
 def test_admission_and_eviction_are_planned_at_once_and_other_edits_of_a_workload_are_paced() -> None:
@@ -499,9 +391,7 @@ def test_admission_and_eviction_are_planned_at_once_and_other_edits_of_a_workloa
     for number, (step, status) in enumerate((*steps, ("Admitted", "False"), ("Admitted", "False")), start=1):
         conditions[step] = status
         found = [{"type": kind, "status": status} for kind, status in conditions.items()]
-        meta: Json = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": str(number)}
-        meta |= {"labels": {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "mnist"}}
-        cache.put(names.WORKLOADS, {"metadata": meta, "spec": {}, "status": {"conditions": found}})
+        cache.put(names.WORKLOADS, a_workload(number) | {"status": {"conditions": found}})
     assert at_once == ["QuotaReserved", "Admitted", "Evicted", "Admitted"], "the first is that the Workload exists"
     assert paced == ["PodsReady"]
 
@@ -509,10 +399,7 @@ def test_admission_and_eviction_are_planned_at_once_and_other_edits_of_a_workloa
 async def test_a_workload_that_changed_only_in_what_plans_do_not_read_is_read_and_planned_again() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)
-    labels = {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "mnist"}
-    meta = {"name": "w", "namespace": "default", "uid": "u", "labels": labels}
-    old: Json = {"metadata": meta | {"resourceVersion": "1"}, "spec": {}, "status": {}}
-    cache.put(names.WORKLOADS, old)
+    cache.put(names.WORKLOADS, a_workload(1))
     woken.clear()
 
     class Changed:
@@ -520,10 +407,10 @@ async def test_a_workload_that_changed_only_in_what_plans_do_not_read_is_read_an
             raise Conflict("the object has been modified", code=409)
 
         async def get(self, *_: object) -> Json:
-            return old | {"metadata": meta | {"resourceVersion": "2"}, "status": {"schedulingStats": {}}}
+            return a_workload(2) | {"status": {"schedulingStats": {}}}
 
     change = Change(names.WORKLOADS, "w", "u", {"conditions": []}, part="status", version="1")
     job = {"metadata": {"namespace": "default", "name": "mnist", "uid": "j"}}
     outcome = await Executor(Changed(), cache, 1).act(job, Plan(changes=(change,)))  # type: ignore[arg-type]
-    assert outcome.problems == () and woken == [Key("default", "mnist")]
+    assert not outcome.problems and woken == [Key("default", "mnist")]
     assert cache.get(names.WORKLOADS, "default", "w")["metadata"]["resourceVersion"] == "2"

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFo
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import MAX_START_SECONDS, Sweeper
-from ddpjob_operator.controller.workloads import Workloads
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
@@ -40,14 +38,12 @@ async def cluster() -> AsyncIterator[MemoryCluster]:
 def a_sweeper(
     cluster: Cluster, cache: Cache, *, scopes: Sequence[str | None] = (None,), interval: float = 60.0, **others: Any
 ) -> Sweeper:
-    workloads = Workloads(cluster, cache, time.monotonic, uses_kueue=True)
     return Sweeper(
         cluster=cluster,
         cache=cache,
         scopes=scopes,
         interval=interval,
         metrics=Metrics(),
-        workloads=workloads,
         **others,
     )
 

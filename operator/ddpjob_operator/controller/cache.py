@@ -8,8 +8,8 @@ A change calls ``on_change`` with the key of the object's job. A pod's step towa
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
 Service or NetworkPolicy, because a tenant may edit them many times a second, but not an admission or an eviction by
 Kueue. A change that view or encoded form do not show calls nothing. A pod that ends or is deleted calls ``on_freed``
-with the key of its job and its attempt. A Workload that watch or LIST no longer shows calls ``on_workload`` with its
-place and entry; one that was read, or that a GET does not show, with None and, in the second case, its uid.
+with the key of its job and its attempt. A Workload that watch or LIST no longer shows is kept as ``unseen``, because a
+user may have removed the label that they select.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -57,7 +57,6 @@ class Cache:
     ) -> None:
         self._on_change = on_change
         self.on_freed: Callable[[Key, int], None] = lambda key, attempt: None
-        self.on_workload: Callable[[Place, Entry | None, str], None] = lambda place, hidden, uid: None
         self._on_update = on_update or on_change
         self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
@@ -72,6 +71,8 @@ class Cache:
         self._claims: dict[Key, Place] = {}
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
+        self.unseen: set[Place] = set()
+        """The Workloads of which only a GET shows whether they still exist."""
         self.rollbacks = 0
         """How many times a LIST was older than what is cached."""
 
@@ -185,7 +186,7 @@ class Cache:
             return False
         self._tombstones.pop(uid, None)
         if resource is names.WORKLOADS:
-            self.on_workload(place, None, "")
+            self.unseen.discard(place)
         if known is not None and known.uid != uid:
             self._drop(resource, known)
             known = None
@@ -260,16 +261,19 @@ class Cache:
         """
         self._add_tombstone(uid, version)
         place = namespace, name
-        if resource is names.WORKLOADS and version is None:
-            self.on_workload(place, None, uid)
         known = self._objects[resource].get(place)
         if known is None or known.uid != uid:
             return False
-        self._drop(resource, known, version)
-        if resource is names.WORKLOADS and version is not None:
-            self.on_workload(place, known, uid)
+        if resource is names.WORKLOADS and version is not None and self._has_owner(known):
+            self._objects[resource][place] = known._replace(is_labelled=False)
+            self.unseen.add(place)
+        else:
+            self._drop(resource, known, version)
         self._wake(known)
         return True
+
+    def _has_owner(self, entry: Entry) -> bool:
+        return entry.job is not None and self.job_uid(entry.job) == owner_of(entry)[1]
 
     def _is_deleted(self, uid: str, version: int) -> bool:
         if uid not in self._tombstones:
@@ -334,6 +338,8 @@ class Cache:
                 self._free(entry)
         if resource in names.SCHEDULING_KINDS:
             self._leave_owner(resource, entry)
+        if resource is names.WORKLOADS:
+            self.unseen.discard(place)
         self._add_tombstone(entry.uid, version)
 
     def _add_tombstone(self, uid: str, version: int | None) -> None:

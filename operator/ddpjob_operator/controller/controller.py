@@ -66,7 +66,6 @@ class Controller:
         self.sweeper = Sweeper(
             cluster=cluster,
             cache=self.cache,
-            workloads=workloads,
             scopes=scopes,
             interval=sweep_seconds,
             metrics=metrics,

@@ -158,7 +158,7 @@ class Reconciler:
         """Return the plan, after reading what it needs besides the cache."""
         live: Sequence[PodView] | None = None
         has_workload: bool | None = None
-        await self.workloads.read_hidden(job)
+        await self.workloads.read_unseen(job)
         for _ in range(MAX_READS):
             plan = self._plan(key, job, memory, live, has_workload)
             if plan.lookups:

@@ -22,10 +22,8 @@ from ddpjob_operator.cluster.base import (
     Unavailable,
 )
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.entries import Entry
 from ddpjob_operator.controller.listing import list_into, read_into
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +60,6 @@ class Sweeper:
     scopes: Sequence[str | None]
     interval: float
     metrics: Metrics
-    workloads: Workloads
     families: Sequence[Sequence[Resource]] = ()
     on_rollback: Callable[[str | None], None] = lambda scope: None
     served: frozenset[str] | None = field(default=None, init=False)
@@ -71,6 +68,7 @@ class Sweeper:
     _filled: dict[str | None, asyncio.Event] = field(init=False)
     _wanted: dict[str | None, asyncio.Event] = field(init=False)
     _rollbacks: dict[str | None, int] = field(init=False)
+    _searched: set[str | None] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._filled = {scope: asyncio.Event() for scope in self.scopes}
@@ -155,8 +153,6 @@ class Sweeper:
             changed += changes
         for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, *names.SCHEDULING_KINDS):
             await self._verify_unlabelled(resource, scope)
-        if names.WORKLOADS.api_version in (self.served or ()):
-            await self._read(names.WORKLOADS, self.workloads.hidden(), scope)
         if self._rollbacks[scope] != self.cache.rollbacks:
             self._rollbacks[scope] = self.cache.rollbacks
             logger.warning("the API server's versions went back, watching again; was etcd restored?")
@@ -182,8 +178,9 @@ class Sweeper:
     async def _sweep_family(self, scope: str | None, family: Sequence[Resource]) -> tuple[str, int]:
         """List the first kind that is served; return its API version, empty if none is, and the number of changes."""
         for kind in family:
-            # Not in the first sweep, for which every job waits.
-            is_whole = kind is names.WORKLOADS and self._filled[scope].is_set() and self.workloads.needs_all(scope)
+            # Once, for Workloads that lost the label before this process began: no watch shows them. Not in the first
+            # sweep, for which every job waits.
+            is_whole = kind is names.WORKLOADS and self._filled[scope].is_set() and scope not in self._searched
             try:
                 selector = None if is_whole else names.SELECTORS[kind]
                 changes, _ = await list_into(self.cache, self.cluster, kind, scope, selector)
@@ -196,17 +193,14 @@ class Sweeper:
                 # Never listed: a refused create then shows in the status of the job that needs it.
                 return kind.api_version, 0
             if is_whole:
-                self.workloads.listed_all(scope)
+                self._searched.add(scope)
             return kind.api_version, changes
         return "", 0
 
     async def _verify_unlabelled(self, resource: Resource, scope: str | None) -> None:
-        """Read adopted objects without the operator's label, which the LISTs do not return."""
-        await self._read(resource, [entry for entry in self.cache.entries(resource) if not entry.is_labelled], scope)
-
-    async def _read(self, resource: Resource, entries: Sequence[Entry], scope: str | None) -> None:
-        for entry in entries:
-            if scope not in (None, entry.namespace):
+        """Read objects without the operator's label, adopted or unseen, which the LISTs do not return."""
+        for entry in self.cache.entries(resource):
+            if entry.is_labelled or scope not in (None, entry.namespace):
                 continue
             try:
                 await read_into(self.cache, self.cluster, resource, (entry.namespace, entry.name), entry.uid)

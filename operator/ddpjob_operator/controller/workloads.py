@@ -12,7 +12,7 @@ from ddpjob.api.objects import Json, owner_uid
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import Cluster, ClusterError
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.entries import Entry, Place, owner_of
+from ddpjob_operator.controller.entries import Place
 from ddpjob_operator.controller.listing import read_into
 
 logger = logging.getLogger(__name__)
@@ -29,43 +29,17 @@ class Workloads:
 
     def __init__(self, cluster: Cluster, cache: Cache, clock: Callable[[], float], *, uses_kueue: bool) -> None:
         self._cluster, self._cache, self._clock, self._uses_kueue = cluster, cache, clock, uses_kueue
-        self._hidden: dict[Place, Entry] = {}
-        self._unread: set[Place] = set()
         # By uid of the job: monotonic times of the first and the last GET in a row that showed no Workload.
         self._absent: dict[str, tuple[float, float]] = {}
-        self._searched: set[str | None] = set()
-        cache.on_workload = self._observe
 
-    def _observe(self, place: Place, hidden: Entry | None, uid: str) -> None:
-        if hidden is not None:
-            self._hidden[place] = hidden
-            self._unread.add(place)
-        elif (known := self._hidden.get(place)) is not None and uid in ("", known.uid):
-            del self._hidden[place]
-
-    async def read_hidden(self, job: Json) -> None:
+    async def read_unseen(self, job: Json) -> None:
         """Read the Workload of a job that watch or LIST no longer shows, once; then each sweep reads it.
 
         If it only lost its label, it may keep the quota of a job that needs none.
         """
-        if uid := self.take_hidden(_place_of(job)):
-            await self._read(job, uid)
-
-    def take_hidden(self, place: Place) -> str:
-        """Return the uid of a Workload to read at once, one time; empty if there is none."""
-        is_unread, entry = place in self._unread, self._hidden.get(place)
-        self._unread.discard(place)
-        return entry.uid if is_unread and entry is not None else ""
-
-    def hidden(self) -> list[Entry]:
-        """Return the Workloads of jobs that still exist for which a GET was not yet answered."""
-        self._hidden = {
-            place: entry
-            for place, entry in self._hidden.items()
-            if entry.job is not None and self._cache.job_uid(entry.job) == owner_of(entry)[1]
-        }
-        self._unread &= self._hidden.keys()
-        return list(self._hidden.values())
+        if (place := _place_of(job)) in self._cache.unseen:
+            self._cache.unseen.discard(place)
+            await self._read(job, self._cache.get(names.WORKLOADS, *place)["metadata"]["uid"])
 
     async def exists(self, job: Json) -> bool | None:
         """Read the Workload again: an old one may show an admission that has ended, or not yet begun.
@@ -89,17 +63,6 @@ class Workloads:
     def forget(self, job_uid: str) -> None:
         """Begin a new row of answers: nothing had to be asked, or the job is gone."""
         self._absent.pop(job_uid, None)
-
-    def needs_all(self, scope: str | None) -> bool:
-        """Return whether to list a scope without the selector.
-
-        Once, for those that lost the label before this process began: no GET asks for what it never saw.
-        """
-        return scope not in self._searched
-
-    def listed_all(self, scope: str | None) -> None:
-        """Note that a scope was listed without the selector."""
-        self._searched.add(scope)
 
     async def _read(self, job: Json, uid: str) -> bool | None:
         """Return whether it exists and is the job's; None if the API server did not answer. uid: of the cached one."""
