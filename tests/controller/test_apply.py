@@ -69,13 +69,13 @@ async def bench(control_plane: ControlPlane, jobs: Jobs) -> AsyncIterator[Bench]
 
 
 async def test_created_objects_are_cached_at_once(bench: Bench) -> None:
-    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created=frozenset("ab"))
+    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created={"a", "b"})
     assert bench.cached() == ["a", "b"]
 
 
 async def test_existing_pod_of_the_job_is_adopted(bench: Bench) -> None:
     await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
-    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created=frozenset("ab"))
+    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created={"a", "b"})
     assert bench.cached() == ["a", "b"]
 
 
@@ -180,7 +180,7 @@ async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> 
     }
     await bench.cluster.create(names.CLAIMS, bench.jobs.namespace, body)
     create = Create(names.CLAIMS, "mnist-checkpoints", body, shared=True)
-    assert (await bench.executor.act(bench.job, Plan(creates=((create,),)))).problems == ()
+    assert (await bench.executor.act(bench.job, Plan(creates=((create,),)))).problems == []
 
     sweeper = Sweeper(
         cluster=bench.cluster,

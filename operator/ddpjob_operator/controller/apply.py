@@ -18,6 +18,7 @@ from ddpjob.engine.actions import (
     CREATE_FAILED,
     DELETE_REFUSED,
     NAME_TERMINATING,
+    REFUSALS_TO_SHOW,
     Change,
     Create,
     Delete,
@@ -57,29 +58,20 @@ DELETE_TRIES = 3
 """How many times a DELETE that got a conflict is sent in one reconcile."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """What remains to be done after carrying out a plan.
 
-    problems: refused deletes and creates, creates that failed, and names that are taken, for the status.
+    problems: refused deletes and changes, creates that failed, and names that are taken, for the status.
     created: names of the objects that were created or adopted.
     retry_after: seconds for which the API server wants no further request.
     namespace_gone: the namespace is being deleted, so nothing was created.
     """
 
-    problems: tuple[Problem, ...] = ()
-    created: frozenset[str] = frozenset()
-    retry_after: float = 0.0
-    namespace_gone: bool = False
-
-
-@dataclass
-class _Creation:
-    """The results of the creates of one plan, while they are sent."""
-
     problems: list[Problem] = field(default_factory=list)
     created: set[str] = field(default_factory=set)
     retry_after: float = 0.0
+    namespace_gone: bool = False
 
     def add(self, reason: ProblemReason, create: Create, text: str) -> None:
         if create.optional:
@@ -88,14 +80,15 @@ class _Creation:
         self.problems.append(Problem(reason, create.resource, create.name, text))
 
     @property
+    def failed_creates(self) -> list[Problem]:
+        return [problem for problem in self.problems if problem.reason not in REFUSALS_TO_SHOW]
+
+    @property
     def is_over(self) -> bool:
         """Whether to send no more: a create was refused, or more creates fail than succeed."""
-        refused = any(problem.reason != CREATE_FAILED for problem in self.problems)
-        return refused or len(self.problems) > max(FAILURES, len(self.created))
-
-
-class _NamespaceGoneError(Exception):
-    """The namespace is being deleted; nothing can be created in it."""
+        failed = self.failed_creates
+        refused = any(problem.reason != CREATE_FAILED for problem in failed)
+        return self.namespace_gone or refused or len(failed) > max(FAILURES, len(self.created))
 
 
 class Executor:
@@ -116,24 +109,19 @@ class Executor:
         Raises:
             ClusterError: a request got no response, so its effect is unknown.
         """
-        namespace = job["metadata"]["namespace"]
-        problems: list[Problem] = []
-        await self._end_all(namespace, plan, problems)
-        creation = _Creation()
-        try:
-            for phase in plan.creates:
-                await self._create_phase(job, phase, creation, cautious=plan.cautious)
-                if creation.problems:
-                    break
-        except _NamespaceGoneError:
-            logger.info("namespace %s is being deleted; nothing is created in it", namespace)
-            return Outcome(namespace_gone=True)
-        return Outcome((*problems, *creation.problems), frozenset(creation.created), creation.retry_after)
+        outcome = Outcome()
+        await self._end_all(job["metadata"]["namespace"], plan, outcome.problems)
+        for phase in plan.creates:
+            await self._create_phase(job, phase, outcome, cautious=plan.cautious)
+            if outcome.namespace_gone:
+                logger.info("the namespace is being deleted; nothing is created in it")
+                return Outcome(namespace_gone=True)
+            if outcome.failed_creates:
+                break
+        return outcome
 
     async def _end_all(self, namespace: str, plan: Plan, problems: list[Problem]) -> None:
         """Send all deletes and changes concurrently, then raise the first error."""
-        if not (plan.deletes or plan.changes):
-            return
         requests = [self._delete(namespace, delete, problems) for delete in plan.deletes]
         requests += [self._change(namespace, change, problems) for change in plan.changes]
         _raise_first(await asyncio.gather(*requests, return_exceptions=True))
@@ -215,16 +203,14 @@ class Executor:
             return False
         return bool(found["metadata"]["uid"] == delete.uid)
 
-    async def _create_phase(self, job: Json, phase: Sequence[Create], creation: _Creation, *, cautious: bool) -> None:
+    async def _create_phase(self, job: Json, phase: Sequence[Create], outcome: Outcome, *, cautious: bool) -> None:
         first = asyncio.Event()
         for batch in _batches(phase, cautious):
-            await self._create_batch(job, batch, creation, first)
-            if creation.problems:
+            await self._create_batch(job, batch, outcome, first)
+            if outcome.failed_creates or outcome.namespace_gone:
                 break
 
-    async def _create_batch(
-        self, job: Json, batch: Sequence[Create], creation: _Creation, first: asyncio.Event
-    ) -> None:
+    async def _create_batch(self, job: Json, batch: Sequence[Create], outcome: Outcome, first: asyncio.Event) -> None:
         """Create all objects concurrently, then raise the first error.
 
         Each body is read when it is about to be sent, so that rendering a large job does not block the event loop.
@@ -236,45 +222,47 @@ class Executor:
                 if create.after_first:
                     await first.wait()
                 try:
-                    await self._create(job, create, creation)
+                    await self._create(job, create, outcome)
                 finally:
                     first.set()
-                if creation.is_over:
+                if outcome.is_over:
                     return
 
         tasks = min(len(batch), self._concurrency)
-        _raise_first(await asyncio.gather(*(work() for _ in range(tasks)), return_exceptions=True))
+        results = await asyncio.gather(*(work() for _ in range(tasks)), return_exceptions=True)
+        if not outcome.namespace_gone:
+            _raise_first(results)
 
-    async def _create(self, job: Json, create: Create, creation: _Creation) -> None:
+    async def _create(self, job: Json, create: Create, outcome: Outcome) -> None:
         """Create or adopt one object. What failed is not repeated here: its effect is not known, so it is planned."""
         try:
-            await self._send_create(job, create, creation)
-        except (NamespaceTerminating, NotFound) as error:
-            raise _NamespaceGoneError from error
+            await self._send_create(job, create, outcome)
+        except (NamespaceTerminating, NotFound):
+            outcome.namespace_gone = True
         except (Forbidden, Invalid) as error:
-            creation.add("CreateRefused", create, str(error))
+            outcome.add("CreateRefused", create, str(error))
         except (Unavailable, TooManyRequests, Conflict) as error:
             # For example an admission webhook or etcd is down for a moment, or the response was lost.
-            creation.add(CREATE_FAILED, create, f"{create.resource.kind} {create.name} cannot be created: {error}")
-            creation.retry_after = max(creation.retry_after, error.retry_after)
+            outcome.add(CREATE_FAILED, create, f"{create.resource.kind} {create.name} cannot be created: {error}")
+            outcome.retry_after = max(outcome.retry_after, error.retry_after)
         except ClusterError as error:
             if error.code != HTTPStatus.METHOD_NOT_ALLOWED:
                 raise
-            creation.add("CreateRefused", create, f"{create.resource.kind} {create.name}: {error}; {_REMOVED}")
+            outcome.add("CreateRefused", create, f"{create.resource.kind} {create.name}: {error}; {_REMOVED}")
 
-    async def _send_create(self, job: Json, create: Create, creation: _Creation) -> None:
+    async def _send_create(self, job: Json, create: Create, outcome: Outcome) -> None:
         namespace = job["metadata"]["namespace"]
         try:
             async with self._slots.take(namespace, job["metadata"]["uid"]):
-                if creation.is_over:
+                if outcome.is_over:
                     return
                 created = await self._cluster.create(create.resource, namespace, create.body)
         except AlreadyExists:
-            await self._adopt(job, create, creation)
+            await self._adopt(job, create, outcome)
             return
-        await self._take(job, create, created, creation)
+        await self._take(job, create, created, outcome)
 
-    async def _take(self, job: Json, create: Create, found: Json, creation: _Creation) -> None:
+    async def _take(self, job: Json, create: Create, found: Json, outcome: Outcome) -> None:
         """Count an object as created. A pod that an admission webhook made unrecognizable is deleted and reported.
 
         Without the owner the pod is never deleted, and without the labels no plan sees it: each attempt added pods that
@@ -282,15 +270,15 @@ class Executor:
         """
         if create.resource is not names.PODS or (field := _changed_field(create.body, found)) is None:
             self._cache.put(create.resource, found)
-            creation.created.add(create.name)
+            outcome.created.add(create.name)
             return
         meta, problems = found["metadata"], list[Problem]()
         await self._delete(meta["namespace"], Delete(names.PODS, meta["name"], meta["uid"]), problems)
         left = f"; {problems[0].message}" if problems else "; the pod was deleted"
         text = f"an admission webhook changed {field} of Pod {create.name}, which the operator needs as it is{left}"
-        creation.add("CreateRefused", create, f"{text}: exclude the pods of DDPJobs from that webhook")
+        outcome.add("CreateRefused", create, f"{text}: exclude the pods of DDPJobs from that webhook")
 
-    async def _adopt(self, job: Json, create: Create, creation: _Creation) -> None:
+    async def _adopt(self, job: Json, create: Create, outcome: Outcome) -> None:
         """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
         meta = job["metadata"]
         try:
@@ -302,7 +290,7 @@ class Executor:
         is_collected = create.shared and _of_another_ddpjob(found, meta["uid"])
         is_terminating = "deletionTimestamp" in found["metadata"] or is_collected
         if is_terminating:
-            creation.add(NAME_TERMINATING, create, f"{create.resource.kind} {create.name} is being deleted")
+            outcome.add(NAME_TERMINATING, create, f"{create.resource.kind} {create.name} is being deleted")
             return
         message: str | None = (
             f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob: "
@@ -311,11 +299,11 @@ class Executor:
         if create.shared:
             message = claim_conflict(found, create.body, meta["name"])
         if ours or message is None:
-            await self._take(job, create, found, creation)
+            await self._take(job, create, found, outcome)
             if create.shared and not ours and (note := adoption(found, job)):
                 self._announce(job, note)
             return
-        creation.add("NameConflict", create, message)
+        outcome.add("NameConflict", create, message)
 
 
 def _changed_field(sent: Json, found: Json) -> str | None:
@@ -347,7 +335,5 @@ def _batches(items: Sequence[T], cautious: bool) -> Iterator[Sequence[T]]:
 
 
 def _raise_first(results: Sequence[BaseException | None]) -> None:
-    """Raise the first error, but a namespace that is being deleted before any other."""
-    errors = [result for result in results if result is not None]
-    for error in sorted(errors, key=lambda error: not isinstance(error, _NamespaceGoneError)):
+    for error in filter(None, results):
         raise error

@@ -9,7 +9,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
-from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Plan, Problem
+from ddpjob.engine.actions import Change, Plan, Problem
 from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob_operator.cluster.job_json import labels_in_use
 from ddpjob_operator.controller.apply import Executor, Outcome
@@ -125,8 +125,7 @@ class Sender:
             sent.repairs = 1 if is_new else sent.repairs + 1
             sent.repair_after = self._clock() + retry_seconds(sent.repairs)
         sent.creates.names |= outcome.created
-        refused = any(problem.reason not in REFUSALS_TO_SHOW for problem in outcome.problems)
-        if number is not None and not refused and not outcome.namespace_gone:
+        if number is not None and not outcome.failed_creates and not outcome.namespace_gone:
             sent.creates.complete, sent.creates.names = number, frozenset()
             if was_let_try:
                 self._refused_jobs.let_try(key.namespace)
@@ -147,8 +146,8 @@ class Sender:
             self._queue.add_after(key, delay)
         else:
             refusals.in_a_row = 0
-        if outcome.problems != refusals.problems:
-            refusals.problems = outcome.problems
+        if (problems := tuple(outcome.problems)) != refusals.problems:
+            refusals.problems = problems
             self._queue.add(key)
 
 
