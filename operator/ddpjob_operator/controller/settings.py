@@ -14,15 +14,15 @@ from ddpjob.engine.scheduling.adapters import GANG_SCHEDULERS
 from ddpjob.version import __version__
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
-DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+DNS_NAME = rf"(?=.{{0,253}}$){DNS_LABEL}(\.{DNS_LABEL})*"
+LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{LABEL_VALUE}"
 # https://pkg.go.dev/github.com/distribution/reference, without digests of other algorithms.
-IMAGE = re.compile(
-    r"([A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?/)?[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*"
+IMAGE = (
+    r"(?=.{0,512}$)([A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?/)?[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
-MAX_IMAGE = 512
-LABEL_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{LABEL_VALUE.pattern}")
 
 Check = Callable[[str], Any]
 """Returns a setting's value, given its text. Raises ``ValueError`` with the rule that the text breaks."""
@@ -32,18 +32,21 @@ class SettingsError(Exception):
     """A setting is invalid; the message has flag, variable, value and the allowed values."""
 
 
+def _text(pattern: str, rule: str) -> Check:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {rule}")
+        return text
+
+    return check
+
+
 def _namespaces(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for namespace in names:
-        if not DNS_LABEL.fullmatch(namespace):
+        if not re.fullmatch(DNS_LABEL, namespace):
             raise ValueError(f"{namespace!r} is not a valid namespace name (patterns are not supported)")
     return names
-
-
-def _lease(text: str) -> str:
-    if text and not (len(parts := text.split("/")) == 2 and all(DNS_LABEL.fullmatch(part) for part in parts)):
-        raise ValueError("must be NAMESPACE/NAME")
-    return text
 
 
 def _flag(text: str) -> bool:
@@ -52,36 +55,12 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _namespace(text: str) -> str:
-    if text and not DNS_LABEL.fullmatch(text):
-        raise ValueError("must be the name of a namespace")
-    return text
-
-
 def _labels(text: str) -> tuple[tuple[str, str], ...]:
     labels = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     for key, _, value in labels:
-        if not (LABEL_KEY.fullmatch(key) and LABEL_VALUE.fullmatch(value)):
+        if not (re.fullmatch(LABEL_KEY, key) and re.fullmatch(LABEL_VALUE, value)):
             raise ValueError("must be KEY=VALUE,... with keys and values of labels")
     return tuple((key, value) for key, _, value in labels)
-
-
-def _domain(text: str) -> str:
-    if not all(DNS_LABEL.fullmatch(label) for label in text.split(".")):
-        raise ValueError("must be a DNS domain such as cluster.local")
-    return text
-
-
-def _scheduler(text: str) -> str:
-    if text and not (len(text) <= 253 and all(DNS_LABEL.fullmatch(label) for label in text.split("."))):
-        raise ValueError("must be the name of a scheduler, such as scheduler-plugins-scheduler")
-    return text
-
-
-def _image(text: str) -> str:
-    if len(text) > MAX_IMAGE or not IMAGE.fullmatch(text):
-        raise ValueError("must be the name of an image, such as registry.example.com/ddpjob/trainer:0.1.0")
-    return text
 
 
 def _number(kind: type[int] | type[float], low: float, high: float) -> Check:
@@ -117,7 +96,9 @@ class Settings:
     """Validated settings of one operator process."""
 
     namespaces: tuple[str, ...] = _setting((), _namespaces, "namespaces to serve, separated by commas; empty for all")
-    cluster_domain: str = _setting("cluster.local", _domain, "DNS domain of the cluster")
+    cluster_domain: str = _setting(
+        "cluster.local", _text(DNS_NAME, "a DNS domain such as cluster.local"), "DNS domain of the cluster"
+    )
     progress_interval_seconds: float = _setting(
         10.0, _number(float, 1, 86_400), "seconds between progress requests to rank 0 of a running job (minimum 1)"
     )
@@ -144,7 +125,9 @@ class Settings:
         True, _flag, "true or false: read the logs of failed pods to find the exceptions of programs that report none"
     )
     lease: str = _setting(
-        "", _lease, "NAMESPACE/NAME of the Lease that one of several replicas holds; empty for a single replica"
+        "",
+        _text(f"({DNS_LABEL}/{DNS_LABEL})?", "NAMESPACE/NAME"),
+        "NAMESPACE/NAME of the Lease that one of several replicas holds; empty for a single replica",
     )
     identity: str = _setting(
         socket.gethostname(),
@@ -152,7 +135,9 @@ class Settings:
         "name of this replica in the Lease; by default the host name, which is the pod's name",
     )
     pod_namespace: str = _setting(
-        "", _namespace, "namespace of the operator's pods, which NetworkPolicies of jobs admit; empty to admit none"
+        "",
+        _text(f"({DNS_LABEL})?", "the name of a namespace"),
+        "namespace of the operator's pods, which NetworkPolicies of jobs admit; empty to admit none",
     )
     pod_labels: tuple[tuple[str, str], ...] = _setting(
         (), _labels, "labels KEY=VALUE,... of the operator's pods; empty for all pods of the namespace"
@@ -164,10 +149,14 @@ class Settings:
         "kubernetes, volcano or coscheduling: the system that places the pods of a job all or none; empty for none",
     )
     scheduler_name: str = _setting(
-        "", _scheduler, "schedulerName of the pods of a gang; empty for that of the gang scheduler"
+        "",
+        _text(f"({DNS_NAME})?", "the name of a scheduler, such as scheduler-plugins-scheduler"),
+        "schedulerName of the pods of a gang; empty for that of the gang scheduler",
     )
     launcher_image: str = _setting(
-        LAUNCHER_IMAGE, _image, "trainer image of this release, from which jobs with launcher: Injected get ddprun"
+        LAUNCHER_IMAGE,
+        _text(IMAGE, "the name of an image, such as registry.example.com/ddpjob/trainer:0.1.0"),
+        "trainer image of this release, from which jobs with launcher: Injected get ddprun",
     )
     launcher_pull_policy: str = _setting(
         "",
