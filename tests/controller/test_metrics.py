@@ -105,15 +105,6 @@ def test_time_is_counted_by_category_once_and_never_goes_down() -> None:
     assert time_spent(metrics)["training"] == 140 and sum(time_spent(metrics).values()) == 196
 
 
-def test_time_before_the_first_ledger_of_a_running_job_is_not_counted() -> None:
-    metrics, world = Metrics(), a_running_world(a_job())
-    world.job["status"] = {key: value for key, value in world.status.items() if key != "time"}
-    world.forward(100_000)
-    world.set_pod(1, ended(137, reason="OOMKilled"))
-    settle(world, metrics)
-    assert sum(time_spent(metrics).values()) == 0
-
-
 def time_spent(metrics: Metrics) -> dict[str, float]:
     """Return the seconds of the categories that have some."""
     family = next(family for family in metrics.time_spent.collect())

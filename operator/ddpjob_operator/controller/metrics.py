@@ -1,6 +1,7 @@
 """The operator's metrics. Every label has few values."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -27,84 +28,72 @@ class Metrics:
         # They were a tenth of all series, and Prometheus takes each for a gauge.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.reconcile_seconds = Histogram(
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.reconcile_seconds = histogram(
             "ddpjob_reconcile_duration_seconds",
             "Duration of a reconcile in seconds, by result (done, retry, throttled, error).",
             ["result"],
             buckets=_FAST,
-            registry=self.registry,
         )
-        self.errors = Counter(
+        self.errors = counter(
             "ddpjob_reconcile_errors",
             "Reconciles that ended with an unexpected error, by exception class.",
             ["error"],
-            registry=self.registry,
         )
-        self.api_seconds = Histogram(
+        self.api_seconds = histogram(
             "ddpjob_api_request_duration_seconds",
             "Duration of a request to the API server in seconds, without watches, by verb, kind and HTTP status.",
             ["verb", "kind", "code"],
             buckets=_FAST,
-            registry=self.registry,
         )
         self.loop_lag = Gauge(
             "ddpjob_event_loop_lag_seconds",
             "Seconds by which the last heartbeat of the event loop was late.",
             registry=self.registry,
         )
-        self.watch_restarts = Counter(
+        self.watch_restarts = counter(
             "ddpjob_watch_restarts",
             "Failures of the watches: refused requests, and streams that ended with an error or gave no data.",
-            registry=self.registry,
         )
-        self.sweep_heals = Counter(
-            "ddpjob_sweep_healed_objects",
-            "Changed objects found by relisting that watch events missed.",
-            ["kind"],
-            registry=self.registry,
+        self.sweep_heals = counter(
+            "ddpjob_sweep_healed_objects", "Changed objects found by relisting that watch events missed.", ["kind"]
         )
-        self.progress_polls = Counter(
+        self.progress_polls = counter(
             "ddpjob_progress_polls",
             "Progress requests to rank 0, by result (ok, unreachable, unusable).",
             ["result"],
-            registry=self.registry,
         )
-        self.attempts = Counter("ddpjob_attempts", "Attempts that started.", registry=self.registry)
-        self.failures = Counter(
+        self.attempts = counter("ddpjob_attempts", "Attempts that started.")
+        self.failures = counter(
             "ddpjob_failures",
             "Failures of attempts, by reason. A reason that the trainer made up is counted as Other.",
             ["reason"],
-            registry=self.registry,
         )
-        self.restarts = Counter(
+        self.restarts = counter(
             "ddpjob_restarts",
             "Restarts after a failure, by whether they count towards maxRestarts.",
             ["counted"],
-            registry=self.registry,
         )
-        self.restarts_in_place = Counter(
-            "ddpjob_restarts_in_place", "Restarts of an attempt's processes in its pods.", registry=self.registry
-        )
-        self.recovery_seconds = Histogram(
+        self.restarts_in_place = counter("ddpjob_restarts_in_place", "Restarts of an attempt's processes in its pods.")
+        self.recovery_seconds = histogram(
             "ddpjob_recovery_seconds",
             "Seconds from a failure to the next reported step, by kind of restart (new_pods, in_place).",
             ["kind"],
             buckets=_SLOW,
-            registry=self.registry,
         )
-        self.time_spent = Counter(
+        self.time_spent = counter(
             "ddpjob_time_spent_seconds",
             "Seconds of all jobs by category (status.time), added when the operator writes a job's status.",
             ["category"],
-            registry=self.registry,
         )
         self._taken_back: dict[str, int] = {}
-        Gauge(
+        self.gauges_by(
             "ddpjob_build_info",
             "Version of the operator, as a label; the value is 1.",
-            ["version"],
-            registry=self.registry,
-        ).labels(__version__).set(1)
+            "version",
+            lambda: {__version__: 1.0},
+        )
 
     def observe_request(self, verb: str, kind: str, code: str, seconds: float) -> None:
         """Record a request; the API client calls this after each one."""
@@ -134,13 +123,10 @@ class Metrics:
         self._observe_time(before, after.get("time") or {})
 
     def _observe_time(self, before: Json, new: Json) -> None:
-        """Count the seconds that a ledger adds. Seconds that move to another category are first taken off later ones.
-
-        The time before the first ledger of a job is not counted if another release wrote the status: it is long ago.
-        """
-        old = before.get("time")
-        for category in TIME_CATEGORIES if new and (old or not before) else ():
-            added = new.get(category, 0) - (old or {}).get(category, 0) - self._taken_back.pop(category, 0)
+        """Count the seconds that a ledger adds. What moves to another category is first taken off later seconds."""
+        old = before.get("time") or {}
+        for category in TIME_CATEGORIES if new else ():
+            added = new.get(category, 0) - old.get(category, 0) - self._taken_back.pop(category, 0)
             if added < 0:
                 self._taken_back[category] = -added
             self.time_spent.labels(category).inc(max(added, 0))
