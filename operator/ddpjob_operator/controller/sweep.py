@@ -5,6 +5,7 @@ not watched. A change that a sweep finds updates the cache like a watch event.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -94,42 +95,31 @@ class Sweeper:
         async with asyncio.TaskGroup() as group:
             for number, scope in enumerate(self.scopes, start=1):
                 # The scopes sweep in turn, not all at the same time.
-                first = self.interval * number / len(self.scopes)
-                group.create_task(self._serve(scope, first), name=f"sweeper of {scope or 'all namespaces'}")
+                second = self.interval * number / len(self.scopes)
+                group.create_task(self._serve(scope, second), name=f"sweeper of {scope or 'all namespaces'}")
 
-    async def _serve(self, scope: str | None, delay: float) -> None:
-        """Sweep one scope until cancelled; repeat a failed sweep soon, and then ever less often."""
-        await self._fill(scope)
-        wanted, failures = self._wanted[scope], 0
+    async def _serve(self, scope: str | None, second: float) -> None:
+        """Sweep one scope until cancelled: at once, after ``second`` seconds, and then once in each interval.
+
+        A failed sweep is repeated soon, and then ever less often.
+        """
+        wanted, filled, failures, delay = self._wanted[scope], self._filled[scope], 0, 0.0
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(wanted.wait(), delay)
                 await asyncio.sleep(1.0)  # both watches are often interrupted together; sweep once for both
-            except TimeoutError:
-                pass
             wanted.clear()
             try:
                 changed = await self.sweep(scope)
             except ClusterError as error:
                 failures += 1
-                delay = doubling(RETRY_SECONDS, failures, self.interval)
+                delay = doubling(RETRY_SECONDS, failures, self.interval if filled.is_set() else MAX_START_SECONDS)
                 self._fail(scope, error)
                 continue
-            failures, delay = 0, self.interval
-            if changed:
+            failures, delay = 0, self.interval if filled.is_set() else second
+            if changed and filled.is_set():
                 logger.info("the sweep found %d changed object(s) that watch events missed", changed)
-
-    async def _fill(self, scope: str | None) -> None:
-        """Sweep one scope for the first time; retry until the sweep succeeds."""
-        failures = 0
-        while not self._filled[scope].is_set():
-            try:
-                await self.sweep(scope)
-                self._filled[scope].set()
-            except ClusterError as error:
-                failures += 1
-                self._fail(scope, error)
-                await asyncio.sleep(doubling(RETRY_SECONDS, failures, MAX_START_SECONDS))
+            filled.set()
 
     def _fail(self, scope: str | None, error: ClusterError) -> None:
         """Remember why a sweep failed; log it unless it is known."""
