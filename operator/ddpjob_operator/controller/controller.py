@@ -97,13 +97,10 @@ class Controller:
         If the call is cancelled, running reconciles still end, but waiting events are not sent.
         """
         working = asyncio.create_task(self.queue.run(self._reconciler.process, stop, GRACE_SECONDS), name="work queue")
-        background = [
-            asyncio.create_task(self.sweeper.run(), name="sweeper"),
-            asyncio.create_task(self.events.run(), name="events"),
-        ]
+        sweeping = asyncio.create_task(self.sweeper.run(), name="sweeper")
         try:
             # A task that returns before the stop has failed: its error is raised below.
-            done, _ = await asyncio.wait({working, *background}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({working, sweeping}, return_when=asyncio.FIRST_COMPLETED)
             stop.set()
             await asyncio.wait({working})
             await self.flush()
@@ -112,8 +109,8 @@ class Controller:
         finally:
             stop.set()
             await asyncio.wait({working})
-            for task in background:
-                task.cancel()
+            sweeping.cancel()
+            self.events.close()
             self.claims.close()
             self.pod_logs.close()
             await self.poller.close()

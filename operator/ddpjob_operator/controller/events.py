@@ -7,7 +7,7 @@ limits events, does not delay the events of another.
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from datetime import UTC, datetime
 
 from ddpjob.api import names
@@ -27,59 +27,43 @@ MAX_MESSAGE = 1024  # the limit of events.k8s.io/v1
 
 
 class EventSender:
-    """``send`` queues notes; ``run`` posts them."""
+    """``send`` queues notes and posts them in a task for each namespace with waiting events; ``close`` drops them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._lines: OrderedDict[str, deque[Json]] = OrderedDict()
-        self._busy: set[str] = set()
-        self._unsent = 0
-        self._may_send, self._is_empty = asyncio.Event(), asyncio.Event()
-        self._is_empty.set()
+        self._lines: dict[str, deque[Json]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._senders = asyncio.Semaphore(SENDERS)
 
     def send(self, job: Json, note: Note) -> None:
         """Queue ``note`` about ``job``. If too many events wait, it is dropped."""
         namespace = job["metadata"]["namespace"]
-        if len(self._lines.get(namespace, ())) >= MAX_WAITING or self._unsent >= MAX_WAITING_IN_ALL:
+        line = self._lines.setdefault(namespace, deque())
+        if len(line) >= MAX_WAITING or sum(map(len, self._lines.values())) >= MAX_WAITING_IN_ALL:
             logger.warning("too many events wait to be sent; dropped event %s", note.reason)
             return
-        self._lines.setdefault(namespace, deque()).append(event_body(job, note, datetime.now(UTC)))
-        self._unsent += 1
-        self._is_empty.clear()
-        self._may_send.set()
-
-    async def run(self) -> None:
-        """Post queued events until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(SENDERS):
-                group.create_task(self._send_in_turn(), name="sender of events")
+        line.append(event_body(job, note, datetime.now(UTC)))
+        if namespace not in self._tasks:
+            self._tasks[namespace] = asyncio.create_task(self._serve(namespace), name="sender of events")
 
     async def flush(self) -> None:
         """Wait until every queued event was posted or has failed."""
-        await self._is_empty.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
 
-    async def _send_in_turn(self) -> None:
-        while True:
-            namespace = next((name for name in self._lines if name not in self._busy), None)
-            if namespace is None:
-                self._may_send.clear()
-                await self._may_send.wait()
-                continue
-            self._busy.add(namespace)
-            await self._post(self._next(namespace))
-            self._busy.discard(namespace)
-            self._unsent -= 1
-            self._may_send.set()
-            if not self._unsent:
-                self._is_empty.set()
+    def close(self) -> None:
+        """Post no more."""
+        for task in self._tasks.values():
+            task.cancel()
 
-    def _next(self, namespace: str) -> Json:
-        """Take the first event of a namespace, which is then the last in turn."""
-        line = self._lines.pop(namespace)
-        body = line.popleft()
-        if line:
-            self._lines[namespace] = line
-        return body
+    async def _serve(self, namespace: str) -> None:
+        """Post the events of a namespace. Of several namespaces, each posts one in turn."""
+        try:
+            while line := self._lines[namespace]:
+                async with self._senders:
+                    await self._post(line.popleft())
+        finally:
+            del self._lines[namespace], self._tasks[namespace]
 
     async def _post(self, body: Json) -> None:
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
@@ -91,6 +75,8 @@ class EventSender:
             pass
         except ClusterError as error:
             logger.warning("cannot post event %s: %s", body["reason"], error)
+        except Exception:
+            logger.exception("cannot post event %s", body["reason"])
 
     async def _repeat(self, namespace: str, name: str, body: Json) -> None:
         """Update the time of an event that was posted before."""
