@@ -11,6 +11,7 @@ from ddpjob.progress.poller import ProgressPoller
 from ddpjob_operator.controller.cache import WATCHED
 from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.reconcile import Reconciler
 from tests.builders import SETTINGS
 from tests.memory import MemoryCluster
 
@@ -20,10 +21,10 @@ def a_controller(
 ) -> Controller:
     """Return a controller whose delays follow the time of the running loop, which may be simulated.
 
-    ``options``: of ``Controller``, with metrics of its own by default.
+    ``options``: of ``Reconciler``, with metrics of its own by default.
     """
-    given: dict[str, Any] = {"metrics": Metrics(), "clock": lambda: asyncio.get_running_loop().time()}
-    return Controller(cluster, settings, lambda on_news: ProgressPoller(progress_seconds, on_news), **given | options)
+    given: dict[str, Any] = {"metrics": Metrics(), "clock": lambda: asyncio.get_running_loop().time()} | options
+    return Controller(Reconciler(cluster, settings, lambda on_news: ProgressPoller(progress_seconds, on_news), **given))
 
 
 async def serve(controller: Controller, watch: Callable[..., AsyncIterator[Any]], scope: str | None = None) -> None:
@@ -32,7 +33,7 @@ async def serve(controller: Controller, watch: Callable[..., AsyncIterator[Any]]
     async def feed(resource: Resource) -> None:
         await controller.sweeper.filled(scope)
         async for event in watch(resource, label_selector=names.SELECTORS.get(resource)):
-            controller.cache.take(resource, event)
+            controller.reconciler.cache.take(resource, event)
 
     async with asyncio.TaskGroup() as group:
         for resource in WATCHED:

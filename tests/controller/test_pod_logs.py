@@ -9,14 +9,11 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.state import MAX_LOGS
-from ddpjob.progress.poller import ProgressPoller
 from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, TooManyRequests, Unavailable
-from ddpjob_operator.controller.controller import Controller
-from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, SECONDS, SLOW_SECONDS, PodLogs
 from tests.builders import SETTINGS, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
-from tests.controller.controllers import serve
+from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
 from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
 
@@ -36,14 +33,7 @@ class Bench:
         self.slow = 0.0
         self.asked: list[tuple[float, str]] = []
         self.cluster = FaultyCluster(self._fault)
-        loop = asyncio.get_running_loop()
-        self.controller = Controller(
-            self.cluster,
-            replace(SETTINGS, reads_logs=True),
-            lambda on_news: ProgressPoller(10.0, on_news),
-            metrics=Metrics(),
-            clock=loop.time,
-        )
+        self.controller = a_controller(self.cluster, settings=replace(SETTINGS, reads_logs=True))
 
     def _fault(self, call: Call) -> Fault | None:
         if not call.name.endswith("/log"):
@@ -184,8 +174,8 @@ def test_what_a_log_says_is_dropped_with_its_attempt() -> None:
         bench = Bench()
         await observed(bench, log(1, PEER_LOST), log(2, VALUE_ERROR))
         key = names.Key("default", "mnist")
-        bench.controller.pod_logs.follow(key, 2, ())
-        return dict(bench.controller.pod_logs.found(key))
+        bench.controller.reconciler.pod_logs.follow(key, 2, ())
+        return dict(bench.controller.reconciler.pod_logs.found(key))
 
     assert run(story()) == {}
 

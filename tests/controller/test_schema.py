@@ -135,7 +135,7 @@ async def test_refused_status_is_reported_until_it_is_written(
     async with other.operated():
         other.create()
         await other.until_refused()
-        ready, why = other.controller.schema.verdict()
+        ready, why = other.controller.reconciler.recorder.schema.verdict()
         assert not ready
         for part in ("ddpjobs.ddpjob.dev", "status.currentAttempt, status.nodes.lost", "default/mnist", "crd.yaml"):
             assert part in why
@@ -147,7 +147,7 @@ async def test_refused_status_is_reported_until_it_is_written(
         assert "env" not in caplog.text, "the object, with the user's variables, is not logged"
         other.refuses = False
         await eventually_async("the status is written", lambda: other.status().get("attempt") == 1)
-        assert other.controller.schema.verdict() == (True, "ok")
+        assert other.controller.reconciler.recorder.schema.verdict() == (True, "ok")
 
 
 async def test_deleted_job_is_not_reported_any_more(other: OtherCrd) -> None:
@@ -156,7 +156,7 @@ async def test_deleted_job_is_not_reported_any_more(other: OtherCrd) -> None:
         other.create()
         await other.until_refused(1)
         other.cluster.server.delete(names.DDPJOBS, *JOB)
-        await eventually_async("it is ready", lambda: other.controller.schema.verdict()[0])
+        await eventually_async("it is ready", lambda: other.controller.reconciler.recorder.schema.verdict()[0])
 
 
 @pytest.mark.parametrize(

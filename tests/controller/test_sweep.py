@@ -111,7 +111,7 @@ async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_se
     kind, fault = names.VOLCANO_GROUPS, Fault(before=error or NotServed("404 page not found"))
     cluster = FaultyCluster(lambda call: fault if call.verb == "list" and call.resource is kind else None)
     sweeper = await sweep_that_finds_the_job(cluster, families=((kind,),))
-    assert sweeper.served == (frozenset({kind.api_version}) if error else frozenset())
+    assert sweeper.cache.served == (frozenset({kind.api_version}) if error else frozenset())
 
 
 class UnlabelledWorkload(MemoryCluster):

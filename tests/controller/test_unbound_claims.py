@@ -132,7 +132,7 @@ def test_bound_claims_are_read_once_and_not_mentioned() -> None:
         await bench.submit(checkpoint={"claimName": "models"})
         await asyncio.sleep(20)
         assert bench.message().endswith(UNBOUND)
-        (followed,) = bench.controller.claims._followed.values()
+        (followed,) = bench.controller.reconciler.claims._followed.values()
         assert followed.task.done()
 
     on_bench(test)

@@ -23,6 +23,7 @@ from ddpjob.engine.observed import NOT_POLLED, Polled
 from ddpjob_operator.cluster.base import AlreadyExists, Forbidden, NotFound, Unavailable
 from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.reconcile import Reconciler
 from tests.builders import SETTINGS
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve
@@ -255,17 +256,16 @@ class Simulation:
             self._start_one(number)
 
     def _start_one(self, number: int) -> None:
-        controller = Controller(
+        reconciler = Reconciler(
             self.cluster,
             replace(SETTINGS, reads_logs=self.reads_logs),
             self._make_reports,  # type: ignore[arg-type]
-            metrics=self._metrics,
-            scopes=(LOST, KEY.namespace),
+            self._metrics,
             concurrent_requests=16,
-            sweep_seconds=self.sweep_seconds,
             clock=asyncio.get_running_loop().time,
             now=now,
         )
+        controller = Controller(reconciler, scopes=(LOST, KEY.namespace), sweep_seconds=self.sweep_seconds)
         is_restored = self.watch == "restored" and self.store.version < BEFORE_RESTORE
         watches = Watches(
             "prompt" if is_restored else self.watch,

@@ -73,6 +73,8 @@ class Cache:
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
         self.unseen: set[Place] = set()
         """The Workloads of which only a GET shows whether they still exist."""
+        self.served: frozenset[str] | None = None
+        """The API versions of PodGroups and Workloads that the API server serves; None before it was asked."""
         self.rollbacks = 0
         """How many times a LIST was older than what is cached."""
 

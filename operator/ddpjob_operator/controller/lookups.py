@@ -4,7 +4,7 @@ They are few, change seldom and belong to no job, so they are not watched; one t
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
@@ -27,7 +27,7 @@ class Lookups:
         self._clock = clock
         self._found: dict[Lookup, tuple[float, Json | Unknown]] = {}
 
-    def found(self) -> Mapping[Lookup, Json | Unknown]:
+    def found(self) -> dict[Lookup, Json | Unknown]:
         """Return what was read within the last minute, also which objects could not be read."""
         now = self._clock()
         self._found = {
@@ -37,8 +37,8 @@ class Lookups:
         }
         return {wanted: value for wanted, (time, value) in self._found.items() if now - time < LOOKUP_SECONDS}
 
-    async def read(self, wanted: Iterable[Lookup]) -> None:
-        """Read objects.
+    async def read(self, wanted: Collection[Lookup]) -> dict[Lookup, Json | Unknown]:
+        """Read objects, and return them.
 
         If the API server does not answer, or with an error that says nothing about the object, the last value stays.
         Users write some of the names. A name that no object can have is not sent, because it may change the URL.
@@ -56,3 +56,4 @@ class Lookups:
                 _, known = self._found.get((kind, name), (0.0, None))
                 value = known if isinstance(known, dict) else Unknown(str(error), is_final=False)
             self._found[kind, name] = self._clock(), value
+        return {each: self._found[each][1] for each in wanted}

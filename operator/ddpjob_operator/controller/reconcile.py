@@ -7,14 +7,17 @@ or create, with the resourceVersion that the decision is based on, so a crash at
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
+from ddpjob.clock import SteadyClock
 from ddpjob.engine.actions import Delete, EngineSettings, Plan
 from ddpjob.engine.claims import claim_in_use, is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
@@ -32,7 +35,6 @@ from ddpjob_operator.controller.parsed_jobs import ParsedJobs
 from ddpjob_operator.controller.pod_logs import PodLogs
 from ddpjob_operator.controller.recorder import Recorder, Written
 from ddpjob_operator.controller.refused_jobs import RefusedJobs
-from ddpjob_operator.controller.schema import SchemaMonitor
 from ddpjob_operator.controller.sender import Creates, Sender, Sent
 from ddpjob_operator.controller.unbound_claims import UnboundClaims
 from ddpjob_operator.controller.workloads import Workloads
@@ -41,7 +43,7 @@ from ddpjob_operator.controller.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 MAX_READS = 4
-"""How many plans of one reconcile may ask for more: flavors, the live pods, and flavors again."""
+"""How many plans of one reconcile may ask for more: flavors, and the live pods."""
 RECORD_SECONDS = 0.05
 """The status of a first attempt waits no longer for the answer to its first create."""
 
@@ -60,54 +62,48 @@ class Memory:
     last_error: str = ""
 
 
-@dataclass(kw_only=True)
 class Reconciler:
     """Reconciles jobs; the work queue calls ``process``.
 
-    served: returns ``Observed.served``.
-    clock: monotonic seconds, for delays. now: the time that is written into the status.
+    make_poller: returns the progress poller, given the function to call with the key of a job that made progress.
+    concurrent_requests: how many requests that create and delete objects are sent at a time.
+    clock: monotonic seconds, for delays. now: the time that is written into the status; by default ``SteadyClock``.
     """
 
-    cluster: Cluster
-    cache: Cache
-    queue: WorkQueue
-    executor: Executor
-    poller: ProgressPoller
-    claims: UnboundClaims
-    workloads: Workloads
-    pod_logs: PodLogs
-    events: EventSender
-    metrics: Metrics
-    schema: SchemaMonitor
-    settings: EngineSettings
-    clock: Callable[[], float]
-    now: Callable[[], datetime]
-    served: Callable[[], Collection[str] | None] = lambda: None
-    _memories: dict[Key, Memory] = field(default_factory=dict, init=False)
-    _parsed: ParsedJobs = field(default_factory=ParsedJobs, init=False)
-    _recorder: Recorder = field(init=False)
-    _sender: Sender = field(init=False)
-    _lookups: Lookups = field(init=False)
-    refused_jobs: RefusedJobs = field(init=False)
-    _token_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.refused_jobs = RefusedJobs(self._let_try)
-        self._lookups = Lookups(self.cluster, self.clock)
-        self._sender = Sender(self.executor, self.queue, self.refused_jobs, self.clock)
-        self._recorder = Recorder(
-            cluster=self.cluster,
-            cache=self.cache,
-            queue=self.queue,
-            events=self.events,
-            metrics=self.metrics,
-            schema=self.schema,
-            clock=self.clock,
-        )
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: EngineSettings,
+        make_poller: Callable[[Callable[[Key], None]], ProgressPoller],
+        metrics: Metrics,
+        *,
+        workers: int = 1,
+        concurrent_requests: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        self.cluster, self.settings, self.metrics, self._clock = cluster, settings, metrics, clock
+        self.now = now or SteadyClock().now
+        self.queue = WorkQueue(workers)
+        self.cache = Cache(on_change=self.queue.add, on_update=self.queue.add_soon, now=self.now)
+        self.poller = make_poller(self.queue.add)
+        self.claims = UnboundClaims(cluster, self.queue.add)
+        self.pod_logs = PodLogs(cluster, self.queue.add)
+        self.events = EventSender(cluster)
+        self.recorder = Recorder(cluster, self.cache, self.queue, self.events, metrics, clock)
+        self._workloads = Workloads(cluster, self.cache, clock, uses_kueue=bool(settings.kueue))
+        self._lookups = Lookups(cluster, clock)
+        self._refused_jobs = RefusedJobs(self._let_try)
+        self.cache.on_freed = self._refused_jobs.freed
+        self._executor = Executor(cluster, self.cache, concurrent_requests, self.events.send)
+        self._sender = Sender(self._executor, self.queue, self._refused_jobs, clock)
+        self._parsed = ParsedJobs()
+        self._memories: dict[Key, Memory] = {}
+        self._token_key = secrets.token_bytes(32)
 
     async def process(self, key: Key) -> None:
         """Reconcile one job, and retry with backoff after an error."""
-        started = self.clock()
+        started = self._clock()
         memory = self._memory(key)
         with logs.about(key.namespace, key.name):
             try:
@@ -123,7 +119,7 @@ class Reconciler:
                 self._report_unexpected(error, memory, self.queue.retry(key))
             else:
                 result, memory.last_error = "done", ""
-        self.metrics.reconcile_seconds.labels(result).observe(self.clock() - started)
+        self.metrics.reconcile_seconds.labels(result).observe(self._clock() - started)
 
     async def reconcile(self, key: Key, memory: Memory) -> None:
         """Run the phases of one reconcile, in order."""
@@ -133,42 +129,44 @@ class Reconciler:
             return
         plan = await self._made_plan(key, job, memory)
         plan = self._sender.without_early_repair(key, plan, memory.sent)
-        self.refused_jobs.observe(key, plan.status or job.get("status") or {})
+        self._refused_jobs.observe(key, plan.status or job.get("status") or {})
         self.poller.follow(key, plan.poll)
         self.claims.follow(key, plan.claims)
-        self.pod_logs.follow(key, int((job.get("status") or {}).get("attempt") or 0), plan.logs)
+        self.pod_logs.follow(key, _attempt_of(job), plan.logs)
         if plan.requeue_after is not None:
             self.queue.add_after(key, plan.requeue_after)
-        acts = (plan.deletes or plan.changes or plan.creates) and memory.sent.refusals.hold_until <= self.clock()
+        acts = (plan.deletes or plan.changes or plan.creates) and memory.sent.refusals.hold_until <= self._clock()
         # Also while creates are held: two operators would otherwise overwrite each other's problems without a pause.
-        if not acts and (wait := self._recorder.wait(plan, memory.written)) > 0:
+        if not acts and (wait := self.recorder.wait(plan, memory.written)) > 0:
             self.queue.add_after(key, wait)
             return
-        if plan.is_first and self._recorder.may_begin and not memory.written.failed:
+        if plan.is_first and self.recorder.may_begin and not memory.written.failed:
             await self._begin(key, job, plan, memory)
-        elif (recorded := await self._recorder.record(key, job, plan, memory.written)) is not None:
+        elif (recorded := await self.recorder.record(key, job, plan, memory.written)) is not None:
             try:
                 outcome = await self._sender.act(key, recorded, plan, memory.sent)
             finally:
                 # After acting, so that events do not delay it; also after a failure: the decision is recorded.
-                self._recorder.announce(recorded, plan)
+                self.recorder.announce(recorded, plan)
             self._sender.settle(key, outcome, memory.sent)
 
     async def _made_plan(self, key: Key, job: Json, memory: Memory) -> Plan:
         """Return the plan, after reading what it needs besides the cache."""
-        live: Sequence[PodView] | None = None
-        has_workload: bool | None = None
-        await self.workloads.read_unseen(job)
+        await self._workloads.read_unseen(job)
+        read: dict[str, Any] = {}
+        found = self._lookups.found()
         for _ in range(MAX_READS):
-            plan = self._plan(key, job, memory, live, has_workload)
+            observed = replace(self._observed(key, job, memory), found=found, **read)
+            plan = make_plan(job, observed, self.now(), self.settings, self._parsed.parse)
             if plan.lookups:
-                await self._lookups.read(plan.lookups)
+                found |= await self._lookups.read(plan.lookups)
             elif plan.needs_live:
-                has_workload, live = await asyncio.gather(self.workloads.exists(job), self._live_pods(job))
+                exists, live = await asyncio.gather(self._workloads.exists(job), self._live_pods(job))
+                read = {"live": True, "has_workload": exists, "pods": owned_pods(job, live)}
             else:
                 break
-        if live is None:
-            self.workloads.forget(job["metadata"]["uid"])  # this plan did not need to ask
+        if not read:
+            self._workloads.forget(job["metadata"]["uid"])  # this plan did not need to ask
         return plan
 
     async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
@@ -184,7 +182,7 @@ class Reconciler:
         try:
             await asyncio.wait({acting}, timeout=RECORD_SECONDS)
             is_deleted = self.cache.job_uid(key) != job["metadata"]["uid"]
-            recorded = None if is_deleted else await self._recorder.record(key, job, plan, memory.written)
+            recorded = None if is_deleted else await self.recorder.record(key, job, plan, memory.written)
         except asyncio.CancelledError:
             acting.cancel()
             raise
@@ -195,7 +193,7 @@ class Reconciler:
         finally:
             await _end_of(acting)
         if recorded is not None:
-            self._recorder.announce(recorded, plan)
+            self.recorder.announce(recorded, plan)
         self._sender.settle(key, acting.result(), memory.sent)
 
     async def _remove_unrecorded(self, job: Json, memory: Memory) -> None:
@@ -203,7 +201,7 @@ class Reconciler:
         memory.sent.creates = Creates()
         pods = self.cache.pods(job["metadata"]["namespace"], job["metadata"]["uid"])
         deletes = tuple(Delete(names.PODS, pod.name, pod.uid) for pod in owned_pods(job, pods))
-        await self.executor.act(job, Plan(deletes=deletes))
+        await self._executor.act(job, Plan(deletes=deletes))
 
     async def _job(self, key: Key, memory: Memory) -> Json | None:
         """Return the cached job, or read it again if the cache may be stale after a lost response."""
@@ -212,22 +210,20 @@ class Reconciler:
             memory.stale = False
         job = self.cache.job(key)
         if job is not None:
-            self._recorder.observe(job, memory.written)
+            self.recorder.observe(job, memory.written)
         return job
 
-    def _plan(
-        self, key: Key, job: Json, memory: Memory, live: Sequence[PodView] | None, has_workload: bool | None
-    ) -> Plan:
-        meta = job["metadata"]
-        attempt = int((job.get("status") or {}).get("attempt") or 0)
+    def _observed(self, key: Key, job: Json, memory: Memory) -> Observed:
+        """Return what is known without a request."""
+        meta, attempt = job["metadata"], _attempt_of(job)
         logs.set_attempt(attempt)
         cached = self.cache.pods(key.namespace, meta["uid"])
         memory.sent.creates.see(attempt, cached)
         name = names.service_name(key.name, meta["uid"])
         used = claim_in_use(job)
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
-        observed = Observed(
-            owned_pods(job, cached if live is None else live),
+        return Observed(
+            owned_pods(job, cached),
             former=() if attempt else self.cache.former_pods(key, meta["uid"], used),
             sharing=self.cache.sharing(key, used),
             service=self.cache.get(names.SERVICES, key.namespace, name),
@@ -240,15 +236,11 @@ class Reconciler:
             logs=self.pod_logs.found(key),
             unbound=self.claims.text(key),
             objects=self.cache.groups(key.namespace, meta["uid"]),
-            found=self._lookups.found(),
-            served=self.served(),
+            served=self.cache.served,
             elder=self.cache.elder(key),
             may_try=memory.sent.may_try,
             token_key=self._token_key,
-            live=live is not None,
-            has_workload=has_workload,
         )
-        return make_plan(job, observed, self.now(), self.settings, self._parsed.parse)
 
     async def _live_pods(self, job: Json) -> Sequence[PodView]:
         """Return the job's pods from a LIST, which also updates the cache."""
@@ -272,22 +264,17 @@ class Reconciler:
         uid = self.cache.job_uid(key) or ""
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
-            if memory is not None:
-                self._parsed.forget(memory.uid)
-                self.workloads.forget(memory.uid)
+            self._forget(key)
             memory = self._memories[key] = Memory(uid)
-            self.poller.forget(key)
-            self.claims.forget(key)
-            self.pod_logs.forget(key)
         return memory
 
     def _forget(self, key: Key) -> None:
         """Drop the state of a deleted job; the API server deletes the objects that it owned."""
         if memory := self._memories.pop(key, None):
             self._parsed.forget(memory.uid)
-            self.workloads.forget(memory.uid)
-        self.schema.clear(key)
-        self.refused_jobs.forget(key)
+            self._workloads.forget(memory.uid)
+        self.recorder.schema.clear(key)
+        self._refused_jobs.forget(key)
         self.poller.forget(key)
         self.claims.forget(key)
         self.pod_logs.forget(key)
@@ -301,6 +288,10 @@ class Reconciler:
             logger.error("the same error again, retrying in %.1f s: %s", delay, text)
         else:
             logger.exception("unexpected error, retrying in %.1f s", delay)
+
+
+def _attempt_of(job: Json) -> int:
+    return int((job.get("status") or {}).get("attempt") or 0)
 
 
 async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:

@@ -47,7 +47,7 @@ class Written:
     rival: bool = False
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Recorder:
     """Writes statuses. clock: monotonic seconds.
 
@@ -59,8 +59,8 @@ class Recorder:
     queue: WorkQueue
     events: EventSender
     metrics: Metrics
-    schema: SchemaMonitor
     clock: Callable[[], float]
+    schema: SchemaMonitor = field(default_factory=SchemaMonitor, init=False)
     may_begin: bool = field(default=False, init=False)
 
     def observe(self, job: Json, written: Written) -> None:

@@ -51,7 +51,6 @@ class Sweeper:
     A sweep that failed is repeated sooner: events that an interrupted watch has missed are found by nothing else.
 
     families: kinds of PodGroups and Workloads to list, of each sequence the first that the API server serves.
-        ``served``: the API versions of these kinds that it serves; None before it was asked.
     on_rollback: called with a scope when the API server's versions went back, so that watches must list again.
     ``failures``: why the last sweep of a scope failed.
     """
@@ -63,7 +62,6 @@ class Sweeper:
     metrics: Metrics
     families: Sequence[Sequence[Resource]] = ()
     on_rollback: Callable[[str | None], None] = lambda scope: None
-    served: frozenset[str] | None = field(default=None, init=False)
     failures: dict[str | None, str] = field(default_factory=dict, init=False)
     _served_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _filled: dict[str | None, asyncio.Event] = field(init=False)
@@ -86,7 +84,7 @@ class Sweeper:
 
     async def serves(self, kind: Resource) -> None:
         """Wait until the API server serves a kind of PodGroup or Workload."""
-        while kind.api_version not in (self.served or ()):
+        while kind.api_version not in (self.cache.served or ()):
             self._served_changed.clear()
             await self._served_changed.wait()
 
@@ -158,9 +156,9 @@ class Sweeper:
             version, changes = await self._sweep_family(scope, family)
             served |= {version} if version else frozenset()
             changed += changes
-        if self.families and served != self.served:
+        if self.families and served != self.cache.served:
             logger.info("of PodGroups and Workloads the API server serves %s", ", ".join(sorted(served)) or "none")
-            self.served = served
+            self.cache.served = served
             self._served_changed.set()
             self.cache.wake_jobs()
         return changed
@@ -178,8 +176,8 @@ class Sweeper:
                 continue
             except (Forbidden, Unavailable, TooManyRequests) as error:
                 logger.warning("cannot list %s of %s: %s", kind.plural, kind.api_version, explain(error))
-                if self.served is not None:
-                    return next((each.api_version for each in family if each.api_version in self.served), ""), 0
+                if self.cache.served is not None:
+                    return next((each.api_version for each in family if each.api_version in self.cache.served), ""), 0
                 # Never listed: a refused create then shows in the status of the job that needs it.
                 return kind.api_version, 0
             if is_whole:
