@@ -9,6 +9,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import SETTINGS, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
@@ -32,6 +33,7 @@ class Bench:
         self.server = self.cluster.server
         self.metrics = Metrics()
         self.settings = SETTINGS
+        self.controllers: list[Controller] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def _hook(self, call: Call) -> Fault | None:
@@ -43,6 +45,7 @@ class Bench:
         controller = a_controller(
             self.cluster, progress_seconds=1e9, settings=self.settings, metrics=self.metrics, now=now
         )
+        self.controllers.append(controller)
         self._tasks.append(asyncio.create_task(serve(controller, self.cluster.watch)))
 
     async def end(self) -> None:

@@ -1,210 +1,145 @@
-"""Creates and deletes on the real API server: existing, conflicting and terminating objects."""
+"""Creates, deletes and changes of objects that exist, conflict or were replaced."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.engine.actions import Change, Create, Delete, Note, Plan
-from ddpjob_operator.cluster.connection import Connection
-from ddpjob_operator.cluster.kubernetes import KubernetesCluster
+from ddpjob.engine.actions import Change, Create, Delete, Plan
 from ddpjob_operator.controller.apply import Executor, Outcome
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import Sweeper
-from tests.controller.jobs import Jobs
-from tests.controlplane import ControlPlane
+from tests.api.specs import CLAIM
+from tests.cluster.faulty_cluster import Call, FaultyCluster
+from tests.memory.api_errors import invalid, required
 
-pytestmark = pytest.mark.apiserver
 
-
-@dataclass
 class Bench:
     """An executor with its cluster and cache, for one job without an operator."""
 
-    cluster: KubernetesCluster
-    cache: Cache
-    executor: Executor
-    jobs: Jobs
-    job: Json
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.cluster = FaultyCluster(self.calls.append)
+        self.server = self.cluster.server
+        self.cache = Cache()
+        self.executor = Executor(self.cluster, self.cache, 8)
+        self.job = self.submit("mnist")
 
-    def pod(self, name: str, *, owner: str = "", **metadata: Any) -> Json:
-        """Return a pod, by default of this job."""
-        reference = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.DDPJOBS.kind,
-            "name": self.job["metadata"]["name"],
-            "uid": owner or self.job["metadata"]["uid"],
-            "controller": True,
-        }
-        labels = {names.LABEL_JOB_UID: self.job["metadata"]["uid"], names.LABEL_ATTEMPT: "1"}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "labels": labels, "ownerReferences": [reference]} | metadata,
-            "spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]},
-        }
+    def submit(self, name: str) -> Json:
+        body = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": {"name": name}}
+        return self.server.create(names.DDPJOBS, "default", body | {"spec": {"image": "i"}})
 
-    async def create(self, *bodies: Json) -> Outcome:
+    def pod(self, name: str, *, job: Json | None = None, **metadata: Any) -> Json:
+        """Return a pod, by default of the job."""
+        owner = (job or self.job)["metadata"]
+        reference = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "controller": True}
+        labels = {names.LABEL_JOB_UID: owner["uid"], names.LABEL_ATTEMPT: "1"}
+        meta = {"name": name, "labels": labels} | metadata
+        meta["ownerReferences"] = [reference | {"name": owner["name"], "uid": owner["uid"]}]
+        spec = {"containers": [{"name": "trainer", "image": "trainer:1"}]}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+    async def act(self, **plan: Any) -> Outcome:
+        return await self.executor.act(self.job, Plan(**plan))
+
+    async def create(self, *bodies: Json, **plan: Any) -> Outcome:
         phase = tuple(Create(names.PODS, body["metadata"]["name"], body) for body in bodies)
-        return await self.executor.act(self.job, Plan(creates=(phase,)))
+        return await self.act(creates=(phase,), **plan)
+
+    def get(self, name: str) -> Json:
+        return self.server.get(names.PODS, "default", name)
 
     def cached(self) -> list[str]:
-        return sorted(pod.name for pod in self.cache.pods(self.jobs.namespace, self.job["metadata"]["uid"]))
+        return sorted(pod.name for pod in self.cache.pods("default", self.job["metadata"]["uid"]))
 
 
 @pytest.fixture
-async def bench(control_plane: ControlPlane, jobs: Jobs) -> AsyncIterator[Bench]:
-    connection = await Connection.open(str(control_plane.kubeconfig()))
-    cluster = KubernetesCluster(connection)
-    cache = Cache()
-    yield Bench(cluster, cache, Executor(cluster, cache, 8), jobs, jobs.submit())
-    await cluster.close()
-    await connection.close()
-
-
-async def test_created_objects_are_cached_at_once(bench: Bench) -> None:
-    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created={"a", "b"})
-    assert bench.cached() == ["a", "b"]
+async def bench() -> Bench:
+    return Bench()
 
 
 async def test_existing_pod_of_the_job_is_adopted(bench: Bench) -> None:
-    await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
+    bench.server.create(names.PODS, "default", bench.pod("a"))
     assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created={"a", "b"})
     assert bench.cached() == ["a", "b"]
 
 
 async def test_name_of_a_terminating_pod_is_reported(bench: Bench) -> None:
-    held = bench.pod("a", finalizers=["ddpjob.dev/test"])
-    pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, held)
-    await bench.executor.act(bench.job, Plan(deletes=(Delete(names.PODS, "a", pod["metadata"]["uid"]),)))
+    pod = bench.server.create(names.PODS, "default", bench.pod("a", finalizers=["ddpjob.dev/test"]))
+    await bench.act(deletes=(Delete(names.PODS, "a", pod["metadata"]["uid"]),))
     (problem,) = (await bench.create(bench.pod("a"), bench.pod("b"))).problems
     assert (problem.reason, problem.name) == ("NameTerminating", "a")
-    assert (await bench.cluster.get(names.PODS, bench.jobs.namespace, "a"))["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert bench.get("a")["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
-async def test_pod_of_a_deleted_job_of_the_same_name_is_a_conflict(bench: Bench) -> None:
-    await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a", owner="of-a-former-job"))
+async def test_pod_of_another_job_is_a_conflict(bench: Bench) -> None:
+    bench.server.create(names.PODS, "default", bench.pod("a", job=bench.submit("other")))
     (problem,) = (await bench.create(bench.pod("a"))).problems
     assert (problem.reason, problem.name) == ("NameConflict", "a")
     assert "does not belong to this DDPJob" in problem.message
     assert bench.cached() == []
 
 
-async def test_service_of_another_owner_is_a_conflict(bench: Bench) -> None:
-    spec = {"clusterIP": "None", "selector": {"of": "another"}}
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": spec}
-    await bench.cluster.create(names.SERVICES, bench.jobs.namespace, service)
-    phase = (Create(names.SERVICES, "a", service), *(Create(names.PODS, n, bench.pod(n)) for n in ("a", "b")))
-    (problem,) = (await bench.executor.act(bench.job, Plan(creates=(phase,)))).problems
-    assert (problem.reason, problem.resource) == ("NameConflict", names.SERVICES)
-
-
-async def test_refusal_keeps_the_servers_message(bench: Bench) -> None:
-    wrong = bench.pod("c")
-    wrong["spec"]["containers"][0]["image"] = ""
-    (problem,) = (await bench.create(bench.pod("a"), bench.pod("b"), wrong)).problems
-    assert (problem.reason, problem.name) == ("CreateRefused", "c")
-    assert "spec.containers[0].image" in problem.message
-    assert bench.cached() == sorted(pod["metadata"]["name"] for pod in bench.jobs.objects("pods"))
-
-
 async def test_first_retry_after_a_refusal_creates_one_object(bench: Bench) -> None:
-    bodies = [bench.pod(name) for name in "abcd"]
-    bodies[0]["spec"]["containers"][0]["image"] = ""
-    phase = tuple(Create(names.PODS, body["metadata"]["name"], body) for body in bodies)
-    outcome = await bench.executor.act(bench.job, Plan(creates=(phase,), cautious=True))
-    assert len(outcome.problems) == 1
-    posts = [write for write in bench.jobs.writes() if write[:2] == ("create", "pods")]
-    assert len(posts) == 1, posts
+    def refuse(resource: names.Resource, obj: Json) -> None:
+        if obj["metadata"]["name"] == "a":
+            raise invalid(resource, "a", [required("spec.containers[0].image")])
 
-
-async def test_nothing_is_created_in_a_terminating_namespace(bench: Bench, control_plane: ControlPlane) -> None:
-    control_plane.request("DELETE", f"/api/v1/namespaces/{bench.jobs.namespace}")
-    assert await bench.create(bench.pod("a")) == Outcome(namespace_gone=True)
+    bench.server.mutate = refuse
+    (problem,) = (await bench.create(*map(bench.pod, "abcd"), cautious=True)).problems
+    assert (problem.reason, problem.name) == ("CreateRefused", "a")
+    assert "spec.containers[0].image" in problem.message
+    assert [call.name for call in bench.calls] == ["a"]
 
 
 async def test_delete_of_a_missing_or_replaced_object_succeeds(bench: Bench) -> None:
-    first = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
+    first = bench.server.create(names.PODS, "default", bench.pod("a"))
     bench.cache.put(names.PODS, first)
-    uid = first["metadata"]["uid"]
-    await bench.cluster.delete(names.PODS, bench.jobs.namespace, "a", uid=uid)
-    second = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
-    gone = Delete(names.PODS, "b", "11111111-0000-0000-0000-000000000000")
-    await bench.executor.act(bench.job, Plan(deletes=(Delete(names.PODS, "a", uid), gone)))
-    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
-    assert left["metadata"]["uid"] == second["metadata"]["uid"]
+    bench.server.delete(names.PODS, "default", "a", grace_seconds=0)
+    second = bench.server.create(names.PODS, "default", bench.pod("a"))
+    deletes = Delete(names.PODS, "a", first["metadata"]["uid"]), Delete(names.PODS, "b", "of-no-pod")
+    assert await bench.act(deletes=deletes) == Outcome()
+    assert bench.get("a")["metadata"]["uid"] == second["metadata"]["uid"]
     assert bench.cached() == []
 
 
 async def test_change_leaves_another_object_of_the_name_alone(bench: Bench) -> None:
     async def change(name: str, uid: str) -> Outcome:
-        changes = (Change(names.PODS, name, uid, {"activeDeadlineSeconds": 1}),)
-        return await bench.executor.act(bench.job, Plan(changes=changes))
+        return await bench.act(changes=(Change(names.PODS, name, uid, {"activeDeadlineSeconds": 1}),))
 
-    pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
-    (problem,) = (await change("a", "11111111-0000-0000-0000-000000000000")).problems
+    pod = bench.server.create(names.PODS, "default", bench.pod("a"))
+    (problem,) = (await change("a", "of-another-pod")).problems
     assert (problem.reason, problem.name) == ("ChangeRefused", "a")
     assert await change("b", pod["metadata"]["uid"]) == Outcome()
-    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
-    assert "activeDeadlineSeconds" not in left["spec"]
+    assert "activeDeadlineSeconds" not in bench.get("a")["spec"]
     assert await change("a", pod["metadata"]["uid"]) == Outcome()
-    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
-    assert left["spec"]["activeDeadlineSeconds"] == 1
+    assert bench.get("a")["spec"]["activeDeadlineSeconds"] == 1
 
 
 async def test_annotations_of_a_pod_are_changed_and_nothing_else(bench: Bench) -> None:
-    body = bench.pod("a")
-    body["metadata"]["annotations"] = {"mine": "1"}
-    pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, body)
+    pod = bench.server.create(names.PODS, "default", bench.pod("a", annotations={"mine": "1"}))
     change = Change(names.PODS, "a", pod["metadata"]["uid"], {}, annotations={names.ANNOTATION_PROGRESS: "42%"})
-    assert await bench.executor.act(bench.job, Plan(changes=(change,))) == Outcome()
-    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
+    assert await bench.act(changes=(change,)) == Outcome()
+    left = bench.get("a")
     assert left["metadata"]["annotations"] == {"mine": "1", names.ANNOTATION_PROGRESS: "42%"}
     assert left["spec"] == pod["spec"]
-    (view,) = bench.cache.pods(bench.jobs.namespace, bench.job["metadata"]["uid"])
+    (view,) = bench.cache.pods("default", bench.job["metadata"]["uid"])
     assert view.progress == "42%"
 
 
 async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> None:
-    body = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "mnist-checkpoints"},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    await bench.cluster.create(names.CLAIMS, bench.jobs.namespace, body)
-    create = Create(names.CLAIMS, "mnist-checkpoints", body, shared=True)
-    assert (await bench.executor.act(bench.job, Plan(creates=((create,),)))).problems == []
-
-    sweeper = Sweeper(
-        cluster=bench.cluster,
-        cache=bench.cache,
-        scopes=[bench.jobs.namespace],
-        interval=60,
-        metrics=Metrics(),
+    claim = ("default", "mnist-checkpoints")
+    meta = {"metadata": {"name": claim[1]}}
+    body = {"apiVersion": "v1", "kind": names.CLAIMS.kind} | meta | {"spec": CLAIM["spec"]}
+    bench.server.create(names.CLAIMS, "default", body)
+    assert await bench.act(creates=((Create(names.CLAIMS, claim[1], body, shared=True),),)) == Outcome(
+        created={claim[1]}
     )
-    await sweeper.sweep(bench.jobs.namespace)
-    assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints")
-    claim = f"/api/v1/namespaces/{bench.jobs.namespace}/persistentvolumeclaims/mnist-checkpoints"
-    bench.jobs.plane.request("PATCH", claim, {"metadata": {"finalizers": None}})
-    bench.jobs.plane.request("DELETE", claim)
-    await sweeper.sweep(bench.jobs.namespace)
-    assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints") is None
-
-
-async def test_event_that_is_sent_twice_exists_once(bench: Bench) -> None:
-    sender = EventSender(bench.cluster)
-    running = asyncio.create_task(sender.run())
-    for message in ("attempt 1 begins", "attempt 1 begins", "attempt 2 begins"):
-        sender.send(bench.job, Note("Normal", "Started", message))
-    await asyncio.wait_for(sender.flush(), 30)
-    running.cancel()
-    events = bench.jobs.objects("events")
-    assert sorted(event["message"] for event in events) == ["attempt 1 begins", "attempt 2 begins"]
-    assert {event["involvedObject"]["uid"] for event in events} == {bench.job["metadata"]["uid"]}
+    sweeper = Sweeper(cluster=bench.cluster, cache=bench.cache, scopes=["default"], interval=60, metrics=Metrics())
+    await sweeper.sweep("default")
+    assert bench.cache.get(names.CLAIMS, *claim)
+    bench.server.delete(names.CLAIMS, *claim)
+    await sweeper.sweep("default")
+    assert bench.cache.get(names.CLAIMS, *claim) is None

@@ -9,7 +9,6 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from tests import queues
-from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
@@ -247,50 +246,3 @@ def test_a_workload_without_its_label_gives_the_quota_of_an_ended_job_back(
                 "it is swept again", lambda lists=lists: reads(f"/{names.WORKLOADS.path(namespace)}") > lists + 1
             )
         assert reads(deleted) == known <= before + 2
-
-
-WATCH_FAULTS = (
-    Fault(status=200, body='{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'),
-    Fault(status=200, body='{"type":"MODIFIED","object":{"me'),
-    Fault(status=200, body="no JSON\n"),
-    Fault(status=401),
-    Fault(status=403, body='{"kind":"Status","reason":"Forbidden","message":"injected"}'),
-    Fault(status=410, body='{"kind":"Status","reason":"Expired","message":"injected"}'),
-    Fault(status=429, headers={"Retry-After": "1"}),
-    Fault(),
-)
-
-
-@pytest.mark.soak  # the same code watches pods, with the same faults at each landing
-def test_the_watch_of_workloads_goes_on_after_any_answer(
-    control_plane: ControlPlane, namespace: str, jobs: Jobs, proxy: FaultProxy, without_kueue: None
-) -> None:
-    """After each fault the operator sees an eviction and an admission, and it lists nothing by itself."""
-    queues.install(control_plane)
-    queue = Queue(control_plane, namespace, quota=2)
-    settings: Json = {"kueue": True, "sweep_interval_seconds": NEVER}
-    with OperatorProcess(
-        control_plane, namespace, server=proxy.server, name="operator-of-watch", **settings
-    ) as operator:
-        submit(jobs, "watched")
-        eventually("the Workload exists", lambda: queue.of("watched"))
-        queue.cycle()
-        jobs.wait_for_pods(2, "watched", 1)
-        for number, fault in enumerate(WATCH_FAULTS, start=2):
-            struck: list[str] = []
-
-            def strike(request: web.BaseRequest, fault: Fault = fault, struck: list[str] = struck) -> Fault | None:
-                is_watch = request.query.get("watch") == "true" and request.path.endswith("/workloads")
-                if not is_watch or len(struck) == 2:
-                    return None
-                struck.append(request.path)
-                return fault
-
-            proxy.rule = strike
-            proxy.cut("/workloads")
-            eventually(f"{fault} was injected twice", lambda struck=struck: len(struck) >= 2)
-            queue.preempt("watched")
-            eventually("the quota is released", lambda: "admission" not in queue.of("watched")["status"])
-            queue.cycle()
-            jobs.wait_for_pods(2, "watched", number)
-        assert operator.is_alive and operator.metric("ddpjob_reconcile_errors_total") == 0

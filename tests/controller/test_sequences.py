@@ -95,24 +95,6 @@ def test_no_pod_is_created_again_that_was_lost_while_others_are_created(seconds:
     on_bench(test)
 
 
-def test_job_applied_again_starts_when_the_pods_of_the_deleted_one_are_gone() -> None:
-    async def test(bench: Bench) -> None:
-        first = bench.submit()
-        await asyncio.sleep(1)
-        await bench.run_all()
-        old = bench.pods(1)
-        bench.server.delete(names.DDPJOBS, "default", "mnist")
-        assert bench.submit()["metadata"]["uid"] != first["metadata"]["uid"]
-        await asyncio.sleep(20)
-        assert not bench.pods(1) and condition(bench.status(), "Running")["reason"] == "FormerPodsRun"
-        for pod in old:
-            bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
-        await asyncio.sleep(1)
-        assert len(bench.pods(1)) == 2
-
-    on_bench(test)
-
-
 def test_creates_end_when_more_fail_than_succeed() -> None:
     async def test(bench: Bench) -> None:
         bench.rule = lambda call: (
@@ -127,26 +109,6 @@ def test_creates_end_when_more_fail_than_succeed() -> None:
         bench.rule = lambda call: None
         await asyncio.sleep(3)
         assert len(bench.pods(1)) == 1000
-
-    on_bench(test)
-
-
-def test_refused_delete_is_shown_and_does_not_stop_the_next_attempt() -> None:
-    async def test(bench: Bench) -> None:
-        bench.submit()
-        await asyncio.sleep(1)
-        await bench.run_all()
-        with refused(bench, "delete", names.PODS, "pods is forbidden: denied by policy"):
-            bench.report(bench.pods(1)[1], failed(1))
-            await asyncio.sleep(3)
-            assert len(bench.pods(2)) == 2
-            (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
-            assert (stalled["status"], stalled["reason"]) == ("True", "DeleteRefused")
-            assert "denied by policy" in stalled["message"] and "-1-0" in stalled["message"]
-        await asyncio.sleep(1000)
-        assert [p["metadata"]["name"][-4:] for p in bench.pods(1)] == ["-1-1"], "the ended pod is kept"
-        (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
-        assert stalled["status"] == "False"
 
     on_bench(test)
 
@@ -386,30 +348,6 @@ def test_backoff_after_an_outage_ends_with_the_first_success() -> None:
     on_bench(test)
 
 
-def test_without_a_record_no_attempt_follows_another() -> None:
-    """Every status write of a job is refused: pods may exist once, beside the first write, and never again."""
-
-    async def test(bench: Bench) -> None:
-        bench.submit("other")
-        await asyncio.sleep(1)
-
-        def refuse(call: Call) -> Fault | None:
-            is_status = call.verb == "patch_status" and call.name == "mnist"
-            return Fault(before=Forbidden("denied by policy", code=403)) if is_status else None
-
-        bench.rule = refuse
-        bench.submit(restartPolicy={"maxRestarts": 0})
-        for _ in range(10):
-            await asyncio.sleep(60)
-            for pod in bench.pods(1):
-                if pod["metadata"]["labels"][names.LABEL_JOB_NAME] == "mnist":
-                    bench.report(pod, failed(1))
-        made = [c.obj["metadata"]["name"] for c in bench.history() if c.type == "ADDED" and c.resource is names.PODS]
-        assert len([name for name in made if name.startswith("mnist")]) <= 2, made
-
-    on_bench(test)
-
-
 def test_pod_lost_during_an_outage_is_not_created_again_beside_its_peer() -> None:
     """The reply to the last create is lost, then no status can be written, and meanwhile a pod is lost."""
 
@@ -640,44 +578,5 @@ def test_job_whose_policy_is_refused_starts_when_the_right_is_granted() -> None:
         bench.rule = lambda call: None
         await asyncio.sleep(620)
         assert len(bench.pods(bench.status()["attempt"])) == 2
-
-    on_bench(test)
-
-
-def test_refused_policy_of_a_running_job_is_shown_until_the_right_is_granted() -> None:
-    async def test(bench: Bench) -> None:
-        forbidden = Fault(before=Forbidden("networkpolicies.networking.k8s.io is forbidden", code=403))
-        bench.submit()
-        await asyncio.sleep(5)
-        await bench.run_all()
-        bench.rule = lambda call: forbidden if call.resource is names.NETWORK_POLICIES else None
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"networkPolicy": "Isolated"}})
-        await asyncio.sleep(300)
-        stalled = condition(bench.status(), "Stalled")
-        assert (stalled["status"], stalled["reason"]) == ("True", "CreateRefused")
-        assert (bench.status()["state"], bench.status()["attempt"]) == ("Running", 1)
-        bench.rule = lambda call: None
-        await asyncio.sleep(620)
-        assert list(bench.cluster.store.all(names.NETWORK_POLICIES))
-        assert condition(bench.status(), "Stalled")["status"] == "False"
-
-    on_bench(test)
-
-
-def test_refused_delete_of_a_policy_that_is_switched_off_is_shown() -> None:
-    async def test(bench: Bench) -> None:
-        bench.submit(networkPolicy="Isolated")
-        await asyncio.sleep(5)
-        await bench.run_all()
-        with refused(bench, "delete", names.NETWORK_POLICIES, "no right to delete"):
-            bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"networkPolicy": None}})
-            await asyncio.sleep(300)
-            stalled = condition(bench.status(), "Stalled")
-            assert (stalled["reason"], bench.status()["state"]) == ("DeleteRefused", "Running")
-            assert "no right to delete" in stalled["message"]
-            assert bench.sent("delete", names.NETWORK_POLICIES) <= 11
-        await asyncio.sleep(620)
-        assert not list(bench.cluster.store.all(names.NETWORK_POLICIES))
-        assert condition(bench.status(), "Stalled")["status"] == "False"
 
     on_bench(test)
