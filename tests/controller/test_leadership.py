@@ -130,14 +130,9 @@ async def test_lease_of_another_program_keeps_no_replica_from_its_work(
     connection = await Connection.open(str(control_plane.kubeconfig()))
     cluster, passed = KubernetesCluster(connection), 0.0
     standby = Leadership(
-        cluster=cluster,
-        namespace=namespace,
-        name="operator",
-        identity="1",
-        now=lambda: datetime.now(UTC),
-        clock=lambda: passed,
+        cluster, namespace, "operator", identity="1", now=lambda: datetime.now(UTC), clock=lambda: passed
     )
-    acquiring = asyncio.create_task(standby.acquire())
+    acquiring = asyncio.create_task(standby.acquire(asyncio.Event()))
     await eventually_async("it stands by", lambda: standby.holder == "stranger")
     assert standby.standby() == (True, "standby: stranger holds the Lease")
     passed = LEASE_SECONDS * 2 + 1

@@ -74,12 +74,12 @@ class KubernetesCluster:
         *,
         max_connections: int = 64,
         timeout: float = 10.0,
-        observer: Observer | None = None,
+        observer: Observer = lambda *request: None,
     ) -> None:
         self._connection = connection
         self._max_connections = max_connections
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
-        self._observer = observer
+        self._observe = observer
         self._session = connection.session(max_connections)
         self._generation = connection.generation
         self.clock = ServerClock()
@@ -159,17 +159,9 @@ class KubernetesCluster:
     async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
         return await self.patch(resource, namespace, f"{name}/status", body)
 
-    async def _request(
-        self,
-        verb: str,
-        resource: Resource,
-        namespace: str | None,
-        name: str | None = None,
-        *,
-        params: dict[str, str] | None = None,
-        body: Json | None = None,
-    ) -> Json:
-        answer = await self._send(verb, resource, namespace, name, params=params, body=body)
+    async def _request(self, verb: str, resource: Resource, *args: str | None, **sent: Any) -> Json:
+        """Return the object or list of a response. args, sent: of ``_send``."""
+        answer = await self._send(verb, resource, *args, **sent)
         return decode(answer) if resource is not names.DDPJOBS else _decode_jobs(verb, answer)
 
     async def _send(
@@ -237,8 +229,7 @@ class KubernetesCluster:
         except (aiohttp.ClientError, ssl.SSLError, OSError) as error:
             raise Unavailable(f"{verb} {kind}: {type(error).__name__}: {error}") from error
         finally:
-            if self._observer is not None:
-                self._observer(verb, kind, code, clock() - started)
+            self._observe(verb, kind, code, clock() - started)
         if response.status >= 300:
             raise error_of(response.status, response.headers, body)
         return body

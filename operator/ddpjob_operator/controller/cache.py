@@ -12,7 +12,7 @@ with the key of its job and its attempt. A Workload that watch or LIST no longer
 user may have removed the label that they select.
 """
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -37,13 +37,30 @@ from ddpjob_operator.controller.entries import (
 from ddpjob_operator.controller.partial_jobs import PartialJobs
 from ddpjob_operator.controller.stored_jobs import restored
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 MAX_SHARING = 16
 """How many jobs on one claim and subPath are woken by each other's pods, to show at once that they share it."""
 WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES)
 """Kinds whose changes come as watch events, besides PodGroups; claims are only listed by the sweep."""
+
+
+class _Index(dict[tuple[str, str], dict[K, V]]):
+    """Values in groups, each by its key. A group without values is not kept."""
+
+    def of(self, namespace: str, name: str) -> dict[K, V]:
+        return self.get((namespace, name), {})
+
+    def add(self, group: tuple[str, str], key: K, value: V) -> None:
+        self.setdefault(group, {})[key] = value
+
+    def discard(self, group: tuple[str, str], key: K) -> None:
+        values = self.get(group, {})
+        values.pop(key, None)
+        if not values:
+            self.pop(group, None)
 
 
 class Cache:
@@ -62,12 +79,12 @@ class Cache:
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
         }
         self._partial_jobs = PartialJobs(on_change, now)
-        self._groups_of: dict[tuple[str, str], dict[tuple[Resource, str], Json]] = {}
         self._newest = dict.fromkeys(self._objects, 0)
-        self._pods_of: dict[tuple[str, str], dict[Place, PodView]] = defaultdict(dict)
-        self._pods_named: dict[Key, dict[Place, PodView]] = defaultdict(dict)
-        self._pods_on: dict[Place, dict[Place, PodView]] = defaultdict(dict)  # by namespace and claim, as the next two
-        self._jobs_on: dict[Place, set[Key]] = defaultdict(set)
+        self._groups_of = _Index[tuple[Resource, str], Json]()  # by namespace and uid of the job
+        self._pods_of = _Index[Place, PodView]()
+        self._pods_named = _Index[Place, PodView]()
+        self._pods_on = _Index[Place, PodView]()  # by namespace and claim, as the next two
+        self._jobs_on = _Index[Key, None]()
         self._claims: dict[Key, Place] = {}
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
@@ -93,7 +110,7 @@ class Cache:
 
         A pod elsewhere is no pod of the job, although its user may have copied label and owner reference.
         """
-        return list(self._pods_of.get((namespace, uid), {}).values())
+        return list(self._pods_of.of(namespace, uid).values())
 
     def former_pods(self, key: Key, uid: str, claim: str = "") -> list[PodView]:
         """Return the pods of other jobs that may still save where the job with this key and uid reads.
@@ -101,7 +118,7 @@ class Cache:
         They are of an attempt, and have the label of its name, or its claim (``claim_in_use``). Those of a job that
         exists run on, unless they are being deleted.
         """
-        found = self._pods_named.get(key, {}) | (self._pods_on.get((key.namespace, claim), {}) if claim else {})
+        found = self._pods_named.of(*key) | (self._pods_on.of(key.namespace, claim) if claim else {})
         others = {place: pod for place, pod in found.items() if pod.attempt and uid not in (pod.job_uid, pod.owner_uid)}
         return [pod for place, pod in others.items() if pod.deleting or not self._has_job(place, pod)]
 
@@ -120,23 +137,23 @@ class Cache:
         if not claim or self.job_uid(key) is None:  # deleted while its plan was made
             return []
         self._claims[key] = place
-        self._jobs_on[place].add(key)
-        return sorted(other.name for other in self._jobs_on[place] if other != key and self._runs(other))
+        self._jobs_on.add(place, key, None)
+        return sorted(other.name for other in self._jobs_on.of(*place) if other != key and self._runs(other))
 
     def _may_wait(self, key: Key) -> bool:
         """Whether the first attempt of a job may wait for pods of others."""
         entry = self._objects[names.DDPJOBS].get(key)
         is_new = entry is not None and entry.value.state not in ("Succeeded", "Failed", "Suspended")
-        return is_new and not self._pods_of.get((key.namespace, self.job_uid(key) or ""))
+        return is_new and not self._pods_of.of(key.namespace, self.job_uid(key) or "")
 
     def _runs(self, key: Key) -> bool:
-        pods = self._pods_of.get((key.namespace, self.job_uid(key) or ""), {})
+        pods = self._pods_of.of(key.namespace, self.job_uid(key) or "")
         return any(not (pod.ended or pod.deleting) for pod in pods.values())
 
     def groups(self, namespace: str, uid: str) -> dict[Resource, list[Json]]:
         """Return the PodGroups by kind whose owner is the job with this uid."""
         found: dict[Resource, list[Json]] = {}
-        for (resource, _), group in self._groups_of.get((namespace, uid), {}).items():
+        for (resource, _), group in self._groups_of.of(namespace, uid).items():
             found.setdefault(resource, []).append(group)
         return found
 
@@ -196,8 +213,8 @@ class Cache:
         self._newest[resource] = max(self._newest[resource], entry.version)
         if resource in names.SCHEDULING_KINDS:
             if known is not None:
-                self._leave_owner(resource, known)
-            self._groups_of.setdefault(owner_of(entry), {})[resource, entry.name] = entry.value
+                self._groups_of.discard(owner_of(known), (resource, known.name))
+            self._groups_of.add(owner_of(entry), (resource, entry.name), entry.value)
         if resource is names.DDPJOBS:
             self._partial_jobs.observe(Key(*place), obj)
         if resource is names.PODS:
@@ -217,11 +234,11 @@ class Cache:
         pod = entry.value
         if known is not None and (known.value.job_uid, known.job) != (pod.job_uid, entry.job):
             self._leave_job(place, known)
-        self._pods_of[place[0], pod.job_uid][place] = pod
+        self._pods_of.add((place[0], pod.job_uid), place, pod)
         if entry.job is not None:
-            self._pods_named[entry.job][place] = pod
+            self._pods_named.add(entry.job, place, pod)
         if pod.claim:
-            self._pods_on[place[0], pod.claim][place] = pod
+            self._pods_on.add((place[0], pod.claim), place, pod)
         if known is not None and pod.stopped and not known.value.stopped:
             self._free(entry)
         if known is None or end_of(pod) != end_of(known.value):
@@ -236,24 +253,15 @@ class Cache:
 
     def _leave_job(self, place: Place, entry: Entry) -> None:
         """Remove a pod from those of its job."""
-        _remove(self._pods_of, (place[0], entry.value.job_uid), place)
+        self._pods_of.discard((place[0], entry.value.job_uid), place)
         if entry.job is not None:
-            _remove(self._pods_named, entry.job, place)
-        _remove(self._pods_on, (place[0], entry.value.claim), place)
+            self._pods_named.discard(entry.job, place)
+        self._pods_on.discard((place[0], entry.value.claim), place)
 
     def _leave_claim(self, key: Key) -> None:
         """Remove a job from those with its claim."""
         if (used := self._claims.pop(key, None)) is not None:
-            self._jobs_on[used].remove(key)
-            if not self._jobs_on[used]:
-                del self._jobs_on[used]
-
-    def _leave_owner(self, resource: Resource, entry: Entry) -> None:
-        """Remove a PodGroup from those of the job that owns it."""
-        groups = self._groups_of.get(owner_of(entry), {})
-        groups.pop((resource, entry.name), None)
-        if not groups:
-            self._groups_of.pop(owner_of(entry), None)
+            self._jobs_on.discard(used, key)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str, *, version: int | None = None) -> bool:
         """Remove the object with this uid; return whether it was cached.
@@ -322,7 +330,7 @@ class Cache:
         if entry.job is not None:
             self._on_change(entry.job)
         claim = entry.value.claim if isinstance(entry.value, PodView) else ""
-        others = self._jobs_on.get((entry.namespace, claim), ()) if claim else ()
+        others = self._jobs_on.of(entry.namespace, claim) if claim else {}
         for key in others:
             # For a job with pods this changes only the name in a message.
             if key != entry.job and (len(others) <= MAX_SHARING or self._may_wait(key)):
@@ -339,7 +347,7 @@ class Cache:
             if not entry.value.stopped:
                 self._free(entry)
         if resource in names.SCHEDULING_KINDS:
-            self._leave_owner(resource, entry)
+            self._groups_of.discard(owner_of(entry), (resource, entry.name))
         if resource is names.WORKLOADS:
             self.unseen.discard(place)
         self._add_tombstone(entry.uid, version)
@@ -348,11 +356,3 @@ class Cache:
         self._tombstones[uid] = version
         while len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
-
-
-def _remove(groups: dict[T, dict[Place, PodView]], group: T, place: Place) -> None:
-    """Remove a pod from a group, and the group with its last pod."""
-    pods = groups.get(group, {})
-    pods.pop(place, None)
-    if not pods:
-        groups.pop(group, None)

@@ -6,6 +6,7 @@ a standby measures with its own clock for how long the Lease has not changed.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -33,7 +34,7 @@ class LeadershipLostError(Exception):
     """Another replica holds the Lease."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Leadership:
     """The Lease ``namespace``/``name``, for the replica ``identity``.
 
@@ -62,15 +63,21 @@ class Leadership:
             return bool(self.holder), f"standby: {self.holder or 'no replica'} holds the Lease"
         return False, f"standby: {self.holder} holds the Lease, and has not renewed it for {silent:.0f} s"
 
-    async def acquire(self) -> None:
-        """Wait until this replica holds the Lease. A Lease with its own identity is that of an earlier process."""
+    async def acquire(self, stop: asyncio.Event) -> bool:
+        """Wait until this replica holds the Lease, or ``stop`` is set; return whether it holds the Lease.
+
+        A Lease with its own identity is that of an earlier process.
+        """
         announced = ""
         while not await self._try(self._take_if_free):
             if self.holder != announced:
                 announced = self.holder
                 logger.info("on standby: %s holds the Lease %s/%s", announced, self.namespace, self.name)
-            await asyncio.sleep(POLL_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_SECONDS)
+                return False
         logger.info("this replica holds the Lease %s/%s", self.namespace, self.name)
+        return True
 
     async def keep(self) -> None:
         """Renew the Lease until cancelled. Raises ``LeadershipLostError``."""

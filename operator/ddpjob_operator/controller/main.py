@@ -11,7 +11,7 @@ import math
 import signal
 import sys
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import uvloop
@@ -79,7 +79,11 @@ class Operator:
         self._heartbeat = Heartbeat()
         # Requests for jobs may use all connections for seconds; the Lease must be renewed meanwhile.
         self._lease_cluster = KubernetesCluster(connection, max_connections=1, observer=metrics.observe_request)
-        self._leadership = self._make_leadership()
+        self._leadership = None
+        if settings.lease:
+            namespace, name = settings.lease.split("/")
+            identity, now = settings.identity, self.cluster.clock.now
+            self._leadership = Leadership(self._lease_cluster, namespace, name, identity, now)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
@@ -108,7 +112,7 @@ class Operator:
     async def _serve(self) -> None:
         background = [asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")]
         try:
-            if await self._is_elected():
+            if self._leadership is None or await self._leadership.acquire(self._stop):
                 await self._work(background)
         finally:
             for task in background:
@@ -119,21 +123,6 @@ class Operator:
     async def _release(self) -> None:
         if self._leadership is not None:
             await self._leadership.release()
-
-    async def _is_elected(self) -> bool:
-        """Wait until this replica holds the Lease, if there is one; return False if it is asked to stop before."""
-        if self._leadership is None:
-            return True
-        acquiring = asyncio.ensure_future(self._leadership.acquire())
-        stopped = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({acquiring, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not acquiring.done():
-            acquiring.cancel()
-            await asyncio.wait({acquiring})
-            return False
-        acquiring.result()
-        return True
 
     async def _work(self, background: list["asyncio.Task[None]"]) -> None:
         """Reconcile until the stop; tasks that the caller cancels are added to ``background``."""
@@ -156,31 +145,19 @@ class Operator:
             await self.controller.sweeper.serves(watch.status.resource)
         await watch.run()
 
-    def _make_leadership(self) -> Leadership | None:
-        if not self._settings.lease:
-            return None
-        namespace, name = self._settings.lease.split("/")
-        return Leadership(
-            cluster=self._lease_cluster,
-            namespace=namespace,
-            name=name,
-            identity=self._settings.identity,
-            now=self.cluster.clock.now,
-        )
-
     def _watches_of(self, scope: str | None) -> list[Watch]:
         others = (kind for family in families(self._settings.engine) for kind in family)
         return [self._watch_of(resource, scope) for resource in (*WATCHED, *others)]
 
     def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
         cache, connection = self._parts.cache, self._connection
-        loop, sweep_soon = asyncio.get_running_loop(), partial(self.controller.sweeper.want, scope)
+        sweep_soon = partial(self.controller.sweeper.want, scope)
         status = WatchStatus(
             resource,
             scope,
             server_path=urllib.parse.urlsplit(connection.server).path,
             on_failure=self._metrics.watch_restarts.inc,
-            on_relist=partial(_call_in, loop, sweep_soon),
+            on_relist=partial(asyncio.get_running_loop().call_soon_threadsafe, sweep_soon),
         )
         if resource is names.DDPJOBS:
             return JobWatch(connection=connection, cache=cache, scope=scope, status=status)
@@ -260,11 +237,6 @@ class Operator:
                 scope or "": float(state == "open") for scope, (state, _) in self._reports().items() if self._is_leader
             },
         )
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Let an event loop call a function, from another thread."""
-    loop.call_soon_threadsafe(call)
 
 
 async def serve(settings: Settings) -> None:

@@ -42,7 +42,7 @@ class WatchStatus:
         *,
         server_path: str = "",
         on_failure: Callable[[], None] = lambda: None,
-        on_relist: Callable[[], None] = lambda: None,
+        on_relist: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.resource = resource
