@@ -13,7 +13,14 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
 from ddpjob.engine.actions import Create
 from ddpjob.engine.desired import DesiredPods
-from ddpjob_operator.cluster.base import ClusterError, Conflict, Forbidden, TooManyRequests, Unavailable
+from ddpjob_operator.cluster.base import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+)
 from ddpjob_operator.controller.reconcile import RECORD_SECONDS
 from tests.api.specs import CLAIM
 from tests.builders import failed, running
@@ -477,7 +484,7 @@ def test_service_without_labels_completes_the_attempt_after_a_restart_of_the_ope
     on_bench(test)
 
 
-def test_refused_repair_of_a_service_stays_in_the_status() -> None:
+def test_refused_repair_of_a_service_stays_in_the_status_and_is_tried_again_after_an_edit() -> None:
     def refused(call: Call) -> Fault | None:
         is_repair = (call.verb, call.resource) == ("patch", names.SERVICES)
         return Fault(before=Forbidden("services is forbidden", code=403)) if is_repair else None
@@ -494,6 +501,51 @@ def test_refused_repair_of_a_service_stays_in_the_status() -> None:
         for _ in range(300):
             await asyncio.sleep(0.2)
             assert condition(bench.status(), "Stalled").get("reason") == "ChangeRefused"
+        await asyncio.sleep(1200)
+        bench.rule = lambda call: None
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"restartPolicy": {"maxRestarts": 7}}})
+        await asyncio.sleep(2)
+        (service,) = bench.cluster.store.all(names.SERVICES)
+        assert service["spec"]["publishNotReadyAddresses"], "the edit ended a delay of up to ten minutes"
+
+    on_bench(test)
+
+
+def test_live_pods_are_listed_after_a_create_whose_effect_is_not_known() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit("first")  # before the operator has written a status, no create is sent beside one
+        await asyncio.sleep(1)
+        lost = iter([Unauthorized("the token expired", code=401)])
+
+        def once(call: Call) -> Fault | None:
+            error = next(lost, None) if (call.verb, call.resource) == ("create", names.PODS) else None
+            return Fault(before=error) if error is not None else None
+
+        bench.rule, before = once, len(bench.calls)
+        bench.submit(numNodes=3)
+        await asyncio.sleep(5)
+        assert len(bench.pods(1)) == 3 + 2
+        calls = [(call.verb, call.namespace) for call in bench.calls[before:] if call.resource is names.PODS]
+        assert ("list", "default") in calls, calls
+
+    on_bench(test)
+
+
+def test_job_whose_cached_status_lacked_fields_is_planned_again() -> None:
+    """It was read while the CRD was replaced, so the status patch changes nothing."""
+
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"restartPolicy": {"maxRestarts": 7}}})
+        await asyncio.sleep(0.3)  # within the second in which status.time was written
+        job = bench.server.get(names.DDPJOBS, "default", "mnist")
+        assert job["status"].pop("observedGeneration") == 2
+        before = bench.reconciles()
+        bench.controllers[0].reconciler.cache.put(names.DDPJOBS, job, same_version=True)
+        await asyncio.sleep(10)
+        assert bench.reconciles() == before + 2
 
     on_bench(test)
 
