@@ -1,6 +1,8 @@
 """A controller on the in-memory cluster, in simulated time."""
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -100,15 +102,21 @@ class Bench:
         )
 
 
-def on_bench(test: Callable[[Bench], Awaitable[None]]) -> None:
-    """Run ``test`` in simulated time."""
+def on_bench(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run ``test`` with a bench as its first argument, in simulated time."""
 
-    async def whole() -> None:
-        bench = Bench()
-        await bench.begin()
-        try:
-            await test(bench)
-        finally:
-            await bench.end()
+    @functools.wraps(test)
+    def run_test(*args: Any, **given: Any) -> None:
+        async def whole() -> None:
+            bench = Bench()
+            await bench.begin()
+            try:
+                await test(bench, *args, **given)
+            finally:
+                await bench.end()
 
-    run(whole())
+        run(whole())
+
+    _, *rest = inspect.signature(test).parameters.values()
+    run_test.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined] # pytest passes no bench
+    return run_test

@@ -28,19 +28,19 @@ async def submit(bench: Bench) -> None:
     ("label", "size", "says"),
     [("", "1Mi", "it requests 1Mi of storage, not 1Gi"), ("other", "1Gi", "it belongs to the DDPJob other")],
 )
-def test_claim_that_does_not_fit_is_a_name_conflict_until_it_is_gone(label: str, size: str, says: str) -> None:
-    async def test(bench: Bench) -> None:
-        claim(bench, label=label, resources={"requests": {"storage": size}})
-        await submit(bench)
-        stalled = condition(bench.status(), "Stalled")
-        assert stalled["reason"] == "NameConflict" and says in stalled["message"]
-        assert not bench.pods(1) and "ClaimAdopted" not in bench.events()
-        bench.server.delete(names.CLAIMS, "default", CLAIM_NAME)
-        await asyncio.sleep(620)
-        assert len(bench.pods(bench.status()["attempt"])) == 2
-        assert bench.server.get(names.CLAIMS, "default", CLAIM_NAME)["metadata"]["labels"][names.LABEL_JOB_NAME]
-
-    on_bench(test)
+@on_bench
+async def test_claim_that_does_not_fit_is_a_name_conflict_until_it_is_gone(
+    bench: Bench, label: str, size: str, says: str
+) -> None:
+    claim(bench, label=label, resources={"requests": {"storage": size}})
+    await submit(bench)
+    stalled = condition(bench.status(), "Stalled")
+    assert stalled["reason"] == "NameConflict" and says in stalled["message"]
+    assert not bench.pods(1) and "ClaimAdopted" not in bench.events()
+    bench.server.delete(names.CLAIMS, "default", CLAIM_NAME)
+    await asyncio.sleep(620)
+    assert len(bench.pods(bench.status()["attempt"])) == 2
+    assert bench.server.get(names.CLAIMS, "default", CLAIM_NAME)["metadata"]["labels"][names.LABEL_JOB_NAME]
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,14 @@ def test_claim_that_does_not_fit_is_a_name_conflict_until_it_is_gone(label: str,
     ],
     ids=["fits", "has the label", "its own"],
 )
-def test_adopted_claim_is_named_in_an_event(label: str | None, size: str, events: list[str]) -> None:
-    async def test(bench: Bench) -> None:
-        if label is not None:
-            claim(bench, label=label, resources={"requests": {"storage": size}})
-        await asyncio.sleep(1.1)  # creation times have whole seconds
-        await submit(bench)
-        assert len(bench.pods(1)) == 2
-        found = [
-            event["message"] for event in bench.cluster.store.all(names.EVENTS) if event["reason"] == "ClaimAdopted"
-        ]
-        assert found == events
-
-    on_bench(test)
+@on_bench
+async def test_adopted_claim_is_named_in_an_event(
+    bench: Bench, label: str | None, size: str, events: list[str]
+) -> None:
+    if label is not None:
+        claim(bench, label=label, resources={"requests": {"storage": size}})
+    await asyncio.sleep(1.1)  # creation times have whole seconds
+    await submit(bench)
+    assert len(bench.pods(1)) == 2
+    found = [event["message"] for event in bench.cluster.store.all(names.EVENTS) if event["reason"] == "ClaimAdopted"]
+    assert found == events

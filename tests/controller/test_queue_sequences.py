@@ -11,48 +11,44 @@ from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
 
 
-def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_one_before() -> None:
-    async def test(bench: Bench) -> None:
-        forbidden = Forbidden("workloads is forbidden: no such queue", code=403)
-        bench.rule = lambda call: Fault(before=forbidden) if call.resource is names.WORKLOADS else None
-        await bench.restart(kueue=True)
-        bench.submit(labels={names.LABEL_QUEUE: "wrong"})
-        await asyncio.sleep(1200)
-        assert bench.status()["state"] == "Queued"
-        corrected = {"metadata": {"labels": {names.LABEL_QUEUE: "right"}}}
-        bench.server.patch(names.DDPJOBS, "default", "mnist", corrected)
-        await asyncio.sleep(1)
-        created = [call for call in bench.calls if (call.verb, call.resource) == ("create", names.WORKLOADS)]
-        assert created[-1].body is not None and created[-1].body["spec"]["queueName"] == "right"
-        assert len(created) < 20
-
-    on_bench(test)
+@on_bench
+async def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_one_before(bench: Bench) -> None:
+    forbidden = Forbidden("workloads is forbidden: no such queue", code=403)
+    bench.rule = lambda call: Fault(before=forbidden) if call.resource is names.WORKLOADS else None
+    await bench.restart(kueue=True)
+    bench.submit(labels={names.LABEL_QUEUE: "wrong"})
+    await asyncio.sleep(1200)
+    assert bench.status()["state"] == "Queued"
+    corrected = {"metadata": {"labels": {names.LABEL_QUEUE: "right"}}}
+    bench.server.patch(names.DDPJOBS, "default", "mnist", corrected)
+    await asyncio.sleep(1)
+    created = [call for call in bench.calls if (call.verb, call.resource) == ("create", names.WORKLOADS)]
+    assert created[-1].body is not None and created[-1].body["spec"]["queueName"] == "right"
+    assert len(created) < 20
 
 
-def test_a_workload_whose_definition_is_being_deleted_is_shown_with_what_to_do() -> None:
+@on_bench
+async def test_a_workload_whose_definition_is_being_deleted_is_shown_with_what_to_do(bench: Bench) -> None:
     """The API server answers 405 to a create as long as the definition has a finalizer."""
-
-    async def test(bench: Bench) -> None:
-        text = "create not allowed while custom resource definition is terminating"
-        terminating = Fault(before=ClusterError(text, code=405))
-        is_create = {("create", names.WORKLOADS)}
-        forbidden = Fault(before=Forbidden("no role", code=403))
-        bench.rule = lambda call: (
-            (terminating if (call.verb, call.resource) in is_create else forbidden)
-            if call.resource is names.WORKLOADS
-            else None
-        )
-        await bench.restart(kueue=True)
-        bench.submit(labels={names.LABEL_QUEUE: "research"})
-        await asyncio.sleep(60)
-        shown = condition(bench.status(), "Running")
-        assert shown["reason"] == "CreateRefused" and text in shown["message"] and "install" in shown["message"]
-        assert bench.sent("create", names.WORKLOADS) < 10 and bench.status()["state"] == "Queued"
-
-    on_bench(test)
+    text = "create not allowed while custom resource definition is terminating"
+    terminating = Fault(before=ClusterError(text, code=405))
+    is_create = {("create", names.WORKLOADS)}
+    forbidden = Fault(before=Forbidden("no role", code=403))
+    bench.rule = lambda call: (
+        (terminating if (call.verb, call.resource) in is_create else forbidden)
+        if call.resource is names.WORKLOADS
+        else None
+    )
+    await bench.restart(kueue=True)
+    bench.submit(labels={names.LABEL_QUEUE: "research"})
+    await asyncio.sleep(60)
+    shown = condition(bench.status(), "Running")
+    assert shown["reason"] == "CreateRefused" and text in shown["message"] and "install" in shown["message"]
+    assert bench.sent("create", names.WORKLOADS) < 10 and bench.status()["state"] == "Queued"
 
 
-def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_none() -> None:
+@on_bench
+async def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_none(bench: Bench) -> None:
     """The running job gets a queue, and a priority class that does not exist."""
     none = NotFound("workloads is not found", code=404)
     answers = [
@@ -61,67 +57,60 @@ def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can_get_n
         NotServed("404 page not found", code=404),
         none,
     ]
+    await bench.restart(kueue=True)
+    bench.submit()
+    await asyncio.sleep(1)
+    await bench.run_all()
 
-    async def test(bench: Bench) -> None:
-        await bench.restart(kueue=True)
-        bench.submit()
-        await asyncio.sleep(1)
-        await bench.run_all()
+    def rule(call: Call) -> Fault | None:
+        if call.resource is names.WORKLOADS:
+            return Fault(before=answers[0] if call.verb == "get" else Unavailable("busy", code=500))
+        is_class = call.resource is names.WORKLOAD_PRIORITIES
+        return Fault(before=NotFound("no class high", code=404)) if is_class else None
 
-        def rule(call: Call) -> Fault | None:
-            if call.resource is names.WORKLOADS:
-                return Fault(before=answers[0] if call.verb == "get" else Unavailable("busy", code=500))
-            is_class = call.resource is names.WORKLOAD_PRIORITIES
-            return Fault(before=NotFound("no class high", code=404)) if is_class else None
-
-        bench.rule = rule
-        labels: Json = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
-        await asyncio.sleep(1)
-        for _ in range(3):
-            reads = bench.sent("get", names.WORKLOADS)
-            assert reads and bench.status()["state"] == "Running", answers[0]
-            del answers[0]
-            await asyncio.sleep(LOOKUP_SECONDS + 1)
-            assert bench.sent("get", names.WORKLOADS) > reads
-        assert bench.status()["state"] == "Running"
-        for value in (dict.fromkeys(labels), labels):
-            bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": value}})
-            await asyncio.sleep(LOOKUP_SECONDS + 20 if value is not labels else 1)
-        assert bench.status()["state"] == "Running", "it needed no Workload for a minute"
-        unanswered = Fault(before=Unavailable("the API server is away", code=503))
-        bench.rule = lambda call: unanswered if call.resource is names.DDPJOBS else rule(call)
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels | {"changed": "now"}}})
-        await asyncio.sleep(3600)
-        bench.rule = rule
+    bench.rule = rule
+    labels: Json = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
+    bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
+    await asyncio.sleep(1)
+    for _ in range(3):
         reads = bench.sent("get", names.WORKLOADS)
-        await asyncio.sleep(MAX_DELAY + 1)
-        assert bench.sent("get", names.WORKLOADS) > reads
-        assert bench.status()["state"] == "Running", "nothing was asked for an hour"
+        assert reads and bench.status()["state"] == "Running", answers[0]
+        del answers[0]
         await asyncio.sleep(LOOKUP_SECONDS + 1)
-        assert (bench.status()["state"], bench.status()["restarts"]) == ("Queued", 0) and not bench.pods(1)
+        assert bench.sent("get", names.WORKLOADS) > reads
+    assert bench.status()["state"] == "Running"
+    for value in (dict.fromkeys(labels), labels):
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": value}})
+        await asyncio.sleep(LOOKUP_SECONDS + 20 if value is not labels else 1)
+    assert bench.status()["state"] == "Running", "it needed no Workload for a minute"
+    unanswered = Fault(before=Unavailable("the API server is away", code=503))
+    bench.rule = lambda call: unanswered if call.resource is names.DDPJOBS else rule(call)
+    bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels | {"changed": "now"}}})
+    await asyncio.sleep(3600)
+    bench.rule = rule
+    reads = bench.sent("get", names.WORKLOADS)
+    await asyncio.sleep(MAX_DELAY + 1)
+    assert bench.sent("get", names.WORKLOADS) > reads
+    assert bench.status()["state"] == "Running", "nothing was asked for an hour"
+    await asyncio.sleep(LOOKUP_SECONDS + 1)
+    assert (bench.status()["state"], bench.status()["restarts"]) == ("Queued", 0) and not bench.pods(1)
 
-    on_bench(test)
 
-
-def test_a_workload_of_another_owner_is_no_workload_of_the_job() -> None:
+@on_bench
+async def test_a_workload_of_another_owner_is_no_workload_of_the_job(bench: Bench) -> None:
     """It has the name of the running job's, which gets a queue, and a priority class that does not exist."""
-
-    async def test(bench: Bench) -> None:
-        await bench.restart(kueue=True)
-        job = bench.submit()
-        await asyncio.sleep(1)
-        await bench.run_all()
-        name = names.service_name("mnist", job["metadata"]["uid"])
-        bench.cluster.store.put(names.WORKLOADS, {"metadata": {"name": name, "namespace": "default", "uid": "other"}})
-        missing = Fault(before=NotFound("no class high", code=404))
-        bench.rule = lambda call: missing if call.resource is names.WORKLOAD_PRIORITIES else None
-        labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
-        bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
-        await asyncio.sleep(1)
-        assert condition(bench.status(), "Running")["reason"] == "QueueUnavailable"
-        assert bench.status()["state"] == "Running", "there may be a Workload"
-        await asyncio.sleep(2 * LOOKUP_SECONDS)
-        assert bench.status()["state"] == "Queued" and not bench.pods(1)
-
-    on_bench(test)
+    await bench.restart(kueue=True)
+    job = bench.submit()
+    await asyncio.sleep(1)
+    await bench.run_all()
+    name = names.service_name("mnist", job["metadata"]["uid"])
+    bench.cluster.store.put(names.WORKLOADS, {"metadata": {"name": name, "namespace": "default", "uid": "other"}})
+    missing = Fault(before=NotFound("no class high", code=404))
+    bench.rule = lambda call: missing if call.resource is names.WORKLOAD_PRIORITIES else None
+    labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
+    bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
+    await asyncio.sleep(1)
+    assert condition(bench.status(), "Running")["reason"] == "QueueUnavailable"
+    assert bench.status()["state"] == "Running", "there may be a Workload"
+    await asyncio.sleep(2 * LOOKUP_SECONDS)
+    assert bench.status()["state"] == "Queued" and not bench.pods(1)

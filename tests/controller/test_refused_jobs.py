@@ -57,64 +57,58 @@ def attempt_of(bench: Bench, job: str) -> int:
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["same-process", "operator-restarted"])
 @pytest.mark.parametrize("end", ["succeeds", "is-deleted"])
-def test_freed_quota_is_used_within_seconds(end: str, restarts: bool) -> None:
-    async def test(bench: Bench) -> None:
-        limit_pods(bench, 2)
-        bench.submit("first")
-        await asyncio.sleep(1)
-        start(bench, "first")
-        for job in ("second", "third"):
-            bench.submit(job)
-        await asyncio.sleep(1500)
-        if restarts:
-            await bench.restart()
-            await asyncio.sleep(5)
-        tries = [attempt_of(bench, job) for job in ("second", "third")]
-        for pod in pods_of(bench, "first"):
-            if end == "succeeds":
-                bench.report(pod, ended(0, at=now()))
-            else:
-                bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
-        if end == "is-deleted":
-            bench.server.delete(names.DDPJOBS, "default", "first")
-        await asyncio.sleep(8)
-        (winner,) = (job for job in ("second", "third") if len(pods_of(bench, job)) == 2)
-        start(bench, winner)
-        await asyncio.sleep(60)
-        assert sum(attempt_of(bench, job) for job in ("second", "third")) - sum(tries) <= 2 * TRIES
-
-    on_bench(test)
+@on_bench
+async def test_freed_quota_is_used_within_seconds(bench: Bench, end: str, restarts: bool) -> None:
+    limit_pods(bench, 2)
+    bench.submit("first")
+    await asyncio.sleep(1)
+    start(bench, "first")
+    for job in ("second", "third"):
+        bench.submit(job)
+    await asyncio.sleep(1500)
+    if restarts:
+        await bench.restart()
+        await asyncio.sleep(5)
+    tries = [attempt_of(bench, job) for job in ("second", "third")]
+    for pod in pods_of(bench, "first"):
+        if end == "succeeds":
+            bench.report(pod, ended(0, at=now()))
+        else:
+            bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
+    if end == "is-deleted":
+        bench.server.delete(names.DDPJOBS, "default", "first")
+    await asyncio.sleep(8)
+    (winner,) = (job for job in ("second", "third") if len(pods_of(bench, job)) == 2)
+    start(bench, winner)
+    await asyncio.sleep(60)
+    assert sum(attempt_of(bench, job) for job in ("second", "third")) - sum(tries) <= 2 * TRIES
 
 
-def test_job_gets_the_quota_of_its_own_old_pods_when_these_have_ended() -> None:
-    async def test(bench: Bench) -> None:
-        limit_pods(bench, 2)
-        bench.submit("mnist")
-        await asyncio.sleep(1)
-        start(bench, "mnist")
-        await asyncio.sleep(10)
-        first, second = pods_of(bench, "mnist")
-        bench.report(first, ended(1, at=now()))
-        await asyncio.sleep(500)
-        assert len(pods_of(bench, "mnist")) == 2, "a peer has not ended, so one of two new pods is refused"
-        bench.server.delete(names.PODS, "default", second["metadata"]["name"], grace_seconds=0)
-        await asyncio.sleep(8)
-        assert len(bench.pods(attempt_of(bench, "mnist"))) == 2
-
-    on_bench(test)
+@on_bench
+async def test_job_gets_the_quota_of_its_own_old_pods_when_these_have_ended(bench: Bench) -> None:
+    limit_pods(bench, 2)
+    bench.submit("mnist")
+    await asyncio.sleep(1)
+    start(bench, "mnist")
+    await asyncio.sleep(10)
+    first, second = pods_of(bench, "mnist")
+    bench.report(first, ended(1, at=now()))
+    await asyncio.sleep(500)
+    assert len(pods_of(bench, "mnist")) == 2, "a peer has not ended, so one of two new pods is refused"
+    bench.server.delete(names.PODS, "default", second["metadata"]["name"], grace_seconds=0)
+    await asyncio.sleep(8)
+    assert len(bench.pods(attempt_of(bench, "mnist"))) == 2
 
 
-def test_waiting_gangs_that_hold_a_part_of_the_quota_do_not_wake_each_other() -> None:
-    async def test(bench: Bench) -> None:
-        refused = limit_pods(bench, 3)
-        for number in range(4):
-            bench.submit(f"gang-{number}", numNodes=4)
-        await asyncio.sleep(1800)
-        known = len(refused)
-        await asyncio.sleep(3600)
-        assert len(refused) - known < 4 * 10, "one try of each job in ten minutes"
-
-    on_bench(test)
+@on_bench
+async def test_waiting_gangs_that_hold_a_part_of_the_quota_do_not_wake_each_other(bench: Bench) -> None:
+    refused = limit_pods(bench, 3)
+    for number in range(4):
+        bench.submit(f"gang-{number}", numNodes=4)
+    await asyncio.sleep(1800)
+    known = len(refused)
+    await asyncio.sleep(3600)
+    assert len(refused) - known < 4 * 10, "one try of each job in ten minutes"
 
 
 def test_many_pods_that_go_cost_a_thousand_waiting_jobs_a_few_tries() -> None:

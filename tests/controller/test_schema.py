@@ -31,52 +31,48 @@ def refuse(bench: Bench) -> None:
     bench.rule = lambda call: Fault(before=unknown_field()) if call.verb == "patch_status" else None
 
 
-def test_restart_that_cannot_be_recorded_touches_no_pod() -> None:
-    async def test(bench: Bench) -> None:
-        bench.submit()
-        await asyncio.sleep(1)
-        await bench.run_all()
-        status, before = bench.status(), [pod["metadata"]["uid"] for pod in bench.pods(1)]
-        refuse(bench)
-        bench.report(bench.pods(1)[0], ended(1))
-        await asyncio.sleep(10)
-        assert [pod["metadata"]["uid"] for pod in bench.pods(1)] == before
-        assert bench.status() == status and bench.sent("create", names.PODS) == 2
-        bench.rule = lambda call: None
-        await asyncio.sleep(30)
-        assert bench.status()["attempt"] == 2
-
-    on_bench(test)
+@on_bench
+async def test_restart_that_cannot_be_recorded_touches_no_pod(bench: Bench) -> None:
+    bench.submit()
+    await asyncio.sleep(1)
+    await bench.run_all()
+    status, before = bench.status(), [pod["metadata"]["uid"] for pod in bench.pods(1)]
+    refuse(bench)
+    bench.report(bench.pods(1)[0], ended(1))
+    await asyncio.sleep(10)
+    assert [pod["metadata"]["uid"] for pod in bench.pods(1)] == before
+    assert bench.status() == status and bench.sent("create", names.PODS) == 2
+    bench.rule = lambda call: None
+    await asyncio.sleep(30)
+    assert bench.status()["attempt"] == 2
 
 
-def test_refused_status_is_reported_until_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(bench: Bench) -> None:
-        schema = bench.controllers[0].reconciler.recorder.schema
-        refuse(bench)
-        bench.submit()
-        bench.submit("deleted")
-        await asyncio.sleep(10)
-        assert not bench.pods(1)
-        bench.server.delete(names.DDPJOBS, "default", "deleted")
-        await asyncio.sleep(1)
-        ready, why = schema.verdict()
-        assert not ready and "1 more" not in why
-        for part in ("ddpjobs.ddpjob.dev", "status.currentAttempt, status.nodes.lost", "default/mnist", "crd.yaml"):
-            assert part in why
-        events = [event for event in bench.cluster.store.all(names.EVENTS) if event["reason"] == "StatusRefused"]
-        assert {(event["type"], event["involvedObject"]["name"]) for event in events} == {
-            ("Warning", "mnist"),
-            ("Warning", "deleted"),
-        }
-        assert "status.currentAttempt" in events[0]["message"] and "crd.yaml" in events[0]["message"]
-        assert "the schema refuses status.currentAttempt" in caplog.text
-        assert "env" not in caplog.text, "the object, with the user's variables, is not logged"
-        bench.rule = lambda call: None
-        await asyncio.sleep(30)
-        assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 2
-        assert schema.verdict() == (True, "ok")
-
-    on_bench(test)
+@on_bench
+async def test_refused_status_is_reported_until_it_is_written(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    schema = bench.controllers[0].reconciler.recorder.schema
+    refuse(bench)
+    bench.submit()
+    bench.submit("deleted")
+    await asyncio.sleep(10)
+    assert not bench.pods(1)
+    bench.server.delete(names.DDPJOBS, "default", "deleted")
+    await asyncio.sleep(1)
+    ready, why = schema.verdict()
+    assert not ready and "1 more" not in why
+    for part in ("ddpjobs.ddpjob.dev", "status.currentAttempt, status.nodes.lost", "default/mnist", "crd.yaml"):
+        assert part in why
+    events = [event for event in bench.cluster.store.all(names.EVENTS) if event["reason"] == "StatusRefused"]
+    assert {(event["type"], event["involvedObject"]["name"]) for event in events} == {
+        ("Warning", "mnist"),
+        ("Warning", "deleted"),
+    }
+    assert "status.currentAttempt" in events[0]["message"] and "crd.yaml" in events[0]["message"]
+    assert "the schema refuses status.currentAttempt" in caplog.text
+    assert "env" not in caplog.text, "the object, with the user's variables, is not logged"
+    bench.rule = lambda call: None
+    await asyncio.sleep(30)
+    assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 2
+    assert schema.verdict() == (True, "ok")
 
 
 @pytest.mark.parametrize(

@@ -48,34 +48,28 @@ EARLIER |= {"lastTimestamp": "2026-02-28T12:00:00Z"}
         ("WaitForFirstConsumer", "waiting for first consumer to be created before binding"),
     ],
 )
-def test_message_names_the_claim_and_quotes_its_newest_event(reason: str, text: str) -> None:
-    async def test(bench: Bench) -> None:
-        event = {"reason": reason, "message": text, "lastTimestamp": "2026-03-01T12:00:00Z"}
-        found = await message(bench, event, checkpoint={"claimTemplate": {"spec": CLAIM}})
-        assert f"{UNBOUND}; claim mnist-checkpoints is Pending: {reason}: {text}" in found
-
-    on_bench(test)
+@on_bench
+async def test_message_names_the_claim_and_quotes_its_newest_event(bench: Bench, reason: str, text: str) -> None:
+    event = {"reason": reason, "message": text, "lastTimestamp": "2026-03-01T12:00:00Z"}
+    found = await message(bench, event, checkpoint={"claimTemplate": {"spec": CLAIM}})
+    assert f"{UNBOUND}; claim mnist-checkpoints is Pending: {reason}: {text}" in found
 
 
-def test_claims_are_named_without_the_right_to_list_events() -> None:
-    async def test(bench: Bench) -> None:
-        forbidden = Fault(before=Forbidden("events is forbidden", code=403))
-        bench.rule = lambda call: forbidden if (call.verb, call.resource) == ("list", names.EVENTS) else None
-        found = await message(bench, checkpoint={"claimTemplate": {"spec": CLAIM}}, data={"claimName": "absent"})
-        assert found.endswith("claim mnist-checkpoints is Pending; claim absent does not exist")
-
-    on_bench(test)
+@on_bench
+async def test_claims_are_named_without_the_right_to_list_events(bench: Bench) -> None:
+    forbidden = Fault(before=Forbidden("events is forbidden", code=403))
+    bench.rule = lambda call: forbidden if (call.verb, call.resource) == ("list", names.EVENTS) else None
+    found = await message(bench, checkpoint={"claimTemplate": {"spec": CLAIM}}, data={"claimName": "absent"})
+    assert found.endswith("claim mnist-checkpoints is Pending; claim absent does not exist")
 
 
-def test_bound_claims_are_read_once_and_not_mentioned() -> None:
-    async def test(bench: Bench) -> None:
-        body = {"apiVersion": "v1", "kind": names.CLAIMS.kind, "metadata": {"name": "models"}, "spec": CLAIM}
-        bench.server.create(names.CLAIMS, "default", body)
-        bench.server.patch_status(names.CLAIMS, "default", "models", {"status": {"phase": "Bound"}})
-        assert (await message(bench, checkpoint={"claimName": "models"})).endswith(UNBOUND)
-        assert bench.sent("get", names.CLAIMS) == 1
-
-    on_bench(test)
+@on_bench
+async def test_bound_claims_are_read_once_and_not_mentioned(bench: Bench) -> None:
+    body = {"apiVersion": "v1", "kind": names.CLAIMS.kind, "metadata": {"name": "models"}, "spec": CLAIM}
+    bench.server.create(names.CLAIMS, "default", body)
+    bench.server.patch_status(names.CLAIMS, "default", "models", {"status": {"phase": "Bound"}})
+    assert (await message(bench, checkpoint={"claimName": "models"})).endswith(UNBOUND)
+    assert bench.sent("get", names.CLAIMS) == 1
 
 
 def reading(test: Callable[[UnboundClaims, list[Call]], Awaitable[None]]) -> None:
