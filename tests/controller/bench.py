@@ -38,6 +38,11 @@ class Bench:
         self.controllers: list[Controller] = []
         self._tasks: list[asyncio.Task[None]] = []
 
+    def refuse(self, error: BaseException | None, verb: str = "", resource: Resource | None = None) -> None:
+        """Answer calls with an error from now on: of each verb and kind, or of these; None carries all calls out."""
+        fault = Fault(before=error) if error is not None else None
+        self.rule = lambda call: fault if verb in ("", call.verb) and resource in (None, call.resource) else None
+
     def _hook(self, call: Call) -> Fault | None:
         self.calls.append(call)
         return self.rule(call)
@@ -85,6 +90,13 @@ class Bench:
             self.report(pod, running(podIP="192.0.2.1"))
         await asyncio.sleep(2)
         assert self.status()["state"] == "Running"
+
+    async def run_job(self, name: str = "mnist", **spec: Any) -> Json:
+        """Submit a job, and run its pods; return it as it was created."""
+        job = self.submit(name, **spec)
+        await asyncio.sleep(1)
+        await self.run_all()
+        return job
 
     def sent(self, verb: str, resource: Resource) -> int:
         return sum(call.verb == verb and call.resource is resource for call in self.calls)

@@ -40,9 +40,7 @@ async def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision(
         conflicts += 1
         return Fault(before=Conflict("the object has been modified", code=409))
 
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
     bench.rule = edited
     bench.server.delete(names.PODS, "default", bench.pods(1)[0]["metadata"]["name"], grace_seconds=0)
     await asyncio.sleep(2)
@@ -52,9 +50,7 @@ async def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision(
 
 @on_bench
 async def test_conflicts_with_successes_between_them_do_not_delay_a_decision(bench: Bench) -> None:
-    bench.submit(restartPolicy={"maxRestarts": 100})
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job(restartPolicy={"maxRestarts": 100})
     writes = 0
 
     def every_second(call: Call) -> Fault | None:
@@ -74,9 +70,7 @@ async def test_conflicts_with_successes_between_them_do_not_delay_a_decision(ben
 
 @on_bench
 async def test_a_status_that_always_conflicts_is_written_ever_less_often(bench: Bench) -> None:
-    bench.rule = lambda call: (
-        Fault(before=Conflict("a webhook answers 409", code=409)) if call.verb == "patch_status" else None
-    )
+    bench.refuse(Conflict("a webhook answers 409", code=409), "patch_status")
     bench.submit()
     await asyncio.sleep(600)
     assert bench.sent("patch_status", names.DDPJOBS) < 80
@@ -90,9 +84,7 @@ async def test_a_second_operator_of_the_namespace_is_logged_once_for_a_job(
     """Seen: two operators served a namespace, and no line and no event said so."""
     if operators == 2:
         await bench.begin()
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
     bench.server.delete(names.PODS, "default", bench.pods(1)[0]["metadata"]["name"], grace_seconds=0)
     await asyncio.sleep(5)
     assert bench.status()["attempt"] == 2
@@ -152,7 +144,7 @@ async def test_a_webhook_may_add_labels_and_owners(bench: Bench) -> None:
 async def test_no_pod_runs_without_a_record_while_the_status_is_refused(bench: Bench, error: ClusterError) -> None:
     bench.submit("first")
     await asyncio.sleep(2)
-    bench.rule = lambda call: Fault(before=error) if call.verb == "patch_status" else None
+    bench.refuse(error, "patch_status")
     bench.submit()
     bench.submit("another")
     await asyncio.sleep(120)
@@ -162,7 +154,7 @@ async def test_no_pod_runs_without_a_record_while_the_status_is_refused(bench: B
     assert {e["involvedObject"]["name"] for e in events} == {"mnist", "another"}
     sent = [c for c in bench.calls if c.resource is names.EVENTS and c.body and c.body["reason"] == "StatusRefused"]
     assert error.args[0] in events[0]["message"] and len(sent) == 2, "one event for each job"
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(60)
     assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 6, "two of each job"
 
@@ -204,9 +196,7 @@ async def test_after_a_refused_status_no_pod_is_created_before_its_record_althou
 
 @on_bench
 async def test_the_event_of_a_decision_follows_its_requests_and_is_not_lost_when_they_fail(bench: Bench) -> None:
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
     busy = iter([TooManyRequests("busy", code=429), Unavailable("connection reset")])
 
     def twice(call: Call) -> Fault | None:
@@ -226,9 +216,7 @@ async def test_the_event_of_a_decision_follows_its_requests_and_is_not_lost_when
 @pytest.mark.parametrize("finalizer", ["example.com/backup", "orphan"])
 @on_bench
 async def test_pods_of_a_deleted_job_end_while_a_finalizer_keeps_it(bench: Bench, finalizer: str) -> None:
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
     bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"finalizers": [finalizer]}})
     bench.server.delete(names.DDPJOBS, "default", "mnist")
     await asyncio.sleep(10)

@@ -58,9 +58,7 @@ async def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can
         none,
     ]
     await bench.restart(kueue=True)
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
 
     def rule(call: Call) -> Fault | None:
         if call.resource is names.WORKLOADS:
@@ -100,9 +98,7 @@ async def test_only_a_minute_without_workload_ends_the_attempt_of_a_job_that_can
 async def test_a_workload_of_another_owner_is_no_workload_of_the_job(bench: Bench) -> None:
     """It has the name of the running job's, which gets a queue, and a priority class that does not exist."""
     await bench.restart(kueue=True)
-    job = bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    job = await bench.run_job()
     name = names.service_name("mnist", job["metadata"]["uid"])
     bench.cluster.store.put(names.WORKLOADS, {"metadata": {"name": name, "namespace": "default", "uid": "other"}})
     missing = Fault(before=NotFound("no class high", code=404))

@@ -9,7 +9,6 @@ from ddpjob.api.names import Key
 from ddpjob_operator.cluster.base import Invalid
 from ddpjob_operator.controller.schema import SchemaMonitor, refused_fields
 from tests.builders import ended
-from tests.cluster.faulty_cluster import Fault
 from tests.controller.bench import Bench, on_bench
 
 JOB = Key("default", "mnist")
@@ -28,21 +27,19 @@ def unknown_field() -> Invalid:
 
 def refuse(bench: Bench) -> None:
     """Refuse every status of a job from now on."""
-    bench.rule = lambda call: Fault(before=unknown_field()) if call.verb == "patch_status" else None
+    bench.refuse(unknown_field(), "patch_status")
 
 
 @on_bench
 async def test_restart_that_cannot_be_recorded_touches_no_pod(bench: Bench) -> None:
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
     status, before = bench.status(), [pod["metadata"]["uid"] for pod in bench.pods(1)]
     refuse(bench)
     bench.report(bench.pods(1)[0], ended(1))
     await asyncio.sleep(10)
     assert [pod["metadata"]["uid"] for pod in bench.pods(1)] == before
     assert bench.status() == status and bench.sent("create", names.PODS) == 2
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(30)
     assert bench.status()["attempt"] == 2
 
@@ -69,7 +66,7 @@ async def test_refused_status_is_reported_until_it_is_written(bench: Bench, capl
     assert "status.currentAttempt" in events[0]["message"] and "crd.yaml" in events[0]["message"]
     assert "the schema refuses status.currentAttempt" in caplog.text
     assert "env" not in caplog.text, "the object, with the user's variables, is not logged"
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(30)
     assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 2
     assert schema.verdict() == (True, "ok")

@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -33,15 +31,6 @@ FOREIGN: dict[Resource, Json] = {
     names.NETWORK_POLICIES: {"podSelector": {}},
     names.CLAIMS: CLAIM["spec"],
 }
-
-
-@contextmanager
-def refused(bench: Bench, verb: str, resource: Resource, message: str) -> Iterator[None]:
-    bench.rule = lambda call: (
-        Fault(before=Forbidden(message, code=403)) if (call.verb, call.resource) == (verb, resource) else None
-    )
-    yield
-    bench.rule = lambda call: None
 
 
 @on_bench
@@ -99,16 +88,12 @@ async def test_no_pod_is_created_again_that_was_lost_while_others_are_created(be
 
 @on_bench
 async def test_creates_end_when_more_fail_than_succeed(bench: Bench) -> None:
-    bench.rule = lambda call: (
-        Fault(before=Unavailable("webhook is down", code=500))
-        if (call.verb, call.resource) == ("create", names.PODS)
-        else None
-    )
+    bench.refuse(Unavailable("webhook is down", code=500), "create", names.PODS)
     bench.submit(numNodes=1000)
     await asyncio.sleep(0.5)
     assert bench.sent("create", names.PODS) <= 64, "at most those that were sent at once"
     assert condition(bench.status(), "Running")["reason"] == "CreateFailed"
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(3)
     assert len(bench.pods(1)) == 1000
 
@@ -117,9 +102,7 @@ async def test_creates_end_when_more_fail_than_succeed(bench: Bench) -> None:
 @on_bench
 async def test_conflict_of_a_delete_hides_no_live_pod(bench: Bench, conflicts: int) -> None:
     """The API server, or an admission webhook, answers 409 although the pod exists with the same uid."""
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
 
     def rule(call: Call) -> Fault | None:
         nonlocal conflicts
@@ -153,9 +136,7 @@ async def test_lost_reply_of_a_status_write_loses_no_event_and_no_count(bench: B
         return lost_answer(call.verb) if lost == number else None
 
     bench.rule = rule
-    bench.submit(restartPolicy={"maxRestarts": 1})
-    await asyncio.sleep(5)
-    await bench.run_all()
+    await bench.run_job(restartPolicy={"maxRestarts": 1})
     bench.report(bench.pods(1)[1], failed(1))
     await asyncio.sleep(5)
     await bench.run_all(2)
@@ -169,9 +150,7 @@ async def test_lost_reply_of_a_status_write_loses_no_event_and_no_count(bench: B
 
 @on_bench
 async def test_a_job_with_the_name_of_a_deleted_one_has_no_memory_of_its_creates(bench: Bench) -> None:
-    bench.submit()
-    await asyncio.sleep(5)
-    await bench.run_all()
+    await bench.run_job()
     bench.server.delete(names.DDPJOBS, "default", "mnist")
     for pod in bench.cluster.store.all(names.PODS):  # or the next job waits for their end
         bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
@@ -183,7 +162,7 @@ async def test_a_job_with_the_name_of_a_deleted_one_has_no_memory_of_its_creates
     await asyncio.sleep(30)
     shown = bench.status()
     assert (shown["restarts"], condition(shown, "Running")["reason"]) == (0, "CreateRefused")
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(60)
     assert bench.status()["restarts"] == 0 and len(bench.pods(bench.status()["attempt"])) == 2
 
@@ -234,9 +213,7 @@ async def test_name_held_by_a_finalizer_keeps_no_pods(bench: Bench, resource: Re
 @on_bench
 async def test_job_in_a_namespace_that_is_being_deleted_costs_few_requests(bench: Bench) -> None:
     """Each pod that ends wakes the job. Seen: 7,040 creates of the next attempt's 100 pods, all refused."""
-    bench.submit(numNodes=100)
-    await asyncio.sleep(5)
-    await bench.run_all()
+    await bench.run_job(numNodes=100)
     created, pods = bench.sent("create", names.PODS), bench.pods(1)
     bench.server.terminating.add("default")
     for pod in pods:
@@ -310,7 +287,7 @@ async def test_backoff_after_an_outage_ends_with_the_first_success(bench: Bench)
         bench.server.bind("default", pod["metadata"]["name"], "worker-1")
         bench.report(pod, running(podIP="192.0.2.1"))
     await asyncio.sleep(300)
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(40)
     assert bench.status()["state"] == "Running"
     bench.rule = fail_once
@@ -338,7 +315,7 @@ async def test_pod_lost_during_an_outage_is_not_created_again_beside_its_peer(be
     first, second = sorted(bench.pods(1), key=lambda pod: str(pod["metadata"]["name"]))
     bench.report(first, running(podIP="192.0.2.1"))
     bench.server.delete(names.PODS, "default", second["metadata"]["name"], grace_seconds=0)
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(60)
     assert len(bench.pods(bench.status()["attempt"])) == 2
     made = [c.obj["metadata"]["name"] for c in bench.history() if c.type == "ADDED" and c.resource is names.PODS]
@@ -347,19 +324,17 @@ async def test_pod_lost_during_an_outage_is_not_created_again_beside_its_peer(be
 
 @on_bench
 async def test_refused_delete_is_forgotten_when_nothing_is_left_to_delete(bench: Bench) -> None:
-    bench.submit()
+    await bench.run_job()
+    bench.refuse(Forbidden("denied by policy", code=403), "delete", names.PODS)
+    survivor = bench.pods(1)[0]
+    bench.report(bench.pods(1)[1], failed(1))
+    await asyncio.sleep(3)
+    bench.report(survivor, failed(77, cause="peer"))
     await asyncio.sleep(1)
-    await bench.run_all()
-    with refused(bench, "delete", names.PODS, "denied by policy"):
-        survivor = bench.pods(1)[0]
-        bench.report(bench.pods(1)[1], failed(1))
-        await asyncio.sleep(3)
-        bench.report(survivor, failed(77, cause="peer"))
-        await asyncio.sleep(1)
-        await bench.run_all(2)
-        await asyncio.sleep(1000)
-        (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
-        assert stalled["status"] == "False"
+    await bench.run_all(2)
+    await asyncio.sleep(1000)
+    (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
+    assert stalled["status"] == "False"
 
 
 def slow_pods(bench: Bench, seconds: float) -> dict[str, float]:
@@ -423,9 +398,7 @@ async def test_large_job_is_rendered_while_it_is_sent(bench: Bench, monkeypatch:
 @on_bench
 async def test_service_without_labels_completes_the_attempt_after_a_restart_of_the_operator(bench: Bench) -> None:
     """No LIST returns it, so it is created again and adopted. Only then does the phase Creating end."""
-    bench.submit(numNodes=1)
-    await asyncio.sleep(5)
-    await bench.run_all()
+    await bench.run_job(numNodes=1)
     await bench.end()
     (service,) = bench.cluster.store.all(names.SERVICES)
     labels = dict.fromkeys(service["metadata"]["labels"])
@@ -443,9 +416,7 @@ async def test_refused_repair_of_a_service_stays_in_the_status_and_is_tried_agai
         is_repair = (call.verb, call.resource) == ("patch", names.SERVICES)
         return Fault(before=Forbidden("services is forbidden", code=403)) if is_repair else None
 
-    bench.submit()
-    await asyncio.sleep(5)
-    await bench.run_all()
+    await bench.run_job()
     bench.rule = refused
     (service,) = bench.cluster.store.all(names.SERVICES)
     edit = {"spec": {"publishNotReadyAddresses": False}}
@@ -455,7 +426,7 @@ async def test_refused_repair_of_a_service_stays_in_the_status_and_is_tried_agai
         await asyncio.sleep(0.2)
         assert condition(bench.status(), "Stalled").get("reason") == "ChangeRefused"
     await asyncio.sleep(1200)
-    bench.rule = lambda call: None
+    bench.refuse(None)
     bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"restartPolicy": {"maxRestarts": 7}}})
     await asyncio.sleep(2)
     (service,) = bench.cluster.store.all(names.SERVICES)
@@ -483,9 +454,7 @@ async def test_live_pods_are_listed_after_a_create_whose_effect_is_not_known(ben
 @on_bench
 async def test_job_whose_cached_status_lacked_fields_is_planned_again(bench: Bench) -> None:
     """It was read while the CRD was replaced, so the status patch changes nothing."""
-    bench.submit()
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job()
     bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"restartPolicy": {"maxRestarts": 7}}})
     await asyncio.sleep(0.3)  # within the second in which status.time was written
     job = bench.server.get(names.DDPJOBS, "default", "mnist")
@@ -531,9 +500,7 @@ async def test_object_that_another_program_edits_again_each_time_is_patched_ever
 
     for _ in range(1, operators):
         await bench.begin()
-    bench.submit(networkPolicy="Isolated")
-    await asyncio.sleep(5)
-    await bench.run_all()
+    await bench.run_job(networkPolicy="Isolated")
     bench.server.patch = spoiled  # type: ignore[method-assign]
     bench.cluster.patch = slow  # type: ignore[method-assign]
     (made,) = bench.cluster.store.all(resource)
@@ -569,6 +536,6 @@ async def test_job_whose_policy_is_refused_starts_when_the_right_is_granted(benc
     assert status["state"] == "Pending" and "restarts" in status and status["restarts"] == 0
     assert condition(status, "Running")["reason"] == "CreateRefused"
     assert text in condition(status, "Running")["message"]
-    bench.rule = lambda call: None
+    bench.refuse(None)
     await asyncio.sleep(620)
     assert len(bench.pods(bench.status()["attempt"])) == 2

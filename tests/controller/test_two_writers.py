@@ -46,9 +46,7 @@ async def test_next_attempt_follows_the_end_of_a_pod_whose_grace_a_webhook_has_r
             obj["spec"]["terminationGracePeriodSeconds"] = 600
 
     bench.server.mutate = mutate
-    bench.submit(checkpoint=CHECKPOINT)
-    await asyncio.sleep(1)
-    await bench.run_all()
+    await bench.run_job(checkpoint=CHECKPOINT)
     one, other = bench.pods(1)
     bench.report(other, ended(1, at=now(), message="RuntimeError: boom"))
     await asyncio.sleep(590)

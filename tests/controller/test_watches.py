@@ -1,19 +1,16 @@
 """The operator never stays deaf: what it watches disappears and returns, in one scope or in all."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from aiohttp import web
 
 from ddpjob.api import names
 from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ApiError, ControlPlane, control_plane
-from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
@@ -62,14 +59,10 @@ def lost(control_plane: ControlPlane, namespace: str) -> Jobs:
     return Jobs(control_plane, f"{namespace}-lost")
 
 
-def allow(plane: ControlPlane, account: str, namespace: str, *, without: str = "") -> None:
-    """Give a service account of the namespace ``default`` the operator's rights in one namespace.
-
-    without: a resource for which it gets none.
-    """
+def allow(plane: ControlPlane, account: str, namespace: str) -> None:
+    """Give a service account of the namespace ``default`` the operator's rights in one namespace."""
     docs = yaml.safe_load_all(RBAC_FILE.read_text())
     (rules,) = (doc["rules"] for doc in docs if (doc["kind"], doc["metadata"]["name"]) == OPERATOR_ROLE)
-    rules = [rule for rule in rules if without not in rule["resources"]]
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
     subject = {"kind": "ServiceAccount", "name": account, "namespace": "default"}
     plane.request("POST", f"{ROLES}/{namespace}/roles", {"metadata": {"name": account}, "rules": rules})
@@ -106,65 +99,6 @@ def test_namespace_without_role_delays_no_other(control_plane: ControlPlane, job
         allow(control_plane, account, lost.namespace)
         lost.wait_for_pods(1)
         eventually("both are served", lambda: operator.get("/readyz") == (200, "ok\n"))
-
-
-def test_role_without_network_policies_delays_only_the_jobs_that_want_them(
-    control_plane: ControlPlane, jobs: Jobs
-) -> None:
-    """The role of an earlier release, and the image of this one."""
-    account = f"operator-of-{jobs.namespace}"
-    token = control_plane.service_account("default", account)
-    allow(control_plane, account, jobs.namespace, without="networkpolicies")
-    with OperatorProcess(
-        control_plane, jobs.namespace, token=token, name=account, sweep_interval_seconds=5
-    ) as operator:
-        eventually("the operator is ready", lambda: operator.get("/readyz") == (200, "ok\n"))
-        jobs.submit("plain")
-        jobs.submit("isolated", networkPolicy="Isolated")
-        jobs.wait_for_pods(1, "plain")
-        eventually(
-            "the refusal is shown", lambda: jobs.condition("Running", "isolated").get("reason") == "CreateRefused"
-        )
-        assert 'cannot create resource "networkpolicies"' in jobs.condition("Running", "isolated")["message"]
-        assert not jobs.pods("isolated") and jobs.status("isolated")["state"] == "Pending"
-        path = f"{ROLES}/{jobs.namespace}/roles/{account}"
-        rule = {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["*"]}
-        control_plane.request("PATCH", path, {"rules": [*control_plane.request("GET", path)["rules"], rule]})
-        control_plane.request("PATCH", f"{jobs.path}/isolated", {"spec": {"restartPolicy": {"maxRestarts": 1}}})
-        eventually("the job starts", lambda: jobs.pods("isolated"))
-        assert operator.get("/healthz")[0] == 200
-
-
-def test_lost_role_of_a_running_operator_stops_only_its_own_namespace(
-    control_plane: ControlPlane, jobs: Jobs, lost: Jobs, proxy: FaultProxy
-) -> None:
-    """The watches of one namespace end and get 403 from then on; those of the other go on."""
-    operator = OperatorProcess(
-        control_plane,
-        f"{lost.namespace},{jobs.namespace}",
-        server=proxy.server,
-        name=f"operator-of-{jobs.namespace}",
-        sweep_interval_seconds=NEVER,
-    )
-    with operator:
-        watched = f"/namespaces/{lost.namespace}/"
-        refusal = json.dumps({"kind": "Status", "reason": "Forbidden", "message": "injected", "code": 403})
-
-        def refuse(request: web.BaseRequest) -> Fault | None:
-            return Fault(status=403, body=refusal) if watched in request.path else None
-
-        proxy.rule = refuse
-        proxy.cut(watched)
-        eventually("the namespace is lost", lambda: f"{lost.namespace} is not served" in operator.get("/readyz")[1])
-        seen = len(proxy.seen)
-        jobs.submit()
-        jobs.wait_for_pods(1, timeout=10.0)
-        others = [s.path for s in proxy.seen[seen:] if "watch=true" in s.path and f"/{jobs.namespace}/" in s.path]
-        assert others == [], "the watches of the other namespace were not interrupted"
-        proxy.rule = lambda request: None
-        eventually("both are served", lambda: operator.get("/readyz") == (200, "ok\n"))
-        lost.submit()
-        lost.wait_for_pods(1, timeout=10.0)
 
 
 def test_finalizer_of_kopf_on_a_job_is_left_alone(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,28 +54,31 @@ def play(recorder: Callable[[Key], Coroutine[Any, Any, None]], scenario: Scenari
     run(both())
 
 
-def test_key_added_many_times_before_it_runs_runs_once() -> None:
-    recorder = Recorder()
+@pytest.mark.parametrize(
+    ("seconds", "calls", "expected"),
+    [
+        (1.0, [(0, "add", ())] * 100, [0.0]),
+        (1.0, [(0, "add", ()), (0.5, "add", ()), (0, "add", ())], [0.0, 1.0]),
+        (0.0, [(0, "add_after", (10,)), (0, "add_after", (2,)), (0, "add_after", (5,))], [2.0]),
+        (0.0, [(0, "add_after", (10,)), (0, "add", ())], [0.0]),
+        (0.01, [(0.01, "add_soon", ())] * 100, [0.01, 0.26, 0.51, 0.76, 1.01]),
+        (0.0, [(0, "add_soon", ()), (0.1, "add_soon", ()), (0, "add", ()), (1, "add_soon", ())], [0.0, 0.1, 1.1]),
+    ],
+    ids=["many times", "while it runs", "shortest delay", "run cancels a delay", "paced", "paced change in a run"],
+)
+def test_key_runs_once_for_all_that_was_added_before(
+    seconds: float, calls: list[tuple[float, str, tuple[float, ...]]], expected: list[float]
+) -> None:
+    recorder = Recorder(seconds)
 
     async def scenario(queue: WorkQueue) -> None:
-        for _ in range(100):
-            queue.add(A)
+        for pause, method, arguments in calls:
+            if pause:
+                await asyncio.sleep(pause)
+            getattr(queue, method)(A, *arguments)
 
     play(recorder, scenario)
-    assert recorder.began == [(A, 0.0)]
-
-
-def test_key_added_while_it_runs_runs_once_more_afterwards() -> None:
-    recorder = Recorder(seconds=1.0)
-
-    async def scenario(queue: WorkQueue) -> None:
-        queue.add(A)
-        await asyncio.sleep(0.5)
-        queue.add(A)
-        queue.add(A)
-
-    play(recorder, scenario)
-    assert recorder.began == [(A, 0.0), (A, 1.0)]
+    assert [round(when, 2) for _, when in recorder.began] == expected
 
 
 def test_number_of_workers_limits_concurrent_keys() -> None:
@@ -87,29 +91,6 @@ def test_number_of_workers_limits_concurrent_keys() -> None:
     play(recorder, scenario, workers=3)
     assert recorder.most_at_once == 3
     assert [when for _, when in recorder.began] == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
-
-
-def test_shortest_of_several_delays_counts() -> None:
-    recorder = Recorder(seconds=0)
-
-    async def scenario(queue: WorkQueue) -> None:
-        queue.add_after(A, 10)
-        queue.add_after(A, 2)
-        queue.add_after(A, 5)
-
-    play(recorder, scenario)
-    assert recorder.began == [(A, 2.0)]
-
-
-def test_run_during_a_delay_cancels_the_delay() -> None:
-    recorder = Recorder(seconds=0)
-
-    async def scenario(queue: WorkQueue) -> None:
-        queue.add_after(A, 10)
-        queue.add(A)
-
-    play(recorder, scenario)
-    assert recorder.began == [(A, 0.0)]
 
 
 def test_failures_back_off_exponentially_up_to_half_a_minute() -> None:
@@ -133,18 +114,12 @@ def test_failures_back_off_exponentially_up_to_half_a_minute() -> None:
         assert full / 2 <= delay <= full
 
 
-def test_success_resets_the_backoff() -> None:
+def test_success_resets_the_backoff_and_the_server_may_ask_for_a_longer_one() -> None:
     async def scenario(queue: WorkQueue) -> None:
         for _ in range(10):
             queue.retry(A)
         queue.forget(A)
         assert queue.retry(A) <= 0.05
-
-    play(Recorder(), scenario)
-
-
-def test_retry_after_of_the_server_is_respected() -> None:
-    async def scenario(queue: WorkQueue) -> None:
         assert queue.retry(A, at_least=7.0) == 7.0
         assert queue.retry(B, at_least=3600.0) == MAX_DELAY
 
@@ -242,33 +217,6 @@ def test_keys_that_are_queued_before_the_start_share_the_workers() -> None:
     assert {key.namespace for key, when in recorder.began if when == 0.0} == {"busy", "quiet", "other"}
 
 
-def test_paced_key_runs_at_once_and_then_once_per_pace() -> None:
-    recorder = Recorder(seconds=0.01)
-
-    async def scenario(queue: WorkQueue) -> None:
-        for _ in range(100):
-            queue.add_soon(A)
-            await asyncio.sleep(0.01)
-
-    play(recorder, scenario)
-    assert [round(when, 2) for _, when in recorder.began] == [0.0, 0.25, 0.5, 0.75, 1.0]
-
-
-def test_paced_change_is_contained_in_a_run_that_was_queued_at_once() -> None:
-    recorder = Recorder(seconds=0)
-
-    async def scenario(queue: WorkQueue) -> None:
-        queue.add_soon(A)
-        await asyncio.sleep(0.1)
-        queue.add_soon(A)
-        queue.add(A)
-        await asyncio.sleep(1)
-        queue.add_soon(A)
-
-    play(recorder, scenario)
-    assert [round(when, 2) for _, when in recorder.began] == [0.0, 0.1, 1.1]
-
-
 def test_nothing_is_kept_of_a_key_that_is_done() -> None:
     queues: list[WorkQueue] = []
     failed: set[Key] = set()
@@ -291,8 +239,9 @@ def test_nothing_is_kept_of_a_key_that_is_done() -> None:
     assert not any(sizes.values()), sizes
 
 
-def test_stop_finishes_running_keys_and_drops_waiting_ones() -> None:
-    recorder = Recorder(seconds=5.0)
+@pytest.mark.parametrize(("seconds", "ended"), [(5.0, 5.0), (500.0, 11.0)], ids=["ends", "exceeds the grace period"])
+def test_stop_waits_for_running_keys_and_drops_waiting_ones(seconds: float, ended: float) -> None:
+    recorder = Recorder(seconds)
 
     async def scenario() -> None:
         queue = WorkQueue(workers=1)
@@ -303,11 +252,10 @@ def test_stop_finishes_running_keys_and_drops_waiting_ones() -> None:
         await asyncio.sleep(1)
         stop.set()
         await working
-        assert now() == 5.0
+        assert now() == ended
 
     run(scenario())
     assert [key for key, _ in recorder.began] == [A]
-    assert not recorder.running
 
 
 def test_nothing_starts_after_a_cancellation() -> None:
@@ -323,22 +271,6 @@ def test_nothing_starts_after_a_cancellation() -> None:
 
     run(scenario())
     assert recorder.began == []
-
-
-def test_stop_cancels_keys_that_exceed_the_grace_period() -> None:
-    recorder = Recorder(seconds=500.0)
-
-    async def scenario() -> None:
-        queue = WorkQueue(workers=1)
-        stop = asyncio.Event()
-        working = asyncio.create_task(queue.run(recorder, stop, grace=10.0))
-        queue.add(A)
-        await asyncio.sleep(1)
-        stop.set()
-        await working
-        assert now() == 11.0
-
-    run(scenario())
 
 
 @given(
