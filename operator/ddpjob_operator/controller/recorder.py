@@ -15,7 +15,7 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.listing import read_into
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.schema import STATUS_REFUSED, SchemaMonitor, refused_fields
+from ddpjob_operator.controller.schema import SchemaMonitor, refused_fields
 from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Written:
     patched_at: monotonic time of the last status patch. conflicts: how many met a conflict since.
     unannounced: status before and after a patch whose response was lost, and its events.
     failed: the last status write failed, so nothing is done before the next one has succeeded.
-    refused: the last event about a status that was refused, so that it is sent once.
+    refused: the event about the status that was refused last, so that it is sent once; empty after one was written.
     rival: the log says that another operator writes the status.
     """
 
@@ -98,7 +98,7 @@ class Recorder:
         except (Forbidden, Invalid) as error:
             raise self._refused(key, job, written, error) from error
         self.schema.clear(key)
-        written.unannounced, written.failed, written.conflicts = None, False, 0
+        written.unannounced, written.failed, written.conflicts, written.refused = None, False, 0, ""
         written.patched_at = self.clock()
         self.may_begin = True
         return recorded if self._take(key, job, recorded, plan) else None
@@ -146,14 +146,13 @@ class Recorder:
         """
         self.may_begin = False
         if fields := refused_fields(error):
-            note = self.schema.note(key, fields)
+            text = self.schema.note(key, fields)
             error = Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
         else:
             text = f"the status cannot be written, so nothing is done for this job: {shorten(str(error), MAX_REFUSAL)}"
-            note = Note("Warning", STATUS_REFUSED, text) if written.refused != text else None
+        if written.refused != text:
             written.refused = text
-        if note is not None:
-            self.events.send(job, note)
+            self.events.send(job, Note("Warning", "StatusRefused", text))
         return error
 
     def announce(self, job: Json, plan: Plan) -> None:

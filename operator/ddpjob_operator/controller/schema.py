@@ -9,13 +9,11 @@ from collections.abc import Sequence
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
-from ddpjob.engine.actions import Note
 from ddpjob.version import __version__
 from ddpjob_operator.cluster.base import ClusterError
 from ddpjob_operator.controller.health import Verdict
 
 CRD = f"{names.DDPJOBS.plural}.{names.GROUP}"
-STATUS_REFUSED = "StatusRefused"
 MAX_FIELDS = 3  # in a message; one is enough to find the cause
 
 _REMEDY = f"apply manifests/crd.yaml of release {__version__} (Helm does so unless crds.install is false)"
@@ -28,14 +26,10 @@ class SchemaMonitor:
     def __init__(self) -> None:
         self._refused: dict[Key, str] = {}
 
-    def note(self, key: Key, fields: Sequence[str]) -> Note | None:
-        """Record a status of which these fields were refused; return the event, or None if it has been reported."""
-        refused = ", ".join(fields[:MAX_FIELDS])
-        if self._refused.get(key) == refused:
-            return None
-        self._refused[key] = refused
-        message = f"the CustomResourceDefinition {CRD} refuses {refused}, so nothing is done for this job: {_REMEDY}"
-        return Note("Warning", STATUS_REFUSED, message)
+    def note(self, key: Key, fields: Sequence[str]) -> str:
+        """Record a status of which these fields were refused; return what to say about it."""
+        self._refused[key] = refused = ", ".join(fields[:MAX_FIELDS])
+        return f"the CustomResourceDefinition {CRD} refuses {refused}, so nothing is done for this job: {_REMEDY}"
 
     def clear(self, key: Key) -> None:
         """Forget a job: its status was written, or it is gone."""
