@@ -1,7 +1,6 @@
 """The exception of a plain script under torchrun, from the ends of its pods' logs."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,106 +8,82 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.state import MAX_LOGS
-from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, TooManyRequests, Unavailable
+from ddpjob_operator.cluster.base import Forbidden, NotFound, TooManyRequests, Unavailable
 from ddpjob_operator.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, SECONDS, SLOW_SECONDS, PodLogs
-from tests.builders import SETTINGS, ended, running
+from tests.builders import ended
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
-from tests.controller.controllers import a_controller, serve
+from tests.controller.bench import Bench, on_bench
 from tests.controller.faketime import run
 from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
 
-JOB = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": "mnist"}}
+KEY = names.Key("default", "mnist")
 POD = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": names.TRAINER_CONTAINER, "image": "i"}]}}
-SPEC = {"image": "i", "numNodes": 2, "nprocPerNode": 2, "restartPolicy": {"maxRestarts": 0}}
+RANK_0, RANK_2 = log(1, PEER_LOST), log(2, VALUE_ERROR)
 
 
-class Bench:
-    """A cluster with a controller and a job of two nodes that both end with 1 in the same second.
+async def failure(
+    bench: Bench, *logs: str, error: Exception | None = None, slow: float = 0.0
+) -> tuple[Json, float, list[Call]]:
+    """Let both nodes of a job end with 1 in the same second, with these logs.
 
-    error: what the next requests for a log raise. slow: how long they take. asked: the times of these requests.
+    error, slow: what requests for a log raise, and how long they take.
+
+    Returns: the recorded failure, the seconds until the job has failed, and the requests for logs.
     """
+    asked: list[Call] = []
 
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.slow = 0.0
-        self.asked: list[tuple[float, str]] = []
-        self.cluster = FaultyCluster(self._fault)
-        self.controller = a_controller(self.cluster, settings=replace(SETTINGS, reads_logs=True))
-
-    def _fault(self, call: Call) -> Fault | None:
-        if not call.name.endswith("/log"):
+    def rule(call: Call) -> Fault | None:
+        if not call.reads_log:
             return None
-        assert self.status()["currentAttempt"]["phase"] == "Ending", "recorded before it is read"
-        self.asked.append((asyncio.get_running_loop().time(), call.name))
-        return Fault(before=self.error, slow_seconds=self.slow) if self.error is not None or self.slow else None
+        assert bench.status()["currentAttempt"]["phase"] == "Ending", "recorded before it is read"
+        asked.append(call)
+        return Fault(before=error, slow_seconds=slow)
 
-    def status(self) -> Json:
-        return dict(self.cluster.server.get(names.DDPJOBS, "default", "mnist").get("status") or {})
-
-    async def fail(self, *logs: str) -> float:
-        """Let both nodes fail, with these logs, and return the time until the job has failed."""
-        server = self.cluster.server
-        server.create(names.DDPJOBS, "default", JOB | {"spec": SPEC})
-        await asyncio.sleep(1)
-        pods = [pod["metadata"]["name"] for pod in server.list(names.PODS, "default").items]
-        for pod, text in zip(pods, logs, strict=True):
-            server.bind("default", pod, "worker")
-            server.patch_status(names.PODS, "default", pod, {"status": running()})
-            server.logs["default", pod, names.TRAINER_CONTAINER] = text
-        await asyncio.sleep(1)
-        for node_rank, pod in enumerate(pods):
-            part = BLOCK.format(rank=2 * node_rank, code=1)
-            server.patch_status(names.PODS, "default", pod, {"status": ended(1, message=part)})
-        begin = asyncio.get_running_loop().time()
-        async with asyncio.timeout(30):
-            while self.status()["state"] != "Failed":  # noqa: ASYNC110 - simulated time
-                await asyncio.sleep(0.02)
-        return asyncio.get_running_loop().time() - begin
+    await bench.restart(reads_logs=True)
+    bench.submit(nprocPerNode=2, restartPolicy={"maxRestarts": 0})
+    await asyncio.sleep(1)
+    pods = sorted(bench.pods(1), key=lambda pod: str(pod["metadata"]["name"]))
+    for pod, text in zip(pods, logs, strict=True):
+        bench.server.logs["default", pod["metadata"]["name"], names.TRAINER_CONTAINER] = text
+    await bench.run_all()
+    bench.rule = rule
+    for node_rank, pod in enumerate(pods):
+        bench.report(pod, ended(1, message=BLOCK.format(rank=2 * node_rank, code=1)))
+    begin = asyncio.get_running_loop().time()
+    async with asyncio.timeout(30):
+        while bench.status()["state"] != "Failed":  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(0.02)
+    (found,) = bench.status()["failures"]
+    return found, asyncio.get_running_loop().time() - begin, asked
 
 
-async def observed(bench: Bench, *logs: str) -> tuple[Json, float]:
-    serving = asyncio.create_task(serve(bench.controller, bench.cluster.watch))
-    try:
-        seconds = await bench.fail(*logs)
-    finally:
-        serving.cancel()
-        await asyncio.wait({serving})
-    (failure,) = bench.status()["failures"]
-    return failure, seconds
+NOISE = ("x" * 16_000 + "\n") * LINES
+assert len(NOISE) > 2 * MAX_BYTES
 
 
-def outcome(*logs: str, error: Exception | None = None, slow: float = 0.0) -> tuple[Json, float, Bench]:
-    async def story() -> tuple[Json, float, Bench]:
-        bench = Bench()
-        bench.error, bench.slow = error, slow
-        return *(await observed(bench, *logs)), bench
-
-    result: tuple[Json, float, Bench] = run(story())
-    return result
-
-
-def test_exception_outside_of_the_kubelets_part_is_read_from_the_log() -> None:
-    failure, seconds, bench = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR))
-    assert (failure["nodeRank"], failure["rank"], failure["exception"]) == (1, 2, "ValueError")
-    assert failure["message"].endswith(VALUE_ERROR)
-    assert seconds < 1 and len(bench.asked) == 2, "each log once"
-
-
-def test_one_failed_request_is_repeated() -> None:
-    async def story() -> tuple[Json, float]:
-        bench = Bench()
-        bench.error = Unavailable("get Pod: no answer")
-        asyncio.get_running_loop().call_later(3.2, setattr, bench, "error", None)
-        return await observed(bench, log(1, PEER_LOST), log(2, VALUE_ERROR))
-
-    failure, seconds = run(story())
-    assert failure["exception"] == "ValueError" and 1 < seconds < 3
+@pytest.mark.parametrize(
+    ("text", "slow", "longest", "number"),
+    [(RANK_2, 0.0, 1.0, 2), (RANK_2, SLOW_SECONDS - 1, SLOW_SECONDS, 2), (NOISE + RANK_2, 0.0, 1.0, 3)],
+    ids=["each log once", "a busy kubelet", "fewer of long lines"],
+)
+@on_bench
+async def test_exception_outside_of_the_kubelets_part_is_read_from_the_log(
+    bench: Bench, text: str, slow: float, longest: float, number: int
+) -> None:
+    found, seconds, asked = await failure(bench, RANK_0, text, slow=slow)
+    assert (found["nodeRank"], found["rank"], found["exception"]) == (1, 2, "ValueError")
+    assert found["message"].endswith(VALUE_ERROR)
+    assert seconds < longest and len(asked) == number
+    bench.controllers[-1].reconciler.pod_logs.follow(KEY, 2, ())
+    assert not bench.controllers[-1].reconciler.pod_logs.found(KEY), "what it says is dropped with its attempt"
 
 
-def test_log_that_a_busy_kubelet_sends_late_is_waited_for() -> None:
-    failure, seconds, bench = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR), slow=SLOW_SECONDS - 1)
-    assert failure["exception"] == "ValueError" and len(bench.asked) == 2
-    assert seconds < SLOW_SECONDS
+@on_bench
+async def test_one_failed_request_is_repeated(bench: Bench) -> None:
+    error = Unavailable("get Pod: no answer")
+    asyncio.get_running_loop().call_later(4.2, bench.refuse, None)
+    found, seconds, _ = await failure(bench, RANK_0, RANK_2, error=error)
+    assert found["exception"] == "ValueError" and 1 < seconds < 3
 
 
 def test_kubelets_that_never_answer_delay_one_verdict_for_long_and_later_ones_less() -> None:
@@ -116,7 +91,7 @@ def test_kubelets_that_never_answer_delay_one_verdict_for_long_and_later_ones_le
         begun, times = asyncio.get_running_loop().time, list[float]()
         reader = PodLogs(FaultyCluster(lambda call: Fault(slow_seconds=60)), lambda key: times.append(begun()))
         for attempt in (1, 2):
-            start, _ = begun(), reader.follow(names.Key("default", "j"), attempt, [("p", str(attempt))])
+            start, _ = begun(), reader.follow(KEY, attempt, [("p", str(attempt))])
             await asyncio.sleep(2 * SLOW_SECONDS)
             times[-1] -= start
         reader.close()
@@ -125,22 +100,24 @@ def test_kubelets_that_never_answer_delay_one_verdict_for_long_and_later_ones_le
     assert run(story()) == pytest.approx([SLOW_SECONDS, SECONDS], abs=0.1)
 
 
-@pytest.mark.parametrize(("error", "longest"), [(Unavailable("kubelet"), 4.0), (Forbidden("pods/log", code=403), 1.0)])
-def test_logs_that_cannot_be_read_leave_rank_and_exit_code(error: ClusterError, longest: float) -> None:
-    failure, seconds, _ = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR), error=error)
-    assert failure["message"].endswith("rank 0 ended with exit code 1") and "exception" not in failure
-    assert failure["next"].startswith("kubectl logs mnist-")
-    assert seconds < longest
-
-
-def test_request_is_not_repeated_before_the_server_allows_it() -> None:
-    _, seconds, bench = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR), error=TooManyRequests("busy", retry_after=1.0))
-    assert len(bench.asked) == 2 * 3 and seconds < 4.0
-
-
-def test_unexpected_error_does_not_delay_the_verdict_for_ever() -> None:
-    _, seconds, bench = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR), error=ZeroDivisionError())
-    assert seconds < 1.0 and len(bench.asked) == 2
+@pytest.mark.parametrize(
+    ("error", "longest", "number"),
+    [
+        (Unavailable("kubelet"), 4.0, None),
+        (Forbidden("pods/log", code=403), 1.0, 2),
+        (ZeroDivisionError(), 1.0, 2),
+        (TooManyRequests("busy", retry_after=1.0), 4.0, 2 * 3),
+    ],
+    ids=["unavailable", "forbidden", "unexpected", "not before the server allows it"],
+)
+@on_bench
+async def test_logs_that_cannot_be_read_leave_rank_and_exit_code(
+    bench: Bench, error: Exception, longest: float, number: int | None
+) -> None:
+    found, seconds, asked = await failure(bench, RANK_0, RANK_2, error=error)
+    assert found["message"].endswith("rank 0 ended with exit code 1") and "exception" not in found
+    assert found["next"].startswith("kubectl logs mnist-")
+    assert seconds < longest and number in (None, len(asked))
 
 
 def test_no_more_logs_than_the_maximum_are_read_when_others_are_asked_for_meanwhile() -> None:
@@ -153,31 +130,13 @@ def test_no_more_logs_than_the_maximum_are_read_when_others_are_asked_for_meanwh
 
         reader = PodLogs(FaultyCluster(fault), lambda key: None)
         for first in (MAX_LOGS, 0):  # the pods that ended first are seen last
-            reader.follow(names.Key("default", "j"), 1, [(f"p{n}", f"{n}") for n in range(first, first + MAX_LOGS)])
+            reader.follow(KEY, 1, [(f"p{n}", f"{n}") for n in range(first, first + MAX_LOGS)])
             await asyncio.sleep(0.1)
         await asyncio.sleep(3)
         reader.close()
         return asked
 
     assert len(run(story())) == MAX_LOGS
-
-
-def test_end_of_a_log_with_long_lines_is_read() -> None:
-    noise = ("x" * 16_000 + "\n") * LINES
-    assert len(noise) > 2 * MAX_BYTES
-    failure, *_ = outcome(log(1, PEER_LOST), noise + log(2, VALUE_ERROR))
-    assert failure["exception"] == "ValueError"
-
-
-def test_what_a_log_says_is_dropped_with_its_attempt() -> None:
-    async def story() -> dict[str, Any]:
-        bench = Bench()
-        await observed(bench, log(1, PEER_LOST), log(2, VALUE_ERROR))
-        key = names.Key("default", "mnist")
-        bench.controller.reconciler.pod_logs.follow(key, 2, ())
-        return dict(bench.controller.reconciler.pod_logs.found(key))
-
-    assert run(story()) == {}
 
 
 def test_logs_of_one_namespace_that_cannot_be_read_do_not_delay_those_of_another() -> None:
@@ -191,9 +150,9 @@ def test_logs_of_one_namespace_that_cannot_be_read_do_not_delay_those_of_another
         reader = PodLogs(cluster, lambda key: None)
         reader.follow(names.Key("other", "j"), 1, [("p", str(number)) for number in range(2 * AT_ONCE)])
         await asyncio.sleep(0.1)
-        reader.follow(names.Key("default", "j"), 1, [("p", "0")])
+        reader.follow(KEY, 1, [("p", "0")])
         await asyncio.sleep(0.1)
-        found = dict(reader.found(names.Key("default", "j")))
+        found = dict(reader.found(KEY))
         reader.close()
         return found
 
