@@ -1,6 +1,5 @@
 """The index of partial jobs: the eldest, as by a comparison of all jobs, and whom each change wakes."""
 
-import asyncio
 import json
 import random
 from datetime import timedelta
@@ -15,7 +14,6 @@ from ddpjob.api.times import parse_time
 from ddpjob.engine.scheduling.guard import ELDER_SECONDS
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.partial_jobs import PartialJobs
-from tests.controller.bench import Bench, on_bench
 
 SINCE = "2026-03-01T12:00:00Z"
 PARTIAL = {"number": 1, "phase": "Running", "startTime": SINCE, "partialSince": SINCE}
@@ -185,31 +183,3 @@ def _attempt(job: Json) -> Json:
 def _rank(job: Json) -> tuple[int, str, str]:
     meta = job["metadata"]
     return -_attempt(job).get("podPriority", 0), meta["creationTimestamp"], meta["uid"]
-
-
-@on_bench
-async def test_victims_of_a_job_that_never_fits_yield_for_half_an_hour_in_six(bench: Bench) -> None:
-    """Its second pod fits no node, and with ``partialGangSeconds: 0`` it keeps the first one's for ever."""
-
-    def place_one(job: str) -> None:
-        for pod in bench.cluster.store.all(names.PODS):
-            meta = pod["metadata"]
-            of = meta["labels"][names.LABEL_JOB_NAME], meta["labels"][names.LABEL_NODE_RANK]
-            if of == (job, "0") and "nodeName" not in pod["spec"] and "deletionTimestamp" not in meta:
-                bench.server.bind("default", meta["name"], f"gpu-of-{job}")
-
-    bench.submit("poison", scheduling={"partialGangSeconds": 0})
-    await asyncio.sleep(1)
-    place_one("poison")
-    await asyncio.sleep(1)
-    bench.submit()
-    yielded: list[float] = []
-    for _ in range(720):
-        await asyncio.sleep(30)
-        place_one("mnist")
-        ending = (bench.status().get("currentAttempt") or {}).get("ending") or {}
-        if ending.get("verdict") == "YieldedTo":
-            yielded.append(asyncio.get_running_loop().time())
-        for pod in [pod for pod in bench.cluster.store.all(names.PODS) if "deletionTimestamp" in pod["metadata"]]:
-            bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
-    assert yielded and yielded[-1] < ELDER_SECONDS + 600, "the last backoff may be ten minutes"

@@ -114,37 +114,22 @@ async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_se
     assert sweeper.cache.served == (frozenset({kind.api_version}) if error else frozenset())
 
 
-class UnlabelledWorkload(MemoryCluster):
-    """The API server has a Workload without the operator's label, or answers with ``error``."""
-
-    error: ClusterError | None = None
-    version = "2"
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        if resource is not names.WORKLOADS:
-            return await super().get(resource, namespace, name)
-        if self.error is not None:
-            raise self.error
-        return workload(self.version)
-
-
-def workload(version: str) -> Json:
-    owner = {"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}
-    meta = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": version, "ownerReferences": [owner]}
-    return {"metadata": meta, "spec": {}, "status": {}}
-
-
 async def test_an_adopted_workload_without_the_label_is_read_in_each_sweep() -> None:
-    cluster, cache = UnlabelledWorkload(), Cache()
-    cache.put(names.WORKLOADS, workload("1"))
+    error: ClusterError | None = None
+    cluster = FaultyCluster(lambda call: Fault(before=error) if call.verb == "get" else None)
+    cache, place = Cache(), ("default", "w")
+    meta = {"name": "w", "namespace": "default", "uid": "u"}
+    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
+    cache.put(names.WORKLOADS, {"metadata": meta | {"resourceVersion": "0"}})
+    cluster.store.put(names.WORKLOADS, {"metadata": meta})
     await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, "default", "w")["metadata"]["resourceVersion"] == "2"
-    cluster.error = Unavailable("conversion webhook", code=500)
+    assert cache.get(names.WORKLOADS, *place)["metadata"]["resourceVersion"] != "0"
+    error = Unavailable("conversion webhook", code=500)
     await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, "default", "w"), "Kueue is away, and the other objects are listed"
-    cluster.error = NotFound("w not found", code=404)
+    assert cache.get(names.WORKLOADS, *place), "Kueue is away, and the other objects are listed"
+    error = NotFound("w not found", code=404)
     await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, "default", "w") is None
+    assert cache.get(names.WORKLOADS, *place) is None
 
 
 class BrokenLists(FaultyCluster):
