@@ -94,7 +94,6 @@ def test_kubelets_that_never_answer_delay_one_verdict_for_long_and_later_ones_le
             start, _ = begun(), reader.follow(KEY, attempt, [("p", str(attempt))])
             await asyncio.sleep(2 * SLOW_SECONDS)
             times[-1] -= start
-        reader.close()
         return times
 
     assert run(story()) == pytest.approx([SLOW_SECONDS, SECONDS], abs=0.1)
@@ -133,7 +132,6 @@ def test_no_more_logs_than_the_maximum_are_read_when_others_are_asked_for_meanwh
             reader.follow(KEY, 1, [(f"p{n}", f"{n}") for n in range(first, first + MAX_LOGS)])
             await asyncio.sleep(0.1)
         await asyncio.sleep(3)
-        reader.close()
         return asked
 
     assert len(run(story())) == MAX_LOGS
@@ -152,8 +150,6 @@ def test_logs_of_one_namespace_that_cannot_be_read_do_not_delay_those_of_another
         await asyncio.sleep(0.1)
         reader.follow(KEY, 1, [("p", "0")])
         await asyncio.sleep(0.1)
-        found = dict(reader.found(KEY))
-        reader.close()
-        return found
+        return dict(reader.found(KEY))
 
     assert run(story())["0"] is not None

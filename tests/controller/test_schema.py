@@ -97,7 +97,7 @@ def test_readiness_counts_the_jobs_with_a_refused_status() -> None:
     monitor.note(JOB, ["status.a", "status.b", "status.c", "status.d"])
     monitor.note(Key("default", "other"), ["status.a"])
     assert "status.a, status.b, status.c of default/mnist and 1 more: apply" in monitor.verdict()[1]
-    monitor.clear(JOB)
+    monitor.forget(JOB)
     assert "status.a of default/other: apply" in monitor.verdict()[1]
-    monitor.clear(Key("default", "other"))
+    monitor.forget(Key("default", "other"))
     assert monitor.verdict() == (True, "ok")

@@ -80,9 +80,7 @@ def reading(test: Callable[[UnboundClaims, list[Call]], Awaitable[None]]) -> Non
             calls.append(call)
             return Fault(slow_seconds=0.1)
 
-        claims = UnboundClaims(FaultyCluster(slow), lambda key: None)
-        await test(claims, calls)
-        claims.close()
+        await test(UnboundClaims(FaultyCluster(slow), lambda key: None), calls)
 
     run(whole())
 

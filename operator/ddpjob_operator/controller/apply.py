@@ -141,17 +141,14 @@ class Executor:
         except Conflict as error:
             if not change.version:
                 return self._refuse_change(change, error, problems)
-            await self._read_again(namespace, change)
+            # The object has changed since the plan, perhaps only in what plans do not read: read it, and plan again.
+            await read_into(self._cache, self._cluster, change.resource, (namespace, change.name), change.uid)
+            self._cache.wake_job_of(change.resource, namespace, change.name)
         except ClusterError as error:
             # The webhook of a system that is away must keep no pod from its restart; the next plan sends it again.
             if not (is_waited_for or isinstance(error, Forbidden | Invalid)):
                 raise
             self._refuse_change(change, error, problems)
-
-    async def _read_again(self, namespace: str, change: Change) -> None:
-        """Read an object that has changed since the plan, perhaps only in what plans do not read, and plan again."""
-        await read_into(self._cache, self._cluster, change.resource, (namespace, change.name), change.uid)
-        self._cache.wake_job_of(change.resource, namespace, change.name)
 
     def _refuse_change(self, change: Change, error: ClusterError, problems: list[Problem]) -> None:
         text = f"{change.resource.kind} {change.name} cannot be changed: {error}"

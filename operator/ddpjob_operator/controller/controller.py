@@ -60,10 +60,7 @@ class Controller:
             stop.set()
             await asyncio.wait({working})
             sweeping.cancel()
-            parts.events.close()
-            parts.claims.close()
-            parts.pod_logs.close()
-            await parts.poller.close()
+            await parts.close()
 
     async def _flush(self) -> None:
         """Wait up to 5 s until the waiting events are sent."""

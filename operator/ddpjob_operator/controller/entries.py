@@ -89,7 +89,8 @@ def is_same(resource: Resource, one: Any, other: Any) -> bool:
     if resource is names.DDPJOBS:
         return bool(one.has_content_of(other))
     if resource is names.WORKLOADS:
-        return all(_unversioned(one, part) == _unversioned(other, part) for part in ("metadata", "spec", "status"))
+        version = {"resourceVersion": other["metadata"].get("resourceVersion")}
+        return bool(one | {"metadata": one["metadata"] | version} == other)
     return bool(one == other)
 
 
@@ -97,10 +98,6 @@ def verdicts(workload: Entry) -> frozenset[str]:
     """Return the conditions by which Kueue starts and ends attempts, if they are True. Only Kueue writes its status."""
     conditions = workload.value["status"].get("conditions") or ()
     return frozenset(each["type"] for each in conditions if each.get("status") == "True") & _VERDICTS
-
-
-def _unversioned(workload: Json, part: str) -> Json:
-    return {key: value for key, value in workload[part].items() if key != "resourceVersion"}
 
 
 def _workload(meta: Json, given: Json, spec: Json, status: Json) -> Json:

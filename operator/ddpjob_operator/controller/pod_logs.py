@@ -80,11 +80,6 @@ class PodLogs:
         for task in followed.tasks.values() if followed is not None else ():
             task.cancel()
 
-    def close(self) -> None:
-        """Stop reading."""
-        for key in list(self._followed):
-            self.forget(key)
-
     async def _read(self, key: Key, followed: _Followed, name: str, uid: str) -> None:
         found, problems = None, ["no answer"]
         try:

@@ -273,12 +273,16 @@ class Reconciler:
         if memory := self._memories.pop(key, None):
             self._parsed.forget(memory.uid)
             self._workloads.forget(memory.uid)
-        self.recorder.schema.clear(key)
-        self._refused_jobs.forget(key)
-        self.poller.forget(key)
-        self.claims.forget(key)
-        self.pod_logs.forget(key)
-        self.queue.forget(key)
+        schema, refused = self.recorder.schema, self._refused_jobs
+        for part in (self.queue, self.poller, self.claims, self.pod_logs, schema, refused):
+            part.forget(key)
+
+    async def close(self) -> None:
+        """Stop all that runs for the jobs."""
+        self.events.close()
+        for key in list(self._memories):
+            self._forget(key)
+        await self.poller.close()
 
     def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:
         """Log the traceback the first time, and one line if the error repeats."""

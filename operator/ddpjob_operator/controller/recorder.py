@@ -82,7 +82,7 @@ class Recorder:
         """Write the status if it changed; return None if the job changed since the plan was made, or is gone."""
         patch = patch_between(job.get("status") or {}, plan.status) if plan.status is not None else {}
         if not patch:
-            self.schema.clear(key)
+            self.schema.forget(key)
             return job
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
         written.unannounced = job.get("status") or {}, dict(plan.status or {}), plan
@@ -97,7 +97,7 @@ class Recorder:
             return None
         except (Forbidden, Invalid) as error:
             raise self._refused(key, job, written, error) from error
-        self.schema.clear(key)
+        self.schema.forget(key)
         written.unannounced, written.failed, written.conflicts, written.refused = None, False, 0, ""
         written.patched_at = self.clock()
         self.may_begin = True

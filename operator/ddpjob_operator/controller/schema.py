@@ -31,7 +31,7 @@ class SchemaMonitor:
         self._refused[key] = refused = ", ".join(fields[:MAX_FIELDS])
         return f"the CustomResourceDefinition {CRD} refuses {refused}, so nothing is done for this job: {_REMEDY}"
 
-    def clear(self, key: Key) -> None:
+    def forget(self, key: Key) -> None:
         """Forget a job: its status was written, or it is gone."""
         self._refused.pop(key, None)
 

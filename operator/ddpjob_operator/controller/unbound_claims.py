@@ -65,11 +65,6 @@ class UnboundClaims:
         """Stop reading the claims of a job."""
         self.follow(key, ())
 
-    def close(self) -> None:
-        """Stop reading."""
-        for key in list(self._followed):
-            self.forget(key)
-
     async def _run(self, key: Key, followed: _Followed) -> None:
         reads = 0
         while True:

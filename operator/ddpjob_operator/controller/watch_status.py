@@ -161,12 +161,8 @@ class WatchStatus:
 
 def scope_report(failure: str, statuses: Iterable[WatchStatus]) -> Report:
     """Return the state of a scope, of which ``statuses`` are the watches; ``failure``: why it cannot be listed."""
-    if failure:
-        return "failing", failure
-    reports = [status.report() for status in statuses]
-    return next((report for report in reports if report[0] == "failing"), None) or next(
-        (report for report in reports if report[0] == "starting"), ("open", "")
-    )
+    reports: list[Report] = [("failing", failure)] if failure else [status.report() for status in statuses]
+    return min(reports, key=lambda report: ("failing", "starting", "open").index(report[0]), default=("open", ""))
 
 
 def readiness(reports: Mapping[str | None, Report]) -> Verdict:
