@@ -355,9 +355,13 @@ def test_a_workload_that_lost_its_label_is_kept_until_a_get_shows_that_it_is_del
     else:
         cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(2)})
     assert woken == [Key("default", "mnist")], "the owner, whatever the labels say"
-    assert cache.unseen == {("default", "w")}
-    assert not cache.put(names.WORKLOADS, a_workload(1)), "a late answer"
-    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen
+    assert cache.unseen == {("default", "w"): True} and not cache.groups("default", "j"), "its admission may be over"
+    assert not cache.put(names.WORKLOADS, a_workload(1, **label)), "a late answer"
+    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen and cache.groups("default", "j")
+    apply_list(cache, names.WORKLOADS, Page((), "9"))
+    woken.clear()
+    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen, "a GET shows the same version"
+    assert woken == [Key("default", "mnist")], "plans see it again"
     assert [entry.is_labelled for entry in cache.entries(names.WORKLOADS)] == [False], "each sweep reads it"
     cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(10)})
     cache.remove(names.WORKLOADS, "default", "w", "former")

@@ -88,8 +88,9 @@ class Cache:
         self._claims: dict[Key, Place] = {}
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
-        self.unseen: set[Place] = set()
-        """The Workloads of which only a GET shows whether they still exist."""
+        self.unseen: dict[Place, bool] = {}
+        """The Workloads of which only a GET shows whether they still exist, and whether to send one at once. Until it
+        is answered, plans do not see them."""
         self.served: frozenset[str] | None = None
         """The API versions of PodGroups and Workloads that the API server serves; None before it was asked."""
         self.rollbacks = 0
@@ -153,8 +154,9 @@ class Cache:
     def groups(self, namespace: str, uid: str) -> dict[Resource, list[Json]]:
         """Return the PodGroups by kind whose owner is the job with this uid."""
         found: dict[Resource, list[Json]] = {}
-        for (resource, _), group in self._groups_of.of(namespace, uid).items():
-            found.setdefault(resource, []).append(group)
+        for (resource, name), group in self._groups_of.of(namespace, uid).items():
+            if resource is not names.WORKLOADS or (namespace, name) not in self.unseen:
+                found.setdefault(resource, []).append(group)
         return found
 
     def elder(self, key: Key) -> Elder | None:
@@ -204,8 +206,7 @@ class Cache:
         if is_deleted or version < oldest:
             return False
         self._tombstones.pop(uid, None)
-        if resource is names.WORKLOADS:
-            self.unseen.discard(place)
+        was_unseen = resource is names.WORKLOADS and self.unseen.pop(place, None) is not None
         if known is not None and known.uid != uid:
             self._drop(resource, known)
             known = None
@@ -220,7 +221,7 @@ class Cache:
         if resource is names.PODS:
             self._put_pod(place, entry, known)
         elif wake:
-            self._wake_after_edit(resource, entry, known)
+            self._wake_after_edit(resource, entry, None if was_unseen else known)
         return True
 
     def _wake_after_edit(self, resource: Resource, entry: Entry, known: Entry | None) -> None:
@@ -275,8 +276,8 @@ class Cache:
         if known is None or known.uid != uid:
             return False
         if resource is names.WORKLOADS and version is not None and self._has_owner(known):
-            self._objects[resource][place] = known._replace(is_labelled=False)
-            self.unseen.add(place)
+            self._objects[resource][place] = known._replace(is_labelled=False, version=0)
+            self.unseen[place] = True
         else:
             self._drop(resource, known, version)
         self._wake(known)
@@ -349,7 +350,7 @@ class Cache:
         if resource in names.SCHEDULING_KINDS:
             self._groups_of.discard(owner_of(entry), (resource, entry.name))
         if resource is names.WORKLOADS:
-            self.unseen.discard(place)
+            self.unseen.pop(place, None)
         self._add_tombstone(entry.uid, version)
 
     def _add_tombstone(self, uid: str, version: int | None) -> None:

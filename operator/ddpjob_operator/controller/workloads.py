@@ -37,8 +37,9 @@ class Workloads:
 
         If it only lost its label, it may keep the quota of a job that needs none.
         """
-        if (place := _place_of(job)) in self._cache.unseen:
-            self._cache.unseen.discard(place)
+        place = _place_of(job)
+        if self._cache.unseen.get(place):
+            self._cache.unseen[place] = False
             await self._read(job, self._cache.get(names.WORKLOADS, *place)["metadata"]["uid"])
 
     async def exists(self, job: Json) -> bool | None:
