@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ddpjob.engine.scheduling.adapters import families
 from ddpjob_operator.controller.reconcile import Reconciler
@@ -40,9 +40,10 @@ class Controller:
             on_rollback=on_rollback,
         )
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, others: Iterable["asyncio.Task[None]"] = ()) -> None:
         """Reconcile until ``stop`` is set, then let running reconciles end and send the events that wait.
 
+        others: tasks without which it does not go on.
         If the call is cancelled, running reconciles still end, but waiting events are not sent.
         """
         parts = self.reconciler
@@ -50,7 +51,7 @@ class Controller:
         sweeping = asyncio.create_task(self.sweeper.run(), name="sweeper")
         try:
             # A task that returns before the stop has failed: its error is raised below.
-            done, _ = await asyncio.wait({working, sweeping}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({working, sweeping, *others}, return_when=asyncio.FIRST_COMPLETED)
             stop.set()
             await asyncio.wait({working})
             await self._flush()

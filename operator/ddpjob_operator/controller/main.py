@@ -130,13 +130,7 @@ class Operator:
             background.append(asyncio.create_task(self._leadership.keep(), name="leadership"))
         for scope, watches in self._watches.items():
             background += [asyncio.create_task(self._watch(scope, watch), name="watching") for watch in watches]
-        working = asyncio.create_task(self.controller.run(self._stop), name="controller")
-        # A task that returns before the stop has failed: the process ends with its error.
-        done, _ = await asyncio.wait({working, *background}, return_when=asyncio.FIRST_COMPLETED)
-        self._stop.set()
-        await asyncio.wait({working})
-        for task in {*done, working}:
-            task.result()
+        await self.controller.run(self._stop, background)
 
     async def _watch(self, scope: str | None, watch: Watch) -> None:
         """Watch once the scope is listed: a job must not be reconciled before its pods are cached."""
