@@ -520,22 +520,3 @@ async def test_object_that_another_program_edits_again_each_time_is_patched_ever
     patch(resource, "default", made["metadata"]["name"], {"spec": spec})
     await asyncio.sleep(1)
     assert is_whole(), "one more edit is repaired at once"
-
-
-@on_bench
-async def test_job_whose_policy_is_refused_starts_when_the_right_is_granted(bench: Bench) -> None:
-    """The operator's role lacks NetworkPolicies, as when only the image was upgraded. No pod runs unprotected."""
-    text = 'networkpolicies.networking.k8s.io is forbidden: User "operator" cannot create resource'
-    forbidden = Fault(before=Forbidden(text, code=403))
-    bench.rule = lambda call: forbidden if call.resource is names.NETWORK_POLICIES else None
-    bench.submit(networkPolicy="Isolated")
-    await asyncio.sleep(600)
-    assert bench.sent("create", names.PODS) == 0
-    assert bench.sent("create", names.NETWORK_POLICIES) <= 11, "1, 2, 4, ... 600 s"
-    status = bench.status()
-    assert status["state"] == "Pending" and "restarts" in status and status["restarts"] == 0
-    assert condition(status, "Running")["reason"] == "CreateRefused"
-    assert text in condition(status, "Running")["message"]
-    bench.refuse(None)
-    await asyncio.sleep(620)
-    assert len(bench.pods(bench.status()["attempt"])) == 2

@@ -82,15 +82,6 @@ def test_later_jobs_find_slots_however_slow_the_earlier_requests_are() -> None:
     assert max(requests.ended["slow-0", "2"]) > 1000.0  # its namespace has its share already
 
 
-def test_second_job_of_a_namespace_finds_slots() -> None:
-    async def scenario(requests: Requests) -> None:
-        tasks = requests.start(("a", "1"), 64, 1000.0)
-        await asyncio.sleep(1)
-        await asyncio.gather(*requests.start(("a", "2"), 8, 0.1), *tasks)
-
-    assert max(play(scenario).ended["a", "2"]) < 2.0
-
-
 def test_busy_jobs_converge_to_equal_shares() -> None:
     async def scenario(requests: Requests) -> None:
         tasks = requests.start(("a", "1"), 300, 1.0)

@@ -6,20 +6,15 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
-from tests.builders import ended, running
-from tests.controller.bench import Bench, now, on_bench
+from tests.builders import running
+from tests.controller.bench import Bench, on_bench
 
 CHECKPOINT = {"claimName": "c", "mountPath": "/c"}
 
 
 def pods(bench: Bench, job: str) -> list[Json]:
     return [p for p in bench.cluster.store.all(names.PODS) if p["metadata"]["labels"][names.LABEL_JOB_NAME] == job]
-
-
-def attempts(bench: Bench, job: str = "mnist") -> set[str]:
-    return {pod["metadata"]["labels"][names.LABEL_ATTEMPT] for pod in pods(bench, job)}
 
 
 def reason(bench: Bench, job: str = "mnist") -> str:
@@ -37,24 +32,6 @@ async def run_pods(bench: Bench, job: str) -> None:
 def kill(bench: Bench, pod: Json) -> None:
     """End a pod that is being deleted, as its kubelet does."""
     bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
-
-
-@on_bench
-async def test_next_attempt_follows_the_end_of_a_pod_whose_grace_a_webhook_has_raised(bench: Bench) -> None:
-    def mutate(resource: Resource, obj: Json) -> None:
-        if resource is names.PODS:
-            obj["spec"]["terminationGracePeriodSeconds"] = 600
-
-    bench.server.mutate = mutate
-    await bench.run_job(checkpoint=CHECKPOINT)
-    one, other = bench.pods(1)
-    bench.report(other, ended(1, at=now(), message="RuntimeError: boom"))
-    await asyncio.sleep(590)
-    assert attempts(bench) == {"1"} and reason(bench) == "EarlierPodsRun"
-    kill(bench, one)
-    await asyncio.sleep(0.1)
-    assert attempts(bench) == {"1", "2"}, "no fixed wait: the pod's end starts the next attempt"
-    assert {pod["metadata"]["name"] for pod in pods(bench, "mnist")} >= {other["metadata"]["name"]}
 
 
 @pytest.mark.parametrize(
@@ -84,26 +61,6 @@ async def test_job_waits_for_pods_of_a_deleted_one_on_the_same_claim_and_directo
         kill(bench, pod)
     await asyncio.sleep(0.1)
     assert len(bench.pods(1)) == 2
-
-
-@pytest.mark.parametrize("name", ["mnist", "another"])
-@on_bench
-async def test_job_waits_without_limit_for_pods_that_lost_their_owner(bench: Bench, name: str) -> None:
-    """``kubectl delete --cascade=orphan``, and then apply."""
-    bench.submit(name, checkpoint=CHECKPOINT)
-    await asyncio.sleep(1)
-    await run_pods(bench, name)
-    old = pods(bench, name)
-    for pod in old:
-        bench.server.patch(names.PODS, "default", pod["metadata"]["name"], {"metadata": {"ownerReferences": None}})
-    bench.server.delete(names.DDPJOBS, "default", name)
-    bench.submit(checkpoint=CHECKPOINT)
-    await asyncio.sleep(7200)
-    assert reason(bench) == "FormerPodsRun" and not bench.status().get("attempt")
-    for pod in old:
-        kill(bench, pod)
-    await asyncio.sleep(0.1)
-    assert bench.status()["attempt"] == 1
 
 
 @on_bench
