@@ -19,78 +19,49 @@ from ddpjob.engine.scheduling.guard import Rank, Standing, standing
 
 
 class PartialJobs:
-    """The standings of the cached jobs; ``wake`` is called with the key of a job whose elder came or went."""
+    """The partial and yielded jobs; ``wake`` is called with the key of a job whose elder came or went."""
 
     def __init__(self, wake: Callable[[Key], None], now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._wake, self._now = wake, now
-        self._pools: dict[str, _Pool] = {}
-        self._pool_of: dict[Key, _Pool] = {}
+        self._standings: dict[Key, Standing] = {}
+        self._eldest: dict[str, tuple[Key, Rank]] = {}
+        """Of each pool, the jobs that request one kind of device."""
 
     def observe(self, key: Key, job: Json | None) -> None:
         """Take the cached job with this key, or None for one that is gone."""
-        found = standing(job) if job is not None else None
-        known = self._pool_of.pop(key, None)
-        pool = self._pools.setdefault(found.pool, _Pool(self._wake, self._now)) if found is not None else None
-        if known is not None and known is not pool:
-            known.observe(key, None)
-        if pool is not None:
-            self._pool_of[key] = pool
-            pool.observe(key, found)
+        known, found = self._standings.pop(key, None), standing(job) if job is not None else None
+        if found is not None:
+            self._standings[key] = found
+        for pool in {each.pool for each in (known, found) if each is not None}:
+            self._choose(pool)
 
     def elder(self, key: Key) -> Elder | None:
         """Return the eldest job if it is elder than the one with this key, which is partial or has yielded."""
-        pool = self._pool_of.get(key)
-        return pool.elder(key) if pool is not None else None
-
-
-class _Pool:
-    """The partial and yielded jobs that request one kind of device."""
-
-    def __init__(self, wake: Callable[[Key], None], now: Callable[[], datetime]) -> None:
-        self._wake, self._now = wake, now
-        self._partial: dict[Key, Standing] = {}
-        self._yielded: dict[Key, Rank] = {}
-        self._eldest: Key | None = None
-
-    def observe(self, key: Key, found: Standing | None) -> None:
-        before = self._partial[self._eldest] if self._eldest is not None else None
-        self._yielded.pop(key, None)
-        self._partial.pop(key, None)
-        if found is not None and found.since is not None:
-            self._partial[key] = found
-        elif found is not None:
-            self._yielded[key] = found.rank
-        self._choose(key, before)
-
-    def elder(self, key: Key) -> Elder | None:
-        if self._eldest is not None and not self._counts(self._eldest):
-            self._choose(self._eldest, self._partial[self._eldest])
-        own = self._partial[key].rank if key in self._partial else self._yielded.get(key)
-        if own is None or self._eldest is None:
+        if (own := self._standings.get(key)) is None:
             return None
-        rank, since = self._partial[self._eldest][:2]
-        return Elder(*self._eldest, since or "") if rank < own else None
+        if own.pool in self._eldest and not self._counts(self._standings[self._eldest[own.pool][0]]):
+            self._choose(own.pool)
+        if own.pool not in self._eldest:
+            return None
+        eldest, rank = self._eldest[own.pool]
+        return Elder(*eldest, self._standings[eldest].since or "") if rank < own.rank else None
 
-    def _counts(self, key: Key) -> bool:
-        known = self._partial[key]
-        return known.since is not None and seconds_since(known.since, self._now()) < known.left
+    def _counts(self, each: Standing) -> bool:
+        return each.since is not None and seconds_since(each.since, self._now()) < each.left
 
-    def _choose(self, changed: Key, before: Standing | None) -> None:
-        """Determine the eldest after a change of one job, and wake the jobs for which it matters."""
-        known, found = self._eldest, self._partial.get(changed)
-        if known is None or known == changed:
-            self._eldest = min(
-                filter(self._counts, self._partial), key=lambda key: self._partial[key].rank, default=None
-            )
-        elif found is not None and found.rank < self._partial[known].rank and self._counts(changed):
-            self._eldest = changed
-        if known is not None and known in self._partial and known != self._eldest:
+    def _choose(self, pool: str) -> None:
+        """Determine the eldest job of a pool after a change, and wake the jobs for which it matters."""
+        members = {key: each for key, each in self._standings.items() if each.pool == pool}
+        known, before = self._eldest.pop(pool, (None, None))
+        after = min(((each.rank, key) for key, each in members.items() if self._counts(each)), default=None)
+        if after is not None:
+            self._eldest[pool] = after[1], after[0]
+        if known in members and members[known].since is not None and (after is None or known != after[1]):
             self._wake(known)
-        after = self._partial[self._eldest].rank if self._eldest is not None else None
-        if before is None or (after is not None and after <= before.rank):
+        if before is None or (after is not None and after[0] <= before):
             return
-        freed = [key for key, rank in self._yielded.items() if before.rank < rank and (after is None or rank < after)]
-        if self._eldest is not None:
-            freed.append(self._eldest)
-        for key in freed:
-            self._wake(key)
+        for key, each in members.items():
+            if each.since is None and before < each.rank and (after is None or each.rank < after[0]):
+                self._wake(key)
+        if after is not None:
+            self._wake(after[1])
