@@ -60,7 +60,15 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[Any, None] = {}
         self._lock = threading.Lock()
+        # Dual stack if the machine has IPv6, because the kubelet probes the pod's address of either family.
+        if (not address[0] or ":" in address[0]) and socket.has_dualstack_ipv6():
+            self.address_family = socket.AF_INET6
         super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -78,16 +86,6 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
 
-class _DualStackServer(_Server):
-    # Dual stack if the machine has IPv6, because the kubelet probes the pod's address of either family.
-    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
-
-
 class HealthServer:
     """Serves the three paths until ``close``; ``port`` is the bound port."""
 
@@ -100,8 +98,7 @@ class HealthServer:
         ready: Callable[[], Verdict],
         metrics: Callable[[], bytes],
     ) -> None:
-        server = _Server if host and ":" not in host else _DualStackServer
-        self._server = server((host, port), _handler(alive, ready, metrics))
+        self._server = _Server((host, port), _handler(alive, ready, metrics))
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()

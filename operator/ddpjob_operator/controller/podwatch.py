@@ -33,10 +33,6 @@ SLICE = 16
 """Events that are taken before other tasks run, so that a burst does not block the event loop."""
 
 
-class _ExpiredError(Exception):
-    """The server no longer has the history since the last seen version."""
-
-
 @dataclass(kw_only=True)
 class PodWatch:
     """Keeps the objects of one kind and scope up to date in the cache; ``run`` never ends by itself.
@@ -67,9 +63,6 @@ class PodWatch:
                     while True:
                         await self._follow(session)
                         await asyncio.sleep(DELAYS[0])
-            except _ExpiredError:
-                logger.debug("the watch of %s expired, listing them again", self.status.path)
-                self._is_valid = False
             except Unauthorized as error:
                 self._fail(error)
                 await self._renew(generation, error)
@@ -77,7 +70,10 @@ class PodWatch:
                 pause = error.retry_after
                 if not isinstance(error, Unavailable | TooManyRequests):
                     self._is_valid = False
-                self._fail(error)
+                if error.code == 410:  # the server no longer has the history since the last seen version
+                    logger.debug("the watch of %s expired, listing them again", self.status.path)
+                else:
+                    self._fail(error)
             except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
                 logger.info("the watch of %s was interrupted: %s: %s", self.status.path, type(error).__name__, error)
             failures = 0 if loop.time() - started > CALM_SECONDS else failures
@@ -127,7 +123,7 @@ class PodWatch:
             server_hostname=self.connection.tls_server_name,
         ) as response:
             if response.status != 200:
-                raise _watch_error(error_of(response.status, response.headers, await response.read()))
+                raise error_of(response.status, response.headers, await response.read())
             self._response = response
             rest = b""
             async for chunk in response.content.iter_any():
@@ -140,7 +136,7 @@ class PodWatch:
         kind, obj = event.get("type"), event.get("object") or {}
         if kind == "ERROR":
             code = int(obj.get("code") or 500)
-            raise _watch_error(ClusterError(str(obj.get("message") or f"HTTP {code}"), code=code))
+            raise ClusterError(str(obj.get("message") or f"HTTP {code}"), code=code)
         if kind in ("ADDED", "MODIFIED", "DELETED"):
             self.cache.take(self.status.resource, event)
         self._version = (obj.get("metadata") or {}).get("resourceVersion") or self._version
@@ -157,8 +153,3 @@ class PodWatch:
             logger.warning("the API server refused the credentials of the watch, and %s", cause)
         else:
             logger.info("read the credentials again, because the API server refused those of the watch: %s", error)
-
-
-def _watch_error(error: ClusterError) -> Exception:
-    """Return the error to raise; 410 means that the version is too old."""
-    return _ExpiredError() if error.code == 410 else error
