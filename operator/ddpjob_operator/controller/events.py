@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
+from contextvars import Context
 from datetime import UTC, datetime
 
 from ddpjob.api import names
@@ -44,7 +45,9 @@ class EventSender:
             return
         line.append(event_body(job, note, datetime.now(UTC)))
         if namespace not in self._tasks:
-            self._tasks[namespace] = asyncio.create_task(self._serve(namespace), name="sender of events")
+            # In a context of its own, or its log lines would name the job of the first event.
+            serving = asyncio.create_task(self._serve(namespace), name="sender of events", context=Context())
+            self._tasks[namespace] = serving
 
     async def flush(self) -> None:
         """Wait until every queued event was posted or has failed."""
