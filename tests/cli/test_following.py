@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.cli import place
 from ddpjob.cli.logs import print_lines
+from ddpjob.cli.place import Where, find
 from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogLine
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
@@ -204,7 +204,7 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
     monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(JobNotFoundError):
-        place.find("mnist", namespace=None, state_dir=None)
+        find("mnist", Where())
     cluster = {"name": "c", "cluster": {"server": "https://198.18.0.1:6443"}}
     context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}
     (tmp_path / "config").write_text(
@@ -213,16 +213,16 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
     )
     for state in (tmp_path, tmp_path / "config"):  # a file is no reason not to ask the cluster
         monkeypatch.setenv("DDPJOB_STATE_DIR", str(state))
-        found = place.find("mnist", namespace=None, state_dir=None)
+        found = find("mnist", Where())
         assert found.place == "cluster https://198.18.0.1:6443, namespace team-a"
     monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path))
     with pytest.raises(JobNotFoundError):
-        place.find("mnist", local=True, namespace=None, state_dir=None)
+        find("mnist", Where(local=True))
     with pytest.raises(InvalidJobError, match="one place"):
-        place.find("mnist", local=True, context="c", namespace=None, state_dir=None)
+        find("mnist", Where(local=True, context="c"))
     for space in ("a", "b"):
         record = tmp_path / "jobs" / space / "mnist" / "cluster.json"
         record.parent.mkdir(parents=True)
         record.write_text("{}")
     with pytest.raises(DDPJobError, match="2 jobs named mnist"):
-        place.find("mnist", namespace=None, state_dir=None)
+        find("mnist", Where())

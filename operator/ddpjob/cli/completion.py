@@ -11,13 +11,15 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from time import monotonic
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
-from ddpjob.cli.place import has_kubeconfig, kubeconfigs, on_cluster, on_this_machine
+from ddpjob.cli.place import Where, kubeconfigs
+from ddpjob.errors import InvalidJobError
 
 if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
@@ -106,22 +108,22 @@ def _of_named(ctx: typer.Context, count: "Callable[[DDPJob], int]") -> int:
 
 def _of_jobs(ctx: typer.Context, of: "Callable[[DDPJob], Iterable[str]]", *, all_namespaces: bool = False) -> list[str]:
     """Return what a function says of each job in the places that the options of the line allow."""
-    context, state_dir = ctx.params.get("context"), ctx.params.get("state_dir")
-    namespace = None if all_namespaces else ctx.params.get("namespace")
+    given = {one.name: ctx.params.get(one.name) for one in fields(Where)}
+    where = Where(**given | ({"namespace": None} if all_namespaces else {}))
 
     def here() -> list[str]:
-        found = on_this_machine(namespace, state_dir).list(on_error=lambda error: None)
+        found = where.machine().list(on_error=lambda error: None)
         return [value for job in found for value in of(job)]
 
     def there() -> list[str]:
-        with on_cluster(context, namespace, _SECONDS) as client:
+        with where.cluster(_SECONDS) as client:
             return [value for job in client.list(all_namespaces=all_namespaces) for value in of(job)]
 
     remote = None
-    if context is not None or (not (ctx.params.get("local") or state_dir is not None) and has_kubeconfig()):
-        remote = _Answer(there)
+    with contextlib.suppress(InvalidJobError):  # options that contradict each other
+        remote = _Answer(there) if where.may_be_on_cluster else None
     found: list[str] = []
-    if context is None:
+    if where.context is None:
         with contextlib.suppress(Exception):
             found = here()
     return [*found, *(remote.in_time() if remote is not None else ())]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ddpjob.api.objects import Json
 from ddpjob.cli.events import events_table, story
 from ddpjob.cli.get import card
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import age
 from ddpjob.errors import NotAllowedError
@@ -26,10 +26,7 @@ def describe(
     name: Name,
     output: Form = "text",
     *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Show all that is known of a job: its card, its conditions and pods, and what happened to it.
 
@@ -39,7 +36,7 @@ def describe(
     Example:
       ddpjob describe mnist-cpu
     """
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         job = client.get(name)
         try:
             pods, unread = client.pods(job), []

@@ -5,8 +5,8 @@ from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING
 
 from ddpjob.api.times import parse_time
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import one_line, show_error
 from ddpjob.errors import NotAllowedError
@@ -23,10 +23,7 @@ def events(
     name: Name,
     output: Form = "text",
     *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Print what happened to a job: decisions, pods, scheduler and kubelet, sorted by time.
 
@@ -39,7 +36,7 @@ def events(
     """
     from ddpjob.client.timeline import Timeline
 
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         job = client.get(name)
         found, unread = story(client, job)
         if output == "json":

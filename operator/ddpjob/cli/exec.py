@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Name
+from ddpjob.cli.place import Where, find
 
 
 def exec(  # noqa: A001 - the name of the command
@@ -14,10 +14,7 @@ def exec(  # noqa: A001 - the name of the command
     command: Annotated[list[str], Argument(metavar="COMMAND...", help="The command; put -- before it.")],
     *,
     node: Annotated[int, Option("--node", min=0, metavar="N", help="Rank of the node.")] = 0,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Run a command in the trainer's container of a node, without standard input, and return its exit code.
 
@@ -33,5 +30,5 @@ def exec(  # noqa: A001 - the name of the command
         stream.write(data)
         stream.flush()
 
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         return client.exec(name, command, node=node, on_output=show)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs, text_of
-from ddpjob.cli.options import Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find, is_of_this_machine
+from ddpjob.cli.place import Where, find, is_of_this_machine
 from ddpjob.cli.text import is_coloured, one_line
 from ddpjob.errors import DDPJobError
 
@@ -28,10 +27,7 @@ def get(
     *,
     watch: Watch = False,
     all_namespaces: AllNamespaces = False,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Show one job as a card, or list the jobs, as `ddpjob ls` does.
 
@@ -43,11 +39,8 @@ def get(
       ddpjob get mnist-cpu
     """
     if name is None:
-        return ls(
-            output, watch=watch, all_namespaces=all_namespaces, local=local, context=context, namespace=namespace,
-            state_dir=state_dir,
-        )  # fmt: skip
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+        return ls(output, watch=watch, all_namespaces=all_namespaces, where=where)
+    with find(name, where) as client:
         if watch:
             return _follow(client, name, output)
         _show(client, client.get(name), output)

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from ddpjob.api.text import clean_line
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, number_of, one_line
 from ddpjob.errors import DDPJobError, InvalidJobError
 
@@ -57,10 +57,7 @@ def logs(
         Path | None,
         Option("--out-dir", metavar="DIR", help="Write a file for each node and attempt into DIR; implies --all."),
     ] = None,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Print the logs of a job: of node 0 and of nodes that failed.
 
@@ -82,7 +79,7 @@ def logs(
         if is_given and is_too:
             raise InvalidJobError(f"{one} and {other} exclude each other", why, "leave out one of them")
     pattern, seconds = _pattern(grep), None if since is None else _seconds(since)
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         job = client.get(name)
         wanted = _before_newest(job) if previous else attempt
         found = client.logs(

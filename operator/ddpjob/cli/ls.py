@@ -12,8 +12,8 @@ from typer import Option
 from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
-from ddpjob.cli.options import Namespace, Selector, StateDir
-from ddpjob.cli.place import Context, Local, first_answer, is_of_this_machine
+from ddpjob.cli.options import Selector
+from ddpjob.cli.place import Where, first_answer, is_of_this_machine
 from ddpjob.cli.table import Cell, live, show, table
 from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.errors import DDPJobError
@@ -43,10 +43,7 @@ def ls(
     ] = None,
     sort: Annotated[Literal["name", "age"], Option("--sort", help="By name, or by age, the newest first.")] = "name",
     all_namespaces: AllNamespaces = False,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """List jobs: their state, progress and restarts.
 
@@ -73,7 +70,7 @@ def ls(
         found = [job for job in jobs if not known or job.state.lower() in known]
         return found if sort == "name" else sorted(found, key=_created, reverse=True)
 
-    client, lists, trouble = first_answer(begin, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    client, lists, trouble = first_answer(begin, where)
     with client:
         if watch:
             if trouble is not None:

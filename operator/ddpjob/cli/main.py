@@ -126,7 +126,8 @@ def application(*verbs: str) -> typer.Typer:
     )
     app.callback()(ddpjob)
     for verb in verbs or _VERBS:
-        app.command()(run if verb == "run" else getattr(import_module(f"ddpjob.cli.{_MODULES.get(verb, verb)}"), verb))
+        command = run if verb == "run" else getattr(import_module(f"ddpjob.cli.{_MODULES.get(verb, verb)}"), verb)
+        app.command()(options.expanded(command))
     return app
 
 

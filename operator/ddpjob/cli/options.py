@@ -1,7 +1,9 @@
 """Options that several commands share, and the options of ``ddpjob run``."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -19,6 +21,9 @@ StateDir = Annotated[
 Namespace = Annotated[
     str | None,
     Option("--namespace", "-n", metavar="NAME", help="Look in this namespace only."),
+]
+Context = Annotated[
+    str | None, Option("--context", metavar="NAME", help="Jobs of the cluster of this context of the kubeconfig.")
 ]
 MetricsDir = Annotated[
     str | None,
@@ -112,3 +117,23 @@ class Request:
     dry_run: bool = False
     output: str | None = None
     again: str = ""
+
+
+def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command whose parameters that are dataclasses are replaced by their fields, as Typer needs them."""
+    given = {name: one.annotation for name, one in inspect.signature(command).parameters.items()}
+    groups = {name: inspect.signature(made).parameters for name, made in given.items() if is_dataclass(made)}
+
+    @functools.wraps(command)
+    def call(**values: Any) -> Any:
+        made = {name: given[name](**{key: values.pop(key) for key in group}) for name, group in groups.items()}
+        return command(**values, **made)
+
+    flat = [
+        part.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, one in inspect.signature(command).parameters.items()
+        for part in groups.get(name, {name: one}).values()
+    ]
+    call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in flat}
+    return call

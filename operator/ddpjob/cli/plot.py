@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Option
 
-from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import MetricsDir, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, one_line, time_text
 from ddpjob.errors import DDPJobError, InvalidJobError
 
@@ -35,10 +35,7 @@ def plot(
         Option("--file", "-f", metavar="FILE", help="Write this file, whose name ends in .svg or .json."),
     ] = None,
     metrics: MetricsDir = None,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Draw the loss and the throughput of a job over its steps, with its restarts, failures and saves.
 
@@ -55,7 +52,7 @@ def plot(
         form = _form(file.expanduser(), output)
     from ddpjob.cli.training import plot_of, read_training
 
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         training = read_training(client, name, metrics)
     if form == "text":
         width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))

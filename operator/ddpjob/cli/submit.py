@@ -16,7 +16,7 @@ from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
 from ddpjob.api.objects import Json
 from ddpjob.cli import options
 from ddpjob.cli.logs import print_lines
-from ddpjob.cli.place import Context, for_new_job, on_this_machine
+from ddpjob.cli.place import Where, for_new_job
 from ddpjob.cli.text import number_of, one_line, show_error, size_text
 from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
@@ -62,7 +62,7 @@ def submit(
     dry_run: DryRun = None,
     output: Output = None,
     local: Annotated[bool, Option("--local", help="On this machine, in the background.")] = False,
-    context: Context = None,
+    context: options.Context = None,
     namespace: options.JobNamespace = None,
     state_dir: options.StateDir = None,
 ) -> int:
@@ -90,20 +90,20 @@ def submit(
         raise InvalidJobError(
             "--logs prints lines, --output an object", "both are for standard output", "leave one out"
         )
-    local = local or state_dir is not None
     words = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory}
     words |= {"checkpoint": checkpoint, "maxRestarts": max_restarts}
     head = (("name", name), ("namespace", namespace))
     given = [f"metadata.{key}={value}" for key, value in head if value is not None]
     job = _read(source, script_args or [], words | {"env": env}, [*given, *(assignments or ())], launcher)
-    if workdir is not None and not local:
+    where = Where(local, context, job.namespace, state_dir)
+    if workdir is not None and not where.is_here:
         _show_files(workdir)
     if dry_run == "client":
-        _check(job, workdir, output, local=local)
+        _check(job, workdir, output, local=where.is_here)
         return 0
-    with for_new_job(local=local, context=context, namespace=job.namespace, state_dir=state_dir) as client:
+    with for_new_job(where) as client:
         made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
-        if dry_run is None and not local:
+        if dry_run is None and not where.is_here:
             _name_namesake(made.name, context)
         if dry_run is None and (wait or logs):
             return _follow(client, made, output, logs=logs, timeout=timeout)
@@ -144,7 +144,7 @@ def _show_files(workdir: Path) -> None:
 def _name_namesake(name: str, context: str | None) -> None:
     """Print how commands find a job of the cluster if a job of this machine has the same name."""
     try:
-        on_this_machine(None, None).record(name)
+        Where().machine().record(name)
     except JobNotFoundError:
         return
     except LocalError:

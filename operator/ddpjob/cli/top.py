@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.table import Cell, Row, height, live, show, stacked, table
 from ddpjob.cli.text import duration, one_line
 from ddpjob.errors import UnavailableError
@@ -32,10 +32,7 @@ def top(
     name: Name,
     output: Form = "text",
     *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Show what each rank does: step, time of a step, wait for data, memory, last heartbeat.
 
@@ -47,7 +44,7 @@ def top(
     Example:
       ddpjob top mnist-cpu
     """
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         seen = client.ranks(name)
         if output == "json":
             print(json.dumps(seen.wire(), indent=2))

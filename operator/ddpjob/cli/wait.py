@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir, Timeout
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Name, Timeout
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, show_error
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, WaitTimeoutError
 
@@ -32,10 +32,7 @@ def wait(
         str, Option("--for", metavar="STATE", help="finished, running, or step=N: N finished optimizer steps.")
     ] = "finished",
     timeout: Timeout = None,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Wait until a job is finished or runs, here or on the cluster of the kubeconfig.
 
@@ -55,7 +52,7 @@ def wait(
     """
     _step(until)  # a mistake is found before a request
     try:
-        client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+        client = find(name, where)
     except JobNotFoundError as error:
         show_error(error)
         return NOT_FOUND
