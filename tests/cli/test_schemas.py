@@ -81,7 +81,6 @@ def test_what_each_command_prints_has_its_schema(ddpjob: Program) -> None:
         found += misfits(verb, done.out)
     for command in SUBMISSIONS:
         found += misfits("submit", ddpjob("submit", *command, "-o", "json").out)
-    found += misfits("render", ddpjob("run", "tiny.yaml", "--dry-run", "-o", "json").out)
     assert found == []
     lines = ddpjob("logs", "tiny", "-o", "json").objects
     saved = {(line["node"], line["rank"], line["attempt"]) for line in lines if line["line"] == "saved"}

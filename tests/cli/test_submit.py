@@ -158,7 +158,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("command", ["submit job.yaml --dry-run client -o yaml", "run job.yaml --dry-run", "init"])
+@pytest.mark.parametrize("command", ["submit job.yaml --dry-run client -o yaml", "init"])
 def test_the_same_words_make_the_same_spec(ddpjob: Program, command: str) -> None:
     ddpjob.write(shell_job("job", "true"))
     done = ddpjob(*command.split(), *WORDS)

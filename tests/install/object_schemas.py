@@ -62,7 +62,7 @@ def submitted() -> Schema:
 
 def objects() -> Schema:
     """Return the schema of a list of objects of any kind."""
-    what = "What the operator would create for the first attempt of a job. `ddpjob run --dry-run`: also the job."
+    what = "What the operator would create for the first attempt of a job."
     return _list("The objects.", _OBJECT) | {"description": what}
 
 

@@ -18,7 +18,7 @@ from ddpjob.engine import desired
 from ddpjob.engine.injection import PROGRAM
 from ddpjob.errors import InvalidJobError
 from ddpjob.local import LocalError
-from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
+from ddpjob.local.admission import _Document, admit
 from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
@@ -192,15 +192,6 @@ def test_a_job_name_that_cannot_be_used_is_refused_with_its_rule() -> None:
     job = a_local_job("true")
     with pytest.raises(InvalidJobError, match=r"refused: metadata\.name: must be at most 45"):
         admit(job | {"metadata": job["metadata"] | {"name": "1job"}})
-
-
-def test_manifests_are_the_objects_that_a_cluster_would_hold() -> None:
-    rendered = admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
-    kinds = [obj["kind"] for obj in rendered]
-    assert kinds == ["DDPJob", "Service", "PersistentVolumeClaim", "Pod", "Pod"]
-    assert rendered[0]["spec"]["restartPolicy"]["maxTotalRestarts"] == 100
-    assert "uid" not in rendered[0]["metadata"]
-    assert rendered == admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
 
 
 async def test_unwritable_state_folder_is_named(tmp_path: Path) -> None:

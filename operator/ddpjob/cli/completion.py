@@ -108,7 +108,7 @@ def _of_named(ctx: typer.Context, count: "Callable[[DDPJob], int]") -> int:
 
 def _of_jobs(ctx: typer.Context, of: "Callable[[DDPJob], Iterable[str]]", *, all_namespaces: bool = False) -> list[str]:
     """Return what a function says of each job in the places that the options of the line allow."""
-    given = {one.name: ctx.params.get(one.name) for one in fields(Where)}
+    given: dict[str, Any] = {one.name: ctx.params.get(one.name) for one in fields(Where)}
     where = Where(**given | ({"namespace": None} if all_namespaces else {}))
 
     def here() -> list[str]:

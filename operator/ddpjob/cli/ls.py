@@ -78,15 +78,15 @@ def ls(
             _watch(lists, output)
             return 0
         jobs = next(lists)
-        where = f"{client.host}, all namespaces" if all_namespaces else client.place
+        place = f"{client.host}, all namespaces" if all_namespaces else client.place
         if jobs or damaged or output in ("json", "yaml"):
             if output in (None, "table", "wide"):
-                print(f"jobs on {one_line(where)}:", file=sys.stderr, flush=True)
+                print(f"jobs on {one_line(place)}:", file=sys.stderr, flush=True)
             show_jobs(jobs, output)
         else:
             in_state = f" in the state {one_line(' or '.join(states))}" if states else ""
             verb = "run starts" if is_of_this_machine(client) else "submit creates"
-            print(f"no jobs{in_state} on {one_line(where)}; ddpjob {verb} a job", file=sys.stderr)
+            print(f"no jobs{in_state} on {one_line(place)}; ddpjob {verb} a job", file=sys.stderr)
     for problem in damaged:
         show_error(problem)
     if trouble is not None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -32,49 +32,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write to a file, which no other call that a command makes lets through."""
 
 
-def run(
-    source: options.Source,
-    script_args: options.ScriptArgs = None,
-    *,
-    nodes: options.Nodes = None,
-    nproc: options.Nproc = None,
-    gpus: options.Gpus = None,
-    memory: options.Memory = None,
-    checkpoint: options.Checkpoint = None,
-    max_restarts: options.MaxRestarts = None,
-    env: options.Env = None,
-    launcher: options.Launcher = None,
-    assignments: options.Assignments = None,
-    name: options.JobName = None,
-    volumes: Annotated[
-        list[str] | None,
-        Option("--volume", metavar="CLAIM=DIR", help="Use DIR as the claim CLAIM. May be repeated."),
-    ] = None,
-    fresh: Annotated[
-        bool,
-        Option(
-            "--fresh", help="Start from scratch: first remove the job's state and the checkpoints on its own claim."
-        ),
-    ] = False,
-    state_dir: options.StateDir = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print the objects that a cluster would hold, and run nothing.")
-    ] = False,
-    output: Annotated[
-        Literal["table", "plain", "json", "yaml"] | None,
-        Option(
-            "--output",
-            "-o",
-            metavar="FORM",
-            help="table (on a terminal), plain (elsewhere), json: one object a line, yaml: the finished job.",
-        ),
-    ] = None,
-) -> int:
+def run(request: options.Request) -> int:
     """Run a DDPJob, or a script under ddprun, on this machine.
 
     The job gets the same pods, restarts and status as in a cluster. Run the same command again to resume it. Each line
-    of the JSON has the schema docs/reference/schemas/run.json; with --dry-run it is one List, with the schema of ddpjob
-    render.
+    of the JSON has the schema docs/reference/schemas/run.json.
 
     \b
     Exit codes:
@@ -89,21 +51,8 @@ def run(
     """
     from ddpjob.cli.run import execute
 
-    words = {"numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory, "checkpoint": checkpoint}
-    request = options.Request(
-        source,
-        script_args,
-        launcher=launcher,
-        words=words | {"maxRestarts": max_restarts, "env": env},
-        assignments=[*([f"metadata.name={name}"] if name is not None else ()), *(assignments or ())],
-        volumes=volumes,
-        fresh=fresh,
-        state_dir=state_dir,
-        dry_run=dry_run,
-        output=output,
-        again=shlex.join([*program().split(), *(argument for argument in sys.argv[1:] if argument != "--fresh")]),
-    )
-    return execute(request)
+    again = [argument for argument in sys.argv[1:] if argument != "--fresh"]
+    return execute(request, shlex.join([*program().split(), *again]))
 
 
 _ON_JOBS = "run submit ls get why top logs events describe wait suspend resume restart set exec delete"

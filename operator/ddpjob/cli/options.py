@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -48,33 +48,14 @@ Source = Annotated[
     str,
     Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
 ]
-ScriptArgs = Annotated[
-    list[str] | None,
-    Argument(
-        metavar="SCRIPT_ARGS",
-        help="Arguments of the script, or after spec.args; put -- before those that begin with -.",
-    ),
-]
-JobName = Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")]
 JobNamespace = Annotated[
     str | None, Option("--namespace", "-n", metavar="NAME", help="Instead of the namespace in the file.")
-]
-Assignments = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Set a field below spec to a YAML value, for example restartPolicy.maxRestarts=0 or 'args[2]=5'. "
-        "null removes it. May be repeated.",
-    ),
 ]
 Launcher = Annotated[
     ScriptLauncher | None,
     Option("--launcher", help="What starts the processes of a script.", show_default="ddprun"),
 ]
 # Short words for fields of the spec; ``jobspec.with_words`` puts them there.
-Nodes = Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")]
-Nproc = Annotated[int | None, Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).")]
 Gpus = Annotated[
     int | None,
     Option("--gpus", min=1, metavar="N", help="GPUs of each node (limit nvidia.com/gpu), with a process for each."),
@@ -99,30 +80,79 @@ Env = Annotated[
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of ``ddpjob run``.
+class NewJob:
+    """A job of a file or for a script, with the options that change it."""
 
-    words: fields and short words of the spec. assignments: FIELD=VALUE of ``--name`` and ``--set``.
-    again: the command that resumes the job.
-    """
+    source: Source
+    script_args: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="SCRIPT_ARGS",
+            help="Arguments of the script, or after spec.args; put -- before those that begin with -.",
+        ),
+    ] = None
+    nodes: Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")] = None
+    nproc: Annotated[
+        int | None, Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).")
+    ] = None
+    gpus: Gpus = None
+    memory: Memory = None
+    checkpoint: Checkpoint = None
+    max_restarts: MaxRestarts = None
+    env: Env = None
+    launcher: Launcher = None
+    assignments: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Set a field below spec to a YAML value, for example restartPolicy.maxRestarts=0 or 'args[2]=5'. "
+            "null removes it. May be repeated.",
+        ),
+    ] = None
+    name: Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")] = None
 
-    source: str
-    script_args: Sequence[str] | None = None
-    launcher: ScriptLauncher | None = None
-    words: Mapping[str, Any] = field(default_factory=dict)
-    assignments: Sequence[str] = ()
-    volumes: Sequence[str] | None = None
-    fresh: bool = False
-    state_dir: str | None = None
-    dry_run: bool = False
-    output: str | None = None
-    again: str = ""
+    @property
+    def words(self) -> dict[str, Any]:
+        """The fields and short words of the spec that the options set."""
+        words = {"numNodes": self.nodes, "nprocPerNode": self.nproc, "gpus": self.gpus, "memory": self.memory}
+        return words | {"checkpoint": self.checkpoint, "maxRestarts": self.max_restarts, "env": self.env}
+
+
+@dataclass(frozen=True)
+class Request(NewJob):
+    """The options of ``ddpjob run``."""
+
+    volumes: Annotated[
+        list[str] | None,
+        Option("--volume", metavar="CLAIM=DIR", help="Use DIR as the claim CLAIM. May be repeated."),
+    ] = None
+    fresh: Annotated[
+        bool,
+        Option(
+            "--fresh", help="Start from scratch: first remove the job's state and the checkpoints on its own claim."
+        ),
+    ] = False
+    state_dir: StateDir = None
+    output: Annotated[
+        Literal["table", "plain", "json", "yaml"] | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="FORM",
+            help="table (on a terminal), plain (elsewhere), json: one object a line, yaml: the finished job.",
+        ),
+    ] = None
 
 
 def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command whose parameters that are dataclasses are replaced by their fields, as Typer needs them."""
     given = {name: one.annotation for name, one in inspect.signature(command).parameters.items()}
-    groups = {name: inspect.signature(made).parameters for name, made in given.items() if is_dataclass(made)}
+    groups = {
+        name: inspect.signature(made).parameters
+        for name, made in given.items()
+        if isinstance(made, type) and is_dataclass(made)
+    }
 
     @functools.wraps(command)
     def call(**values: Any) -> Any:

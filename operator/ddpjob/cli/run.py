@@ -1,7 +1,6 @@
 """Carries out ``ddpjob run``: prepares the job, runs a session, and reports it. Imported only when a job runs."""
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -15,7 +14,6 @@ from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guar
 from ddpjob.cli.prepare import Prepared, differences, prepare
 from ddpjob.cli.snapshot import moment_of
 from ddpjob.cli.summary import RunResult
-from ddpjob.cli.text import one_line
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import dump_yaml
 from ddpjob.client.local_logs import LogReader
@@ -30,11 +28,9 @@ _OUTPUT_SECONDS = 0.2
 _BAR_SECONDS = 10.0  # between two lines of a progress bar
 
 
-def execute(request: Request) -> int:
-    """Run the job, or with ``dry_run`` only print it. Return the exit code. Raises ``LocalError``."""
+def execute(request: Request, again: str) -> int:
+    """Run the job, and return the exit code. again: the command that resumes it. Raises ``LocalError``."""
     prepared = prepare(request)
-    if request.dry_run:
-        return _dry_run(request, prepared)
     require_programs(prepared.admitted)
     stop = Stop()
     stdout = guarded(sys.stdout, lambda: stop.request(signal.SIGPIPE))
@@ -43,7 +39,7 @@ def execute(request: Request) -> int:
         stop.say = display.note
         job = _run(request, prepared, stop, display)
         seconds, has_output = time.monotonic() - begin, not runs_ddptrain(prepared.admitted)
-        result = RunResult(DDPJob.from_manifest(job), prepared.paths, seconds, request.again, stop.number, has_output)
+        result = RunResult(DDPJob.from_manifest(job), prepared.paths, seconds, again, stop.number, has_output)
         display.end(result)
     if request.output == "yaml":
         print(dump_yaml(job), end="", file=stdout)
@@ -99,22 +95,6 @@ def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> 
 def _show(lines: Iterable[LogLine], display: Display) -> None:
     for line in lines:
         display.output(line.text)
-
-
-def _dry_run(request: Request, prepared: Prepared) -> int:
-    """Print the objects that a cluster would hold, the user's ConfigMaps included and Secrets excluded."""
-    shown = [other for other in prepared.file.others if other.get("kind") != "Secret"]
-    objects = [*prepared.admitted.manifests(), *shown]
-    notes = [one_line(note) for note in prepared.notes]
-    if len(shown) < len(prepared.file.others):
-        notes.append("Secrets are left out")
-    for note in notes:
-        print(f"· {note}", file=sys.stderr)
-    if request.output == "json":
-        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
-    else:
-        print(dump_yaml(*objects), end="")
-    return 0
 
 
 def display_of(output: str | None, stdout: TextIO, interval: float = INTERVAL) -> Display:

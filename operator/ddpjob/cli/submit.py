@@ -4,15 +4,15 @@ import json
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
 
-from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
+from ddpjob.api.names import DDPJOBS, GROUP
 from ddpjob.api.objects import Json
 from ddpjob.cli import options
 from ddpjob.cli.logs import print_lines
@@ -41,21 +41,10 @@ _NAMED = 20  # files that are named
 
 
 def submit(
-    source: options.Source,
-    script_args: options.ScriptArgs = None,
+    new: options.NewJob,
     *,
     image: Image = None,
-    nodes: options.Nodes = None,
-    nproc: options.Nproc = None,
-    gpus: options.Gpus = None,
-    memory: options.Memory = None,
-    checkpoint: options.Checkpoint = None,
-    max_restarts: options.MaxRestarts = None,
-    env: options.Env = None,
-    launcher: options.Launcher = None,
     workdir: Workdir = None,
-    assignments: options.Assignments = None,
-    name: options.JobName = None,
     wait: Annotated[bool, Option("--wait", help="Show the job until it has finished, then why it ended so.")] = False,
     logs: Annotated[bool, Option("--logs", help="Follow the logs until the job has finished.")] = False,
     timeout: options.Timeout = None,
@@ -90,11 +79,7 @@ def submit(
         raise InvalidJobError(
             "--logs prints lines, --output an object", "both are for standard output", "leave one out"
         )
-    words = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory}
-    words |= {"checkpoint": checkpoint, "maxRestarts": max_restarts}
-    head = (("name", name), ("namespace", namespace))
-    given = [f"metadata.{key}={value}" for key, value in head if value is not None]
-    job = _read(source, script_args or [], words | {"env": env}, [*given, *(assignments or ())], launcher)
+    job = _read(new, image, namespace)
     where = Where(local, context, job.namespace, state_dir)
     if workdir is not None and not where.is_here:
         _show_files(workdir)
@@ -111,18 +96,12 @@ def submit(
     return 0
 
 
-def _read(
-    source: str,
-    script_args: list[str],
-    words: Mapping[str, Any],
-    assignments: list[str],
-    launcher: ScriptLauncher | None,
-) -> "DDPJob":
+def _read(new: options.NewJob, image: str | None, namespace: str | None) -> "DDPJob":
     """Return the job of a file or for a script, with the fields of the options."""
     from ddpjob.cli.prepare import read_changed
     from ddpjob.client.job import DDPJob
 
-    file = read_changed(source, script_args, words, assignments, launcher)
+    file = read_changed(new, image=image, namespace=namespace)
     if file.ignored:
         typer.echo(f"· ignored {len(file.ignored)} other documents: {one_line(', '.join(file.ignored))}", err=True)
     return DDPJob.from_file(file)
