@@ -14,7 +14,7 @@ import pytest
 from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
 from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, sparkline
-from ddpjob.cli.ls import CELLS, WIDE
+from ddpjob.cli.jobs import CELLS, WIDE
 from ddpjob.cli.snapshot import moment_of
 from ddpjob.cli.table import Cell
 from ddpjob.client.base import INTERRUPTED
@@ -151,15 +151,15 @@ def test_every_column_of_kubectl_has_a_value() -> None:
 def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:
     for name in ("two", "one"):
         ddpjob("run", ddpjob.write(shell_job(name, "true")))
-    header, *rows = ddpjob("ls").out.splitlines()
+    header, *rows = ddpjob("get").out.splitlines()
     assert header.split() == ["NAME", "STATE", "NODES", "PROGRESS", "LOSS", "RESTARTS", "AGE"]
     assert [row.split()[:3] for row in rows] == [["one", "Succeeded", "1/1"], ["two", "Succeeded", "1/1"]]
     assert not [line for line in (header, *rows) if line.endswith(" ")]
-    assert ddpjob("ls", "-o", "name").out == "ddpjob.ddpjob.dev/one\nddpjob.ddpjob.dev/two\n"
+    assert ddpjob("get", "-o", "name").out == "ddpjob.ddpjob.dev/one\nddpjob.ddpjob.dev/two\n"
     assert ddpjob("get", "one", "-o", "name").out == "ddpjob.ddpjob.dev/one\n"
-    assert json.loads(ddpjob("ls", "-o", "json").out) == json.loads(ddpjob("get", "-o", "json").out)
+    assert json.loads(ddpjob("get", "-o", "json").out) == json.loads(ddpjob("get", "-o", "json").out)
     assert ddpjob("get", "one").out.splitlines()[0].endswith("s ago: all 1 node(s) of attempt 1 succeeded")
-    with ddpjob.started("ls", "-w", "-o", "json") as watch:
+    with ddpjob.started("get", "-w", "-o", "json") as watch:
         assert watch.stdout is not None
         seen = [json.loads(next(watch.stdout))["metadata"]["name"] for _ in range(2)]
         assert seen == ["one", "two"]
@@ -178,7 +178,7 @@ def _is_going_on(job: dict[str, dict[str, str]]) -> bool:
 
 def test_a_watched_table_stays_in_place_on_a_terminal(ddpjob: Program) -> None:
     ddpjob("run", ddpjob.write(shell_job("one", "true")))
-    with ddpjob.on_terminal("ls", "-w") as read:
+    with ddpjob.on_terminal("get", "-w") as read:
         eventually("the table is drawn twice", lambda: read().count("Succeeded") >= 2)
         assert "\x1b[1A" in read(), "the cursor goes up to draw it again"
 

@@ -82,11 +82,11 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
         job = shell_job(name, "true", suspend=name != "two")
         job["metadata"]["labels"] = {"team": team}
         assert ddpjob("submit", ddpjob.write(job), "--local", "--wait").code in (0, 102)
-    assert ddpjob("ls", "-l", "team=a", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/one", "ddpjob.ddpjob.dev/two"]
-    assert ddpjob("ls", "--state", "succeeded", "-o", "name").out == "ddpjob.ddpjob.dev/two\n"
+    assert ddpjob("get", "-l", "team=a", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/one", "ddpjob.ddpjob.dev/two"]
+    assert ddpjob("get", "--state", "succeeded", "-o", "name").out == "ddpjob.ddpjob.dev/two\n"
     ages = {job["metadata"]["name"]: job["metadata"]["creationTimestamp"] for job in map(ddpjob.job, JOBS)}
     newest_first = sorted(JOBS, key=lambda name: ages[name], reverse=True)
-    listed = ddpjob("ls", "--sort", "age", "-o", "json")
+    listed = ddpjob("get", "--sort", "age", "-o", "json")
     assert [ages[item["metadata"]["name"]] for item in json.loads(listed.out)["items"]] == [
         ages[name] for name in newest_first
     ]
@@ -101,11 +101,11 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
     with ddpjob.on_terminal("delete", "-l", "team=a") as terminal:
         terminal.answer("delete 2 jobs, one, two (this machine)?", "y")
         assert terminal.ends() == 0
-    assert ddpjob("ls", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/three"]
+    assert ddpjob("get", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/three"]
     with ddpjob.on_terminal("delete", "missing", "three") as terminal:
         terminal.answer("delete three (this machine)?", "y")
         assert terminal.ends() == 1
-    assert ddpjob("ls", "-o", "name").out == ""
+    assert ddpjob("get", "-o", "name").out == ""
 
 
 def test_jobs_of_one_name_in_two_namespaces_are_changed_by_label(ddpjob: Program) -> None:
@@ -123,7 +123,7 @@ def test_jobs_of_one_name_in_two_namespaces_are_changed_by_label(ddpjob: Program
     done = ddpjob("suspend", "-l", "team=x")
     assert (done.code, done.out.split(" suspended (this machine)\n")[:-1]) == (0, ["a/tiny", "other", "b/tiny"]), done
     assert ddpjob("delete", "-l", "team=x").code == 0
-    assert ddpjob("ls", "-o", "name").out == ""
+    assert ddpjob("get", "-o", "name").out == ""
 
 
 def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjob: Program, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def is_forbidden(done: Done) -> bool:
 def reads_everything(run: Program, world: ClusterWorld) -> None:
     """Check the commands that only read."""
     where = f"cluster {world.plane.server}, namespace {world.namespace}"
-    listed = run("ls")
+    listed = run("get")
     assert (listed.code, listed.err) == (0, f"jobs on {where}:\n")
     assert listed.out.splitlines()[1].split()[:2] == ["mnist", "Running"]
     assert json.loads(run("get", "mnist", "-o", "json").out)["status"]["state"] == "Running"
@@ -95,9 +95,8 @@ def reads_everything(run: Program, world: ClusterWorld) -> None:
     logs = run("logs", "mnist", "--tail", "2")
     assert (logs.out.splitlines(), logs.err) == (["line 3", "line 4"], f"logs of mnist on {where}:\n")
     assert run("get", "mnist", "-o", "table").err == f"job on {where}:\n"
-    for verb in ("events", "describe"):
-        done = run(verb, "mnist")
-        assert (done.code, done.err) == (0, "") and where in done.out, done
+    done = run("describe", "mnist")
+    assert (done.code, done.err) == (0, "") and where in done.out, done
     found = json.loads(run("why", "mnist", "-o", "json").out)
     assert found["stage"] in ("Running", "FirstStep")
     assert [text for text in found.get("unread", []) if "Deployment" not in text] == []
@@ -115,7 +114,7 @@ def test_a_user_with_the_role_view_reads_everything_and_changes_nothing(ddpjob: 
         for command in CHANGES:
             assert is_forbidden(viewer(*command)), command
     assert world.client.get("mnist").manifest["spec"] == job.manifest["spec"]
-    assert is_forbidden(viewer("ls", "-A")), "the role is that of one namespace"
+    assert is_forbidden(viewer("get", "-A")), "the role is that of one namespace"
 
 
 def test_a_user_with_the_role_edit_reads_and_changes_everything(ddpjob: Program, world: ClusterWorld) -> None:
@@ -154,7 +153,7 @@ def test_a_kubeconfig_that_checks_no_certificate_prints_no_warning(ddpjob: Progr
     path = ddpjob.folder / "insecure"
     path.write_text(yaml.safe_dump(config))
     world.client.submit(world.job("there"))
-    done = ddpjob("ls", env={"KUBECONFIG": str(path)})
+    done = ddpjob("get", env={"KUBECONFIG": str(path)})
     assert (done.code, done.err) == (0, f"jobs on cluster {world.plane.server}, namespace {world.namespace}:\n")
 
 
@@ -162,21 +161,18 @@ def test_a_user_without_rights_is_told_so_by_each_command(ddpjob: Program, world
     stranger = user(ddpjob, world, "stranger")
     world.client.submit(world.job("mnist"))
     reading = (["get", "mnist"], ["logs", "mnist"], ["why", "mnist"], ["wait", "mnist"])
-    for command in (*reading, *CHANGES, ["ls", "--context", f"{world.namespace}-stranger"]):
+    for command in (*reading, *CHANGES, ["get", "--context", f"{world.namespace}-stranger"]):
         assert is_forbidden(stranger(*command)), command
 
 
-def test_without_the_right_to_read_pods_events_and_describe_tell_what_the_status_says(
-    ddpjob: Program, world: ClusterWorld
-) -> None:
+def test_without_the_right_to_read_pods_describe_has_what_the_status_says(ddpjob: Program, world: ClusterWorld) -> None:
     reader = user(ddpjob, world, "reader")
     world.run(world.client.submit(world.job("mnist")))
-    for verb in ("events", "describe"):
-        done = reader(verb, "mnist", "-o", "json")
-        assert done.code == 0 and done.err.startswith("error: not allowed: pods"), done
-        found = json.loads(done.out)
-        assert [entry["reason"] for entry in found["events"]] == ["Submitted"]
-        assert found["unread"] == [done.err.splitlines()[0].removeprefix("error: ")]
+    done = reader("describe", "mnist", "-o", "json")
+    assert done.code == 0 and done.err.startswith("error: not allowed: pods"), done
+    found = json.loads(done.out)
+    assert [entry["reason"] for entry in found["events"]] == ["Submitted"]
+    assert found["unread"] == [done.err.splitlines()[0].removeprefix("error: ")]
 
 
 def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machine(
@@ -189,7 +185,7 @@ def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machi
         assert _names(viewer("get", "-o", "name")) == ["there"]
         assert _names(viewer("get", "--local", "-o", "name")) == ["here"]
         assert viewer("get", "--local").err == "jobs on this machine:\n"
-        none = viewer("ls", "--state", "failed").err
+        none = viewer("get", "--state", "failed").err
         assert none.startswith("no jobs in the state failed on cluster ")
         assert none.endswith(f", namespace {world.namespace}; ddpjob submit creates a job\n")
         assert _names(viewer("get", "--context", f"{world.namespace}-viewer", "-o", "name")) == ["there"]
@@ -201,7 +197,7 @@ def test_jobs_are_listed_of_the_cluster_if_it_serves_them_and_else_of_this_machi
         away = viewer("get", "-o", "name")
         assert (away.code, _names(away)) == (1, ["here"])
         assert away.err.splitlines()[2] == "next:  --local lists the jobs of this machine alone"
-    contradiction = viewer("ls", "--local", "--context", "any")
+    contradiction = viewer("get", "--local", "--context", "any")
     assert "one place" in contradiction.is_refused()[1]
 
 

@@ -131,7 +131,7 @@ for step in range(1, 51):
     assert "  ! step 25: attempt 1: the loss is NaN at step 25 and 25 later" in drawn
     card = ddpjob("get", "tiny", env=plain).out
     assert "loss nan" in card and " 1 → nan" in card
-    assert " nan" in ddpjob("ls", "-o", "wide").out
+    assert " nan" in ddpjob("get", "-o", "wide").out
     assert ddpjob("report", "tiny").code == 0
     page = (ddpjob.folder / "tiny.html").read_text()
     assert '<b class="bad">NaN</b><span>training loss from step 25</span>' in page

@@ -37,7 +37,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Program:
 def test_a_narrow_terminal_cuts_long_texts_with_a_mark_and_shows_every_column(ddpjob: Program) -> None:
     name = "a-job-with-a-name-of-some-length"
     assert ddpjob("run", ddpjob.write(shell_job(name, "true"))).code == 0
-    with ddpjob.on_terminal("ls", columns=75) as terminal:
+    with ddpjob.on_terminal("get", columns=75) as terminal:
         assert terminal.ends() == 0
         _, header, row = [line for line in terminal().splitlines() if line.strip()]
     assert header.split()[0] == "NAME" and header.split()[-1] == "AGE", header
@@ -58,8 +58,8 @@ def test_no_command_shows_the_token_of_an_attempt(failed: Program) -> None:
     with zipfile.ZipFile(failed.folder / "bad.zip") as bundle:
         shown = [bundle.read(name).decode() for name in bundle.namelist()]
     commands = [
-        ["get", "bad"], ["get", "bad", "-o", "yaml"], ["get", "bad", "-o", "json"], ["why", "bad"], ["events", "bad"],
-        ["describe", "bad"], ["describe", "bad", "-o", "json"], ["logs", "bad"], ["ls"],
+        ["get", "bad"], ["get", "bad", "-o", "yaml"], ["get", "bad", "-o", "json"], ["why", "bad"],
+        ["describe", "bad"], ["describe", "bad", "-o", "json"], ["logs", "bad"], ["get"],
     ]  # fmt: skip
     for command in commands:
         done = failed(*command)
@@ -183,6 +183,7 @@ def test_get_has_the_columns_of_kubectl(failed: Program) -> None:
 
 
 def test_get_without_jobs_says_so(ddpjob: Program) -> None:
+    assert "one job" in ddpjob("get", "one", "-l", "team=a").is_refused()[0]
     done = ddpjob("get")
     assert (done.code, done.out) == (0, "")
     assert "no jobs" in done.err

@@ -209,7 +209,7 @@ def test_hostile_file_name_cannot_control_the_terminal(ddpjob: Program) -> None:
 def test_unwritable_state_folder_is_reported_in_three_lines(ddpjob: Program, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     file = ddpjob.write(shell_job("echo", "true"))
-    for command in (("run", file), ("ls",)):
+    for command in (("run", file), ("get",)):
         assert "file" in ddpjob(*command, "--state-dir", str(tmp_path / "file")).is_refused()[0]
 
 

@@ -27,10 +27,9 @@ while not os.path.exists("go"):
     ddprun.report(step=8)
     time.sleep(0.05)
 """
-OF_A_JOB = ("get", "why", "logs", "events", "describe", "checkpoints", "plot")
+OF_A_JOB = ("get", "why", "logs", "describe", "checkpoints", "plot")
 COMMANDS = {
     **{verb: [verb, "tiny"] for verb in OF_A_JOB},
-    "ls": ["ls", "--local"],
     "doctor": ["doctor", "--local"],
     "pull": ["pull", "tiny", "--to", "copy"],
     "bundle": ["bundle", "tiny", "-f", "tiny.zip"],
@@ -61,7 +60,7 @@ def test_no_command_that_prints_json_is_left_out() -> None:
     assert set(verbs_with_json()) == {*COMMANDS, *WHILE_IT_RUNS, "submit"}
 
 
-@pytest.mark.parametrize("verb", ["get", "ls", "logs", "render", "submit"])
+@pytest.mark.parametrize("verb", ["get", "logs", "render", "submit"])
 def test_an_empty_object_fits_no_schema(verb: str) -> None:
     assert misfits(verb, "{}")
 

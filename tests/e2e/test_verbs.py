@@ -128,7 +128,7 @@ def from_files(user: User) -> None:
     assert (kinds.count("Pod"), kinds.count("Service")) == (2, 1), kinds
     (user.folder / "converted.yaml").write_text(user("convert", str(PYTORCHJOB)))
     assert user("submit", "converted.yaml", "--dry-run", "server", "-o", "name").strip()
-    assert user.read("ls")["items"] == []
+    assert user.read("get")["items"] == []
 
 
 def stop_and_start(trial: Trial, editor: User, viewer: User, logs: Path) -> None:
@@ -156,18 +156,18 @@ def until_followed(logs: Path, attempt: int) -> None:
 
 
 def attempt_of(name: str, user: User) -> int:
-    (job,) = (job for job in user.read("ls")["items"] if job["metadata"]["name"] == name)
+    (job,) = (job for job in user.read("get")["items"] if job["metadata"]["name"] == name)
     return int(job["status"]["attempt"])
 
 
 def while_it_runs(name: str, user: User) -> None:
     """Read all that the role view may read."""
-    assert [row["metadata"]["name"] for row in user.read("ls")["items"]] == [name]
+    assert [row["metadata"]["name"] for row in user.read("get")["items"]] == [name]
     assert f"{name} is Running" in user("get", name)
     verdict = user.read("why", name)
     assert (verdict["stage"], verdict["isAbnormal"]) == ("Running", False), verdict
     assert user("logs", name, "--tail", "3", "--all").strip()
-    reasons = [event["reason"] for event in user.read("events", name)["events"]]
+    reasons = [event["reason"] for event in user.read("describe", name)["events"]]
     assert {"Started", "Running", "Scheduled"} <= set(reasons), reasons
     assert user("describe", name).strip()
     checks = user.read("doctor", "--context", context_of(user))["checks"]

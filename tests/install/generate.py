@@ -26,7 +26,7 @@ from ddpjob.client.bundle.archive import Manifest
 from ddpjob.client.checkup.check import Checkup
 from ddpjob.client.log_lines import PrintedLine
 from ddpjob.client.ranks import RankTable
-from ddpjob.client.timeline import Description, Timeline
+from ddpjob.client.timeline import Description
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from ddpjob.client.volume.contents import Pulled, VolumeContents
@@ -58,7 +58,6 @@ EXPLANATION = schemas.FOLDER / "explanation.json"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "run": RunLine,
     "validate": Validation,
-    "events": Timeline,
     "describe": Description,
     "bundle": Manifest,
     "doctor": Checkup,
@@ -75,7 +74,7 @@ OBJECTS = {
     "render": object_schemas.objects,
 }
 """Schemas of objects as the API server has them, by the name of the file."""
-NAMED = {"why": "explanation", "get": "ddpjob", "ls": "ddpjob"}
+NAMED = {"why": "explanation", "get": "ddpjob"}
 """The names of the other files."""
 FLOW = ROOT / "docs" / "develop" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"

@@ -3,7 +3,7 @@
     main ─▶ run ─▶ prepare (client.jobfile) ─▶ local.session
          │         snapshot ─▶ output, live           while the job runs
          │         summary ─▶ output, live            when it has ended
-         ├▶ ls, get (card), describe, events, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
+         ├▶ get (card), describe, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
          ├▶ plot, report ─▶ training ─▶ client, ddpplot
          └▶ init, validate, render, convert          files alone: client.validation, client.starter, convert
 

@@ -1,23 +1,24 @@
 """``ddpjob describe``: all that is known of a job: its card, conditions, pods, and what happened to it."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.events import events_table, story
+from ddpjob.api.times import parse_time
 from ddpjob.cli.get import card
 from ddpjob.cli.options import Form, Name
 from ddpjob.cli.place import Where, find
 from ddpjob.cli.table import Cell, Row, show, table
-from ddpjob.cli.text import age
+from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.errors import NotAllowedError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ddpjob.client.base import Events, Pods
+    from ddpjob.client.base import Client, Events, Pods
     from ddpjob.client.job import DDPJob
+    from ddpjob.client.timeline import JobEvent
 
 _GOOD = ("running", "succeeded", "pending")
 
@@ -28,9 +29,10 @@ def describe(
     *,
     where: Where,
 ) -> int:
-    """Show all that is known of a job: its card, its conditions and pods, and what happened to it.
+    """Show all that is known of a job: its card, its conditions and pods, and what happened to it, sorted by time.
 
-    The JSON has the schema docs/reference/schemas/describe.json.
+    A cluster deletes its Events after an hour; what status and pods say remains. The JSON has the schema
+    docs/reference/schemas/describe.json.
 
     \b
     Example:
@@ -42,7 +44,7 @@ def describe(
             pods, unread = client.pods(job), []
         except NotAllowedError as error:
             pods, unread = [], [error.error]
-        happened, unread_events = story(client, job)
+        happened, unread_events = _story(client, job)
         unread = list(dict.fromkeys([*unread, *unread_events]))
         if output == "json":
             print(json.dumps(_description(job, client.place, pods, unread, happened), indent=2))
@@ -53,6 +55,7 @@ def describe(
     ):  # fmt: skip
         print(f"\n{title}")
         show(shown)
+    print(f"{len(happened)} events, {one_line(client.place)}")
     return 0
 
 
@@ -88,3 +91,36 @@ def pods_table(pods: "Pods") -> "Table":
         rows.append([f"n{pod.node_rank}", pod.attempt, state, pod.kubernetes_node, age(pod.created), pod.name, text])
     header = ["NODE", "ATTEMPT", "STATE", "ON", "AGE", "POD", ""]
     return table(header, rows, whole=("NODE",), folded="")
+
+
+def _story(client: "Client", job: "DDPJob") -> tuple["Events", list[str]]:
+    """Return what happened to a job, and what the user may not read of it: the status alone is always readable."""
+    from ddpjob.client.timeline import timeline
+
+    try:
+        return client.events(job), []
+    except NotAllowedError as error:
+        show_error(error)
+        return timeline(job), [error.error]
+
+
+def events_table(found: "Events", zone: tzinfo | None = None) -> "Table":
+    """Return the events as a table; times are those of a time zone, by default of this machine."""
+    times = [parse_time(event.time).astimezone(zone) for event in found]
+    days = {time.date() for time in times}
+    form = "%H:%M:%S" if len(days) < 2 else "%m-%d %H:%M:%S"
+    rows = [_event_row(event, time, form) for event, time in zip(found, times, strict=True)]
+    return table(["TIME", "SOURCE", "OBJECT", "REASON", "MESSAGE"], rows, whole=("TIME", "OBJECT"), folded="MESSAGE")
+
+
+def _event_row(event: "JobEvent", time: datetime, form: str) -> Row:
+    warns = event.type == "Warning"
+    message = event.message + (f" (×{event.count})" if event.count > 1 else "")
+    return [time.strftime(form), event.source, _object(event), Cell(event.reason, warns), Cell(message, warns)]
+
+
+def _object(event: "JobEvent") -> str:
+    """Return for example ``job``, or of a pod ``n1 (2)``: node and attempt."""
+    if event.node_rank is not None:
+        return f"n{event.node_rank} ({event.attempt})"
+    return "job" if event.kind == "DDPJob" else f"{event.kind} {event.name}"

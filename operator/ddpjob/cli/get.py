@@ -1,21 +1,25 @@
-"""``ddpjob get``: shows one job as a card, or lists all."""
+"""``ddpjob get``: shows one job as a card, or lists jobs."""
 
 import shutil
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument
+from typer import Argument, Option
 
-from ddpjob.cli.ls import AllNamespaces, Output, Watch, ls, show_jobs, text_of
-from ddpjob.cli.place import Where, find, is_of_this_machine
-from ddpjob.cli.text import is_coloured, one_line
-from ddpjob.errors import DDPJobError
+from ddpjob.api.exit_codes import USAGE
+from ddpjob.cli.jobs import show_jobs, text_of, watch_jobs
+from ddpjob.cli.options import Selector
+from ddpjob.cli.place import Where, find, first_answer, is_of_this_machine
+from ddpjob.cli.text import is_coloured, one_line, show_error
+from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from ddpjob.client.base import Client
+    from ddpjob.api.objects import Json
+    from ddpjob.client.base import Client, Jobs
     from ddpjob.client.job import DDPJob
 
 _WIDEST = 120  # columns of a card
@@ -23,28 +27,94 @@ _WIDEST = 120  # columns of a card
 
 def get(
     name: Annotated[str | None, Argument(metavar="[NAME]", help="Show only this job.")] = None,
-    output: Output = None,
+    output: Annotated[
+        Literal["table", "wide", "json", "yaml", "name"] | None,
+        Option("--output", "-o", metavar="FORM", help="table, wide, json, yaml or name."),
+    ] = None,
     *,
-    watch: Watch = False,
-    all_namespaces: AllNamespaces = False,
+    watch: Annotated[bool, Option("--watch", "-w", help="Go on, and show each change.")] = False,
+    selector: Selector = None,
+    states: Annotated[
+        list[str] | None,
+        Option("--state", metavar="STATE", help="Jobs in this state, for example Running. May be repeated."),
+    ] = None,
+    sort: Annotated[Literal["name", "age"], Option("--sort", help="By name, or by age, the newest first.")] = "name",
+    all_namespaces: Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     where: Where,
 ) -> int:
-    """Show one job as a card, or list the jobs, as `ddpjob ls` does.
+    """Show one job as a card, or list jobs: their state, progress and restarts.
 
     The card has the state in a sentence, nodes and ranks, progress, the attempts, the last failure, the checkpoint and
-    where the time went. Only what is abnormal is in colour. The JSON has the schema docs/reference/schemas/ddpjob.json.
+    where the time went. Only what is abnormal is in colour.
+
+    Listed are the jobs of the cluster of the kubeconfig if it has DDPJobs, else of this machine; --local and --context
+    decide. With --watch the table stays in place on a terminal; elsewhere each changed job is a line. Interrupted: the
+    job is not finished, and no process of this machine runs it. The JSON of several jobs is a List, with --watch an
+    object a line. Its schema is docs/reference/schemas/ddpjob.json.
 
     \b
     Example:
       ddpjob get mnist-cpu
     """
     if name is None:
-        return ls(output, watch=watch, all_namespaces=all_namespaces, where=where)
+        which: Json = {"all_namespaces": all_namespaces, "label_selector": selector}
+        return _list(which, states or [], sort, output, where, watch=watch)
+    if selector or states:
+        raise InvalidJobError(
+            f"{name} is one job, and -l and --state select several", "both say which jobs are shown", "leave out one"
+        )
     with find(name, where) as client:
         if watch:
             return _follow(client, name, output)
         _show(client, client.get(name), output)
     return 0
+
+
+def _list(which: "Json", states: list[str], sort: str, output: str | None, where: Where, *, watch: bool) -> int:
+    """List the jobs, once or after each change."""
+    damaged: list[DDPJobError] = []
+    known = {state.lower() for state in states}
+
+    def begin(asked: "Client") -> "Iterator[Jobs]":
+        """Return the lists of jobs; the first is read here, so that a client that has none raises."""
+        if watch:
+            lists = asked.watch_all(**which)
+        elif is_of_this_machine(asked):  # one damaged record must not hide the others
+            lists = iter([asked.list(**which, on_error=damaged.append)])
+        else:
+            lists = iter([asked.list(**which)])
+        return map(wanted, chain([next(lists)], lists))
+
+    def wanted(jobs: "Jobs") -> "Jobs":
+        found = [job for job in jobs if not known or job.state.lower() in known]
+        return found if sort == "name" else sorted(found, key=_created, reverse=True)
+
+    client, lists, trouble = first_answer(begin, where)
+    with client:
+        if watch:
+            if trouble is not None:
+                raise trouble
+            watch_jobs(lists, output)
+            return 0
+        jobs = next(lists)
+        place = one_line(f"{client.host}, all namespaces" if which["all_namespaces"] else client.place)
+        if jobs or damaged or output in ("json", "yaml"):
+            if output in (None, "table", "wide"):
+                print(f"jobs on {place}:", file=sys.stderr, flush=True)
+            show_jobs(jobs, output)
+        else:
+            in_state = f" in the state {one_line(' or '.join(states))}" if states else ""
+            verb = "run starts" if is_of_this_machine(client) else "submit creates"
+            print(f"no jobs{in_state} on {place}; ddpjob {verb} a job", file=sys.stderr)
+    for problem in damaged:
+        show_error(problem)
+    if trouble is not None:
+        raise trouble
+    return USAGE if damaged else 0
+
+
+def _created(job: "DDPJob") -> str:
+    return str(job.manifest["metadata"].get("creationTimestamp") or "")
 
 
 def _show(client: "Client", job: "DDPJob", output: str | None) -> None:

@@ -97,7 +97,7 @@ def chosen(
     found = [job for job in client.list(label_selector=selector) if finished or not job.finished]
     if not found:
         which = "" if finished else " that has not finished"
-        raise JobNotFoundError(f"no job{which} has the labels {selector}", client.place, "ddpjob ls lists the jobs")
+        raise JobNotFoundError(f"no job{which} has the labels {selector}", client.place, "ddpjob get lists the jobs")
     return [(client, job) for job in found]
 
 

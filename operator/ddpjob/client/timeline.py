@@ -83,19 +83,6 @@ class JobPod(WireModel):
     """What the kubelet or the trainer says about it."""
 
 
-class Timeline(WireModel):
-    """What ``ddpjob events -o json`` prints."""
-
-    job: str
-    namespace: str
-    place: str
-    """Where the job is: this machine, or cluster and namespace."""
-    events: list[JobEvent]
-    """The oldest first."""
-    unread: list[str] = Field(default_factory=list)
-    """What could not be read."""
-
-
 class ConditionView(WireModel):
     """One condition of the job."""
 
@@ -106,9 +93,17 @@ class ConditionView(WireModel):
     last_transition_time: str
 
 
-class Description(Timeline):
+class Description(WireModel):
     """What ``ddpjob describe -o json`` prints."""
 
+    job: str
+    namespace: str
+    place: str
+    """Where the job is: this machine, or cluster and namespace."""
+    events: list[JobEvent]
+    """The oldest first."""
+    unread: list[str] = Field(default_factory=list)
+    """What could not be read."""
     state: str
     summary: str
     """The state in a sentence."""

@@ -1,109 +1,21 @@
-"""``ddpjob ls``: lists jobs, with the columns of ``kubectl get ddp``, once or after each change."""
+"""Jobs as a list: the columns of ``kubectl get ddp``, or objects, once or after each change."""
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from ddpjob.api import names
-from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
-from ddpjob.cli.options import Selector
-from ddpjob.cli.place import Where, first_answer, is_of_this_machine
 from ddpjob.cli.table import Cell, live, show, table
-from ddpjob.cli.text import age, one_line, show_error
-from ddpjob.errors import DDPJobError
+from ddpjob.cli.text import age, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ddpjob.client.base import Client, Jobs
+    from ddpjob.client.base import Jobs
     from ddpjob.client.job import DDPJob
-
-Output = Annotated[
-    Literal["table", "wide", "json", "yaml", "name"] | None,
-    Option("--output", "-o", metavar="FORM", help="table, wide, json, yaml or name."),
-]
-AllNamespaces = Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")]
-Watch = Annotated[bool, Option("--watch", "-w", help="Go on, and show each change.")]
-
-
-def ls(
-    output: Output = None,
-    *,
-    watch: Watch = False,
-    selector: Selector = None,
-    states: Annotated[
-        list[str] | None,
-        Option("--state", metavar="STATE", help="Jobs in this state, for example Running. May be repeated."),
-    ] = None,
-    sort: Annotated[Literal["name", "age"], Option("--sort", help="By name, or by age, the newest first.")] = "name",
-    all_namespaces: AllNamespaces = False,
-    where: Where,
-) -> int:
-    """List jobs: their state, progress and restarts.
-
-    They are those of the cluster of the kubeconfig if it has DDPJobs, else of this machine; --local and --context
-    decide. With --watch the table stays in place on a terminal; elsewhere each changed job is a line.
-
-    Interrupted: the job is not finished, and no process of this machine runs it. The JSON, a List, with --watch an
-    object a line, has the schema docs/reference/schemas/ddpjob.json.
-
-    \b
-    Example:
-      ddpjob ls -o wide
-    """
-    damaged: list[DDPJobError] = []
-
-    def begin(asked: "Client") -> "Iterator[Jobs]":
-        """Return the lists of jobs; the first is read here, so that a client that has none raises."""
-        which: Json = {"all_namespaces": all_namespaces, "label_selector": selector}
-        lists = asked.watch_all(**which) if watch else _listed(asked, damaged, which)
-        return map(wanted, chain([next(lists)], lists))
-
-    def wanted(jobs: "Jobs") -> "Jobs":
-        known = {state.lower() for state in states or ()}
-        found = [job for job in jobs if not known or job.state.lower() in known]
-        return found if sort == "name" else sorted(found, key=_created, reverse=True)
-
-    client, lists, trouble = first_answer(begin, where)
-    with client:
-        if watch:
-            if trouble is not None:
-                raise trouble
-            _watch(lists, output)
-            return 0
-        jobs = next(lists)
-        place = f"{client.host}, all namespaces" if all_namespaces else client.place
-        if jobs or damaged or output in ("json", "yaml"):
-            if output in (None, "table", "wide"):
-                print(f"jobs on {one_line(place)}:", file=sys.stderr, flush=True)
-            show_jobs(jobs, output)
-        else:
-            in_state = f" in the state {one_line(' or '.join(states))}" if states else ""
-            verb = "run starts" if is_of_this_machine(client) else "submit creates"
-            print(f"no jobs{in_state} on {one_line(place)}; ddpjob {verb} a job", file=sys.stderr)
-    for problem in damaged:
-        show_error(problem)
-    if trouble is not None:
-        raise trouble
-    return USAGE if damaged else 0
-
-
-def _created(job: "DDPJob") -> str:
-    return str(job.manifest["metadata"].get("creationTimestamp") or "")
-
-
-def _listed(client: "Client", damaged: list[DDPJobError], which: Json) -> "Iterator[Jobs]":
-    """Yield the jobs once. Of this machine, one damaged record must not hide the others."""
-    if is_of_this_machine(client):
-        yield client.list(**which, on_error=damaged.append)
-    else:
-        yield client.list(**which)
 
 
 def show_jobs(jobs: "Jobs", output: str | None, *, single: bool = False) -> None:
@@ -162,7 +74,7 @@ WIDE = ("In-Place", "Steps/s", "World", "Reason")
 """Columns of ``-o wide`` alone."""
 
 
-def _watch(changes: "Iterator[Jobs]", output: str | None) -> None:
+def watch_jobs(changes: "Iterator[Jobs]", output: str | None) -> None:
     """Show the jobs after each change, until the user stops it."""
     is_table = output in (None, "table", "wide")
     if is_table and sys.stdout.isatty():
