@@ -27,7 +27,7 @@ while not os.path.exists("go"):
     ddprun.report(step=8)
     time.sleep(0.05)
 """
-OF_A_JOB = ("get", "why", "logs", "describe", "checkpoints", "plot")
+OF_A_JOB = ("get", "why", "logs", "describe", "checkpoints")
 COMMANDS = {
     **{verb: [verb, "tiny"] for verb in OF_A_JOB},
     "doctor": ["doctor", "--local"],

@@ -21,7 +21,6 @@ from pydantic import BaseModel
 
 from ddpjob.api.crd import as_yaml
 from ddpjob.cli.output import RunLine
-from ddpjob.cli.training import Plot
 from ddpjob.client.bundle.archive import Manifest
 from ddpjob.client.checkup.check import Checkup
 from ddpjob.client.log_lines import PrintedLine
@@ -63,7 +62,6 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "doctor": Checkup,
     "checkpoints": VolumeContents,
     "pull": Pulled,
-    "plot": Plot,
     "top": RankTable,
     "logs": PrintedLine,
 }
