@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
 from ddpjob.cli import options
-from ddpjob.cli.text import SIMILAR, show_error
+from ddpjob.cli.text import show_error
 from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Return the exit code."""
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors=SIMILAR)  # type: ignore[union-attr]
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     warnings.filterwarnings("ignore", message="Unverified HTTPS request")  # the kubeconfig asks for it
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["--show-completion"], ["--install-completion"]) and arguments[1:]:

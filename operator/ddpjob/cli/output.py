@@ -17,7 +17,7 @@ from ddpjob.api.text import clean_line
 from ddpjob.cli.card import pod_state, pod_text
 from ddpjob.cli.snapshot import Moment
 from ddpjob.cli.summary import RunResult, summary_lines
-from ddpjob.cli.text import SIMILAR, duration, one_line
+from ddpjob.cli.text import duration, one_line
 from ddpjob.client.log_lines import RANK_PREFIX
 from ddpjob.client.timeline import JobPod
 from ddpjob.errors import DDPJobError
@@ -244,4 +244,4 @@ class _Guarded(io.FileIO):
 def guarded(stream: TextIO, on_broken_pipe: Callable[[], None] = lambda: None) -> TextIO:
     """Return a stream to the same file; ``on_broken_pipe`` is called when its reader is gone."""
     file = io.BufferedWriter(_Guarded(stream.fileno(), on_broken_pipe))
-    return io.TextIOWrapper(file, stream.encoding, errors=SIMILAR, line_buffering=True)
+    return io.TextIOWrapper(file, stream.encoding, errors="backslashreplace", line_buffering=True)
