@@ -47,9 +47,8 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
     with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
         ddpjob.until_log("tiny", "up")
         assert ddpjob("wait", "tiny", "--for", "running", "--timeout", "60").out == "tiny is Running (this machine)\n"
-        with ddpjob.started("logs", "tiny", "-f", "--out-dir", "logs"):
-            file = ddpjob.folder / "logs" / "attempt-1-n0.log"
-            eventually("a followed line is in its file at once", lambda: file.exists() and "up" in file.read_text())
+        with ddpjob.started("logs", "tiny", "-f", "-o", "json") as lines:
+            assert lines.stdout is not None and json.loads(lines.stdout.readline())["line"] == "up", "at once"
         assert ddpjob("suspend", "tiny").out == "tiny suspended (this machine)\n"
         assert run.wait(60) == 143
     assert ddpjob("wait", "tiny").code == 102

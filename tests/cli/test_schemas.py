@@ -85,4 +85,3 @@ def test_what_each_command_prints_has_its_schema(ddpjob: Program) -> None:
     saved = {(line["node"], line["rank"], line["attempt"]) for line in lines if line["line"] == "saved"}
     assert saved == {(0, 0, 1), (0, 1, 1)}
     assert misfits("get", ddpjob("get", "--local", "-o", "json").out) == []
-    assert ddpjob("logs", "tiny", "-o", "json", "--out-dir", "logs").is_refused()[0].endswith("exclude each other")

@@ -70,9 +70,9 @@ class User:
 
     @contextmanager
     def follows(self, name: str) -> Iterator[Path]:
-        """Follow the logs of a job, and provide the folder with a file for each attempt and node."""
-        logs = self.folder / "logs"
-        process = spawn([*PROGRAM, "logs", name, "-f", "--out-dir", str(logs)], self.folder / "follow.log", self.env)
+        """Follow the logs of a job, and provide the file with an object for each line."""
+        logs = self.folder / "follow.log"
+        process = spawn([*PROGRAM, "logs", name, "-f", "-o", "json"], logs, self.env)
         try:
             yield logs
         finally:
@@ -151,8 +151,7 @@ def stop_and_start(trial: Trial, editor: User, viewer: User, logs: Path) -> None
 
 def until_followed(logs: Path, attempt: int) -> None:
     """Wait for lines of an attempt. The log of a pod that ends before it is read goes with the pod."""
-    log = logs / f"attempt-{attempt}-n0.log"
-    until(f"lines of attempt {attempt}", lambda: log.exists() and log.stat().st_size, seconds=300)
+    until(f"lines of attempt {attempt}", lambda: f'"attempt": {attempt},' in logs.read_text(), seconds=300)
 
 
 def attempt_of(name: str, user: User) -> int:
