@@ -21,7 +21,7 @@ KINDS = {kind.kind: kind for kind in (names.DDPJOBS, names.SERVICES, names.NETWO
 def require_accepted(control_plane: ControlPlane, namespace: str, job: Json) -> None:
     """Send the job and its objects with strict validation, and store none of them."""
     placed = job | {"metadata": job["metadata"] | {"namespace": namespace}}
-    for body in admit(placed).manifests():
+    for body in (placed, *admit(placed).created()):
         path = KINDS[body["kind"]].path(namespace)
         control_plane.request("POST", f"{path}?dryRun=All&fieldValidation=Strict", body)
 
