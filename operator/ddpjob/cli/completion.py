@@ -1,4 +1,4 @@
-"""What a shell completes: jobs, namespaces, contexts, nodes, ranks and attempts, here and on a cluster.
+"""What a shell completes: jobs, namespaces and contexts, here and on a cluster.
 
 A completion writes nothing but its candidates, because all else appears in the line that the user types. A cluster that
 does not answer in time is left out.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 VARIABLE = "_DDPJOB_COMPLETE"
 """How the script in a shell asks for candidates: Typer's protocol."""
 _SECONDS = 1.2
-_MOST = 1000  # nodes, ranks or attempts
 
 
 def attach(app: typer.Typer) -> None:
@@ -68,13 +67,13 @@ def for_kubectl(words: Sequence[str], complete: Callable[[], object]) -> int:
 
 def job_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the jobs that the command can act on."""
-    return _matching(incomplete, _of_jobs(ctx, lambda job: [job.name]))
+    return _matching(incomplete, _of_jobs(ctx, lambda job: job.name))
 
 
 def namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the namespaces of jobs and of the kubeconfig's contexts."""
     known = [str((entry.get("context") or {}).get("namespace") or "") for entry in _contexts()]
-    return _matching(incomplete, [*known, *_of_jobs(ctx, lambda job: [job.namespace or ""], all_namespaces=True)])
+    return _matching(incomplete, [*known, *_of_jobs(ctx, lambda job: job.namespace or "", all_namespaces=True)])
 
 
 def contexts(incomplete: str) -> list[str]:
@@ -82,42 +81,17 @@ def contexts(incomplete: str) -> list[str]:
     return _matching(incomplete, (str(entry.get("name") or "") for entry in _contexts()))
 
 
-def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the node ranks of the job that the line names."""
-    count = _of_named(ctx, lambda job: int(job.manifest["spec"].get("numNodes") or 1))
-    return _matching(incomplete, map(str, range(min(count, _MOST))))
-
-
-def ranks(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the global ranks of the job that the line names, once it has run."""
-    count = _of_named(ctx, lambda job: int(job.status.world.world_size or 0) if job.status.world else 0)
-    return _matching(incomplete, map(str, range(min(count, _MOST))))
-
-
-def attempts(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the attempts of the job that the line names."""
-    count = _of_named(ctx, lambda job: int(job.status.attempt or 0))
-    return _matching(incomplete, map(str, range(1, min(count, _MOST) + 1)))
-
-
-def _of_named(ctx: typer.Context, count: "Callable[[DDPJob], int]") -> int:
-    # The option that is being completed has no value, at which the parser stops: what it left may be the job.
-    named = ctx.params.get("name") or next(iter(ctx.args), None)
-    return max(map(int, _of_jobs(ctx, lambda job: [str(count(job))] if job.name == named else ())), default=0)
-
-
-def _of_jobs(ctx: typer.Context, of: "Callable[[DDPJob], Iterable[str]]", *, all_namespaces: bool = False) -> list[str]:
+def _of_jobs(ctx: typer.Context, of: "Callable[[DDPJob], str]", *, all_namespaces: bool = False) -> list[str]:
     """Return what a function says of each job in the places that the options of the line allow."""
     given: dict[str, Any] = {one.name: ctx.params.get(one.name) for one in fields(Where)}
     where = Where(**given | ({"namespace": None} if all_namespaces else {}))
 
     def here() -> list[str]:
-        found = where.machine().list(on_error=lambda error: None)
-        return [value for job in found for value in of(job)]
+        return list(map(of, where.machine().list(on_error=lambda error: None)))
 
     def there() -> list[str]:
         with where.cluster(_SECONDS) as client:
-            return [value for job in client.list(all_namespaces=all_namespaces) for value in of(job)]
+            return list(map(of, client.list(all_namespaces=all_namespaces)))
 
     remote = None
     with contextlib.suppress(InvalidJobError):  # options that contradict each other
@@ -187,8 +161,5 @@ _COMPLETERS: Mapping[str, Callable[..., Any]] = {
     "name": job_names,
     "namespace": namespaces,
     "context": contexts,
-    "node": nodes,
-    "rank": ranks,
-    "attempt": attempts,
 }
 """The candidates by the name of a command's parameter."""
