@@ -158,10 +158,8 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("command", ["submit job.yaml --dry-run client -o yaml", "init"])
-def test_the_same_words_make_the_same_spec(ddpjob: Program, command: str) -> None:
-    ddpjob.write(shell_job("job", "true"))
-    done = ddpjob(*command.split(), *WORDS)
+def test_words_make_a_spec(ddpjob: Program) -> None:
+    done = ddpjob("submit", ddpjob.write(shell_job("job", "true")), "--dry-run", "client", "-o", "yaml", *WORDS)
     job = next(item for item in yaml.safe_load_all(done.out) if item["kind"] == "DDPJob")
     assert {key: job["spec"].get(key) for key in MADE} | {"restartPolicy": {"maxRestarts": 5}} == MADE, done
     assert job["spec"]["restartPolicy"]["maxRestarts"] == 5

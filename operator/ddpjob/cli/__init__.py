@@ -5,7 +5,7 @@
          │         summary ─▶ output, live            when it has ended
          ├▶ get (card), describe, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
          ├▶ plot, report ─▶ training ─▶ client, ddpplot
-         └▶ init, validate, render, convert          files alone: client.validation, client.starter, convert
+         └▶ init, validate, render, convert          files alone: client.validation, convert
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text
 from a job, a log or a status passes through ``clean`` (``api/text.py``) before it is printed.
