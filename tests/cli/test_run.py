@@ -74,11 +74,11 @@ def test_command_that_starts_one_of_several_processes_is_warned_about(ddpjob: Pr
     assert "launcher" not in done.out + done.err
 
 
-def test_json_reports_a_refusal(ddpjob: Program) -> None:
-    done = ddpjob("run", "nothing.yaml", "-o", "json")
-    done.is_refused()
-    assert done.result["exitCode"] == 2
-    assert "no such file" in done.result["error"]
+@pytest.mark.parametrize("command", ["run nothing.yaml", "get nothing", "submit nothing.yaml --dry-run client"])
+def test_an_error_is_on_standard_error_alone_also_with_json(ddpjob: Program, command: str) -> None:
+    done = ddpjob(*command.split(), "-o", "json")
+    assert "nothing" in done.is_refused()[0]
+    assert done.out == ""
 
 
 def test_yaml_is_the_finished_job(ddpjob: Program) -> None:

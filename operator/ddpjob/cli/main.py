@@ -114,9 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _carry_out(arguments)
         sys.stdout.flush()
     except DDPJobError as error:
-        return _refused(error, arguments)
+        return _refused(error)
     except typer.TyperException as error:
-        return _refused(_usage(error, arguments), arguments)
+        return _refused(_usage(error, arguments))
     except (typer.Abort, EOFError, KeyboardInterrupt):
         return SIGNAL_BASE + signal.SIGINT
     except OSError as error:
@@ -191,14 +191,9 @@ def _rename(command: Any) -> None:
     command.params = [parameter for parameter in command.params if "completion" not in parameter.name]
 
 
-def _refused(error: DDPJobError, arguments: Sequence[str]) -> int:
-    code = _NOT_DONE if isinstance(error, NotAllowedError | UnavailableError | TransferError) else USAGE
+def _refused(error: DDPJobError) -> int:
     show_error(error)
-    if "run" in arguments[:1] and re.search(r"(^| )(-o|--output)[ =]?json( |$)", " ".join(arguments)):
-        from ddpjob.cli.output import write_refusal
-
-        write_refusal(sys.stdout, error, code)
-    return code
+    return _NOT_DONE if isinstance(error, NotAllowedError | UnavailableError | TransferError) else USAGE
 
 
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> DDPJobError:

@@ -20,7 +20,6 @@ from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import duration, one_line
 from ddpjob.client.log_lines import RANK_PREFIX
 from ddpjob.client.timeline import JobPod
-from ddpjob.errors import DDPJobError
 
 INTERVAL = 2.0
 """Seconds between lines that report only training progress."""
@@ -154,26 +153,23 @@ class OutputLine(WireModel):
 
 
 class ResultLine(WireModel):
-    """The last line. A run that was refused has `exitCode`, `error`, `hint` and `next` alone."""
+    """The last line."""
 
     type: Literal["result"]
     time: str
     exit_code: int
-    name: str | None = None
-    namespace: str | None = None
-    status: dict[str, Any] | None = None
+    name: str
+    namespace: str
+    status: dict[str, Any]
     """As `status` of the DDPJob."""
     checkpoint: str | None = None
     """Path of the last checkpoint on this machine."""
     metrics: str | None = None
-    logs: str | None = None
+    logs: str
     """Directory with the log of each pod."""
-    seconds: float | None = None
+    seconds: float
     resume: str | None = None
     """The command that resumes a suspended job."""
-    error: str | None = None
-    hint: str | None = None
-    next: str | None = None
 
 
 class RunLine(RootModel[StatusLine | MessageLine | OutputLine | ResultLine]):
@@ -204,13 +200,6 @@ class JsonDisplay(Display):
 
     def end(self, result: RunResult) -> None:
         _write_object(self._stream, "result", result.wire())
-
-
-def write_refusal(stream: TextIO, error: DDPJobError, code: int) -> None:
-    """Write the ``result`` of a run that was refused."""
-    _write_object(
-        stream, "result", {"exitCode": code, "error": error.error, "hint": error.hint, "next": error.next_step}
-    )
 
 
 def _write_object(stream: TextIO, kind: str, content: Json) -> None:

@@ -1,11 +1,7 @@
 """``ddpjob submit``: creates a job on the cluster, or in the background of this machine, and waits for it if asked."""
 
 import json
-import signal
 import sys
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,13 +9,11 @@ import typer
 from typer import Option
 
 from ddpjob.api.names import DDPJOBS, GROUP
-from ddpjob.api.objects import Json
 from ddpjob.cli import options
-from ddpjob.cli.logs import print_lines
 from ddpjob.cli.place import Where, for_new_job
-from ddpjob.cli.text import number_of, one_line, show_error, size_text
-from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
+from ddpjob.cli.text import number_of, one_line, size_text
+from ddpjob.cli.wait import NOT_FOUND, wait_for
+from ddpjob.errors import JobNotFoundError
 from ddpjob.local import LocalError
 
 if TYPE_CHECKING:
@@ -46,7 +40,6 @@ def submit(
     image: Image = None,
     workdir: Workdir = None,
     wait: Annotated[bool, Option("--wait", help="Show the job until it has finished, then why it ended so.")] = False,
-    logs: Annotated[bool, Option("--logs", help="Follow the logs until the job has finished.")] = False,
     timeout: options.Timeout = None,
     dry_run: DryRun = None,
     output: Output = None,
@@ -62,7 +55,7 @@ def submit(
     docs/reference/schemas/submit.json.
 
     \b
-    Exit codes; those from 100 only with --wait or --logs:
+    Exit codes; those from 100 only with --wait:
       0    the job is created, or it succeeded
       1    the cluster cannot be reached, you may not create the job, or its run on this machine ended
       2    the command line or the job is wrong, or the name is taken
@@ -75,10 +68,6 @@ def submit(
     Example:
       ddpjob submit train.py --image pytorch/pytorch --nodes 2 --nproc 1 --workdir . --wait -- --epochs 3
     """
-    if logs and output is not None:
-        raise InvalidJobError(
-            "--logs prints lines, --output an object", "both are for standard output", "leave one out"
-        )
     job = _read(new, image, namespace)
     where = Where(local, context, job.namespace, state_dir)
     if workdir is not None and not where.is_here:
@@ -90,8 +79,8 @@ def submit(
         made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
         if dry_run is None and not where.is_here:
             _name_namesake(made.name, context)
-        if dry_run is None and (wait or logs):
-            return _follow(client, made, output, logs=logs, timeout=timeout)
+        if dry_run is None and wait:
+            return _wait(client, made, output, timeout)
         _show(made, output, f"{made.name} is {'valid' if dry_run else 'submitted'} ({client.place})")
     return 0
 
@@ -151,56 +140,15 @@ def _check(job: "DDPJob", workdir: Path | None, output: Form | None, *, local: b
     _show(job, output, f"{job.name} is valid (nothing was sent)")
 
 
-def _follow(client: "Client", job: "DDPJob", output: Form | None, *, logs: bool, timeout: float | None) -> int:
-    """Wait until the job has finished, and return the exit code."""
+def _wait(client: "Client", job: "DDPJob", output: Form | None, timeout: float | None) -> int:
+    """Show the job until it has finished, and return the exit code."""
     if output is None:
         typer.echo(f"{job.name} is submitted ({client.place})")
     sys.stdout.flush()
-    if logs:
-        return _follow_logs(client, job, timeout)
     code = wait_for(client, job, timeout=timeout, to_stderr=output is not None, follow=True)
     if output is not None and code != NOT_FOUND:
         _show(client.get(job), output, "")
     return code
-
-
-def _follow_logs(client: "Client", job: "DDPJob", timeout: float | None) -> int:
-    """Print the logs until the job has finished, and return the exit code."""
-    from ddpjob.client.base import timed_out
-
-    try:
-        with _time_limit(timeout):
-            try:
-                print_lines(job, client.logs(job, follow=True), flush=True)
-            except DDPJobError as error:  # the end of the job says more
-                show_error(error)
-            return wait_for(client, job)
-    except _TimeIsOverError:
-        show_error(timed_out(client.get(job), timeout))
-        return TIMEOUT
-
-
-class _TimeIsOverError(BaseException):
-    """As KeyboardInterrupt, it passes what catches errors of requests."""
-
-
-@contextmanager
-def _time_limit(seconds: float | None) -> Iterator[None]:
-    """End the block by ``_TimeIsOverError`` after this time."""
-    if seconds is None:
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise _TimeIsOverError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))  # 0 would be no limit
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _show(job: "DDPJob", output: Form | None, line: str) -> None:
@@ -211,15 +159,8 @@ def _show(job: "DDPJob", output: Form | None, line: str) -> None:
     elif output == "yaml":
         from ddpjob.client.jobfile import dump_yaml
 
-        typer.echo(dump_yaml(*map(_in_lines, job.others), job.manifest), nl=False)
+        typer.echo(dump_yaml(*job.others, job.manifest), nl=False)
     else:
         objects = [*job.others, job.manifest]
         shown = {"apiVersion": "v1", "kind": "List", "items": objects} if job.others else job.manifest
         typer.echo(json.dumps(shown, indent=2))
-
-
-def _in_lines(other: Json) -> Json:
-    """Return a Secret with its base64 in lines; Kubernetes skips the line feeds in it."""
-    data = (other.get("data") or {}) if other.get("kind") == "Secret" else {}
-    lines = {key: "\n".join(textwrap.wrap(value, 100)) for key, value in data.items()}
-    return other | ({"data": lines} if lines else {})

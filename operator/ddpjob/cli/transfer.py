@@ -54,24 +54,16 @@ def _bar() -> "Iterator[Callable[[PullProgress], None]]":
         BarColumn,
         DownloadColumn,
         Progress,
-        Task,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
-    from rich.text import Text
-
-    class Speed(TransferSpeedColumn):
-        """Shows nothing before the speed is known, which a tiny transfer ends before; rich shows a question mark."""
-
-        def render(self, task: Task) -> Text:
-            return super().render(task) if task.finished_speed or task.speed else Text()
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
-        Speed(),
+        TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
