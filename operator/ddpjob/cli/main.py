@@ -164,13 +164,6 @@ def _not_written(error: OSError) -> int:
     return _NOT_DONE
 
 
-def complete_for_kubectl() -> int:
-    """Run ``kubectl_complete-ddpjob``, with which kubectl completes its plugin."""
-    from ddpjob.cli.completion import for_kubectl
-
-    return for_kubectl(sys.argv[1:], _complete)
-
-
 def program() -> str:
     """Return how the user calls this program: as a command, or as a plugin of kubectl."""
     return "kubectl ddpjob" if Path(sys.argv[0]).name == "kubectl-ddpjob" else "ddpjob"
@@ -185,7 +178,7 @@ def _complete() -> int:
 
 
 def _rename(command: Any) -> None:
-    """Let examples call the plugin, whose completion is kubectl's."""
+    """Let examples call the plugin, which no shell completes."""
     for one in (command, *command.commands.values()):
         one.help = re.sub(r"(?m)^(\s*)ddpjob ", rf"\1{program()} ", one.help or "")
     command.params = [parameter for parameter in command.params if "completion" not in parameter.name]
