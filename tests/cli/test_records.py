@@ -179,7 +179,7 @@ def test_one_damaged_record_does_not_hide_the_others(ddpjob: Program) -> None:
     for name in ("one", "two"):
         ddpjob("run", ddpjob.write(shell_job(name, "true")))
     record = ddpjob.state / "jobs" / "default" / "one" / "cluster.json"
-    record.write_text('{"objects": [[')
+    record.write_text('{"job": {')
     done = ddpjob("get")
     assert "two" in done.out
     assert done.code == 2
