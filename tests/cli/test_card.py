@@ -92,15 +92,6 @@ def test_a_restart_is_a_line_of_the_attempts_with_the_failure_its_hint_and_what_
     assert "ValueError" in after[last] and any("next: " in line for line in after[last:])
 
 
-def test_fields_of_a_later_release_do_not_keep_a_card_from_its_restarts() -> None:
-    world = a_world()
-    world.set_pod(1, failed(1, at=world.now))
-    world.settle()
-    assert "1 restart (1 of at most 12 counted)" in " ".join(lines(world, width=120))
-    world.job["spec"]["restartPolicy"] |= {"maxRestarts": 7, "fieldOfALaterRelease": 1}
-    assert "1 restart (1 of at most 7 counted)" in " ".join(lines(world, width=120))
-
-
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_line_of_a_card_is_wider_than_the_terminal(width: int) -> None:
     world = a_world()

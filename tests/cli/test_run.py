@@ -1,6 +1,5 @@
 """`ddpjob run` as a program: its output, its exit codes, and what it refuses."""
 
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import yaml
 
 from ddpjob import __version__
 from tests.cli.program import ROOT, Program, shell_job, with_volume
-from tests.json_schema import faults
 
 
 def test_successful_job_ends_with_0_and_prints_locations(ddpjob: Program) -> None:
@@ -87,14 +85,6 @@ def test_yaml_is_the_finished_job(ddpjob: Program) -> None:
     assert (job["kind"], job["status"]["state"]) == ("DDPJob", "Succeeded")
 
 
-def test_options_change_the_job_in_the_file(ddpjob: Program) -> None:
-    job = shell_job("echo", "true", restartPolicy={"maxRestarts": 3})
-    options = ("--nodes", "2", "--nproc", "2", "--name", "other", "--set", "restartPolicy.maxRestarts=0")
-    assert ddpjob("run", ddpjob.write(job), *options).code == 0
-    spec = ddpjob.job("other")["spec"]
-    assert (spec["numNodes"], spec["nprocPerNode"], spec["restartPolicy"]["maxRestarts"]) == (2, 2, 0)
-
-
 def test_a_job_from_standard_input_and_its_config_map_are_run(ddpjob: Program) -> None:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "greeting"}, "data": {"GREETING": "xyzzy"}}
     job = shell_job("echo", "echo $GREETING", envFrom=[{"configMapRef": {"name": "greeting"}}])
@@ -126,16 +116,6 @@ def test_volume_option_uses_a_directory_as_a_claim(ddpjob: Program, tmp_path: Pa
     job = shell_job("echo", 'echo here > "$DDPJOB_CHECKPOINT_DIR/x"', checkpoint={"claimName": "shared"})
     assert ddpjob("run", ddpjob.write(job), "--volume", f"shared={mine}").code == 0
     assert (mine / "x").read_text() == "here\n"
-
-
-def test_each_line_of_the_json_output_has_the_schema(ddpjob: Program) -> None:
-    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "run.json").read_text(encoding="utf-8"))
-    job = shell_job("echo", "echo out; sleep 0.5; exit 3", restartPolicy={"maxRestarts": 1})
-    runs = [ddpjob("run", ddpjob.write(job), "-o", "json"), ddpjob("run", "missing.yaml", "-o", "json")]
-    lines = [line for done in runs for line in done.objects]
-    assert {line["type"] for line in lines} == {"status", "note", "output", "result"}
-    assert [fault for line in lines for fault in faults(line, schema)] == []
-    assert list(faults({"type": "result", "time": ""}, schema)), "the exit code is missing"
 
 
 def test_arguments_after_two_dashes_follow_those_of_the_job(ddpjob: Program) -> None:
@@ -213,13 +193,6 @@ def test_unwritable_state_folder_is_reported_in_three_lines(ddpjob: Program, tmp
         assert "file" in ddpjob(*command, "--state-dir", str(tmp_path / "file")).is_refused()[0]
 
 
-def test_job_suspended_by_its_spec_does_not_run(ddpjob: Program) -> None:
-    done = ddpjob("run", ddpjob.write(shell_job("echo", "echo ran", suspend=True)))
-    assert done.code == 0
-    assert "suspended by its own spec" in done.out
-    assert "n0 |" not in done.out
-
-
 def test_missing_gpus_are_reported(ddpjob: Program) -> None:
     job = shell_job("gpu", "true", resources={"limits": {"nvidia.com/gpu": 4096}}, nprocPerNode=1)
     done = ddpjob("run", ddpjob.write(job))
@@ -263,10 +236,3 @@ def test_closed_output_suspends_the_job(ddpjob: Program) -> None:
         assert process.stderr.read() == ""
     assert ddpjob.job("chatty")["status"]["state"] == "Suspended"
     assert "saved" in ddpjob.until_log("chatty", "saved")
-
-
-def test_get_json_prints_the_recorded_job(ddpjob: Program) -> None:
-    ddpjob("run", ddpjob.write(shell_job("echo", "true")))
-    listed = json.loads(ddpjob("get", "-o", "json").out)
-    assert [item["metadata"]["name"] for item in listed["items"]] == ["echo"]
-    assert listed["items"][0] == ddpjob.job("echo")

@@ -8,7 +8,6 @@ import pytest
 
 from ddpjob.api.objects import Json
 from tests.cli.program import Program, shell_job, with_volume
-from tests.processes import eventually
 
 # The first attempt waits for SIGTERM; the second finds the saved file.
 SCRIPT = """
@@ -85,17 +84,6 @@ def test_second_ctrl_c_kills_a_job_that_ignores_sigterm(ddpjob: Program) -> None
     assert processes_of(ddpjob.folder) == []
 
 
-def test_killed_run_leaves_no_process_and_is_shown_as_interrupted(ddpjob: Program) -> None:
-    file = ddpjob.write(a_job())
-    with ddpjob.started("run", file) as process:
-        ddpjob.until_log("stopped", "waiting")
-        eventually("get sees it run", lambda: "Running" in ddpjob("get").out)
-        process.kill()
-        process.wait()
-    eventually("no process is left", lambda: not processes_of(ddpjob.folder), timeout=60)
-    assert "Interrupted" in ddpjob("get").out
-
-
 def test_second_run_of_a_job_is_refused_and_names_the_first(ddpjob: Program) -> None:
     file = ddpjob.write(a_job())
     with ddpjob.started("run", file) as process:
@@ -130,14 +118,3 @@ def test_logs_follow_a_job_into_its_next_attempt(ddpjob: Program) -> None:
             (ddpjob.state / "volumes" / "default" / "twice-checkpoints" / "go").touch()
             assert reader.stdout.read() == "end of 1\nbegin of 2\nend of 2\n"
         assert process.wait(60) == 0
-
-
-def test_logs_follow_a_job_to_its_end(ddpjob: Program) -> None:
-    with ddpjob.started("run", ddpjob.write(a_job())) as process:
-        ddpjob.until_log("stopped", "waiting")
-        with ddpjob.started("logs", "stopped", "-f") as reader:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "waiting\n"
-            assert reader.poll() is None
-            process.terminate()
-            assert reader.wait(60) == 0

@@ -198,16 +198,6 @@ async def test_pod_whose_shim_is_killed_is_reported_as_killed(bench: Bench, tmp_
     await bench.until("its process is gone", lambda: not marked(str(tmp_path)))
 
 
-async def test_killed_pods_leave_no_process(tmp_path: Path) -> None:
-    env = [{"name": MARKER, "value": str(tmp_path)}]
-    script = "trap '' TERM; setsid sleep 600 & echo up; while :; do sleep 0.01; done"
-    async with a_bench(tmp_path) as bench:
-        for rank in range(2):
-            bench.create(a_pod(a_container(script=script, env=env), name=f"mnist-0a1b2-1-{rank}"))
-        await bench.until("both are up", lambda: bench.log("mnist-0a1b2-1-0") and bench.log("mnist-0a1b2-1-1"))
-    assert marked(str(tmp_path)) == []
-
-
 async def test_orphans_are_reaped_while_the_pod_runs(bench: Bench, tmp_path: Path) -> None:
     env = [{"name": MARKER, "value": str(tmp_path)}]
     script = "for i in 1 2 3; do (true &); done; echo up; exec sleep 600"

@@ -131,17 +131,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
-@pytest.mark.soak
-def test_trainer_learns(undisturbed: Place) -> None:
-    status = undisturbed.status
-    assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
-    assert status["world"]["worldSize"] == 2
-    assert float(status["progress"]["accuracy"]) > 0.9
-    assert status["progress"]["epoch"] == EPOCHS
-    assert (undisturbed.volume / status["checkpoint"]["path"]).is_file()
-    assert [row["step"] for row in undisturbed.rows] == list(range(1, status["progress"]["totalSteps"] + 1))
-
-
 def test_killed_training_resumes_with_the_same_result(tmp_path: Path, undisturbed: Place) -> None:
     place = Place(tmp_path / "state")
     job = training(tmp_path, "--step-delay", "0.05")
@@ -218,28 +207,3 @@ def test_a_function_trains_on_two_ranks_and_its_failure_has_its_line(
     assert (found.exception, found.rank, found.where) == ("ValueError", 1, f"fit-.py:{line}")
     client.delete("fit")
     client.delete("bad")
-
-
-def test_torchrun_workers_connect_and_end_with_a_killed_run(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    job = a_local_job("", checkpoint=True, numNodes=1, nprocPerNode=2, env=[{"name": MARKER, "value": str(tmp_path)}])
-    job["spec"]["command"] = ["torchrun", str(script), "/checkpoints"]
-    place = Place(tmp_path / "state")
-    files = [place.volume / str(rank) for rank in range(2)]
-    process = place.begin(job)
-    try:
-        eventually(
-            "both ranks have met",
-            lambda: process.poll() is not None or all(file.is_file() and file.read_text() for file in files),
-            timeout=PATIENCE,
-        )
-        assert process.poll() is None, tail(place.root / "session.log")
-        assert [file.read_text() for file in files] == ["2"] * 2
-        process.kill()
-        process.wait()
-        eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)

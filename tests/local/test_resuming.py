@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from ddpjob.api import names
-from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.local import LocalError
-from ddpjob.local.state import JobFolder
-from tests.local.bench import MARKER, marked
 from tests.local.builders import UNTIL_SIGTERM, a_local_job, a_secret
 from tests.local.sessions import Place
 
@@ -41,22 +35,6 @@ async def test_stop_saves_and_the_next_run_resumes_the_same_job_for_free(place: 
     assert finished["status"]["state"] == "Succeeded"
     assert (finished["status"]["attempt"], finished["status"]["restarts"]) == (2, 0)
     assert "failures" not in finished["status"]
-
-
-async def test_cancelled_run_kills_at_once_and_the_next_run_resumes(place: Place, tmp_path: Path) -> None:
-    stubborn = "trap '' TERM; setsid sleep 600 & echo up; until [ -e /checkpoints/go ]; do sleep 0.01; done"
-    job = a_local_job(stubborn, checkpoint=True, env=[{"name": MARKER, "value": str(tmp_path)}])
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
-    first.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first.task
-    assert marked(str(tmp_path)) == []
-
-    place.let_go()
-    second = await place.finish(job)
-    assert second.task.result()["metadata"]["uid"] == first.shown[-1][0]["metadata"]["uid"]
-    assert (second.status["state"], second.status["attempt"], second.status["restarts"]) == ("Succeeded", 2, 0)
 
 
 async def test_stop_while_a_killed_run_is_recorded_starts_no_attempt(place: Place) -> None:
@@ -97,18 +75,6 @@ async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Pla
     assert 3590 < spent["stopped"] < 4200 and spent["training"] < 600
 
 
-async def test_second_run_of_a_job_is_refused_with_the_pid_of_the_first(place: Place) -> None:
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    assert first.folder.runner() == os.getpid()
-    with pytest.raises(LocalError) as error:
-        await place.begin(job).result()
-    assert error.value.error == f"DDPJob tiny is running already, in process {os.getpid()}"
-    place.let_go()
-    assert (await first.result())["status"]["state"] == "Succeeded", "the first is not disturbed"
-
-
 async def test_changed_spec_replaces_the_unfinished_job_and_keeps_its_volume(place: Place) -> None:
     first = place.begin(a_local_job(UNTIL_SIGTERM, checkpoint=True))
     await first.until("it is up", lambda: first.log(1))
@@ -136,49 +102,6 @@ async def test_mutable_fields_are_changed_in_the_resumed_job(place: Place) -> No
     new = second.task.result()
     assert new["metadata"]["uid"] == old["metadata"]["uid"]
     assert new["spec"]["restartPolicy"]["maxRestarts"] == 9
-
-
-async def test_job_that_another_release_recorded_is_resumed(place: Place) -> None:
-    """The record has fields that this release does not know, in mutable parts of the spec and in the status."""
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    first.session.stop()
-    old = await first.result()
-    edit_record(first.folder, {"compression": "none"}, {"completeAttempt": 1, "world": {"later": True}})
-
-    place.let_go()
-    second = await place.finish(job)
-    new = second.task.result()
-    assert new["metadata"]["uid"] == old["metadata"]["uid"]
-    assert (new["status"]["state"], new["status"]["attempt"]) == ("Succeeded", 2)
-    assert "compression" not in new["spec"]
-
-
-async def test_job_that_lacks_a_default_of_this_release_is_replaced(place: Place) -> None:
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    first.session.stop()
-    old = await first.result()
-    edit_record(first.folder, {"rendezvous": {"port": old["spec"]["rendezvous"]["port"]}}, {})
-
-    place.let_go()
-    second = await place.finish(job)
-    new = second.task.result()
-    assert new["metadata"]["uid"] != old["metadata"]["uid"]
-    assert new["status"]["state"] == "Succeeded"
-    assert any("spec of tiny has changed" in line for line in second.said)
-
-
-def edit_record(folder: JobFolder, spec: Json, status: Json) -> None:
-    """Change fields of the recorded DDPJob, as if another release had written it."""
-    record = folder.path / "cluster.json"
-    dumped = json.loads(record.read_text())
-    (job,) = [obj for plural, obj in dumped["objects"] if plural == names.DDPJOBS.plural]
-    job["spec"] |= spec
-    job["status"] |= status
-    record.write_text(json.dumps(dumped))
 
 
 async def test_finished_job_runs_again_on_its_volume_unless_fresh(place: Place) -> None:

@@ -72,12 +72,6 @@ async def test_claim_is_a_directory_that_later_pods_share(bench: Bench) -> None:
     assert (bench.state.volume("default", "data") / "file").read_text() == "kept\n"
 
 
-async def test_claim_can_be_a_directory_of_the_user(bench: Bench, tmp_path: Path) -> None:
-    claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "given"}}]
-    await bench.run(a_pod(mounted("echo mine > /mnt/v/file"), volumes=claim))
-    assert (tmp_path / "given/file").read_text() == "mine\n"
-
-
 async def test_sub_path_is_created_in_the_volume(bench: Bench) -> None:
     await bench.run(a_pod(mounted("echo here > /mnt/v/file", subPath="a/b"), volumes=CLAIM))
     assert (bench.state.volume("default", "data") / "a/b/file").read_text() == "here\n"
@@ -103,12 +97,6 @@ async def test_shared_memory_is_that_of_the_machine(bench: Bench) -> None:
     pod = a_pod(mounted("cd /dev/shm; pwd -P", "/dev/shm"), volumes=[{"name": "v", "emptyDir": {"medium": "Memory"}}])
     await bench.run(pod)
     assert bench.log(POD) == "/dev/shm\n"
-
-
-async def test_host_path_is_unchanged(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("here")
-    await bench.run(a_pod(mounted("cat /mnt/v/file"), volumes=[{"name": "v", "hostPath": {"path": str(tmp_path)}}]))
-    assert bench.log(POD) == "here"
 
 
 @pytest.mark.parametrize("kind", ["", "DirectoryOrCreate"])
