@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 
 import pytest
@@ -21,7 +19,6 @@ from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
 from tests.builders import NOW, World, a_job, a_running_world, failed
 from tests.cli.program import Program, shell_job
-from tests.processes import eventually
 
 REPORT = {"step": 30, "totalSteps": 90, "loss": 0.5, "phase": "train", "checkpoint": {"step": 20, "path": "20.pt"}}
 
@@ -150,28 +147,6 @@ def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:
     assert ddpjob("get", "one", "-o", "name").out == "ddpjob.ddpjob.dev/one\n"
     assert json.loads(ddpjob("get", "-o", "json").out) == json.loads(ddpjob("get", "-o", "json").out)
     assert ddpjob("get", "one").out.splitlines()[0].endswith("s ago: all 1 node(s) of attempt 1 succeeded")
-    with ddpjob.started("get", "-w", "-o", "json") as watch:
-        assert watch.stdout is not None
-        seen = [json.loads(next(watch.stdout))["metadata"]["name"] for _ in range(2)]
-        assert seen == ["one", "two"]
-        timer = threading.Timer(0.1, lambda: ddpjob("run", ddpjob.write(shell_job("three", "true"))))
-        timer.start()
-        changes = map(json.loads, watch.stdout)
-        states = [job["status"]["state"] for job in itertools.takewhile(_is_going_on, changes)]
-        timer.join()
-        assert set(states) <= {"Pending", "Running"}
-
-
-def _is_going_on(job: dict[str, dict[str, str]]) -> bool:
-    assert job["metadata"]["name"] == "three"
-    return (job.get("status") or {}).get("state") != "Succeeded"
-
-
-def test_a_watched_table_stays_in_place_on_a_terminal(ddpjob: Program) -> None:
-    ddpjob("run", ddpjob.write(shell_job("one", "true")))
-    with ddpjob.on_terminal("get", "-w") as read:
-        eventually("the table is drawn twice", lambda: read().count("Succeeded") >= 2)
-        assert "\x1b[1A" in read(), "the cursor goes up to draw it again"
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,8 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
     done = ddpjob("wait", "tiny", "--timeout", "0.1")
     assert done.code == 101
     assert "after 0.1 s" in done.err
-    with ddpjob.started("get", "tiny", "-w") as cards, ddpjob.started("get", "tiny", "-w", "-o", "json") as objects:
-        assert cards.stdout is not None and objects.stdout is not None
-        assert next(cards.stdout).startswith("tiny is ") and json.loads(next(objects.stdout))["kind"] == "DDPJob"
-        (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
-        assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
-        assert "tiny failed " in cards.communicate(timeout=60)[0]
-        *_, last = map(json.loads, objects.communicate(timeout=60)[0].splitlines())
-        assert (last["status"]["state"], cards.returncode, objects.returncode) == ("Failed", 0, 0)
+    (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
+    assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
     status = ddpjob.job("tiny")["status"]
     assert (status["attempt"], status["restarts"]) == (3, 0)
     assert "has finished" in ddpjob("resume", "tiny").is_refused()[0]
@@ -82,13 +76,6 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
         job["metadata"]["labels"] = {"team": team}
         assert ddpjob("submit", ddpjob.write(job), "--local", "--wait").code in (0, 102)
     assert ddpjob("get", "-l", "team=a", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/one", "ddpjob.ddpjob.dev/two"]
-    assert ddpjob("get", "--state", "succeeded", "-o", "name").out == "ddpjob.ddpjob.dev/two\n"
-    ages = {job["metadata"]["name"]: job["metadata"]["creationTimestamp"] for job in map(ddpjob.job, JOBS)}
-    newest_first = sorted(JOBS, key=lambda name: ages[name], reverse=True)
-    listed = ddpjob("get", "--sort", "age", "-o", "json")
-    assert [ages[item["metadata"]["name"]] for item in json.loads(listed.out)["items"]] == [
-        ages[name] for name in newest_first
-    ]
     some = ddpjob("suspend", "one", "two", "three", "one")
     assert (some.code, some.out) == (1, "one suspended (this machine)\nthree suspended (this machine)\n")
     first, *_, last = some.err.splitlines()
@@ -190,7 +177,6 @@ def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: P
         ddpjob("set", "tiny", "restartPolicy.rules[0].action=Fail").is_refused()
     )
     assert "ddpjob resume tiny" in ddpjob("set", "tiny", "suspend=false").is_refused()[2]
-    assert "no container to run a command in" in ddpjob("exec", "tiny", "--", "true").is_refused()[0]
 
 
 def test_an_unknown_state_is_refused(ddpjob: Program) -> None:

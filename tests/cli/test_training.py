@@ -127,7 +127,6 @@ OF_A_FINISHED_JOB = (
 )
 OF_A_RUNNING_JOB = ("top", "restart", "suspend", "set", "resume")
 OF_A_CLUSTER = ("submit",)  # run here with --dry-run=client
-OF_A_NODE = ("exec",)  # refused for a job of this machine
 
 STEPS = """
 import time
@@ -155,7 +154,7 @@ def works(ddpjob: Program, *verb: str) -> Done:
 
 def test_the_example_of_every_command_is_run() -> None:
     group: Any = get_command(application())
-    assert set(group.commands) == {"run", *OF_FILES, *OF_A_FINISHED_JOB, *OF_A_RUNNING_JOB, *OF_A_CLUSTER, *OF_A_NODE}
+    assert set(group.commands) == {"run", *OF_FILES, *OF_A_FINISHED_JOB, *OF_A_RUNNING_JOB, *OF_A_CLUSTER}
 
 
 def test_examples_of_the_help_about_files_and_for_a_cluster_work(reader: Program) -> None:
@@ -193,8 +192,6 @@ def test_examples_of_the_help_about_a_running_job_work(reader: Program) -> None:
     assert reader("submit", reader.write(job), "--local").code == 0
     top, *others = OF_A_RUNNING_JOB
     eventually("a rank runs", lambda: reader(*example(reader, top)).code == 0, timeout=120)
-    for verb in OF_A_NODE:
-        assert "no container" in reader(*example(reader, verb)).is_refused()[0]
     for verb in others:
         assert works(reader, verb).out, verb
         if verb == "suspend":

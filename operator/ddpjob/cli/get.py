@@ -3,22 +3,20 @@
 import shutil
 import sys
 from datetime import UTC, datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from ddpjob.api.exit_codes import USAGE
-from ddpjob.cli.jobs import show_jobs, text_of, watch_jobs
+from ddpjob.cli.jobs import show_jobs
 from ddpjob.cli.options import Selector
 from ddpjob.cli.place import Where, find, first_answer, is_of_this_machine
 from ddpjob.cli.text import is_coloured, one_line, show_error
 from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from ddpjob.api.objects import Json
     from ddpjob.client.base import Client, Jobs
     from ddpjob.client.job import DDPJob
 
@@ -32,13 +30,7 @@ def get(
         Option("--output", "-o", metavar="FORM", help="table, wide, json, yaml or name."),
     ] = None,
     *,
-    watch: Annotated[bool, Option("--watch", "-w", help="Go on, and show each change.")] = False,
     selector: Selector = None,
-    states: Annotated[
-        list[str] | None,
-        Option("--state", metavar="STATE", help="Jobs in this state, for example Running. May be repeated."),
-    ] = None,
-    sort: Annotated[Literal["name", "age"], Option("--sort", help="By name, or by age, the newest first.")] = "name",
     all_namespaces: Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     where: Where,
 ) -> int:
@@ -48,73 +40,47 @@ def get(
     where the time went. Only what is abnormal is in colour.
 
     Listed are the jobs of the cluster of the kubeconfig if it has DDPJobs, else of this machine; --local and --context
-    decide. With --watch the table stays in place on a terminal; elsewhere each changed job is a line. Interrupted: the
-    job is not finished, and no process of this machine runs it. The JSON of several jobs is a List, with --watch an
-    object a line. Its schema is docs/reference/schemas/ddpjob.json.
+    decide. Interrupted: the job is not finished, and no process of this machine runs it. The JSON of several jobs is a
+    List. Its schema is docs/reference/schemas/ddpjob.json.
 
     \b
     Example:
       ddpjob get mnist-cpu
     """
     if name is None:
-        which: Json = {"all_namespaces": all_namespaces, "label_selector": selector}
-        return _list(which, states or [], sort, output, where, watch=watch)
-    if selector or states:
+        return _list(selector, output, where, all_namespaces=all_namespaces)
+    if selector:
         raise InvalidJobError(
-            f"{name} is one job, and -l and --state select several", "both say which jobs are shown", "leave out one"
+            f"{name} is one job, and -l selects several", "both say which jobs are shown", "leave out one"
         )
     with find(name, where) as client:
-        if watch:
-            return _follow(client, name, output)
         _show(client, client.get(name), output)
     return 0
 
 
-def _list(which: "Json", states: list[str], sort: str, output: str | None, where: Where, *, watch: bool) -> int:
-    """List the jobs, once or after each change."""
+def _list(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool) -> int:
     damaged: list[DDPJobError] = []
-    known = {state.lower() for state in states}
 
-    def begin(asked: "Client") -> "Iterator[Jobs]":
-        """Return the lists of jobs; the first is read here, so that a client that has none raises."""
-        if watch:
-            lists = asked.watch_all(**which)
-        elif is_of_this_machine(asked):  # one damaged record must not hide the others
-            lists = iter([asked.list(**which, on_error=damaged.append)])
-        else:
-            lists = iter([asked.list(**which)])
-        return map(wanted, chain([next(lists)], lists))
+    def ask(client: "Client") -> "Jobs":
+        if is_of_this_machine(client):  # one damaged record must not hide the others
+            return client.list(all_namespaces=all_namespaces, label_selector=selector, on_error=damaged.append)
+        return client.list(all_namespaces=all_namespaces, label_selector=selector)
 
-    def wanted(jobs: "Jobs") -> "Jobs":
-        found = [job for job in jobs if not known or job.state.lower() in known]
-        return found if sort == "name" else sorted(found, key=_created, reverse=True)
-
-    client, lists, trouble = first_answer(begin, where)
+    client, jobs, trouble = first_answer(ask, where)
     with client:
-        if watch:
-            if trouble is not None:
-                raise trouble
-            watch_jobs(lists, output)
-            return 0
-        jobs = next(lists)
-        place = one_line(f"{client.host}, all namespaces" if which["all_namespaces"] else client.place)
+        place = one_line(f"{client.host}, all namespaces" if all_namespaces else client.place)
         if jobs or damaged or output in ("json", "yaml"):
             if output in (None, "table", "wide"):
                 print(f"jobs on {place}:", file=sys.stderr, flush=True)
             show_jobs(jobs, output)
         else:
-            in_state = f" in the state {one_line(' or '.join(states))}" if states else ""
             verb = "run starts" if is_of_this_machine(client) else "submit creates"
-            print(f"no jobs{in_state} on {place}; ddpjob {verb} a job", file=sys.stderr)
+            print(f"no jobs on {place}; ddpjob {verb} a job", file=sys.stderr)
     for problem in damaged:
         show_error(problem)
     if trouble is not None:
         raise trouble
     return USAGE if damaged else 0
-
-
-def _created(job: "DDPJob") -> str:
-    return str(job.manifest["metadata"].get("creationTimestamp") or "")
 
 
 def _show(client: "Client", job: "DDPJob", output: str | None) -> None:
@@ -151,15 +117,3 @@ def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
 
     history = history_in(directory)
     return [step.loss for step in history.steps if step.loss is not None] if history else []
-
-
-def _follow(client: "Client", name: str, output: str | None) -> int:
-    """Show the job after each change until it has finished."""
-    for _ in client.watch(name):
-        job = client.get(name)
-        if output in ("json", "yaml", "name"):
-            print(text_of(job, output), flush=True)
-        else:
-            _show(client, job, output)
-            print(flush=True)
-    return 0

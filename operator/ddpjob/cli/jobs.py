@@ -1,14 +1,13 @@
-"""Jobs as a list: the columns of ``kubectl get ddp``, or objects, once or after each change."""
+"""Jobs as a list: the columns of ``kubectl get ddp``, or objects."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from ddpjob.cli.table import Cell, live, show, table
+from ddpjob.cli.table import Cell, show, table
 from ddpjob.cli.text import age, one_line
 
 if TYPE_CHECKING:
@@ -72,39 +71,6 @@ CELLS: Mapping[str, Callable[["DDPJob"], object]] = {
 """The value of each column of the CustomResourceDefinition."""
 WIDE = ("In-Place", "Steps/s", "World", "Reason")
 """Columns of ``-o wide`` alone."""
-
-
-def watch_jobs(changes: "Iterator[Jobs]", output: str | None) -> None:
-    """Show the jobs after each change, until the user stops it."""
-    is_table = output in (None, "table", "wide")
-    if is_table and sys.stdout.isatty():
-        shown: Jobs = []
-        with live(lambda: jobs_table(shown, is_wide=output == "wide")):
-            for shown in changes:  # noqa: B007 - drawn by the thread of ``live``
-                pass
-        return
-    known: dict[tuple[str | None, str], DDPJob] = {}
-    for jobs in changes:
-        now = {(job.namespace, job.name): job for job in jobs}
-        changed = [job for key, job in now.items() if key not in known or _differs(job, known[key])]
-        known = now
-        if changed and is_table:
-            show_jobs(changed, output)
-        for job in () if is_table else changed:
-            print(text_of(job, str(output)), flush=True)
-
-
-def _differs(one: "DDPJob", other: "DDPJob") -> bool:
-    return one.manifest != other.manifest or one.state != other.state
-
-
-def text_of(job: "DDPJob", output: str) -> str:
-    """Return what is printed of a job that changed: of JSON one line."""
-    if output == "name":
-        return _full_name(job)
-    from ddpjob.client.jobfile import dump_yaml
-
-    return json.dumps(job.manifest) if output == "json" else f"---\n{dump_yaml(job.manifest)}".rstrip("\n")
 
 
 def _full_name(job: "DDPJob") -> str:

@@ -55,7 +55,7 @@ def run(request: options.Request) -> int:
     return execute(request, shlex.join([*program().split(), *again]))
 
 
-_ON_JOBS = "run submit get why top logs describe wait suspend resume restart set exec delete"
+_ON_JOBS = "run submit get why top logs describe wait suspend resume restart set delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"
