@@ -10,9 +10,9 @@ from rich.console import Console
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.cli.card import Moment, moment_of
 from ddpjob.cli.live import LiveDisplay
 from ddpjob.cli.output import INTERVAL, JsonDisplay, PlainDisplay
-from ddpjob.cli.snapshot import Moment, moment_of
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.client.job import DDPJob
 from ddpjob.engine.desired import Job

@@ -1,7 +1,7 @@
 """The command line: ``ddpjob run`` on this machine, and what looks at jobs or changes them, here or on a cluster.
 
     main ─▶ run ─▶ prepare (client.jobfile) ─▶ local.session
-         │         snapshot ─▶ output, live           while the job runs
+         │         card ─▶ output, live               while the job runs
          │         summary ─▶ output, live            when it has ended
          ├▶ get (card), describe, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
          ├▶ plot, report ─▶ training ─▶ client, ddpplot

@@ -86,7 +86,7 @@ def set(  # noqa: A001 - the name of the command
 
     \b
     Example:
-      ddpjob set mnist-cpu maxRestarts=5
+      ddpjob set mnist-cpu restartPolicy.maxRestarts=5
     """
     from ddpjob.cli.prepare import assign
 

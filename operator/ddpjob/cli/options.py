@@ -20,7 +20,7 @@ StateDir = Annotated[
 ]
 Namespace = Annotated[
     str | None,
-    Option("--namespace", "-n", metavar="NAME", help="Look in this namespace only."),
+    Option("--namespace", "-n", metavar="NAME", help="The namespace, also instead of the namespace in a file."),
 ]
 Context = Annotated[
     str | None, Option("--context", metavar="NAME", help="Jobs of the cluster of this context of the kubeconfig.")
@@ -47,9 +47,6 @@ Timeout = Annotated[float | None, Option("--timeout", min=0, metavar="SECONDS", 
 Source = Annotated[
     str,
     Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
-]
-JobNamespace = Annotated[
-    str | None, Option("--namespace", "-n", metavar="NAME", help="Instead of the namespace in the file.")
 ]
 Launcher = Annotated[
     ScriptLauncher | None,

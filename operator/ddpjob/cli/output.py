@@ -14,8 +14,7 @@ from pydantic import RootModel
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
-from ddpjob.cli.card import pod_state, pod_text
-from ddpjob.cli.snapshot import Moment
+from ddpjob.cli.card import Moment, pod_state, pod_text
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import duration, one_line
 from ddpjob.client.log_lines import RANK_PREFIX

@@ -29,7 +29,7 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 class Where:
     """What the options of a command say about where its jobs are."""
 
-    local: Annotated[bool, Option("--local", help="Only jobs of this machine.")] = False
+    local: Annotated[bool, Option("--local", help="This machine alone.")] = False
     context: Context = None
     namespace: Namespace = None
     state_dir: StateDir = None

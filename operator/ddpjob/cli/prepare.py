@@ -28,13 +28,6 @@ Part = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""
 _PART = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
 _ROOTS = ("metadata", "spec")
-_SHORT: Mapping[str, list[Part]] = {
-    "maxRestarts": ["spec", "restartPolicy", "maxRestarts"],
-    "max-restarts": ["spec", "restartPolicy", "maxRestarts"],
-    "nodes": ["spec", "numNodes"],
-    "nproc": ["spec", "nprocPerNode"],
-}
-"""Words of the options, and what they are on a path."""
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 
@@ -164,7 +157,6 @@ def _parts(path: str) -> list[Part]:
         position = found.end()
     if not parts or isinstance(parts[0], int):
         raise LocalError("it names no field", "it takes FIELD=VALUE")
-    parts = _SHORT.get(str(parts[0]), parts) if len(parts) == 1 else parts
     return parts if parts[0] in _ROOTS and len(parts) > 1 else ["spec", *parts]
 
 

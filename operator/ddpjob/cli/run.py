@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from ddpjob.api.objects import Json
+from ddpjob.cli.card import moment_of
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guarded
 from ddpjob.cli.prepare import Prepared, differences, prepare
-from ddpjob.cli.snapshot import moment_of
 from ddpjob.cli.summary import RunResult
 from ddpjob.client.job import DDPJob
 from ddpjob.client.jobfile import dump_yaml

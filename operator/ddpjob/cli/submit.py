@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,34 +22,29 @@ if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
 
 Form = Literal["json", "yaml", "name"]
-Image = Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")]
-Workdir = Annotated[
-    Path | None,
-    Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
-]
-DryRun = Annotated[
-    Literal["client", "server"] | None,
-    Option("--dry-run", help="Create nothing: check here, or with the admission of the server."),
-]
-Output = Annotated[Form | None, Option("--output", "-o", metavar="FORM", help="Print the job: json, yaml or name.")]
 _NAMED = 20  # files that are named
 
 
 def submit(
     new: options.NewJob,
     *,
-    image: Image = None,
-    workdir: Workdir = None,
+    image: Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")] = None,
+    workdir: Annotated[
+        Path | None,
+        Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
+    ] = None,
     wait: Annotated[bool, Option("--wait", help="Show the job until it has finished, then why it ended so.")] = False,
     timeout: options.Timeout = None,
-    dry_run: DryRun = None,
-    output: Output = None,
-    local: Annotated[bool, Option("--local", help="On this machine, in the background.")] = False,
-    context: options.Context = None,
-    namespace: options.JobNamespace = None,
-    state_dir: options.StateDir = None,
+    dry_run: Annotated[
+        Literal["client", "server"] | None,
+        Option("--dry-run", help="Create nothing: check here, or with the admission of the server."),
+    ] = None,
+    output: Annotated[
+        Form | None, Option("--output", "-o", metavar="FORM", help="Print the job: json, yaml or name.")
+    ] = None,
+    where: Where,
 ) -> int:
-    """Create a job on the cluster of the kubeconfig, or with --local on this machine.
+    """Create a job on the cluster of the kubeconfig, or with --local on this machine, in the background.
 
     A script, or the directory of --workdir, is sent into the pods: the image needs only Python and PyTorch. Files that
     .gitignore names are left out, and files such as .env, which often hold passwords or keys. The JSON has the schema
@@ -68,8 +64,8 @@ def submit(
     Example:
       ddpjob submit train.py --image pytorch/pytorch --nodes 2 --nproc 1 --workdir . --wait -- --epochs 3
     """
-    job = _read(new, image, namespace)
-    where = Where(local, context, job.namespace, state_dir)
+    job = _read(new, image, where.namespace)
+    where = replace(where, namespace=job.namespace)
     if workdir is not None and not where.is_here:
         _show_files(workdir)
     if dry_run == "client":
@@ -78,7 +74,7 @@ def submit(
     with for_new_job(where) as client:
         made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
         if dry_run is None and not where.is_here:
-            _name_namesake(made.name, context)
+            _name_namesake(made.name, where.context)
         if dry_run is None and wait:
             return _wait(client, made, output, timeout)
         _show(made, output, f"{made.name} is {'valid' if dry_run else 'submitted'} ({client.place})")

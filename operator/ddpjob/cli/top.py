@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpjob.cli.options import Form, Name
 from ddpjob.cli.place import Where, find
-from ddpjob.cli.table import Cell, Row, height, live, show, stacked, table
+from ddpjob.cli.table import Cell, Row, console, show, table
 from ddpjob.cli.text import duration, one_line
 from ddpjob.errors import UnavailableError
 
@@ -58,8 +58,17 @@ def top(
 
 def follow(client: "Client", name: str, seen: "RankTable") -> None:
     """Draw the table until the job ends; while no rank runs, between two attempts, the last one with the reason."""
-    why = ""
-    with live(lambda: stacked(headline(seen) + why, ranks_table(seen, most=height() - _AROUND))):
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    why, stdout = "", console()
+
+    def draw() -> Group:
+        return Group(Text(headline(seen) + why), ranks_table(seen, most=stdout.height - _AROUND))
+
+    # Each second, so that ages advance.
+    with Live(console=stdout, get_renderable=draw, refresh_per_second=1, redirect_stdout=False, redirect_stderr=False):
         while not (job := client.get(name)).finished:
             time.sleep(_PAUSE)
             try:

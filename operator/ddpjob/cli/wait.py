@@ -113,8 +113,8 @@ def wait_for(
 @contextmanager
 def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterator[Callable[[], None]]":
     """Yield what shows the job as it is now: on a terminal in a table that stays in place, elsewhere as a line."""
+    from ddpjob.cli.card import moment_of
     from ddpjob.cli.run import display_of
-    from ddpjob.cli.snapshot import moment_of
 
     with display_of("yaml" if to_stderr else None, sys.stdout, _PROGRESS_SECONDS) as display:
 
