@@ -254,18 +254,6 @@ def test_the_log_of_a_node_whose_output_was_shown_is_not_repeated(tmp_path: Path
         assert ("  the last line" in summary_lines(result, 80)) is is_repeated
 
 
-def test_hint_and_next_of_the_trainer_are_printed(tmp_path: Path) -> None:
-    advice = {"hint": "a slow disk", "next": "raise --timeout", "fromProgram": ["hint", "next"]}
-    result = a_failure(tmp_path, message="rank 3 stopped", **advice)
-    assert summary_lines(result, 80)[1:] == [
-        "mnist failed in attempt 2: rank 3 stopped",
-        "stage: Crash (Error), confidence medium, this machine",
-        "hint:  the program says: a slow disk",
-        "next:  the program says: raise --timeout",
-        "logs:  ddpjob logs mnist --node 1 --attempt 2",
-    ]
-
-
 def test_a_message_that_a_line_above_has_is_not_printed_again() -> None:
     """Seen: one exception in five lines of a run, and once more in the summary."""
     text, stream = "node_rank 1 (mnist-0a1b2-1-1), rank 1, train.py:4: ValueError: bad", io.StringIO()

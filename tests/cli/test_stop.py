@@ -47,13 +47,13 @@ def processes_of(folder: Path) -> list[int]:
 )
 def test_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: signal.Signals, code: int) -> None:
     file = ddpjob.write(a_job())
-    with ddpjob.started("run", file) as process:
+    with ddpjob.started("run", file, "--fresh") as process:
         ddpjob.until_log("stopped", "waiting")
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert f"stopped by {number.name}" in out
-    assert f"resume      ddpjob run {file}" in out
+    assert f"resume      ddpjob run {file}\n" in out, "without --fresh"
     assert "Suspended" in ddpjob("get").out
     assert processes_of(ddpjob.folder) == []
 
@@ -61,15 +61,6 @@ def test_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: sign
     assert done.code == 0
     assert "n0 | found it" in done.out
     assert ddpjob.job("stopped")["status"]["attempt"] == 2
-
-
-def test_resume_command_omits_fresh(ddpjob: Program) -> None:
-    file = ddpjob.write(a_job())
-    with ddpjob.started("run", file, "--fresh") as process:
-        ddpjob.until_log("stopped", "waiting")
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
-    assert f"ddpjob run {file}\n" in out
 
 
 def test_second_ctrl_c_kills_a_job_that_ignores_sigterm(ddpjob: Program) -> None:

@@ -87,9 +87,9 @@ def test_a_small_terminal_shows_abnormal_ranks_first_and_says_what_is_left_out()
 
 
 class Watched:
-    """A client of a job that is looked at once more before it ends. seen: its ranks; None between two attempts."""
+    """A client of a job that is looked at once more before it ends. seen: its ranks."""
 
-    def __init__(self, job: object, seen: RankTable | None = None) -> None:
+    def __init__(self, job: object, seen: RankTable) -> None:
         self.looks = iter((job, SimpleNamespace(finished=True)))
         self.seen = seen
 
@@ -97,8 +97,6 @@ class Watched:
         return next(self.looks)
 
     def ranks(self, _name: str) -> RankTable:
-        if self.seen is None:
-            raise UnavailableError("no rank of big runs: it is Restarting")
         return self.seen
 
 
@@ -128,16 +126,6 @@ def test_the_headline_names_what_is_missing() -> None:
         "big attempt 2, 3 of 8 ranks, steps 99 to 100, median 300.0 ms a step, nothing is known of node 1, 3, "
         "1 ranks are left out (here)"
     )
-
-
-def test_the_last_table_stays_while_no_rank_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("ddpjob.cli.top._PAUSE", 0.0)
-    monkeypatch.setenv("COLUMNS", "200")
-    follow(cast("Client", Watched(SimpleNamespace(finished=False))), "big", a_table([a_rank(0)]))
-    shown = capsys.readouterr().out
-    assert "n0r0" in shown and "no rank of big runs: it is Restarting" in shown
 
 
 @pytest.mark.soak

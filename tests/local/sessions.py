@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from ddpjob.local.pod_process import Machine
 from ddpjob.local.references import References
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, JobFolder, StateFolder
-from tests.processes import eventually_async
+from tests import processes
+from tests.local.bench import marked
+from tests.processes import eventually_async, spawn
 
 PATIENCE = 120.0
 
@@ -106,6 +110,23 @@ async def end(runs: Sequence[Run]) -> None:
         run.task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.wait([run.task])
+
+
+@contextmanager
+def apart(state: Path, job: Json, mark: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a job in a separate process; what it leaves behind, with ``mark`` in its environment, is killed at the end.
+
+    Its output is ``session.log`` beside the state folder.
+    """
+    command = [sys.executable, "-m", "tests.local.sessions", str(state), json.dumps(job)]
+    process = spawn(command, state.parent / "session.log")
+    try:
+        yield process
+    finally:
+        processes.end(process)
+        for pid in marked(str(mark)):
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.kill(pid, signal.SIGKILL)
 
 
 def main(root: str, job: str) -> None:

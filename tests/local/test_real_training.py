@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +15,8 @@ from ddpjob.local.state import StateFolder
 from ddprun.reporting.metrics import effective_rows
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
-from tests.processes import end, eventually, listening, spawn, tail
+from tests.local.sessions import apart
+from tests.processes import eventually, listening, tail
 
 pytestmark = pytest.mark.timeout(600, func_only=True)
 
@@ -54,17 +51,9 @@ class Place:
 
     root: Path
 
-    def begin(self, job: Json) -> subprocess.Popen[bytes]:
-        self.root.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "tests.local.sessions", str(self.root), json.dumps(job)]
-        return spawn(command, self.root / "session.log")
-
     def finish(self, job: Json) -> None:
-        process = self.begin(job)
-        try:
-            assert process.wait(PATIENCE) == 0, tail(self.root / "session.log")
-        finally:
-            end(process)
+        with apart(self.root, job, self.root) as process:
+            assert process.wait(PATIENCE) == 0, tail(self.root.parent / "session.log")
 
     @property
     def job(self) -> Json:
@@ -104,8 +93,7 @@ def on_two_nodes(folder: Path) -> Json:
 @pytest.mark.parametrize("make", [under_ddprun, on_two_nodes])
 def test_run_of_two_nodes_listens_on_loopback_only(tmp_path: Path, make: Callable[[Path], Json]) -> None:
     place = Place(tmp_path / "state")
-    process = place.begin(make(tmp_path))
-    try:
+    with apart(place.root, make(tmp_path), tmp_path) as process:
         eventually(
             "both ranks have met",
             lambda: (
@@ -116,11 +104,7 @@ def test_run_of_two_nodes_listens_on_loopback_only(tmp_path: Path, make: Callabl
             timeout=PATIENCE,
         )
         found = listening(process.pid)
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
-    assert len(found) > 2, tail(place.root / "session.log")  # the store, node 0's launcher, gloo
+    assert len(found) > 2, tail(tmp_path / "session.log")  # the store, node 0's launcher, gloo
     assert set.union(*found.values()) <= {"127.0.0.1", "::1"}
 
 
@@ -134,8 +118,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def test_killed_training_resumes_with_the_same_result(tmp_path: Path, undisturbed: Place) -> None:
     place = Place(tmp_path / "state")
     job = training(tmp_path, "--step-delay", "0.05")
-    process = place.begin(job)
-    try:
+    with apart(place.root, job, tmp_path) as process:
         eventually(
             "a checkpoint exists and training continues",
             lambda: process.poll() is not None or place.status.get("progress", {}).get("step", 0) >= 25,
@@ -144,11 +127,7 @@ def test_killed_training_resumes_with_the_same_result(tmp_path: Path, undisturbe
         process.kill()
         code = process.wait(PATIENCE)
         eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
-    assert code == -signal.SIGKILL, tail(place.root / "session.log")
+    assert code == -signal.SIGKILL, tail(tmp_path / "session.log")
     assert len(place.rows) < len(undisturbed.rows), "it was interrupted before its end"
     before = place.job
     assert before["status"]["state"] == "Running"
