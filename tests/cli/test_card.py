@@ -11,7 +11,7 @@ import pytest
 from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
 from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, moment_of, sparkline
-from ddpjob.cli.jobs import CELLS, WIDE
+from ddpjob.cli.get import CELLS, WIDE
 from ddpjob.cli.table import Cell
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob

@@ -79,12 +79,6 @@ def test_an_error_is_on_standard_error_alone_also_with_json(ddpjob: Program, com
     assert done.out == ""
 
 
-def test_yaml_is_the_finished_job(ddpjob: Program) -> None:
-    done = ddpjob("run", ddpjob.write(shell_job("echo", "true")), "-o", "yaml")
-    job = yaml.safe_load(done.out)
-    assert (job["kind"], job["status"]["state"]) == ("DDPJob", "Succeeded")
-
-
 def test_a_job_from_standard_input_and_its_config_map_are_run(ddpjob: Program) -> None:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "greeting"}, "data": {"GREETING": "xyzzy"}}
     job = shell_job("echo", "echo $GREETING", envFrom=[{"configMapRef": {"name": "greeting"}}])

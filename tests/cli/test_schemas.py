@@ -37,7 +37,7 @@ COMMANDS = {
     "render": ["render", "tiny.yaml"],
 }
 WITH_FILES = ("train.py", "--image", "torch:1", "--dry-run", "client")
-SUBMISSIONS = (("tiny.yaml", "--name", "other", "--local", "--wait"), ("tiny.yaml", "--dry-run", "client"), WITH_FILES)
+SUBMISSIONS = (("tiny.yaml", "--name", "other", "--local"), ("tiny.yaml", "--dry-run", "client"), WITH_FILES)
 WHILE_IT_RUNS = ("run", "top")
 
 

@@ -132,12 +132,12 @@ class Request(NewJob):
     ] = False
     state_dir: StateDir = None
     output: Annotated[
-        Literal["table", "plain", "json", "yaml"] | None,
+        Literal["table", "plain", "json"] | None,
         Option(
             "--output",
             "-o",
             metavar="FORM",
-            help="table (on a terminal), plain (elsewhere), json: one object a line, yaml: the finished job.",
+            help="table (on a terminal), plain (elsewhere), json: one object a line.",
         ),
     ] = None
 

@@ -15,7 +15,6 @@ from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guar
 from ddpjob.cli.prepare import Prepared, differences, prepare
 from ddpjob.cli.summary import RunResult
 from ddpjob.client.job import DDPJob
-from ddpjob.client.jobfile import dump_yaml
 from ddpjob.client.local_logs import LogReader
 from ddpjob.client.log_lines import LogLine
 from ddpjob.local.pod_process import Machine
@@ -41,8 +40,6 @@ def execute(request: Request, again: str) -> int:
         seconds, has_output = time.monotonic() - begin, not runs_ddptrain(prepared.admitted)
         result = RunResult(DDPJob.from_manifest(job), prepared.paths, seconds, again, stop.number, has_output)
         display.end(result)
-    if request.output == "yaml":
-        print(dump_yaml(job), end="", file=stdout)
     stdout.flush()
     return result.exit_code
 
@@ -101,8 +98,6 @@ def display_of(output: str | None, stdout: TextIO, interval: float = INTERVAL) -
     """Return how a job is shown. interval: seconds between lines that report only progress."""
     if output == "json":
         return JsonDisplay(stdout)
-    if output == "yaml":
-        return PlainDisplay(guarded(sys.stderr), interval=interval)
     if output == "table" or (output is None and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")):
         from rich.console import Console
 

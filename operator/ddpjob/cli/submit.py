@@ -13,12 +13,11 @@ from ddpjob.api.names import DDPJOBS, GROUP
 from ddpjob.cli import options
 from ddpjob.cli.place import Where, for_new_job
 from ddpjob.cli.text import number_of, one_line, size_text
-from ddpjob.cli.wait import NOT_FOUND, wait_for
-from ddpjob.errors import JobNotFoundError
+from ddpjob.cli.wait import wait_for
+from ddpjob.errors import InvalidJobError, JobNotFoundError
 from ddpjob.local import LocalError
 
 if TYPE_CHECKING:
-    from ddpjob.client.base import Client
     from ddpjob.client.job import DDPJob
 
 Form = Literal["json", "yaml", "name"]
@@ -64,6 +63,10 @@ def submit(
     Example:
       ddpjob submit train.py --image pytorch/pytorch --nodes 2 --nproc 1 --workdir . --wait -- --epochs 3
     """
+    if wait and output is not None:
+        raise InvalidJobError(
+            "--wait shows the job, --output prints an object", "both are for standard output", "ddpjob get -o json"
+        )
     job = _read(new, image, where.namespace)
     where = replace(where, namespace=job.namespace)
     if workdir is not None and not where.is_here:
@@ -76,7 +79,9 @@ def submit(
         if dry_run is None and not where.is_here:
             _name_namesake(made.name, where.context)
         if dry_run is None and wait:
-            return _wait(client, made, output, timeout)
+            typer.echo(f"{made.name} is submitted ({client.place})")
+            sys.stdout.flush()
+            return wait_for(client, made, timeout=timeout, follow=True)
         _show(made, output, f"{made.name} is {'valid' if dry_run else 'submitted'} ({client.place})")
     return 0
 
@@ -134,17 +139,6 @@ def _check(job: "DDPJob", workdir: Path | None, output: Form | None, *, local: b
     elif workdir is not None:
         job = at_directory(job, workdir)
     _show(job, output, f"{job.name} is valid (nothing was sent)")
-
-
-def _wait(client: "Client", job: "DDPJob", output: Form | None, timeout: float | None) -> int:
-    """Show the job until it has finished, and return the exit code."""
-    if output is None:
-        typer.echo(f"{job.name} is submitted ({client.place})")
-    sys.stdout.flush()
-    code = wait_for(client, job, timeout=timeout, to_stderr=output is not None, follow=True)
-    if output is not None and code != NOT_FOUND:
-        _show(client.get(job), output, "")
-    return code
 
 
 def _show(job: "DDPJob", output: Form | None, line: str) -> None:

@@ -66,14 +66,11 @@ def wait_for(
     until: str = "finished",
     timeout: float | None = None,
     *,
-    to_stderr: bool = False,
     follow: bool = False,
 ) -> int:
     """Wait for a state of a job, say what became of it, and return the exit code.
 
-    Args:
-        to_stderr: say it on standard error, because standard output has an object.
-        follow: show the job meanwhile as ``run`` does, and at the end say why, as ``ddpjob why``.
+    follow: show the job meanwhile as ``run`` does, and at the end say why, as ``ddpjob why``.
     """
     step = _step(until)
 
@@ -89,7 +86,7 @@ def wait_for(
         return status.is_true("Suspended") and bool(client.get(job).manifest["spec"].get("suspend"))
 
     try:
-        with _shown(client, job, to_stderr=to_stderr) if follow else nullcontext(lambda: None) as show:
+        with _shown(client, job) if follow else nullcontext(lambda: None) as show:
 
             def is_over(status: "DDPJobStatus") -> bool:
                 show()
@@ -102,21 +99,21 @@ def wait_for(
     except WaitTimeoutError as error:
         show_error(error)
         return TIMEOUT
-    typer.echo(f"{ended.name} is {ended.state} ({client.place})", err=to_stderr)
+    typer.echo(f"{ended.name} is {ended.state} ({client.place})")
     if follow:
-        _say_why(client, ended, to_stderr=to_stderr)
+        _say_why(client, ended)
     if ended.finished:
         return 0 if ended.succeeded else _FAILED
     return 0 if reached(ended.status) else _SUSPENDED
 
 
 @contextmanager
-def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterator[Callable[[], None]]":
+def _shown(client: "Client", job: "str | DDPJob") -> "Iterator[Callable[[], None]]":
     """Yield what shows the job as it is now: on a terminal in a table that stays in place, elsewhere as a line."""
     from ddpjob.cli.card import moment_of
     from ddpjob.cli.run import display_of
 
-    with display_of("yaml" if to_stderr else None, sys.stdout, _PROGRESS_SECONDS) as display:
+    with display_of(None, sys.stdout, _PROGRESS_SECONDS) as display:
 
         def show() -> None:
             pods = []
@@ -129,12 +126,11 @@ def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterat
         yield show
 
 
-def _say_why(client: "Client", job: "DDPJob", *, to_stderr: bool) -> None:
+def _say_why(client: "Client", job: "DDPJob") -> None:
     from ddpjob.cli.why import verdict_lines
 
     try:
-        lines = verdict_lines(client.explain(job), client.place, coloured=not to_stderr and is_coloured())
-        typer.echo("\n".join(lines), err=to_stderr)
+        typer.echo("\n".join(verdict_lines(client.explain(job), client.place, coloured=is_coloured())))
     except DDPJobError as error:  # the exit code says how the job ended
         show_error(error)
 
