@@ -216,7 +216,6 @@ def attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
 
 
 def _course(job: DDPJob, now: datetime) -> str:
-    """Return the course of the current attempt."""
     current, status = job.status.current_attempt, job.status
     if current is None:
         return ""

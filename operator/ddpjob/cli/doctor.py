@@ -53,7 +53,6 @@ def doctor(
 
 
 def _of_cluster(where: Where) -> "tuple[str | None, list[Check]]":
-    """Return the place and the checks of the cluster."""
     from ddpjob.client.checkup.check import cluster
 
     if where.context is None and not has_kubeconfig():

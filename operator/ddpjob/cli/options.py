@@ -48,32 +48,6 @@ Source = Annotated[
     str,
     Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
 ]
-Launcher = Annotated[
-    ScriptLauncher | None,
-    Option("--launcher", help="What starts the processes of a script.", show_default="ddprun"),
-]
-# Short words for fields of the spec; ``jobspec.with_words`` puts them there.
-Gpus = Annotated[
-    int | None,
-    Option("--gpus", min=1, metavar="N", help="GPUs of each node (limit nvidia.com/gpu), with a process for each."),
-]
-Memory = Annotated[
-    str | None, Option("--memory", metavar="SIZE", help="Memory of each node, for example 8Gi (request and limit).")
-]
-Checkpoint = Annotated[
-    str | None,
-    Option(
-        "--checkpoint",
-        metavar="SIZE[:CLASS]|CLAIM",
-        help="Volume of the checkpoints: a new one, for example 10Gi, or an existing claim (spec.checkpoint).",
-    ),
-]
-MaxRestarts = Annotated[
-    int | None, Option("--max-restarts", min=0, metavar="N", help="Restarts that count (restartPolicy.maxRestarts).")
-]
-Env = Annotated[
-    list[str] | None, Option("--env", metavar="NAME=VALUE", help="Environment variable (spec.env). May be repeated.")
-]
 
 
 @dataclass(frozen=True)
@@ -92,12 +66,33 @@ class NewJob:
     nproc: Annotated[
         int | None, Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).")
     ] = None
-    gpus: Gpus = None
-    memory: Memory = None
-    checkpoint: Checkpoint = None
-    max_restarts: MaxRestarts = None
-    env: Env = None
-    launcher: Launcher = None
+    gpus: Annotated[
+        int | None,
+        Option("--gpus", min=1, metavar="N", help="GPUs of each node (limit nvidia.com/gpu), with a process for each."),
+    ] = None
+    memory: Annotated[
+        str | None, Option("--memory", metavar="SIZE", help="Memory of each node, for example 8Gi (request and limit).")
+    ] = None
+    checkpoint: Annotated[
+        str | None,
+        Option(
+            "--checkpoint",
+            metavar="SIZE[:CLASS]|CLAIM",
+            help="Volume of the checkpoints: a new one, for example 10Gi, or an existing claim (spec.checkpoint).",
+        ),
+    ] = None
+    max_restarts: Annotated[
+        int | None,
+        Option("--max-restarts", min=0, metavar="N", help="Restarts that count (restartPolicy.maxRestarts)."),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        Option("--env", metavar="NAME=VALUE", help="Environment variable (spec.env). May be repeated."),
+    ] = None
+    launcher: Annotated[
+        ScriptLauncher | None,
+        Option("--launcher", help="What starts the processes of a script.", show_default="ddprun"),
+    ] = None
     assignments: Annotated[
         list[str] | None,
         Option(

@@ -115,7 +115,6 @@ def differences(admitted: AdmittedJob, paths: HostPaths) -> Iterator[str]:
 
 
 def _missing_gpus(admitted: AdmittedJob) -> str | None:
-    """Return a warning if this machine has fewer GPUs than each node requests."""
     wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
     machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
     return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None

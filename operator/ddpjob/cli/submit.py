@@ -129,7 +129,6 @@ def _some(names: list[str]) -> str:
 
 
 def _check(job: "DDPJob", workdir: Path | None, output: Form | None, *, local: bool) -> None:
-    """Check a job without a cluster, and print what would be created."""
     from ddpjob.client.workdir.mount import at_directory, with_files
     from ddpjob.local.admission import require_valid
 
