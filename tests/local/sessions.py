@@ -58,11 +58,12 @@ class Run:
 
 
 @dataclass
-class Sessions:
-    """Sessions on one state folder, in this process."""
+class Place:
+    """Sessions on one state folder, in this process. others: Secrets and ConfigMaps beside the jobs."""
 
     root: Path
     others: list[Json] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     def begin(self, job: Json, *, volumes: Mapping[str, Path] | None = None, fresh: bool = False) -> Run:
         """Start a session."""
@@ -77,25 +78,13 @@ class Sessions:
             say=said.append,
             fresh=fresh,
         )
-        return Run(asyncio.create_task(session.run()), session, said, shown, paths.record)
+        self.runs.append(Run(asyncio.create_task(session.run()), session, said, shown, paths.record))
+        return self.runs[-1]
 
     async def finish(self, job: Json, **options: Any) -> Run:
         """Run a session to its end."""
         run = self.begin(job, **options)
         await run.result()
-        return run
-
-
-class Place(Sessions):
-    """Sessions that are cancelled at the end of the test."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.runs: list[Run] = []
-
-    def begin(self, job: Json, **options: Any) -> Run:
-        run = super().begin(job, **options)
-        self.runs.append(run)
         return run
 
     def let_go(self, job: str = "tiny") -> None:
@@ -133,7 +122,7 @@ def main(root: str, job: str) -> None:
     """Run a job given as JSON in the foreground; SIGINT stops it."""
 
     async def run() -> None:
-        begun = Sessions(Path(root)).begin(json.loads(job))
+        begun = Place(Path(root)).begin(json.loads(job))
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, begun.session.stop)
         await begun.task
 

@@ -13,7 +13,7 @@ from ddpjob.api.objects import Json
 from ddpjob.local.state import JobFolder, StateFolder
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
-from tests.local.sessions import Sessions, apart
+from tests.local.sessions import Place, apart
 from tests.processes import eventually, tail
 
 pytestmark = pytest.mark.timeout(300)
@@ -95,10 +95,9 @@ async def test_run_killed_at_any_moment_resumes_without_spending_a_restart(
     before = folder.job()
     assert before is not None
 
-    claim = tmp_path / "state/volumes/default/tiny-checkpoints"
-    claim.mkdir(parents=True, exist_ok=True)
-    (claim / "go").touch()
-    run = await Sessions(tmp_path / "state").finish(job(tmp_path))
+    place = Place(tmp_path / "state")
+    place.let_go()
+    run = await place.finish(job(tmp_path))
 
     began = (before.get("status") or {}).get("attempt", 0)
     assert run.task.result()["metadata"]["uid"] == before["metadata"]["uid"]

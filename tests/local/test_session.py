@@ -64,24 +64,6 @@ async def test_attempt_is_recorded_before_its_processes_start(place: Place) -> N
     assert (run.log(1), run.log(2)) == ("1\n", "1\n")
 
 
-async def test_the_next_attempt_loads_what_the_last_one_saved_on_sigterm(place: Place) -> None:
-    """A plain script: the node that did not fail takes its time to save."""
-    save = "echo saving; until [ -e /checkpoints/release ]; do sleep 0.01; done; echo first > /checkpoints/last; exit 0"
-    script = (
-        "if [ $DDPJOB_ATTEMPT = 2 ]; then cat /checkpoints/last; exit 0; fi; "
-        "if [ $NODE_RANK = 1 ]; then until [ -e /checkpoints/up ]; do sleep 0.01; done; exit 1; fi; "
-        f"trap '{save}' TERM; touch /checkpoints/up; while :; do sleep 0.01; done"
-    )
-    grace = {"spec": {"terminationGracePeriodSeconds": 300}}
-    run = place.begin(a_local_job(script, checkpoint=True, template=grace))
-    await run.until("node 0 saves", lambda: "saving" in run.log(1))
-    await run.until("it waits, or has loaded", lambda: "ending" in run.status["currentAttempt"] or run.log(2))
-    (place.root / "volumes/default/tiny-checkpoints/release").touch()
-    await run.result()
-    assert [run.log(2, rank) for rank in (0, 1)] == ["first\n"] * 2
-    assert (run.status["attempt"], run.status["restartsCountedTowardsLimit"]) == (2, 1)
-
-
 async def test_exception_far_above_the_end_of_the_log_is_named_with_its_node(place: Place, tmp_path: Path) -> None:
     for node_rank, error in enumerate((PEER_LOST, VALUE_ERROR)):
         text = log(2 * node_rank, error).replace("train.py FAILED", "-" * 2048)
