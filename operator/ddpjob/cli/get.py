@@ -88,16 +88,12 @@ def _list(selector: str | None, output: str | None, where: Where, *, all_namespa
 
 
 def _show(client: "Client", job: "DDPJob", output: str | None) -> None:
-    from ddpjob.cli.card import time_spent
-
     if output is None:
         print("\n".join(card(client, job)))
         return
     if output in ("table", "wide"):
         print(one_line(f"job on {client.place}:"), file=sys.stderr, flush=True)
     show_jobs([job], output, single=True)
-    if output in ("table", "wide") and (spent := time_spent(job, datetime.now(UTC))):
-        print(f"\ntime: {spent}")
 
 
 def card(client: "Client", job: "DDPJob") -> list[str]:

@@ -36,7 +36,6 @@ def logs(
     attempt: Annotated[
         int | None, Option("--attempt", min=1, metavar="N", help="Logs of this attempt.", show_default="the newest")
     ] = None,
-    previous: Annotated[bool, Option("--previous", "-p", help="Logs of the attempt before the newest.")] = False,
     all_nodes: Annotated[bool, Option("--all", help="All nodes, not only node 0 and nodes that failed.")] = False,
     follow: Annotated[bool, Option("--follow", "-f", help="Follow the logs until the run ends.")] = False,
     tail: Annotated[
@@ -60,24 +59,17 @@ def logs(
     Example:
       ddpjob logs mnist-cpu --all --tail 20
     """
-    excluding = (
-        ("--previous", previous, "--attempt", attempt is not None, "it is an attempt of before"),
-        ("--previous", previous, "--follow", follow, "it is an attempt of before"),
-        ("--node", node is not None, "--rank", rank, "a rank is on one node"),
-    )
-    for one, is_given, other, is_too, why in excluding:
-        if is_given and is_too:
-            raise InvalidJobError(f"{one} and {other} exclude each other", why, "leave out one of them")
+    if node is not None and rank:
+        raise InvalidJobError("--node and --rank exclude each other", "a rank is on one node", "leave out one of them")
     seconds = None if since is None else _seconds(since)
     with find(name, where) as client:
         job = client.get(name)
-        wanted = _before_newest(job) if previous else attempt
         found = client.logs(
             job,
             nodes=None if node is None else {node},
             ranks=set(rank) if rank else None,
             all_nodes=all_nodes,
-            attempt=wanted,
+            attempt=attempt,
             follow=follow,
             tail=tail,
             since=seconds,
@@ -87,7 +79,7 @@ def logs(
                 if not line.unfinished:
                     print(json.dumps(_object(line)), flush=follow)
         else:
-            print_lines(job, _announced(found, job, client.place, is_any=wanted is None), flush=follow)
+            print_lines(job, _announced(found, job, client.place, is_any=attempt is None), flush=follow)
     return 0
 
 
@@ -148,15 +140,6 @@ def _object(line: "LogLine") -> "Json":
 
 def _prefix(name: str, number: int) -> str:
     return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{name}\x1b[0m " if is_coloured() else f"{name} "
-
-
-def _before_newest(job: "DDPJob") -> int:
-    newest = job.status.attempt or 0
-    if newest < 2:
-        raise InvalidJobError(
-            f"{job.name} has no attempt before its newest", f"it is in attempt {newest}", "leave out --previous"
-        )
-    return newest - 1
 
 
 def _seconds(text: str) -> float:

@@ -14,8 +14,7 @@ from ddpjob.cli import options
 from ddpjob.cli.place import Where, for_new_job
 from ddpjob.cli.text import number_of, one_line, size_text
 from ddpjob.cli.wait import wait_for
-from ddpjob.errors import InvalidJobError, JobNotFoundError
-from ddpjob.local import LocalError
+from ddpjob.errors import InvalidJobError
 
 if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
@@ -76,8 +75,6 @@ def submit(
         return 0
     with for_new_job(where) as client:
         made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
-        if dry_run is None and not where.is_here:
-            _name_namesake(made.name, where.context)
         if dry_run is None and wait:
             typer.echo(f"{made.name} is submitted ({client.place})")
             sys.stdout.flush()
@@ -108,19 +105,6 @@ def _show_files(workdir: Path) -> None:
     typer.echo(f"· sends {number_of(len(files), 'file')} of {workdir}, {size}: {sent}", err=True)
     if left_out:
         typer.echo(f"· leaves out {kept}: such names often hold passwords or keys", err=True)
-
-
-def _name_namesake(name: str, context: str | None) -> None:
-    """Print how commands find a job of the cluster if a job of this machine has the same name."""
-    try:
-        Where().machine().record(name)
-    except JobNotFoundError:
-        return
-    except LocalError:
-        pass  # several have the name, or the record is damaged
-    option = f"--context {context or '$(kubectl config current-context)'}"
-    line = f"· this machine has a job {name}, too, and commands find it first: add {option} for the new one"
-    typer.echo(line, err=True)
 
 
 def _some(names: list[str]) -> str:
