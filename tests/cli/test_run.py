@@ -63,15 +63,6 @@ def test_json_is_one_object_per_line_and_ends_with_the_result(ddpjob: Program) -
     assert any(o["type"] == "output" and o["line"] == "a\x1b[31mb" for o in done.objects)
 
 
-def test_command_that_starts_one_of_several_processes_is_warned_about(ddpjob: Program) -> None:
-    job = ddpjob.write(shell_job("alone", "", command=["true"]))
-    done = ddpjob("run", job, "--nproc", "2")
-    assert done.code == 0, done
-    assert "nprocPerNode is 2, but the command true is not a known launcher" in done.out + done.err
-    done = ddpjob("run", job, "--nproc", "1", "--fresh")
-    assert "launcher" not in done.out + done.err
-
-
 @pytest.mark.parametrize("command", ["run nothing.yaml", "get nothing", "submit nothing.yaml --dry-run client"])
 def test_an_error_is_on_standard_error_alone_also_with_json(ddpjob: Program, command: str) -> None:
     done = ddpjob(*command.split(), "-o", "json")

@@ -91,21 +91,3 @@ def test_delete_stops_a_live_run_and_keeps_the_volume(ddpjob: Program) -> None:
     assert processes_of(ddpjob.folder) == []
     assert not (ddpjob.state / "jobs" / "default" / "stopped").exists()
     assert (ddpjob.state / "volumes" / "default" / "stopped-checkpoints" / "saved").exists()
-
-
-def test_logs_follow_a_job_into_its_next_attempt(ddpjob: Program) -> None:
-    script = """
-    echo begin of $DDPJOB_ATTEMPT
-    until [ -e "$DDPJOB_CHECKPOINT_DIR/go" ]; do sleep 0.05; done
-    echo end of $DDPJOB_ATTEMPT
-    [ $DDPJOB_ATTEMPT = 2 ]
-    """
-    job = shell_job("twice", script, restartPolicy={"maxRestarts": 1}, **with_volume())
-    with ddpjob.started("run", ddpjob.write(job)) as process:
-        ddpjob.until_log("twice", "begin of 1")
-        with ddpjob.started("logs", "twice", "-f") as reader:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "begin of 1\n"
-            (ddpjob.state / "volumes" / "default" / "twice-checkpoints" / "go").touch()
-            assert reader.stdout.read() == "end of 1\nbegin of 2\nend of 2\n"
-        assert process.wait(60) == 0

@@ -68,21 +68,6 @@ def test_there_is_no_bundle_of_no_job(ddpjob: Program, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tiny*"))
 
 
-@pytest.mark.soak
-def test_doctor_checks_this_machine(ddpjob: Program, tmp_path: Path) -> None:
-    done = ddpjob("doctor", "--local", "-o", "json")
-    assert (done.code, done.err) == (0, "")
-    found = fits(json.loads(done.out), "doctor")
-    assert found["healthy"] and "cluster" not in found
-    assert {check["part"] for check in found["checks"]} == {"machine"}
-    (tmp_path / "file").touch()
-    spoiled = ddpjob("doctor", "--local", "--state-dir", str(tmp_path / "file"))
-    assert spoiled.code == 1
-    (line,) = [line for line in spoiled.out.splitlines() if "state-folder" in line]
-    assert line.startswith("  error ")
-    assert spoiled.out.splitlines()[-1].startswith("1 error, ")
-
-
 def test_doctor_without_a_kubeconfig_and_with_a_cluster_that_does_not_answer(ddpjob: Program, tmp_path: Path) -> None:
     nowhere = {"KUBECONFIG": str(tmp_path / "absent")}
     found = json.loads(ddpjob("doctor", "-o", "json", env=nowhere).out)

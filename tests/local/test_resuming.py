@@ -16,27 +16,6 @@ from tests.local.sessions import Place
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_stop_saves_and_the_next_run_resumes_the_same_job_for_free(place: Place) -> None:
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
-    first.session.stop()
-    suspended = await first.result()
-    assert suspended["status"]["state"] == "Suspended"
-    assert [first.log(1, rank) for rank in (0, 1)] == ["up\nstopped\n"] * 2
-    assert first.folder.pods() == []
-
-    second = place.begin(job)
-    await second.until("both nodes are up again", lambda: second.log(2, 0) and second.log(2, 1))
-    assert "Resumed: attempt 2 begins" in second.said
-    place.let_go()
-    finished = await second.result()
-    assert finished["metadata"]["uid"] == suspended["metadata"]["uid"]
-    assert finished["status"]["state"] == "Succeeded"
-    assert (finished["status"]["attempt"], finished["status"]["restarts"]) == (2, 0)
-    assert "failures" not in finished["status"]
-
-
 async def test_stop_while_a_killed_run_is_recorded_starts_no_attempt(place: Place) -> None:
     job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
     first = place.begin(job)
