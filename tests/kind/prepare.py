@@ -1,8 +1,8 @@
 """Build and download what tests need, before they run: `python -m tests.kind prepare NAME...`, used by `make test`.
 
-A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`, or `chromium` or
-`shells` (Debian's packages). Tests look the results up and never build, so no test's time limit includes a build. Two
-processes may prepare at once: every build holds a lock, and the second process finds the result of the first.
+A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`, or `chromium`
+(Debian's package). Tests look the results up and never build, so no test's time limit includes a build. Two processes
+may prepare at once: every build holds a lock, and the second process finds the result of the first.
 """
 
 from __future__ import annotations

@@ -182,8 +182,7 @@ def test_unknown_name_is_an_error_that_lists_the_known_ones(go: Path) -> None:
     output, error = process.communicate(timeout=60)
     assert (output, process.returncode) == ("", 1)
     assert (
-        "error: unknown name: kubctl. Known names: all, docker, node-image, images, chromium, kube-apiserver"
-        in error
+        "error: unknown name: kubctl. Known names: all, docker, node-image, images, chromium, kube-apiserver" in error
     )
 
 

@@ -24,12 +24,7 @@ Action = Callable[["Client", "str | DDPJob"], object]
 """Changes one job; a text that it returns is another line to print about it."""
 
 
-def suspend(
-    name: Names = None,
-    selector: Selector = None,
-    *,
-    where: Where,
-) -> int:
+def suspend(name: Names = None, selector: Selector = None, *, where: Where) -> int:
     """Stop the pods of jobs after they saved a checkpoint; `resume` starts them again.
 
     \b
@@ -40,12 +35,7 @@ def suspend(
     return on_each(jobs, lambda client, job: client.suspend(job), "suspended")
 
 
-def resume(
-    name: Names = None,
-    selector: Selector = None,
-    *,
-    where: Where,
-) -> int:
+def resume(name: Names = None, selector: Selector = None, *, where: Where) -> int:
     """Start suspended jobs again, on this machine in the background. This is not a restart.
 
     \b
@@ -56,12 +46,7 @@ def resume(
     return on_each(jobs, lambda client, job: client.resume(job), "resumed")
 
 
-def restart(
-    name: Names = None,
-    selector: Selector = None,
-    *,
-    where: Where,
-) -> int:
+def restart(name: Names = None, selector: Selector = None, *, where: Where) -> int:
     """Restart all pods of jobs after they saved a checkpoint. This restart does not count towards the limit.
 
     \b

@@ -1,7 +1,7 @@
 """``ddpjob describe``: all that is known of a job: its card, conditions, pods, and what happened to it."""
 
 import json
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.api.objects import Json
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 _GOOD = ("running", "succeeded", "pending")
 
 
-def describe(
-    name: Name,
-    output: Form = "text",
-    *,
-    where: Where,
-) -> int:
+def describe(name: Name, output: Form = "text", *, where: Where) -> int:
     """Show all that is known of a job: its card, its conditions and pods, and what happened to it, sorted by time.
 
     A cluster deletes its Events after an hour; what status and pods say remains. The JSON has the schema
@@ -104,9 +99,9 @@ def _story(client: "Client", job: "DDPJob") -> tuple["Events", list[str]]:
         return timeline(job), [error.error]
 
 
-def events_table(found: "Events", zone: tzinfo | None = None) -> "Table":
-    """Return the events as a table; times are those of a time zone, by default of this machine."""
-    times = [parse_time(event.time).astimezone(zone) for event in found]
+def events_table(found: "Events") -> "Table":
+    """Return the events as a table; times are those of this machine."""
+    times = [parse_time(event.time).astimezone() for event in found]
     days = {time.date() for time in times}
     form = "%H:%M:%S" if len(days) < 2 else "%m-%d %H:%M:%S"
     rows = [_event_row(event, time, form) for event, time in zip(found, times, strict=True)]

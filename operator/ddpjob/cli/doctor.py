@@ -16,11 +16,7 @@ _UNHEALTHY = 1
 _COLOURS = {"warning": "33", "error": "31"}
 
 
-def doctor(
-    output: Form = "text",
-    *,
-    where: Where,
-) -> int:
+def doctor(output: Form = "text", *, where: Where) -> int:
     """Check this machine, and the cluster of the kubeconfig with your rights there.
 
     Each check is ok, warning, error or unknown, with a hint and the next command. What you may not read is unknown. The

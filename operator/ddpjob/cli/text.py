@@ -84,11 +84,6 @@ def age(timestamp: object) -> str:
         return ""
 
 
-def error_lines(error: DDPJobError) -> list[str]:
-    """Return the lines of an error: what is wrong, why that may be, what to do. Empty parts are left out."""
-    return [label + one_line(text) for label, text in error.parts()]
-
-
 def show_error(error: DDPJobError) -> None:
-    """Print an error on standard error."""
-    print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
+    """Print an error on standard error: what is wrong, why that may be, what to do. Empty parts are left out."""
+    print("\n".join(label + one_line(text) for label, text in error.parts()), file=sys.stderr, flush=True)

@@ -28,12 +28,7 @@ _LATE, _LATE_SECONDS = 5, 30.0
 _AROUND = 6  # lines of the terminal that are not ranks
 
 
-def top(
-    name: Name,
-    output: Form = "text",
-    *,
-    where: Where,
-) -> int:
+def top(name: Name, output: Form = "text", *, where: Where) -> int:
     """Show what each rank does: step, time of a step, wait for data, memory, last heartbeat.
 
     On a terminal the table stays in place until the job ends; elsewhere it is printed once. Only what is abnormal is in

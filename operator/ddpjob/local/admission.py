@@ -143,12 +143,8 @@ def _template_fault(line: str) -> Fault:
     return Fault(tuple(name or int(index) for name, index in parts), message)
 
 
-def require_valid(document: Json) -> None:
-    """Raise ``InvalidJobError`` for a document that is refused; the error names each field and rule."""
-    _accepted(document)
-
-
-def _accepted(document: Json) -> _Document:
+def require_valid(document: Json) -> _Document:
+    """Return the typed document. Raises ``InvalidJobError`` if it is refused; the error names each field and rule."""
     given, found = _checked(document)
     if given is None or found:
         name = (document.get("metadata") or {}).get("name") or "(without a name)"
@@ -166,7 +162,7 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
     Raises:
         InvalidJobError: the document is refused; the error names the field and the rule.
     """
-    given = _accepted(document)
+    given = require_valid(document)
     meta, spec = given.metadata, given.spec
     if spec.managed_by not in (None, names.CONTROLLER):
         raise InvalidJobError(
