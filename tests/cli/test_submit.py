@@ -108,49 +108,17 @@ def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_clust
     assert Client.local(ddpjob.state).list() == []
 
 
-WORDS = [
-    "--nodes",
-    "2",
-    "--gpus",
-    "8",
-    "--memory",
-    "8Gi",
-    "--checkpoint",
-    "10Gi:fast",
-    "--max-restarts",
-    "5",
-    "--env",
-    "LR=0.1",
-    "--env",
-    "A=b=c",
-]
-MADE = {
-    "numNodes": 2,
-    "resources": {"limits": {"nvidia.com/gpu": 8, "memory": "8Gi"}, "requests": {"memory": "8Gi"}},
-    "restartPolicy": {"maxRestarts": 5},
-    "env": [{"name": "LR", "value": "0.1"}, {"name": "A", "value": "b=c"}],
-}
-
-
-def test_words_make_a_spec(ddpjob: Program) -> None:
-    done = ddpjob("submit", ddpjob.write(shell_job("job", "true")), "--dry-run", "client", "-o", "yaml", *WORDS)
-    job = next(item for item in yaml.safe_load_all(done.out) if item["kind"] == "DDPJob")
-    assert {key: job["spec"].get(key) for key in MADE} | {"restartPolicy": {"maxRestarts": 5}} == MADE, done
-    assert job["spec"]["restartPolicy"]["maxRestarts"] == 5
-    claim = job["spec"]["checkpoint"]["claimTemplate"]["spec"]
-    assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "fast")
-
-
 def test_words_change_what_a_file_has_and_set_comes_last(ddpjob: Program) -> None:
     known = {"env": [{"name": "LR", "value": "1"}, {"name": "B", "value": "2"}], "restartPolicy": {"maxRestarts": 9}}
     known |= {"checkpoint": {"claimName": "old", "mountPath": "/mine"}, "resources": {"limits": {"cpu": 1}}}
     file = ddpjob.write(shell_job("tiny", "true", **known))
-    words = ("--env", "LR=3", "--checkpoint", "new", "--gpus", "2", "--max-restarts", "1")
+    words = ("--env", "LR=3", "--checkpoint", "new", "--gpus", "2", "--memory", "8Gi", "--max-restarts", "1")
     done = ddpjob("submit", file, *words, "--set", "restartPolicy.maxRestarts=2", "--dry-run", "client", "-o", "yaml")
     spec = yaml.safe_load(done.out)["spec"]
     assert spec["env"] == [{"name": "LR", "value": "3"}, {"name": "B", "value": "2"}]
     assert spec["checkpoint"] == {"claimName": "new", "mountPath": "/mine"}
-    assert spec["resources"]["limits"] == {"cpu": 1, "nvidia.com/gpu": 2}
+    limits, requests = {"cpu": 1, "nvidia.com/gpu": 2, "memory": "8Gi"}, {"memory": "8Gi"}
+    assert spec["resources"] == {"limits": limits, "requests": requests}
     assert spec["restartPolicy"] == {"maxRestarts": 2}
     refused = ddpjob("submit", file, "--checkpoint", "1Gi", "--set", "numNodes=2", "--dry-run", "client").is_refused()
     assert "--set numNodes=… beside --checkpoint" in refused[0]
