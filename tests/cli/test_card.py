@@ -134,7 +134,7 @@ def test_every_column_of_kubectl_has_a_value() -> None:
     assert [column["name"] for column in COLUMNS if column.get("priority")] == list(WIDE)
 
 
-def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:
+def test_get_lists_and_names_jobs(ddpjob: Program) -> None:
     for name in ("two", "one"):
         ddpjob("run", ddpjob.write(shell_job(name, "true")))
     header, *rows = ddpjob("get").out.splitlines()
