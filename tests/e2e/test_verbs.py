@@ -121,7 +121,7 @@ def commands(trial: Trial) -> None:
 
 def from_files(user: User) -> None:
     """Write and check jobs, and let the API server check what `convert` makes of a PyTorchJob."""
-    user("init", "--image", "image:1", "--script", "train.py", "-f", "started.yaml")
+    (user.folder / "started.yaml").write_text(user("init"))
     checked = user.read("validate", "started.yaml", "job.yaml")
     assert checked["valid"] and len(checked["files"]) == 2, checked
     kinds = [made["kind"] for made in yaml.safe_load_all(user("render", "job.yaml")) if made]
