@@ -99,7 +99,7 @@ def test_pods_that_run_are_those_that_render_prints(ddpjob: Program) -> None:
     printed = [o for o in yaml.safe_load_all(ddpjob("render", file).out) if o["kind"] == "Pod"]
     assert ddpjob("run", file).code == 0
     job = ddpjob.job("echo")
-    ran = json.loads((ddpjob.state / "jobs" / "default" / "echo" / "cluster.json").read_text())["pods"]
+    ran = json.loads((ddpjob.state / "jobs" / "default" / "echo" / "job.json").read_text())["pods"]
     assert len(ran) == len(printed) == 2
     for one, other in zip(printed, ran, strict=True):
         env = other["spec"]["containers"][0]["env"]

@@ -141,14 +141,14 @@ def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjo
 def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "until [ -e $PLACE/go ]; do sleep 0.02; done", checkpoint=None))
     with ddpjob.started("submit", file, "--local", "--wait", "--env", f"PLACE={ddpjob.folder}") as waiting:
-        record = ddpjob.state / "jobs" / "default" / "tiny" / "cluster.json"
+        record = ddpjob.state / "jobs" / "default" / "tiny" / "job.json"
         eventually("it runs", record.exists)
         record.with_suffix(".json.tmp").mkdir()  # an error of the operating system, as if the disk were full
         (ddpjob.folder / "go").touch()
         said = waiting.communicate(timeout=120)[1]
     assert waiting.returncode == 1, said
     assert "no process of this machine runs tiny, which has not finished: " in said
-    assert "cluster.json.tmp: Is a directory" in said and "free space" in said and "ddpjob resume tiny" in said
+    assert "job.json.tmp: Is a directory" in said and "free space" in said and "ddpjob resume tiny" in said
 
 
 def test_logs_as_json_have_what_a_terminal_shows(ddpjob: Program) -> None:
@@ -207,7 +207,7 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
     with pytest.raises(InvalidJobError, match="one place"):
         find("mnist", Where(local=True, context="c"))
     for space in ("a", "b"):
-        record = tmp_path / "jobs" / space / "mnist" / "cluster.json"
+        record = tmp_path / "jobs" / space / "mnist" / "job.json"
         record.parent.mkdir(parents=True)
         record.write_text("{}")
     with pytest.raises(DDPJobError, match="2 jobs named mnist"):

@@ -166,7 +166,7 @@ def test_get_without_jobs_says_so(ddpjob: Program) -> None:
 def test_one_damaged_record_does_not_hide_the_others(ddpjob: Program) -> None:
     for name in ("one", "two"):
         ddpjob("run", ddpjob.write(shell_job(name, "true")))
-    record = ddpjob.state / "jobs" / "default" / "one" / "cluster.json"
+    record = ddpjob.state / "jobs" / "default" / "one" / "job.json"
     record.write_text('{"job": {')
     done = ddpjob("get")
     assert "two" in done.out

@@ -37,7 +37,7 @@ async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Pla
     first.task.cancel()
     await asyncio.wait([first.task])
     # As if the run had been killed an hour ago.
-    record = first.folder.path / "cluster.json"
+    record = first.folder.path / "job.json"
     dumped = record.read_text()
     before = record.stat().st_mtime - 3600
     times = {first.status["startTime"], first.status["time"]["asOf"]}

@@ -58,7 +58,7 @@ async def test_script_that_calls_the_injected_launcher_finds_that_of_this_machin
 
 
 async def test_attempt_is_recorded_before_its_processes_start(place: Place) -> None:
-    record = place.root / "jobs/default/tiny/cluster.json"
+    record = place.root / "jobs/default/tiny/job.json"
     script = f"grep -c '\"attempt\":'$DDPJOB_ATTEMPT, {record}; [ $DDPJOB_ATTEMPT = 2 ]"
     run = await place.finish(a_local_job(script, numNodes=1))
     assert (run.log(1), run.log(2)) == ("1\n", "1\n")
@@ -106,13 +106,13 @@ async def test_record_that_cannot_be_written_ends_the_run_and_its_processes(plac
     job = a_local_job(UNTIL_GO, checkpoint=True, env=[{"name": MARKER, "value": str(tmp_path)}])
     run = place.begin(job)
     await run.until("both nodes run", lambda: run.status.get("state") == "Running")
-    (run.folder.path / "cluster.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
+    (run.folder.path / "job.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
     run.session.stop()
-    with pytest.raises(LocalError, match=r"cluster\.json\.tmp: Is a directory") as error:
+    with pytest.raises(LocalError, match=r"job\.json\.tmp: Is a directory") as error:
         await run.result()
     assert "free space" in error.value.next_step
     assert marked(str(tmp_path)) == []
-    (run.folder.path / "cluster.json.tmp").rmdir()
+    (run.folder.path / "job.json.tmp").rmdir()
     place.let_go()
     again = await place.finish(job)
     assert (again.status["state"], again.status["attempt"], again.status["restarts"]) == ("Succeeded", 2, 0)

@@ -66,10 +66,10 @@ META = {"namespace": "default", "name": "a", "uid": "0a1b2c3d"}
 def test_damaged_record_is_an_error_with_a_next_step(tmp_path: Path, text: str) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     folder.path.mkdir(parents=True)
-    (folder.path / "cluster.json").write_text(text)
+    (folder.path / "job.json").write_text(text)
     with pytest.raises(LocalError) as error:
         folder.job()
-    assert "cluster.json is damaged" in error.value.error
+    assert "job.json is damaged" in error.value.error
     assert "ddpjob delete a" in error.value.next_step
 
 

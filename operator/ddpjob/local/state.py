@@ -1,7 +1,7 @@
 """The state folder: files of local jobs, readable from any shell while a job runs and afterwards.
 
 jobs/<namespace>/<job>/lock          locked by the `ddpjob run` of this job; contains its pid, and where that counts
-jobs/<namespace>/<job>/cluster.json  the DDPJob and its pods, as an API server would store them
+jobs/<namespace>/<job>/job.json      the DDPJob and its pods, as an API server would store them
 jobs/<namespace>/<job>/events.log    the events of the last run
 jobs/<namespace>/<job>/ended.json    the error that ended the last run in the background; else blanks, which keep room
 jobs/<namespace>/<job>/pods/<pod>/   trainer.log, trainer.termination-log, and while the pod runs its own volumes
@@ -30,7 +30,7 @@ _PROBE_SECONDS = 0.5  # ``runner`` takes the lock, shared, for a moment
 _PAUSE = 0.02
 EVENTS = "events.log"
 ENDED = "ended.json"
-RECORD = "cluster.json"
+RECORD = "job.json"
 
 
 def default_root(environment: Mapping[str, str] = os.environ) -> Path:
