@@ -52,7 +52,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
     try:
         found = prepare(Request(str(path), state_dir=str(folder / "state"), volumes=[f"shared={folder}"], **options))
         require_programs(found.admitted)
-        found.admitted.manifests()
+        found.admitted.created()
         Session(admitted=found.admitted, machine=Machine(found.paths), on_change=lambda *_: None, say=lambda _: None)
         return found
     except DDPJobError as error:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 
 import pytest
 
 from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
-from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, sparkline
-from ddpjob.cli.ls import CELLS, WIDE
-from ddpjob.cli.snapshot import moment_of
+from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, moment_of, sparkline
+from ddpjob.cli.get import CELLS, WIDE
 from ddpjob.cli.table import Cell
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
 from tests.builders import NOW, World, a_job, a_running_world, failed
 from tests.cli.program import Program, shell_job
-from tests.processes import eventually
 
 REPORT = {"step": 30, "totalSteps": 90, "loss": 0.5, "phase": "train", "checkpoint": {"step": 20, "path": "20.pt"}}
 
@@ -92,15 +87,6 @@ def test_a_restart_is_a_line_of_the_attempts_with_the_failure_its_hint_and_what_
     assert "ValueError" in after[last] and any("next: " in line for line in after[last:])
 
 
-def test_fields_of_a_later_release_do_not_keep_a_card_from_its_restarts() -> None:
-    world = a_world()
-    world.set_pod(1, failed(1, at=world.now))
-    world.settle()
-    assert "1 restart (1 of at most 12 counted)" in " ".join(lines(world, width=120))
-    world.job["spec"]["restartPolicy"] |= {"maxRestarts": 7, "fieldOfALaterRelease": 1}
-    assert "1 restart (1 of at most 7 counted)" in " ".join(lines(world, width=120))
-
-
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_line_of_a_card_is_wider_than_the_terminal(width: int) -> None:
     world = a_world()
@@ -148,39 +134,16 @@ def test_every_column_of_kubectl_has_a_value() -> None:
     assert [column["name"] for column in COLUMNS if column.get("priority")] == list(WIDE)
 
 
-def test_ls_lists_and_names_jobs_and_follows_them(ddpjob: Program) -> None:
+def test_get_lists_and_names_jobs(ddpjob: Program) -> None:
     for name in ("two", "one"):
         ddpjob("run", ddpjob.write(shell_job(name, "true")))
-    header, *rows = ddpjob("ls").out.splitlines()
+    header, *rows = ddpjob("get").out.splitlines()
     assert header.split() == ["NAME", "STATE", "NODES", "PROGRESS", "LOSS", "RESTARTS", "AGE"]
     assert [row.split()[:3] for row in rows] == [["one", "Succeeded", "1/1"], ["two", "Succeeded", "1/1"]]
     assert not [line for line in (header, *rows) if line.endswith(" ")]
-    assert ddpjob("ls", "-o", "name").out == "ddpjob.ddpjob.dev/one\nddpjob.ddpjob.dev/two\n"
+    assert ddpjob("get", "-o", "name").out == "ddpjob.ddpjob.dev/one\nddpjob.ddpjob.dev/two\n"
     assert ddpjob("get", "one", "-o", "name").out == "ddpjob.ddpjob.dev/one\n"
-    assert json.loads(ddpjob("ls", "-o", "json").out) == json.loads(ddpjob("get", "-o", "json").out)
     assert ddpjob("get", "one").out.splitlines()[0].endswith("s ago: all 1 node(s) of attempt 1 succeeded")
-    with ddpjob.started("ls", "-w", "-o", "json") as watch:
-        assert watch.stdout is not None
-        seen = [json.loads(next(watch.stdout))["metadata"]["name"] for _ in range(2)]
-        assert seen == ["one", "two"]
-        timer = threading.Timer(0.1, lambda: ddpjob("run", ddpjob.write(shell_job("three", "true"))))
-        timer.start()
-        changes = map(json.loads, watch.stdout)
-        states = [job["status"]["state"] for job in itertools.takewhile(_is_going_on, changes)]
-        timer.join()
-        assert set(states) <= {"Pending", "Running"}
-
-
-def _is_going_on(job: dict[str, dict[str, str]]) -> bool:
-    assert job["metadata"]["name"] == "three"
-    return (job.get("status") or {}).get("state") != "Succeeded"
-
-
-def test_a_watched_table_stays_in_place_on_a_terminal(ddpjob: Program) -> None:
-    ddpjob("run", ddpjob.write(shell_job("one", "true")))
-    with ddpjob.on_terminal("ls", "-w") as read:
-        eventually("the table is drawn twice", lambda: read().count("Succeeded") >= 2)
-        assert "\x1b[1A" in read(), "the cursor goes up to draw it again"
 
 
 @pytest.mark.parametrize(

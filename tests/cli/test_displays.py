@@ -10,9 +10,9 @@ from rich.console import Console
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.cli.card import Moment, moment_of
 from ddpjob.cli.live import LiveDisplay
 from ddpjob.cli.output import INTERVAL, JsonDisplay, PlainDisplay
-from ddpjob.cli.snapshot import Moment, moment_of
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.client.job import DDPJob
 from ddpjob.engine.desired import Job
@@ -252,30 +252,6 @@ def test_the_log_of_a_node_whose_output_was_shown_is_not_repeated(tmp_path: Path
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("the last line\n")
         assert ("  the last line" in summary_lines(result, 80)) is is_repeated
-
-
-def test_sentences_in_a_message_choose_no_hint(tmp_path: Path) -> None:
-    sentence = "no mirror delivered FILE: they belong to another configuration"
-    summary = summary_lines(a_failure(tmp_path, message=sentence), 80)
-    assert summary[1] == f"mnist failed in attempt 2: {sentence}"
-    assert not [line for line in summary if line.startswith(("hint:", "next:"))]
-
-
-def test_hint_and_next_of_the_trainer_are_printed(tmp_path: Path) -> None:
-    advice = {"hint": "a slow disk", "next": "raise --timeout", "fromProgram": ["hint", "next"]}
-    result = a_failure(tmp_path, message="rank 3 stopped", **advice)
-    assert summary_lines(result, 80)[1:] == [
-        "mnist failed in attempt 2: rank 3 stopped",
-        "stage: Crash (Error), confidence medium, this machine",
-        "hint:  the program says: a slow disk",
-        "next:  the program says: raise --timeout",
-        "logs:  ddpjob logs mnist --node 1 --attempt 2",
-    ]
-
-
-def test_message_of_an_old_trainer_keeps_its_advice(tmp_path: Path) -> None:
-    message = "node_rank 1: DataError: no file; next: ddptrain data fetch"
-    assert summary_lines(a_failure(tmp_path, message=message), 80)[1] == f"mnist failed in attempt 2: {message}"
 
 
 def test_a_message_that_a_line_above_has_is_not_printed_again() -> None:

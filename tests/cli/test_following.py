@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.cli import place
 from ddpjob.cli.logs import print_lines
+from ddpjob.cli.place import Where, find
 from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogLine
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
@@ -47,9 +47,8 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
     with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
         ddpjob.until_log("tiny", "up")
         assert ddpjob("wait", "tiny", "--for", "running", "--timeout", "60").out == "tiny is Running (this machine)\n"
-        with ddpjob.started("logs", "tiny", "-f", "--out-dir", "logs"):
-            file = ddpjob.folder / "logs" / "attempt-1-n0.log"
-            eventually("a followed line is in its file at once", lambda: file.exists() and "up" in file.read_text())
+        with ddpjob.started("logs", "tiny", "-f", "-o", "json") as lines:
+            assert lines.stdout is not None and json.loads(lines.stdout.readline())["line"] == "up", "at once"
         assert ddpjob("suspend", "tiny").out == "tiny suspended (this machine)\n"
         assert run.wait(60) == 143
     assert ddpjob("wait", "tiny").code == 102
@@ -59,14 +58,8 @@ def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob:
     done = ddpjob("wait", "tiny", "--timeout", "0.1")
     assert done.code == 101
     assert "after 0.1 s" in done.err
-    with ddpjob.started("get", "tiny", "-w") as cards, ddpjob.started("get", "tiny", "-w", "-o", "json") as objects:
-        assert cards.stdout is not None and objects.stdout is not None
-        assert next(cards.stdout).startswith("tiny is ") and json.loads(next(objects.stdout))["kind"] == "DDPJob"
-        (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
-        assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
-        assert "tiny failed " in cards.communicate(timeout=60)[0]
-        *_, last = map(json.loads, objects.communicate(timeout=60)[0].splitlines())
-        assert (last["status"]["state"], cards.returncode, objects.returncode) == ("Failed", 0, 0)
+    (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
+    assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
     status = ddpjob.job("tiny")["status"]
     assert (status["attempt"], status["restarts"]) == (3, 0)
     assert "has finished" in ddpjob("resume", "tiny").is_refused()[0]
@@ -82,14 +75,7 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
         job = shell_job(name, "true", suspend=name != "two")
         job["metadata"]["labels"] = {"team": team}
         assert ddpjob("submit", ddpjob.write(job), "--local", "--wait").code in (0, 102)
-    assert ddpjob("ls", "-l", "team=a", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/one", "ddpjob.ddpjob.dev/two"]
-    assert ddpjob("ls", "--state", "succeeded", "-o", "name").out == "ddpjob.ddpjob.dev/two\n"
-    ages = {job["metadata"]["name"]: job["metadata"]["creationTimestamp"] for job in map(ddpjob.job, JOBS)}
-    newest_first = sorted(JOBS, key=lambda name: ages[name], reverse=True)
-    listed = ddpjob("ls", "--sort", "age", "-o", "json")
-    assert [ages[item["metadata"]["name"]] for item in json.loads(listed.out)["items"]] == [
-        ages[name] for name in newest_first
-    ]
+    assert ddpjob("get", "-l", "team=a", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/one", "ddpjob.ddpjob.dev/two"]
     some = ddpjob("suspend", "one", "two", "three", "one")
     assert (some.code, some.out) == (1, "one suspended (this machine)\nthree suspended (this machine)\n")
     first, *_, last = some.err.splitlines()
@@ -101,11 +87,11 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
     with ddpjob.on_terminal("delete", "-l", "team=a") as terminal:
         terminal.answer("delete 2 jobs, one, two (this machine)?", "y")
         assert terminal.ends() == 0
-    assert ddpjob("ls", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/three"]
+    assert ddpjob("get", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/three"]
     with ddpjob.on_terminal("delete", "missing", "three") as terminal:
         terminal.answer("delete three (this machine)?", "y")
         assert terminal.ends() == 1
-    assert ddpjob("ls", "-o", "name").out == ""
+    assert ddpjob("get", "-o", "name").out == ""
 
 
 def test_jobs_of_one_name_in_two_namespaces_are_changed_by_label(ddpjob: Program) -> None:
@@ -123,7 +109,7 @@ def test_jobs_of_one_name_in_two_namespaces_are_changed_by_label(ddpjob: Program
     done = ddpjob("suspend", "-l", "team=x")
     assert (done.code, done.out.split(" suspended (this machine)\n")[:-1]) == (0, ["a/tiny", "other", "b/tiny"]), done
     assert ddpjob("delete", "-l", "team=x").code == 0
-    assert ddpjob("ls", "-o", "name").out == ""
+    assert ddpjob("get", "-o", "name").out == ""
 
 
 def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjob: Program, tmp_path: Path) -> None:
@@ -155,14 +141,14 @@ def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjo
 def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "until [ -e $PLACE/go ]; do sleep 0.02; done", checkpoint=None))
     with ddpjob.started("submit", file, "--local", "--wait", "--env", f"PLACE={ddpjob.folder}") as waiting:
-        record = ddpjob.state / "jobs" / "default" / "tiny" / "cluster.json"
+        record = ddpjob.state / "jobs" / "default" / "tiny" / "job.json"
         eventually("it runs", record.exists)
         record.with_suffix(".json.tmp").mkdir()  # an error of the operating system, as if the disk were full
         (ddpjob.folder / "go").touch()
         said = waiting.communicate(timeout=120)[1]
     assert waiting.returncode == 1, said
     assert "no process of this machine runs tiny, which has not finished: " in said
-    assert "cluster.json.tmp: Is a directory" in said and "free space" in said and "ddpjob resume tiny" in said
+    assert "job.json.tmp: Is a directory" in said and "free space" in said and "ddpjob resume tiny" in said
 
 
 def test_logs_as_json_have_what_a_terminal_shows(ddpjob: Program) -> None:
@@ -175,7 +161,9 @@ def test_logs_as_json_have_what_a_terminal_shows(ddpjob: Program) -> None:
 def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "true", suspend=True, activeDeadlineSeconds=60))
     assert ddpjob("submit", file, "--local", "--wait").code == 102
-    done = ddpjob("set", "tiny", "maxRestarts=5", "progressDeadlineSeconds=90", "activeDeadlineSeconds=null")
+    done = ddpjob(
+        "set", "tiny", "restartPolicy.maxRestarts=5", "progressDeadlineSeconds=90", "activeDeadlineSeconds=null"
+    )
     assert (done.code, done.out) == (0, "tiny changed (this machine)\n"), done
     spec = ddpjob.job("tiny")["spec"]
     assert (spec["restartPolicy"]["maxRestarts"], spec["progressDeadlineSeconds"]) == (5, 90)
@@ -183,15 +171,13 @@ def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: P
     assert "command is immutable" in ddpjob("set", "tiny", "command=[false]").is_refused()[0]
     assert 'no field "maxRestart"' in ddpjob("set", "tiny", "restartPolicy.maxRestart=1").is_refused()[0]
     assert "resources is immutable" in ddpjob("set", "tiny", "resources.limits.memory=8Gi").is_refused()[0]
-    assert ddpjob("set", "tiny", "nodes=2", "max-restarts=7").code == 0
-    spec = ddpjob.job("tiny")["spec"]
-    assert (spec["numNodes"], spec["restartPolicy"]["maxRestarts"]) == (2, 7)
+    assert ddpjob("set", "tiny", "numNodes=2").code == 0
+    assert ddpjob.job("tiny")["spec"]["numNodes"] == 2
     assert "only fields of the spec" in ddpjob("set", "tiny", "metadata.labels.a=b").is_refused()[0]
     assert "a list is set as a whole" in " ".join(
         ddpjob("set", "tiny", "restartPolicy.rules[0].action=Fail").is_refused()
     )
     assert "ddpjob resume tiny" in ddpjob("set", "tiny", "suspend=false").is_refused()[2]
-    assert "no container to run a command in" in ddpjob("exec", "tiny", "--", "true").is_refused()[0]
 
 
 def test_an_unknown_state_is_refused(ddpjob: Program) -> None:
@@ -204,7 +190,7 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
     monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(JobNotFoundError):
-        place.find("mnist", namespace=None, state_dir=None)
+        find("mnist", Where())
     cluster = {"name": "c", "cluster": {"server": "https://198.18.0.1:6443"}}
     context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}
     (tmp_path / "config").write_text(
@@ -213,16 +199,16 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
     )
     for state in (tmp_path, tmp_path / "config"):  # a file is no reason not to ask the cluster
         monkeypatch.setenv("DDPJOB_STATE_DIR", str(state))
-        found = place.find("mnist", namespace=None, state_dir=None)
+        found = find("mnist", Where())
         assert found.place == "cluster https://198.18.0.1:6443, namespace team-a"
     monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path))
     with pytest.raises(JobNotFoundError):
-        place.find("mnist", local=True, namespace=None, state_dir=None)
+        find("mnist", Where(local=True))
     with pytest.raises(InvalidJobError, match="one place"):
-        place.find("mnist", local=True, context="c", namespace=None, state_dir=None)
+        find("mnist", Where(local=True, context="c"))
     for space in ("a", "b"):
-        record = tmp_path / "jobs" / space / "mnist" / "cluster.json"
+        record = tmp_path / "jobs" / space / "mnist" / "job.json"
         record.parent.mkdir(parents=True)
         record.write_text("{}")
     with pytest.raises(DDPJobError, match="2 jobs named mnist"):
-        place.find("mnist", namespace=None, state_dir=None)
+        find("mnist", Where())

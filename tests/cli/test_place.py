@@ -39,5 +39,5 @@ def test_a_credential_plugin_that_fails_is_named(ddpjob: Program, plugin: str, s
 
 @pytest.mark.parametrize(("path", "code"), [("~nosuch/config", 0), ("n" * 300, 1)], ids=["no-user", "unknown"])
 def test_a_kubeconfig_that_cannot_be_looked_for_is_no_traceback(ddpjob: Program, path: str, code: int) -> None:
-    done = ddpjob("ls", env={"KUBECONFIG": path})
+    done = ddpjob("get", env={"KUBECONFIG": path})
     assert (done.code, "Traceback" in done.err) == (code, False), done.err

@@ -8,7 +8,6 @@ import pytest
 
 from ddpjob.api.objects import Json
 from tests.cli.program import Program, shell_job, with_volume
-from tests.processes import eventually
 
 # The first attempt waits for SIGTERM; the second finds the saved file.
 SCRIPT = """
@@ -48,13 +47,13 @@ def processes_of(folder: Path) -> list[int]:
 )
 def test_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: signal.Signals, code: int) -> None:
     file = ddpjob.write(a_job())
-    with ddpjob.started("run", file) as process:
+    with ddpjob.started("run", file, "--fresh") as process:
         ddpjob.until_log("stopped", "waiting")
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert f"stopped by {number.name}" in out
-    assert f"resume      ddpjob run {file}" in out
+    assert f"resume      ddpjob run {file}\n" in out, "without --fresh"
     assert "Suspended" in ddpjob("get").out
     assert processes_of(ddpjob.folder) == []
 
@@ -62,15 +61,6 @@ def test_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: sign
     assert done.code == 0
     assert "n0 | found it" in done.out
     assert ddpjob.job("stopped")["status"]["attempt"] == 2
-
-
-def test_resume_command_omits_fresh(ddpjob: Program) -> None:
-    file = ddpjob.write(a_job())
-    with ddpjob.started("run", file, "--fresh") as process:
-        ddpjob.until_log("stopped", "waiting")
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
-    assert f"ddpjob run {file}\n" in out
 
 
 def test_second_ctrl_c_kills_a_job_that_ignores_sigterm(ddpjob: Program) -> None:
@@ -83,17 +73,6 @@ def test_second_ctrl_c_kills_a_job_that_ignores_sigterm(ddpjob: Program) -> None
         process.communicate(timeout=60)
     assert process.returncode == 130
     assert processes_of(ddpjob.folder) == []
-
-
-def test_killed_run_leaves_no_process_and_is_shown_as_interrupted(ddpjob: Program) -> None:
-    file = ddpjob.write(a_job())
-    with ddpjob.started("run", file) as process:
-        ddpjob.until_log("stopped", "waiting")
-        eventually("get sees it run", lambda: "Running" in ddpjob("get").out)
-        process.kill()
-        process.wait()
-    eventually("no process is left", lambda: not processes_of(ddpjob.folder), timeout=60)
-    assert "Interrupted" in ddpjob("get").out
 
 
 def test_second_run_of_a_job_is_refused_and_names_the_first(ddpjob: Program) -> None:
@@ -112,32 +91,3 @@ def test_delete_stops_a_live_run_and_keeps_the_volume(ddpjob: Program) -> None:
     assert processes_of(ddpjob.folder) == []
     assert not (ddpjob.state / "jobs" / "default" / "stopped").exists()
     assert (ddpjob.state / "volumes" / "default" / "stopped-checkpoints" / "saved").exists()
-
-
-def test_logs_follow_a_job_into_its_next_attempt(ddpjob: Program) -> None:
-    script = """
-    echo begin of $DDPJOB_ATTEMPT
-    until [ -e "$DDPJOB_CHECKPOINT_DIR/go" ]; do sleep 0.05; done
-    echo end of $DDPJOB_ATTEMPT
-    [ $DDPJOB_ATTEMPT = 2 ]
-    """
-    job = shell_job("twice", script, restartPolicy={"maxRestarts": 1}, **with_volume())
-    with ddpjob.started("run", ddpjob.write(job)) as process:
-        ddpjob.until_log("twice", "begin of 1")
-        with ddpjob.started("logs", "twice", "-f") as reader:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "begin of 1\n"
-            (ddpjob.state / "volumes" / "default" / "twice-checkpoints" / "go").touch()
-            assert reader.stdout.read() == "end of 1\nbegin of 2\nend of 2\n"
-        assert process.wait(60) == 0
-
-
-def test_logs_follow_a_job_to_its_end(ddpjob: Program) -> None:
-    with ddpjob.started("run", ddpjob.write(a_job())) as process:
-        ddpjob.until_log("stopped", "waiting")
-        with ddpjob.started("logs", "stopped", "-f") as reader:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "waiting\n"
-            assert reader.poll() is None
-            process.terminate()
-            assert reader.wait(60) == 0

@@ -51,37 +51,12 @@ def test_a_package_runs_in_its_directory_in_the_background(ddpjob: Program, work
     assert again[2] == "next:  ddpjob delete mine deletes it and keeps its checkpoints; or use another name"
 
 
-def test_logs_are_followed_to_the_end_and_the_exit_code_says_how_it_ended(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("tiny", "echo one; sleep 0.2; echo two; exit 3", **NEVER))
-    done = ddpjob("submit", file, "--local", "--logs")
-    assert done.code == 100, done
-    assert [line for line in done.out.splitlines() if line in ("one", "two")] == ["one", "two"]
-    assert done.out.splitlines()[-1] == "tiny is Failed (this machine)"
-
-
 def test_a_wait_ends_with_its_time_and_the_job_goes_on(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "until [ -e go ]; do sleep 0.02; done", **NEVER))
-    done = ddpjob("submit", file, "--local", "--wait", "--timeout", "0.1", "--output", "json")
-    assert (done.code, json.loads(done.out)["metadata"]["name"]) == (101, "tiny")
+    done = ddpjob("submit", file, "--local", "--wait", "--timeout", "0.1")
+    assert done.code == 101
     (ddpjob.folder / "go").touch()
     assert ddpjob("wait", "tiny").code == 0
-
-
-def test_following_the_logs_ends_with_the_time_too(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("tiny", "until [ -e go ]; do sleep 0.02; done", **NEVER))
-    with ddpjob.started("submit", file, "--local", "--logs", "--timeout", "1") as submit:
-        assert submit.wait(100) == 101
-        assert submit.stderr is not None
-        assert " after 1 s" in submit.stderr.readline()
-    (ddpjob.folder / "go").touch()
-    assert ddpjob("wait", "tiny").code == 0
-
-
-def test_the_finished_job_is_printed_as_an_object(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("tiny", "true", **NEVER))
-    done = ddpjob("submit", file, "--local", "--wait", "--output", "yaml")
-    assert (done.code, yaml.safe_load(done.out)["status"]["state"]) == (0, "Succeeded")
-    assert "\ntiny is Succeeded (this machine)\n" in done.err
 
 
 def test_a_wait_shows_each_change_and_ends_with_what_why_says(ddpjob: Program) -> None:
@@ -112,7 +87,6 @@ def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_clust
     command = ("submit", "work/train.py", "--image", "torch:1", "--workdir", "work", "--launcher", "torchrun")
     done = ddpjob(*command, "--dry-run", "client", "--output", "yaml", env=without_cluster(ddpjob))
     assert (done.code, done.err.startswith("· sends ")) == (0, True)
-    assert max(map(len, done.out.splitlines())) < 200, "the base64 of the files is in lines"
     secret, job = yaml.safe_load_all(done.out)
     assert (secret["kind"], job["spec"]["command"], "launcher" in job["spec"]) == (
         "Secret",
@@ -134,55 +108,20 @@ def test_a_dry_run_of_the_client_prints_what_would_be_created_and_needs_no_clust
     assert Client.local(ddpjob.state).list() == []
 
 
-WORDS = [
-    "--nodes",
-    "2",
-    "--gpus",
-    "8",
-    "--memory",
-    "8Gi",
-    "--checkpoint",
-    "10Gi:fast",
-    "--max-restarts",
-    "5",
-    "--env",
-    "LR=0.1",
-    "--env",
-    "A=b=c",
-]
-MADE = {
-    "numNodes": 2,
-    "resources": {"limits": {"nvidia.com/gpu": 8, "memory": "8Gi"}, "requests": {"memory": "8Gi"}},
-    "restartPolicy": {"maxRestarts": 5},
-    "env": [{"name": "LR", "value": "0.1"}, {"name": "A", "value": "b=c"}],
-}
-
-
-@pytest.mark.parametrize("command", ["submit job.yaml --dry-run client -o yaml", "run job.yaml --dry-run", "init"])
-def test_the_same_words_make_the_same_spec(ddpjob: Program, command: str) -> None:
-    ddpjob.write(shell_job("job", "true"))
-    done = ddpjob(*command.split(), *WORDS)
-    job = next(item for item in yaml.safe_load_all(done.out) if item["kind"] == "DDPJob")
-    assert {key: job["spec"].get(key) for key in MADE} | {"restartPolicy": {"maxRestarts": 5}} == MADE, done
-    assert job["spec"]["restartPolicy"]["maxRestarts"] == 5
-    claim = job["spec"]["checkpoint"]["claimTemplate"]["spec"]
-    assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "fast")
-
-
 def test_words_change_what_a_file_has_and_set_comes_last(ddpjob: Program) -> None:
     known = {"env": [{"name": "LR", "value": "1"}, {"name": "B", "value": "2"}], "restartPolicy": {"maxRestarts": 9}}
     known |= {"checkpoint": {"claimName": "old", "mountPath": "/mine"}, "resources": {"limits": {"cpu": 1}}}
     file = ddpjob.write(shell_job("tiny", "true", **known))
-    words = ("--env", "LR=3", "--checkpoint", "new", "--gpus", "2", "--max-restarts", "1")
+    words = ("--env", "LR=3", "--checkpoint", "new", "--gpus", "2", "--memory", "8Gi", "--max-restarts", "1")
     done = ddpjob("submit", file, *words, "--set", "restartPolicy.maxRestarts=2", "--dry-run", "client", "-o", "yaml")
     spec = yaml.safe_load(done.out)["spec"]
     assert spec["env"] == [{"name": "LR", "value": "3"}, {"name": "B", "value": "2"}]
     assert spec["checkpoint"] == {"claimName": "new", "mountPath": "/mine"}
-    assert spec["resources"]["limits"] == {"cpu": 1, "nvidia.com/gpu": 2}
+    limits, requests = {"cpu": 1, "nvidia.com/gpu": 2, "memory": "8Gi"}, {"memory": "8Gi"}
+    assert spec["resources"] == {"limits": limits, "requests": requests}
     assert spec["restartPolicy"] == {"maxRestarts": 2}
-    for size in ("numNodes=2", "nodes=2"):
-        refused = ddpjob("submit", file, "--checkpoint", "1Gi", "--set", size, "--dry-run", "client").is_refused()
-        assert "--set numNodes=… beside --checkpoint" in refused[0]
+    refused = ddpjob("submit", file, "--checkpoint", "1Gi", "--set", "numNodes=2", "--dry-run", "client").is_refused()
+    assert "--set numNodes=… beside --checkpoint" in refused[0]
     assert "env LR: it is not NAME=VALUE" in ddpjob("submit", file, "--env", "LR").is_refused()[0]
     wrong = ddpjob.write(shell_job("wrong", "true", env=5, resources=[], restartPolicy="x"))
     assert "spec.env" in ddpjob("submit", wrong, *words, "--dry-run", "client").is_refused()[0]
@@ -199,7 +138,7 @@ def test_mistakes_are_three_lines_and_send_nothing(ddpjob: Program, work: Path) 
     assert "there is no such directory" in lines[0]
     both = ddpjob("submit", "work/train.py", "--local", "--context", "x").is_refused()
     assert "--context is for the jobs of a cluster" in both[0]
-    assert "--logs prints lines" in ddpjob("submit", "work/train.py", "--logs", "--output", "json").is_refused()[0]
+    assert "--wait shows" in ddpjob("submit", "work/train.py", "--wait", "--output", "json").is_refused()[0]
     done = ddpjob("submit", "work/train.py", "--image", "x", env=nowhere)
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines()[0] == "error: there is no cluster to submit to: no kubeconfig"
@@ -217,10 +156,8 @@ def test_a_script_is_submitted_to_the_cluster_with_its_directory(
         done = ddpjob(*command, "--dry-run", "server", env=env)
         assert (done.code, done.err.startswith("· sends "), client.list()) == (0, True, [])
         assert done.out.startswith("train is valid (cluster ")
-        assert ddpjob("run", ddpjob.write(shell_job("train", "true"))).code == 0
         done = ddpjob(*command, "--", "--lr", "1", env=env)
         assert (done.code, done.err.startswith("· sends ")) == (0, True), done
-        assert "this machine has a job train, too" in done.err, "commands without --context find it first"
         assert f"namespace {namespace}" in done.out
         (made,) = client.list()
         shown = ddpjob(*command, "--name", "c", "--dry-run", "client", "-o", "yaml", env=env)
@@ -229,5 +166,5 @@ def test_a_script_is_submitted_to_the_cluster_with_its_directory(
         assert (made.spec.launcher, made.spec.working_dir) == ("Injected", "/workdir")
         assert "there is a job train already" in ddpjob(*command[:-2], env=env).is_refused()[0]
         assert "has no image" in ddpjob("submit", "work/train.py", "--name", "b", env=env).is_refused()[0]
-        waited = ddpjob(*command, "--name", "b", "--wait", "--timeout", "0.1", "--output", "name", env=env)
-        assert (waited.code, waited.out) == (101, "ddpjob.ddpjob.dev/b\n")
+        waited = ddpjob(*command, "--name", "b", "--wait", "--timeout", "0.1", env=env)
+        assert (waited.code, waited.out.startswith("b is submitted (cluster ")) == (101, True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddpjob.api.status import TimeSpent
 from ddpjob.api.text import clean, clean_line
-from ddpjob.cli.text import SIMILAR, one_line, time_text
+from ddpjob.cli.text import one_line, time_text
 
 ATTACKS = {
     "a colour": ("\x1b[31mred\x1b[0m", "red"),
@@ -55,8 +55,3 @@ def test_time_names_the_longest_part_first_and_the_goodput_with_its_formula() ->
     formula = "goodput 60 % = training / (all - queued - stopped)"
     assert time_text(spent) == f"queued 1h01m, training 1m00s, starting 30s, lost 10s; {formula}"
     assert time_text(TimeSpent(as_of="2026-03-01T12:00:00Z", queued=5)) == "queued 5s"
-
-
-def test_a_stream_of_ascii_gets_similar_characters_and_no_control_characters() -> None:
-    drawn = "│ ┊─┼ ▁█ ⠀⣀ … → é \u202e \udcff".encode("ascii", SIMILAR).decode()
-    assert drawn == "| |-+ _#  * ... -> \\xe9 \\u202e \\udcff"

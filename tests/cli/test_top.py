@@ -16,19 +16,7 @@ from ddpjob.client.base import Client
 from ddpjob.client.job import DDPJob
 from ddpjob.client.ranks import RankState, RankTable, rank_table
 from ddpjob.errors import UnavailableError
-from tests.cli.program import ROOT, Program, shell_job
-from tests.json_schema import faults
-from tests.processes import eventually
-
-SCRIPT = """
-import os, time
-import ddprun
-step = 0
-while not os.path.exists("go"):
-    step += 1
-    ddprun.report(step=step)
-    time.sleep(0.05)
-"""
+from tests.cli.program import Program, shell_job
 
 
 def a_rank(rank: int, **fields: Any) -> RankState:
@@ -87,9 +75,9 @@ def test_a_small_terminal_shows_abnormal_ranks_first_and_says_what_is_left_out()
 
 
 class Watched:
-    """A client of a job that is looked at once more before it ends. seen: its ranks; None between two attempts."""
+    """A client of a job that is looked at once more before it ends. seen: its ranks."""
 
-    def __init__(self, job: object, seen: RankTable | None = None) -> None:
+    def __init__(self, job: object, seen: RankTable) -> None:
         self.looks = iter((job, SimpleNamespace(finished=True)))
         self.seen = seen
 
@@ -97,8 +85,6 @@ class Watched:
         return next(self.looks)
 
     def ranks(self, _name: str) -> RankTable:
-        if self.seen is None:
-            raise UnavailableError("no rank of big runs: it is Restarting")
         return self.seen
 
 
@@ -128,52 +114,6 @@ def test_the_headline_names_what_is_missing() -> None:
         "big attempt 2, 3 of 8 ranks, steps 99 to 100, median 300.0 ms a step, nothing is known of node 1, 3, "
         "1 ranks are left out (here)"
     )
-
-
-def test_the_last_table_stays_while_no_rank_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("ddpjob.cli.top._PAUSE", 0.0)
-    monkeypatch.setenv("COLUMNS", "200")
-    follow(cast("Client", Watched(SimpleNamespace(finished=False))), "big", a_table([a_rank(0)]))
-    shown = capsys.readouterr().out
-    assert "n0r0" in shown and "no rank of big runs: it is Restarting" in shown
-
-
-@pytest.mark.soak
-def test_top_shows_the_ranks_of_all_nodes_of_a_job_and_ends_with_it(ddpjob: Program) -> None:
-    (ddpjob.folder / "train.py").write_text(SCRIPT)
-    job = shell_job("tiny", "", numNodes=2, nprocPerNode=2)
-    job["spec"]["command"] = ["ddprun", "--preload", "", "train.py"]
-    with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
-
-        def measured() -> dict[str, Any] | None:
-            done = ddpjob("top", "tiny", "-o", "json")
-            if done.code:
-                assert done.err.startswith(("error: no rank of tiny runs", "error: node 0 of tiny", "error: there is"))
-                return None
-            seen: dict[str, Any] = json.loads(done.out)
-            return seen if len([rank for rank in seen["ranks"] if rank.get("stepSeconds")]) == 4 else None
-
-        seen = eventually("all ranks have a speed", measured, timeout=300)
-        schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "top.json").read_text(encoding="utf-8"))
-        assert not list(faults(seen, schema))
-        later = max(rank["step"] for rank in seen["ranks"]) + 20
-        waited = ddpjob("wait", "tiny", "--for", f"step={later}", "--timeout", "300")
-        assert (waited.code, waited.out) == (0, "tiny is Running (this machine)\n")
-        assert ddpjob.job("tiny")["status"]["progress"]["step"] >= later
-        assert [(rank["rank"], rank["node"]) for rank in seen["ranks"]] == [(0, 0), (1, 0), (2, 1), (3, 1)]
-        assert all(rank["stepSeconds"] >= 0.05 and rank["memoryBytes"] > 2**20 for rank in seen["ranks"])
-        first, header, *rows = ddpjob("top", "tiny").out.splitlines()
-        assert first.startswith("tiny attempt 1, 4 of 4 ranks, step") and first.endswith("(this machine)")
-        assert header.split()[0] == "RANK" and [row.split()[0] for row in rows] == ["n0r0", "n0r1", "n1r2", "n1r3"]
-        with ddpjob.on_terminal("top", "tiny") as read:
-            eventually("the table is drawn again", lambda: read().count("n1r3") >= 2)
-            (ddpjob.folder / "go").touch()
-            assert run.wait(120) == 0
-            eventually("the table ends with the job", lambda: "\x1b[?25h" in read())
-    refused = ddpjob("top", "tiny")
-    assert refused.err.startswith("error: no rank of tiny runs: it is Succeeded\nhint:  ")
 
 
 def test_what_torchrun_lacks_is_said_in_three_lines(ddpjob: Program) -> None:

@@ -18,34 +18,6 @@ from tests.local.builders import OF_A_CLUSTER_ALONE
 from tests.processes import eventually
 from tests.soak import ALL
 
-SCRIPT = """
-import argparse
-import torch
-import torch.distributed as dist
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--power", type=int)
-power = parser.parse_args().power
-dist.init_process_group("gloo")
-total = torch.tensor([float(dist.get_rank() + 1) ** power])
-dist.all_reduce(total)
-if dist.get_rank() == 0:
-    print(f"sum {total.item():.0f} over {dist.get_world_size()} ranks", flush=True)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("launcher", "printed_by"), [("ddprun", "n0r0"), ("torchrun", "n0")])
-def test_script_runs_on_several_nodes(ddpjob: Program, tmp_path: Path, launcher: str, printed_by: str) -> None:
-    script = tmp_path / "sum_up.py"
-    script.write_text(SCRIPT)
-    options = ("--nodes", "2", "--nproc", "1", "--launcher", launcher)
-    done = ddpjob("run", "sum_up.py", *options, "--", "--power", "2", cwd=tmp_path)
-    assert done.code == 0, done
-    assert f"{printed_by} | sum 5 over 2 ranks" in done.out
-    assert ddpjob.job("sum-up")["spec"]["numNodes"] == 2
-
 
 @pytest.mark.parametrize("number", range(100 if ALL else 2))
 def test_ordinary_script_ends_in_its_first_life(ddpjob: Program, number: int) -> None:
@@ -140,27 +112,6 @@ def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(ddpjob: Pro
     assert status["checkpoint"]["step"] == step and (volume / status["checkpoint"]["path"]).is_file()
 
 
-def test_lesson_runs_as_a_job(ddpjob: Program) -> None:
-    done = ddpjob("run", str(ROOT / "manifests" / "examples" / "lessons" / "env.yaml"), "--nproc", "1")
-    assert done.code == 0, done
-    assert "GROUP_RANK 0 1" in re.sub(" +", " ", ddpjob("logs", "lesson-env", "--all").out)
-
-
-def test_restart_in_place_is_printed_and_counted(ddpjob: Program, tmp_path: Path) -> None:
-    """Rank 1 of the first life is killed, and all ranks of the second succeed."""
-    script = tmp_path / "killed_once.py"
-    life, rank = 'os.environ["TORCHELASTIC_RESTART_COUNT"]', 'os.environ["RANK"]'
-    script.write_text(
-        f"import os, time\nif {life} == '0':\n    os.kill(os.getpid(), 9) if {rank} == '1' else time.sleep(60)\n"
-    )
-    job = shell_job("once", f"exec ddprun --start spawn {script}", numNodes=1, nprocPerNode=2)
-    done = ddpjob("run", ddpjob.write(job))
-    assert done.code == 0, done
-    assert "attempt 1 restarted in place (life 2): rank 1 was killed by SIGKILL" in done.out + done.err
-    status = ddpjob.job("once")["status"]
-    assert (status["attempt"], status["restarts"], status["restartsInPlace"]) == (1, 1, 1)
-
-
 def example(ddpjob: Program, *verb: str) -> list[str]:
     """Return the example command of a help page."""
     page = ddpjob(*verb, "--help").out
@@ -171,12 +122,11 @@ def example(ddpjob: Program, *verb: str) -> list[str]:
 
 OF_FILES = ("init", "validate", "render", "convert", "doctor")
 OF_A_FINISHED_JOB = (
-    *("ls", "get", "why", "logs", "events", "describe", "wait", "checkpoints", "pull", "plot", "report", "bundle"),
+    *("get", "why", "logs", "describe", "wait", "checkpoints", "pull", "plot", "report", "bundle"),
     "delete",
 )
 OF_A_RUNNING_JOB = ("top", "restart", "suspend", "set", "resume")
 OF_A_CLUSTER = ("submit",)  # run here with --dry-run=client
-OF_A_NODE = ("exec",)  # refused for a job of this machine
 
 STEPS = """
 import time
@@ -204,7 +154,7 @@ def works(ddpjob: Program, *verb: str) -> Done:
 
 def test_the_example_of_every_command_is_run() -> None:
     group: Any = get_command(application())
-    assert set(group.commands) == {"run", *OF_FILES, *OF_A_FINISHED_JOB, *OF_A_RUNNING_JOB, *OF_A_CLUSTER, *OF_A_NODE}
+    assert set(group.commands) == {"run", *OF_FILES, *OF_A_FINISHED_JOB, *OF_A_RUNNING_JOB, *OF_A_CLUSTER}
 
 
 def test_examples_of_the_help_about_files_and_for_a_cluster_work(reader: Program) -> None:
@@ -228,7 +178,7 @@ def test_examples_of_the_help_about_a_training_work(reader: Program) -> None:
     checkpoint = re.search(r"^  checkpoint +(\S+)", trained.out, re.MULTILINE)
     assert checkpoint and Path(checkpoint[1]).is_file()
     done = {verb: works(reader, verb) for verb in OF_A_FINISHED_JOB}
-    assert "mnist-cpu" in done["get"].out and "mnist-cpu" in done["ls"].out
+    assert "mnist-cpu" in done["get"].out
     assert "n0 " in done["logs"].out
     assert (reader.folder / "report.html").is_file() and list((reader.folder / "trained").rglob("*.pt"))
     assert "mnist-cpu deleted" in done["delete"].out
@@ -242,8 +192,6 @@ def test_examples_of_the_help_about_a_running_job_work(reader: Program) -> None:
     assert reader("submit", reader.write(job), "--local").code == 0
     top, *others = OF_A_RUNNING_JOB
     eventually("a rank runs", lambda: reader(*example(reader, top)).code == 0, timeout=120)
-    for verb in OF_A_NODE:
-        assert "no container" in reader(*example(reader, verb)).is_refused()[0]
     for verb in others:
         assert works(reader, verb).out, verb
         if verb == "suspend":

@@ -83,7 +83,7 @@ def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(d
         seen = until("the pause is shown", "NoHeartbeat")
         assert (seen["stage"], seen["isAbnormal"], seen["step"]) == ("Running", True, 20)
         assert re.search(r"tiny has made no step for \d\d s, \d+ times the median step", seen["sentence"])
-        for command in (("get", "tiny"), ("ls",), ("top", "tiny")):
+        for command in (("get", "tiny"), ("get",), ("top", "tiny")):
             assert "no step for " in ddpjob(*command).out, command
         assert ddpjob.job("tiny")["status"]["time"]["current"] == "stalled"
         stall = until("the stall is reported", "TrainingStalled")

@@ -8,8 +8,8 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.cli.init import STARTER
 from ddpjob.client.jobfile import documents_of
-from ddpjob.client.starter import starter
 from ddpjob.local.admission import admit
 from tests.controlplane import ApiError, ControlPlane
 from tests.convert.test_jobs import EXPECTED, converted
@@ -21,7 +21,7 @@ KINDS = {kind.kind: kind for kind in (names.DDPJOBS, names.SERVICES, names.NETWO
 def require_accepted(control_plane: ControlPlane, namespace: str, job: Json) -> None:
     """Send the job and its objects with strict validation, and store none of them."""
     placed = job | {"metadata": job["metadata"] | {"namespace": namespace}}
-    for body in admit(placed).manifests():
+    for body in (placed, *admit(placed).created()):
         path = KINDS[body["kind"]].path(namespace)
         control_plane.request("POST", f"{path}?dryRun=All&fieldValidation=Strict", body)
 
@@ -35,8 +35,7 @@ def test_converted_job_and_its_objects_are_accepted(control_plane: ControlPlane,
 
 
 def test_starter_with_every_field_and_its_objects_are_accepted(control_plane: ControlPlane, namespace: str) -> None:
-    text = starter(name="first", image="me/train:1", script="train.py", nodes=2, nproc=2, launcher="ddprun", words={})
-    head, _, fields = text.partition("apiVersion:")
+    head, _, fields = STARTER.partition("apiVersion:")
     (job,) = documents_of("apiVersion:" + fields.replace("\n#", "\n"))
     assert head and "claimTemplate" in job["spec"]["checkpoint"]
     require_accepted(control_plane, namespace, job)

@@ -103,14 +103,14 @@ def test_why_quotes_the_error_that_ended_a_run_in_the_background(client: LocalCl
     client.submit(DDPJob("tiny", image="none", command=["sh", "-c", script]))
     record = client.record("tiny")
     assert (record.path / "ended.json").stat().st_blocks > 0, "room for it on a disk that is full by then"
-    (record.path / "cluster.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
+    (record.path / "job.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
     (tmp_path / "go").touch()
     eventually("its process has ended", lambda: record.runner() is None)
     found = client.explain("tiny")
-    assert (found.state, "cluster.json.tmp: Is a directory" in found.sentence) == ("Interrupted", True)
+    assert (found.state, "job.json.tmp: Is a directory" in found.sentence) == ("Interrupted", True)
     assert "free space" in found.next
     assert "Is a directory" in (record.path / "background.log").read_text()
-    (record.path / "cluster.json.tmp").rmdir()
+    (record.path / "job.json.tmp").rmdir()
     client.resume("tiny")
     assert client.wait("tiny", timeout=60).succeeded
 

@@ -70,9 +70,9 @@ class User:
 
     @contextmanager
     def follows(self, name: str) -> Iterator[Path]:
-        """Follow the logs of a job, and provide the folder with a file for each attempt and node."""
-        logs = self.folder / "logs"
-        process = spawn([*PROGRAM, "logs", name, "-f", "--out-dir", str(logs)], self.folder / "follow.log", self.env)
+        """Follow the logs of a job, and provide the file with an object for each line."""
+        logs = self.folder / "follow.log"
+        process = spawn([*PROGRAM, "logs", name, "-f", "-o", "json"], logs, self.env)
         try:
             yield logs
         finally:
@@ -121,14 +121,14 @@ def commands(trial: Trial) -> None:
 
 def from_files(user: User) -> None:
     """Write and check jobs, and let the API server check what `convert` makes of a PyTorchJob."""
-    user("init", "--image", "image:1", "--script", "train.py", "-f", "started.yaml")
+    (user.folder / "started.yaml").write_text(user("init"))
     checked = user.read("validate", "started.yaml", "job.yaml")
     assert checked["valid"] and len(checked["files"]) == 2, checked
     kinds = [made["kind"] for made in yaml.safe_load_all(user("render", "job.yaml")) if made]
     assert (kinds.count("Pod"), kinds.count("Service")) == (2, 1), kinds
     (user.folder / "converted.yaml").write_text(user("convert", str(PYTORCHJOB)))
     assert user("submit", "converted.yaml", "--dry-run", "server", "-o", "name").strip()
-    assert user.read("ls")["items"] == []
+    assert user.read("get")["items"] == []
 
 
 def stop_and_start(trial: Trial, editor: User, viewer: User, logs: Path) -> None:
@@ -151,23 +151,22 @@ def stop_and_start(trial: Trial, editor: User, viewer: User, logs: Path) -> None
 
 def until_followed(logs: Path, attempt: int) -> None:
     """Wait for lines of an attempt. The log of a pod that ends before it is read goes with the pod."""
-    log = logs / f"attempt-{attempt}-n0.log"
-    until(f"lines of attempt {attempt}", lambda: log.exists() and log.stat().st_size, seconds=300)
+    until(f"lines of attempt {attempt}", lambda: f'"attempt": {attempt},' in logs.read_text(), seconds=300)
 
 
 def attempt_of(name: str, user: User) -> int:
-    (job,) = (job for job in user.read("ls")["items"] if job["metadata"]["name"] == name)
+    (job,) = (job for job in user.read("get")["items"] if job["metadata"]["name"] == name)
     return int(job["status"]["attempt"])
 
 
 def while_it_runs(name: str, user: User) -> None:
     """Read all that the role view may read."""
-    assert [row["metadata"]["name"] for row in user.read("ls")["items"]] == [name]
+    assert [row["metadata"]["name"] for row in user.read("get")["items"]] == [name]
     assert f"{name} is Running" in user("get", name)
     verdict = user.read("why", name)
     assert (verdict["stage"], verdict["isAbnormal"]) == ("Running", False), verdict
     assert user("logs", name, "--tail", "3", "--all").strip()
-    reasons = [event["reason"] for event in user.read("events", name)["events"]]
+    reasons = [event["reason"] for event in user.read("describe", name)["events"]]
     assert {"Started", "Running", "Scheduled"} <= set(reasons), reasons
     assert user("describe", name).strip()
     checks = user.read("doctor", "--context", context_of(user))["checks"]
@@ -195,7 +194,7 @@ def with_the_volume(name: str, user: User) -> None:
 
 def drawn(name: str, user: User) -> None:
     """Draw the curves of a copy of the metrics."""
-    assert user.read("plot", name, "--metrics", "copy")["steps"]
+    assert "loss" in user("plot", name, "--metrics", "copy")
     user("report", name, "--metrics", "copy", "-f", "page.html")
     assert "<svg" in (user.folder / "page.html").read_text()
 

@@ -22,12 +22,11 @@ from pydantic import BaseModel
 
 from ddpjob.api.crd import as_yaml
 from ddpjob.cli.output import RunLine
-from ddpjob.cli.training import Plot
 from ddpjob.client.bundle.archive import Manifest
 from ddpjob.client.checkup import Checkup
 from ddpjob.client.log_lines import PrintedLine
 from ddpjob.client.ranks import RankTable
-from ddpjob.client.timeline import Description, Timeline
+from ddpjob.client.timeline import Description
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict import explanation as explanations
 from ddpjob.client.volume.contents import Pulled, VolumeContents
@@ -57,13 +56,11 @@ EXPLANATION = schemas.FOLDER / "explanation.json"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "run": RunLine,
     "validate": Validation,
-    "events": Timeline,
     "describe": Description,
     "bundle": Manifest,
     "doctor": Checkup,
     "checkpoints": VolumeContents,
     "pull": Pulled,
-    "plot": Plot,
     "top": RankTable,
     "logs": PrintedLine,
 }
@@ -74,7 +71,7 @@ OBJECTS = {
     "render": object_schemas.objects,
 }
 """Schemas of objects as the API server has them, by the name of the file."""
-NAMED = {"why": "explanation", "get": "ddpjob", "ls": "ddpjob"}
+NAMED = {"why": "explanation", "get": "ddpjob"}
 """The names of the other files."""
 SCRIPT = ROOT / "manifests" / "examples" / "train.py"
 JOB_OF_SCRIPT = SCRIPT.with_name("ddprun-script.yaml")

@@ -33,7 +33,7 @@ def job_or_jobs() -> Schema:
     one = {"$ref": "#/$defs/DDPJob"}
     several = {"$ref": "#/$defs/DDPJobList"}
     return {
-        "description": "A DDPJob, or several: the list of `ddpjob ls`. With --watch each line is a DDPJob.",
+        "description": "A DDPJob, or several: the list of `ddpjob get`.",
         "$defs": {"DDPJob": _job(), "DDPJobList": _list("The jobs.", one)},
         "anyOf": [one, several],
     }
@@ -62,7 +62,7 @@ def submitted() -> Schema:
 
 def objects() -> Schema:
     """Return the schema of a list of objects of any kind."""
-    what = "What the operator would create for the first attempt of a job. `ddpjob run --dry-run`: also the job."
+    what = "What the operator would create for the first attempt of a job."
     return _list("The objects.", _OBJECT) | {"description": what}
 
 

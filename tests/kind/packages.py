@@ -20,10 +20,8 @@ _PACKAGES = {
     "ip": ["iproute2"],
     "debootstrap": ["debootstrap", "debian-archive-keyring"],
     "chromium": ["chromium", "fonts-dejavu-core"],
-    "zsh": ["zsh"],
-    "fish": ["fish"],
 }
-_BESIDE_DOCKER = {"chromium", "zsh", "fish"}
+_BESIDE_DOCKER = {"chromium"}
 """Programs that Docker does not need."""
 
 

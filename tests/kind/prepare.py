@@ -1,8 +1,8 @@
 """Build and download what tests need, before they run: `python -m tests.kind prepare NAME...`, used by `make test`.
 
-A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`, or `chromium` or
-`shells` (Debian's packages). Tests look the results up and never build, so no test's time limit includes a build. Two
-processes may prepare at once: every build holds a lock, and the second process finds the result of the first.
+A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`, or `chromium`
+(Debian's package). Tests look the results up and never build, so no test's time limit includes a build. Two processes
+may prepare at once: every build holds a lock, and the second process finds the result of the first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from tests.kind import dockerd, images, node_image, packages, toolchain
 from tests.kind.command import CommandError
 from tests.kind.docker import DockerUnavailableError, ensure_engine, running_engine
 
-GROUPS = ("docker", "node-image", "images", "chromium", "shells")
-SHELLS = ("zsh", "fish")
-"""Beside bash, in which completion is tested."""
+GROUPS = ("docker", "node-image", "images", "chromium")
 CLUSTER = ("kubectl", "kind", "lookup", "provisioner", "docker", "node-image")
 """What `cluster.up` needs."""
 
@@ -161,6 +159,4 @@ def _builder(name: str, install: bool | None) -> Callable[[], object]:
         return images.build_images_for_tests
     if name == "chromium":
         return partial(packages.require, "chromium", install=install)
-    if name == "shells":
-        return partial(packages.require, *SHELLS, install=install)
     return partial(toolchain.build, name)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from ddpjob.local.pod_process import Machine
 from ddpjob.local.references import References
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, JobFolder, StateFolder
-from tests.processes import eventually_async
+from tests import processes
+from tests.local.bench import marked
+from tests.processes import eventually_async, spawn
 
 PATIENCE = 120.0
 
@@ -54,11 +58,12 @@ class Run:
 
 
 @dataclass
-class Sessions:
-    """Sessions on one state folder, in this process."""
+class Place:
+    """Sessions on one state folder, in this process. others: Secrets and ConfigMaps beside the jobs."""
 
     root: Path
     others: list[Json] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     def begin(self, job: Json, *, volumes: Mapping[str, Path] | None = None, fresh: bool = False) -> Run:
         """Start a session."""
@@ -73,25 +78,13 @@ class Sessions:
             say=said.append,
             fresh=fresh,
         )
-        return Run(asyncio.create_task(session.run()), session, said, shown, paths.record)
+        self.runs.append(Run(asyncio.create_task(session.run()), session, said, shown, paths.record))
+        return self.runs[-1]
 
     async def finish(self, job: Json, **options: Any) -> Run:
         """Run a session to its end."""
         run = self.begin(job, **options)
         await run.result()
-        return run
-
-
-class Place(Sessions):
-    """Sessions that are cancelled at the end of the test."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.runs: list[Run] = []
-
-    def begin(self, job: Json, **options: Any) -> Run:
-        run = super().begin(job, **options)
-        self.runs.append(run)
         return run
 
     def let_go(self, job: str = "tiny") -> None:
@@ -108,11 +101,28 @@ async def end(runs: Sequence[Run]) -> None:
             await asyncio.wait([run.task])
 
 
+@contextmanager
+def apart(state: Path, job: Json, mark: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a job in a separate process; what it leaves behind, with ``mark`` in its environment, is killed at the end.
+
+    Its output is ``session.log`` beside the state folder.
+    """
+    command = [sys.executable, "-m", "tests.local.sessions", str(state), json.dumps(job)]
+    process = spawn(command, state.parent / "session.log")
+    try:
+        yield process
+    finally:
+        processes.end(process)
+        for pid in marked(str(mark)):
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.kill(pid, signal.SIGKILL)
+
+
 def main(root: str, job: str) -> None:
     """Run a job given as JSON in the foreground; SIGINT stops it."""
 
     async def run() -> None:
-        begun = Sessions(Path(root)).begin(json.loads(job))
+        begun = Place(Path(root)).begin(json.loads(job))
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, begun.session.stop)
         await begun.task
 

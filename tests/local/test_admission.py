@@ -26,5 +26,5 @@ def test_job_that_asks_for_the_launcher_uses_that_of_this_machine() -> None:
     admitted = admit(a_job(launcher="Injected", command=["torchrun", "train.py"]) | {"metadata": {"name": "mnist"}})
     spec = admitted.pods[0]["spec"]
     assert "initContainers" not in spec and admitted.command == ["ddprun", "train.py"]
-    in_a_cluster = admitted.manifests()[-1]["spec"]  # what --dry-run prints
+    in_a_cluster = admitted.created()[-1]["spec"]  # what `ddpjob render` prints
     assert [init["name"] for init in in_a_cluster["initContainers"]] == ["ddpjob-launcher"]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +13,8 @@ from ddpjob.api.objects import Json
 from ddpjob.local.state import JobFolder, StateFolder
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
-from tests.local.sessions import Sessions
-from tests.processes import end, eventually, spawn, tail
+from tests.local.sessions import Place, apart
+from tests.processes import eventually, tail
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,20 +37,6 @@ def both_are_up(folder: JobFolder) -> bool:
     return [path.read_text() for path in folder.path.glob("pods/*/trainer.log")] == ["up\n"] * 2
 
 
-@contextmanager
-def session(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A session in a separate process. Processes that it leaves behind fail the test, and are killed at its end."""
-    command = [sys.executable, "-m", "tests.local.sessions", str(tmp_path / "state"), json.dumps(job(tmp_path))]
-    process = spawn(command, tmp_path / "session.log")
-    try:
-        yield process
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):
-            with suppress(ProcessLookupError):  # it ended by itself
-                os.kill(pid, signal.SIGKILL)
-
-
 def await_moment(process: subprocess.Popen[bytes], what: str, has_come: Callable[[], bool], log: Path) -> None:
     eventually(what, lambda: process.poll() is not None or has_come(), timeout=120, interval=0.001)
     assert process.poll() is None, tail(log)
@@ -75,7 +57,7 @@ def is_running(pid: int) -> bool:
 
 def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state").job("default", "tiny")
-    with session(tmp_path) as process:
+    with apart(tmp_path / "state", job(tmp_path), tmp_path) as process:
         await_moment(process, "both nodes are up", lambda: both_are_up(folder), tmp_path / "session.log")
         eventually("all their children are there", lambda: len(marked(str(tmp_path))) >= 8)
         shims = children(process.pid)
@@ -102,7 +84,7 @@ async def test_run_killed_at_any_moment_resumes_without_spending_a_restart(
     tmp_path: Path, moment: Callable[[JobFolder], bool], stops: bool
 ) -> None:
     folder = StateFolder(tmp_path / "state").job("default", "tiny")
-    with session(tmp_path) as process:
+    with apart(tmp_path / "state", job(tmp_path), tmp_path) as process:
         if stops:
             await_moment(process, "both nodes are up", lambda: both_are_up(folder), tmp_path / "session.log")
             process.send_signal(signal.SIGINT)
@@ -113,10 +95,9 @@ async def test_run_killed_at_any_moment_resumes_without_spending_a_restart(
     before = folder.job()
     assert before is not None
 
-    claim = tmp_path / "state/volumes/default/tiny-checkpoints"
-    claim.mkdir(parents=True, exist_ok=True)
-    (claim / "go").touch()
-    run = await Sessions(tmp_path / "state").finish(job(tmp_path))
+    place = Place(tmp_path / "state")
+    place.let_go()
+    run = await place.finish(job(tmp_path))
 
     began = (before.get("status") or {}).get("attempt", 0)
     assert run.task.result()["metadata"]["uid"] == before["metadata"]["uid"]

@@ -66,31 +66,20 @@ async def test_pod_is_pending_then_running_with_its_address(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "message"),
+    ("part", "code", "message"),
     [
-        ("no-such-program", 127, "cannot run no-such-program: No such file or directory\n"),
-        ("/no/such/program", 127, "cannot run /no/such/program: No such file or directory\n"),
-        ("/etc/passwd", 126, "cannot run /etc/passwd: Permission denied\n"),
+        ({"command": ["no-such-program"]}, 127, "cannot run no-such-program: No such file or directory\n"),
+        ({"command": ["/no/such/program"]}, 127, "cannot run /no/such/program: No such file or directory\n"),
+        ({"command": ["/etc/passwd"]}, 126, "cannot run /etc/passwd: Permission denied\n"),
+        ({"workingDir": "/no/such"}, 127, "cannot run in /no/such: No such file or directory\n"),
+        ({"command": ["echo", "a\0b"]}, 126, "cannot run echo: embedded null byte\n"),
+        ({"env": [{"name": "A", "value": "a\0b"}]}, 126, "cannot run sh: embedded null byte\n"),
     ],
 )
-async def test_command_that_cannot_start_ends_as_in_a_shell(
-    bench: Bench, command: str, code: int, message: str
-) -> None:
-    container = a_container(command=[command], terminationMessagePolicy="FallbackToLogsOnError")
+async def test_program_that_cannot_start_ends_as_in_a_shell(bench: Bench, part: Json, code: int, message: str) -> None:
+    container = a_container(script="true", terminationMessagePolicy="FallbackToLogsOnError") | part
     ended = trainer(await bench.run(a_pod(container)))
     assert (ended["exitCode"], ended["message"]) == (code, message)
-
-
-@pytest.mark.parametrize("part", [{"command": ["echo", "a\0b"]}, {"env": [{"name": "A", "value": "a\0b"}]}])
-async def test_text_that_no_process_can_get_is_explained_in_the_log(bench: Bench, part: Json) -> None:
-    status = await bench.run(a_pod(a_container(script="true") | part))
-    assert trainer(status)["exitCode"] == 126
-    assert "embedded null byte" in bench.log(POD)
-
-
-async def test_missing_working_directory_is_named(bench: Bench) -> None:
-    await bench.run(a_pod(a_container(script="true", workingDir="/no/such/folder")))
-    assert bench.log(POD) == "cannot run in /no/such/folder: No such file or directory\n"
 
 
 async def test_program_of_a_relative_path_is_in_the_working_directory(bench: Bench, tmp_path: Path) -> None:
@@ -196,16 +185,6 @@ async def test_pod_whose_shim_is_killed_is_reported_as_killed(bench: Bench, tmp_
     await bench.until("it has ended", lambda: "terminated" in bench.state_of(name))
     assert bench.state_of(name)["terminated"]["exitCode"] == 137
     await bench.until("its process is gone", lambda: not marked(str(tmp_path)))
-
-
-async def test_killed_pods_leave_no_process(tmp_path: Path) -> None:
-    env = [{"name": MARKER, "value": str(tmp_path)}]
-    script = "trap '' TERM; setsid sleep 600 & echo up; while :; do sleep 0.01; done"
-    async with a_bench(tmp_path) as bench:
-        for rank in range(2):
-            bench.create(a_pod(a_container(script=script, env=env), name=f"mnist-0a1b2-1-{rank}"))
-        await bench.until("both are up", lambda: bench.log("mnist-0a1b2-1-0") and bench.log("mnist-0a1b2-1-1"))
-    assert marked(str(tmp_path)) == []
 
 
 async def test_orphans_are_reaped_while_the_pod_runs(bench: Bench, tmp_path: Path) -> None:

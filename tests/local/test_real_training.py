@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +14,8 @@ from ddpjob.local.state import StateFolder
 from ddprun.reporting.metrics import effective_rows
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
-from tests.processes import end, eventually, listening, spawn, tail
+from tests.local.sessions import apart
+from tests.processes import eventually, listening, tail
 
 pytestmark = pytest.mark.timeout(600, func_only=True)
 
@@ -54,17 +50,9 @@ class Place:
 
     root: Path
 
-    def begin(self, job: Json) -> subprocess.Popen[bytes]:
-        self.root.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "tests.local.sessions", str(self.root), json.dumps(job)]
-        return spawn(command, self.root / "session.log")
-
     def finish(self, job: Json) -> None:
-        process = self.begin(job)
-        try:
-            assert process.wait(PATIENCE) == 0, tail(self.root / "session.log")
-        finally:
-            end(process)
+        with apart(self.root, job, self.root) as process:
+            assert process.wait(PATIENCE) == 0, tail(self.root.parent / "session.log")
 
     @property
     def job(self) -> Json:
@@ -95,32 +83,16 @@ def under_ddprun(folder: Path) -> Json:
     return a_local_job(f"exec ddprun {folder}/train.py {folder}", env=[{"name": MARKER, "value": str(folder)}])
 
 
-def on_two_nodes(folder: Path) -> Json:
-    job = training(folder, "--step-delay", "0.05")
-    job["spec"] |= {"numNodes": 2, "nprocPerNode": 1}
-    return job
-
-
-@pytest.mark.parametrize("make", [under_ddprun, on_two_nodes])
-def test_run_of_two_nodes_listens_on_loopback_only(tmp_path: Path, make: Callable[[Path], Json]) -> None:
+def test_run_of_two_nodes_listens_on_loopback_only(tmp_path: Path) -> None:
     place = Place(tmp_path / "state")
-    process = place.begin(make(tmp_path))
-    try:
+    with apart(place.root, under_ddprun(tmp_path), tmp_path) as process:
         eventually(
             "both ranks have met",
-            lambda: (
-                process.poll() is not None
-                or (tmp_path / "1").exists()
-                or place.status.get("progress", {}).get("step", 0) > 0
-            ),
+            lambda: process.poll() is not None or (tmp_path / "1").exists(),
             timeout=PATIENCE,
         )
         found = listening(process.pid)
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
-    assert len(found) > 2, tail(place.root / "session.log")  # the store, node 0's launcher, gloo
+    assert len(found) > 2, tail(tmp_path / "session.log")  # the store, node 0's launcher, gloo
     assert set.union(*found.values()) <= {"127.0.0.1", "::1"}
 
 
@@ -131,22 +103,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
-@pytest.mark.soak
-def test_trainer_learns(undisturbed: Place) -> None:
-    status = undisturbed.status
-    assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
-    assert status["world"]["worldSize"] == 2
-    assert float(status["progress"]["accuracy"]) > 0.9
-    assert status["progress"]["epoch"] == EPOCHS
-    assert (undisturbed.volume / status["checkpoint"]["path"]).is_file()
-    assert [row["step"] for row in undisturbed.rows] == list(range(1, status["progress"]["totalSteps"] + 1))
-
-
 def test_killed_training_resumes_with_the_same_result(tmp_path: Path, undisturbed: Place) -> None:
     place = Place(tmp_path / "state")
     job = training(tmp_path, "--step-delay", "0.05")
-    process = place.begin(job)
-    try:
+    with apart(place.root, job, tmp_path) as process:
         eventually(
             "a checkpoint exists and training continues",
             lambda: process.poll() is not None or place.status.get("progress", {}).get("step", 0) >= 25,
@@ -155,11 +115,7 @@ def test_killed_training_resumes_with_the_same_result(tmp_path: Path, undisturbe
         process.kill()
         code = process.wait(PATIENCE)
         eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
-    assert code == -signal.SIGKILL, tail(place.root / "session.log")
+    assert code == -signal.SIGKILL, tail(tmp_path / "session.log")
     assert len(place.rows) < len(undisturbed.rows), "it was interrupted before its end"
     before = place.job
     assert before["status"]["state"] == "Running"
@@ -218,28 +174,3 @@ def test_a_function_trains_on_two_ranks_and_its_failure_has_its_line(
     assert (found.exception, found.rank, found.where) == ("ValueError", 1, f"fit-.py:{line}")
     client.delete("fit")
     client.delete("bad")
-
-
-def test_torchrun_workers_connect_and_end_with_a_killed_run(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    job = a_local_job("", checkpoint=True, numNodes=1, nprocPerNode=2, env=[{"name": MARKER, "value": str(tmp_path)}])
-    job["spec"]["command"] = ["torchrun", str(script), "/checkpoints"]
-    place = Place(tmp_path / "state")
-    files = [place.volume / str(rank) for rank in range(2)]
-    process = place.begin(job)
-    try:
-        eventually(
-            "both ranks have met",
-            lambda: process.poll() is not None or all(file.is_file() and file.read_text() for file in files),
-            timeout=PATIENCE,
-        )
-        assert process.poll() is None, tail(place.root / "session.log")
-        assert [file.read_text() for file in files] == ["2"] * 2
-        process.kill()
-        process.wait()
-        eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)

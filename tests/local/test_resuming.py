@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from ddpjob.api import names
-from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.local import LocalError
-from ddpjob.local.state import JobFolder
-from tests.local.bench import MARKER, marked
 from tests.local.builders import UNTIL_SIGTERM, a_local_job, a_secret
 from tests.local.sessions import Place
 
 pytestmark = pytest.mark.timeout(300)
-
-
-async def test_stop_saves_and_the_next_run_resumes_the_same_job_for_free(place: Place) -> None:
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
-    first.session.stop()
-    suspended = await first.result()
-    assert suspended["status"]["state"] == "Suspended"
-    assert [first.log(1, rank) for rank in (0, 1)] == ["up\nstopped\n"] * 2
-    assert first.folder.pods() == []
-
-    second = place.begin(job)
-    await second.until("both nodes are up again", lambda: second.log(2, 0) and second.log(2, 1))
-    assert "Resumed: attempt 2 begins" in second.said
-    place.let_go()
-    finished = await second.result()
-    assert finished["metadata"]["uid"] == suspended["metadata"]["uid"]
-    assert finished["status"]["state"] == "Succeeded"
-    assert (finished["status"]["attempt"], finished["status"]["restarts"]) == (2, 0)
-    assert "failures" not in finished["status"]
-
-
-async def test_cancelled_run_kills_at_once_and_the_next_run_resumes(place: Place, tmp_path: Path) -> None:
-    stubborn = "trap '' TERM; setsid sleep 600 & echo up; until [ -e /checkpoints/go ]; do sleep 0.01; done"
-    job = a_local_job(stubborn, checkpoint=True, env=[{"name": MARKER, "value": str(tmp_path)}])
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
-    first.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first.task
-    assert marked(str(tmp_path)) == []
-
-    place.let_go()
-    second = await place.finish(job)
-    assert second.task.result()["metadata"]["uid"] == first.shown[-1][0]["metadata"]["uid"]
-    assert (second.status["state"], second.status["attempt"], second.status["restarts"]) == ("Succeeded", 2, 0)
 
 
 async def test_stop_while_a_killed_run_is_recorded_starts_no_attempt(place: Place) -> None:
@@ -80,7 +37,7 @@ async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Pla
     first.task.cancel()
     await asyncio.wait([first.task])
     # As if the run had been killed an hour ago.
-    record = first.folder.path / "cluster.json"
+    record = first.folder.path / "job.json"
     dumped = record.read_text()
     before = record.stat().st_mtime - 3600
     times = {first.status["startTime"], first.status["time"]["asOf"]}
@@ -95,18 +52,6 @@ async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Pla
     assert second.status["activeSeconds"] < 600
     spent = second.status["time"]
     assert 3590 < spent["stopped"] < 4200 and spent["training"] < 600
-
-
-async def test_second_run_of_a_job_is_refused_with_the_pid_of_the_first(place: Place) -> None:
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    assert first.folder.runner() == os.getpid()
-    with pytest.raises(LocalError) as error:
-        await place.begin(job).result()
-    assert error.value.error == f"DDPJob tiny is running already, in process {os.getpid()}"
-    place.let_go()
-    assert (await first.result())["status"]["state"] == "Succeeded", "the first is not disturbed"
 
 
 async def test_changed_spec_replaces_the_unfinished_job_and_keeps_its_volume(place: Place) -> None:
@@ -136,49 +81,6 @@ async def test_mutable_fields_are_changed_in_the_resumed_job(place: Place) -> No
     new = second.task.result()
     assert new["metadata"]["uid"] == old["metadata"]["uid"]
     assert new["spec"]["restartPolicy"]["maxRestarts"] == 9
-
-
-async def test_job_that_another_release_recorded_is_resumed(place: Place) -> None:
-    """The record has fields that this release does not know, in mutable parts of the spec and in the status."""
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    first.session.stop()
-    old = await first.result()
-    edit_record(first.folder, {"compression": "none"}, {"completeAttempt": 1, "world": {"later": True}})
-
-    place.let_go()
-    second = await place.finish(job)
-    new = second.task.result()
-    assert new["metadata"]["uid"] == old["metadata"]["uid"]
-    assert (new["status"]["state"], new["status"]["attempt"]) == ("Succeeded", 2)
-    assert "compression" not in new["spec"]
-
-
-async def test_job_that_lacks_a_default_of_this_release_is_replaced(place: Place) -> None:
-    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    first.session.stop()
-    old = await first.result()
-    edit_record(first.folder, {"rendezvous": {"port": old["spec"]["rendezvous"]["port"]}}, {})
-
-    place.let_go()
-    second = await place.finish(job)
-    new = second.task.result()
-    assert new["metadata"]["uid"] != old["metadata"]["uid"]
-    assert new["status"]["state"] == "Succeeded"
-    assert any("spec of tiny has changed" in line for line in second.said)
-
-
-def edit_record(folder: JobFolder, spec: Json, status: Json) -> None:
-    """Change fields of the recorded DDPJob, as if another release had written it."""
-    record = folder.path / "cluster.json"
-    dumped = json.loads(record.read_text())
-    (job,) = [obj for plural, obj in dumped["objects"] if plural == names.DDPJOBS.plural]
-    job["spec"] |= spec
-    job["status"] |= status
-    record.write_text(json.dumps(dumped))
 
 
 async def test_finished_job_runs_again_on_its_volume_unless_fresh(place: Place) -> None:

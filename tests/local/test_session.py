@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ddprun
-from ddpjob.api.objects import Json
-from ddpjob.cli.options import Request
-from ddpjob.cli.prepare import prepare
-from ddpjob.engine import desired
 from ddpjob.engine.injection import PROGRAM
-from ddpjob.errors import InvalidJobError
 from ddpjob.local import LocalError
-from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
-from ddpjob.local.pod_process import Machine
-from ddpjob.local.session import Session
-from ddpjob.local.state import HostPaths, StateFolder
+from ddpjob.local.state import StateFolder
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.local.bench import MARKER, marked
-from tests.local.builders import a_config_map, a_local_job
+from tests.local.builders import a_local_job
 from tests.local.sessions import Place
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,61 +51,17 @@ async def test_pods_share_one_rendezvous_port_and_have_own_progress_ports(place:
     assert leader == same_leader == mine
 
 
-async def test_program_without_a_launcher_finds_its_rank(place: Place) -> None:
-    script = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE"
-    run = await place.finish(a_local_job(script))
-    assert [run.log(1, node_rank) for node_rank in (0, 1)] == ["0 of 2, 0 of 1\n", "1 of 2, 0 of 1\n"]
-    run = await place.finish(a_local_job(script, name="two", nprocPerNode=2))
-    assert run.log(1, 1) == "of , of\n"
-
-
 async def test_script_that_calls_the_injected_launcher_finds_that_of_this_machine(place: Place) -> None:
     job = a_local_job(f"python3 {PROGRAM} --version; echo {PROGRAM}.py", numNodes=1, launcher="Injected")
     run = await place.finish(job)
     assert run.log(1) == f"ddprun {ddprun.__version__}\n{PROGRAM}.py\n"
 
 
-async def test_config_maps_of_the_file_are_read(place: Place) -> None:
-    place.others.append(a_config_map(greeting="hello"))
-    run = await place.finish(a_local_job("echo $greeting", envFrom=[{"configMapRef": {"name": "settings"}}]))
-    assert run.log(1) == "hello\n"
-
-
 async def test_attempt_is_recorded_before_its_processes_start(place: Place) -> None:
-    record = place.root / "jobs/default/tiny/cluster.json"
+    record = place.root / "jobs/default/tiny/job.json"
     script = f"grep -c '\"attempt\":'$DDPJOB_ATTEMPT, {record}; [ $DDPJOB_ATTEMPT = 2 ]"
     run = await place.finish(a_local_job(script, numNodes=1))
     assert (run.log(1), run.log(2)) == ("1\n", "1\n")
-
-
-async def test_killed_process_restarts_the_whole_group_at_the_cost_of_a_restart(place: Place) -> None:
-    # Rank 1 kills itself in the first attempt; rank 0 would not end by itself.
-    script = (
-        "[ $DDPJOB_ATTEMPT = 2 ] && exit 0; [ $NODE_RANK = 0 ] && touch /checkpoints/zero && exec sleep 600;"
-        " until [ -e /checkpoints/zero ]; do sleep 0.01; done; kill -KILL $$$$"
-    )
-    run = await place.finish(a_local_job(script, checkpoint=True))
-    status = run.status
-    assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 2, 1)
-    assert [(f["nodeRank"], f["exitCode"], f["reason"]) for f in status["failures"]] == [(1, 137, "SIGKILL")]
-
-
-async def test_the_next_attempt_loads_what_the_last_one_saved_on_sigterm(place: Place) -> None:
-    """A plain script: the node that did not fail takes its time to save."""
-    save = "echo saving; until [ -e /checkpoints/release ]; do sleep 0.01; done; echo first > /checkpoints/last; exit 0"
-    script = (
-        "if [ $DDPJOB_ATTEMPT = 2 ]; then cat /checkpoints/last; exit 0; fi; "
-        "if [ $NODE_RANK = 1 ]; then until [ -e /checkpoints/up ]; do sleep 0.01; done; exit 1; fi; "
-        f"trap '{save}' TERM; touch /checkpoints/up; while :; do sleep 0.01; done"
-    )
-    grace = {"spec": {"terminationGracePeriodSeconds": 300}}
-    run = place.begin(a_local_job(script, checkpoint=True, template=grace))
-    await run.until("node 0 saves", lambda: "saving" in run.log(1))
-    await run.until("it waits, or has loaded", lambda: "ending" in run.status["currentAttempt"] or run.log(2))
-    (place.root / "volumes/default/tiny-checkpoints/release").touch()
-    await run.result()
-    assert [run.log(2, rank) for rank in (0, 1)] == ["first\n"] * 2
-    assert (run.status["attempt"], run.status["restartsCountedTowardsLimit"]) == (2, 1)
 
 
 async def test_exception_far_above_the_end_of_the_log_is_named_with_its_node(place: Place, tmp_path: Path) -> None:
@@ -127,16 +72,6 @@ async def test_exception_far_above_the_end_of_the_log_is_named_with_its_node(pla
     (failure,) = run.status["failures"]
     assert (failure["nodeRank"], failure["rank"], failure["exception"]) == (1, 2, "ValueError")
     assert failure["message"].endswith(f"rank 2, /work/train.py:25: {VALUE_ERROR}")
-
-
-async def test_missing_command_fails_the_job_without_a_restart(place: Place) -> None:
-    job = a_local_job("true")
-    job["spec"]["command"] = ["no-such-program"]
-    run = await place.finish(job)
-    assert (run.status["state"], run.status["attempt"]) == ("Failed", 1)
-    failure = run.status["failures"][-1]
-    assert failure["reason"] == "StartError"
-    assert "cannot run no-such-program: No such file or directory" in failure["message"]
 
 
 async def test_finished_job_keeps_its_record_despite_its_ttl(place: Place) -> None:
@@ -157,60 +92,6 @@ async def test_events_are_in_the_job_folder_and_not_on_the_terminal(
     assert not [record for record in caplog.records if record.name.startswith("ddpjob")]
 
 
-async def test_jobs_of_other_namespaces_are_separate(place: Place) -> None:
-    job = a_local_job("true")
-    job["metadata"]["namespace"] = "team"
-    await place.finish(job)
-    assert [(f.namespace, f.name) for f in StateFolder(place.root).jobs()] == [("team", "tiny")]
-
-
-def session(job: Json, root: Path) -> Session:
-    admitted = admit(job)
-    paths = HostPaths(admitted.job, StateFolder(root))
-    return Session(admitted=admitted, machine=Machine(paths), on_change=lambda job, pods: None, say=print)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"numNodes": 0}, "spec.numNodes"),
-        ({"numNode": 2}, "numNode"),
-        ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "MASTER_ADDR"),
-        ({"image": None}, "image is required"),
-        ({"command": [True]}, "spec.command[0]: must be a valid string"),
-    ],
-)
-def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:
-    with pytest.raises(InvalidJobError) as error:
-        admit(a_local_job("true", **change))
-    assert text in error.value.error
-    assert error.value.hint
-    assert error.value.next_step
-
-
-def test_a_job_name_that_cannot_be_used_is_refused_with_its_rule() -> None:
-    job = a_local_job("true")
-    with pytest.raises(InvalidJobError, match=r"refused: metadata\.name: must be at most 45"):
-        admit(job | {"metadata": job["metadata"] | {"name": "1job"}})
-
-
-def test_manifests_are_the_objects_that_a_cluster_would_hold() -> None:
-    rendered = admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
-    kinds = [obj["kind"] for obj in rendered]
-    assert kinds == ["DDPJob", "Service", "PersistentVolumeClaim", "Pod", "Pod"]
-    assert rendered[0]["spec"]["restartPolicy"]["maxTotalRestarts"] == 100
-    assert "uid" not in rendered[0]["metadata"]
-    assert rendered == admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
-
-
-async def test_unwritable_state_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LocalError) as error:
-        await session(a_local_job("true"), tmp_path / "file").run()
-    assert str(tmp_path / "file") in error.value.error
-    assert "--state-dir" in error.value.next_step
-
-
 async def test_run_survives_the_deletion_of_its_record_and_logs(place: Place) -> None:
     run = place.begin(a_local_job(UNTIL_GO, checkpoint=True))
     await run.until("both nodes are up", lambda: run.log(1, 0) and run.log(1, 1))
@@ -225,51 +106,20 @@ async def test_record_that_cannot_be_written_ends_the_run_and_its_processes(plac
     job = a_local_job(UNTIL_GO, checkpoint=True, env=[{"name": MARKER, "value": str(tmp_path)}])
     run = place.begin(job)
     await run.until("both nodes run", lambda: run.status.get("state") == "Running")
-    (run.folder.path / "cluster.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
+    (run.folder.path / "job.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
     run.session.stop()
-    with pytest.raises(LocalError, match=r"cluster\.json\.tmp: Is a directory") as error:
+    with pytest.raises(LocalError, match=r"job\.json\.tmp: Is a directory") as error:
         await run.result()
     assert "free space" in error.value.next_step
     assert marked(str(tmp_path)) == []
-    (run.folder.path / "cluster.json.tmp").rmdir()
+    (run.folder.path / "job.json.tmp").rmdir()
     place.let_go()
     again = await place.finish(job)
     assert (again.status["state"], again.status["attempt"], again.status["restarts"]) == ("Succeeded", 2, 0)
 
 
-async def test_other_systems_than_linux_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_systems_than_linux_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.delattr("os.sched_getaffinity")
     with pytest.raises(LocalError, match="Linux only"):
-        await session(a_local_job("true"), tmp_path).run()
-
-
-async def test_run_admits_once_and_renders_once_for_the_check_and_once_for_the_pods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: Counter[str] = Counter()
-
-    def count(owner: Any, name: str, what: str) -> None:
-        real = getattr(owner, name)
-
-        def counted(*args: Any, **options: Any) -> Any:
-            counts[what.format(*args)] += 1
-            return real(*args, **options)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(_Document, "model_validate", "admitted")
-    count(desired, "render", "{0}")
-    file = tmp_path / "job.yaml"
-    file.write_text(json.dumps(a_local_job("true", checkpoint=True, data={"claimName": "data"})))
-    request = Request(str(file), state_dir=str(tmp_path / "state"), volumes=[f"data={tmp_path}"])
-    prepared = prepare(request)
-    run = Session(
-        admitted=prepared.admitted,
-        machine=Machine(prepared.paths),
-        on_change=lambda *_: None,
-        say=lambda _: None,
-        fresh=True,
-    )
-    assert (await run.run())["status"]["state"] == "Succeeded"
-    assert (counts["admitted"], counts["pod.yaml.j2"]) == (1, 2)
+        await place.finish(a_local_job("true"))

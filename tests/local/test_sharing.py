@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob.local import LocalError, resources
-from ddpjob.local.resources import Ports, cpu_share, gpu_share, gpu_variables, visible_gpus
+from ddpjob.local.resources import Ports, cpu_share, gpu_variables, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -74,23 +74,6 @@ def test_visible_gpus_are_those_of_cuda_visible_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "wanted", "shares"),
-    [
-        (["0", "1", "2", "3"], 2, [["0", "1"], ["2", "3"]]),
-        (["0", "1"], 1, [["0"], ["1"]]),
-        (["5"], 1, [["5"], ["5"]]),
-        (["0", "1"], 0, [[], []]),
-        ([], 2, [[], []]),
-        (["0"], 8, [["0"], ["0"]]),
-    ],
-)
-def test_pods_get_the_gpus_of_their_limits_and_share_if_there_are_too_few(
-    devices: list[str], wanted: int, shares: list[list[str]]
-) -> None:
-    assert [gpu_share(devices, rank, wanted) for rank in range(2)] == shares
-
-
-@pytest.mark.parametrize(
     ("devices", "nodes", "requested", "processes", "variables"),
     [
         (["0", "1", "2", "3"], 2, 2, 2, {"CUDA_VISIBLE_DEVICES": "2,3"}),
@@ -101,9 +84,11 @@ def test_pods_get_the_gpus_of_their_limits_and_share_if_there_are_too_few(
         (["0", "1"], 2, 2, 2, {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_HOSTID": "node-1"}),
         (["0", "1"], 1, 0, 2, {}),  # a single node sees all, as without local mode
         ([], 2, 1, 1, {}),
+        (["0", "1"], 2, 1, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (["0"], 2, 8, 8, {"CUDA_VISIBLE_DEVICES": "0", "NCCL_HOSTID": "node-1"}),
     ],
 )
-def test_nodes_that_share_a_gpu_are_different_machines_for_nccl(
+def test_nodes_get_their_gpus_and_those_that_share_one_are_different_machines_for_nccl(
     devices: list[str], nodes: int, requested: int, processes: int, variables: dict[str, str]
 ) -> None:
     rank = nodes - 1

@@ -50,9 +50,9 @@ META = {"namespace": "default", "name": "a", "uid": "0a1b2c3d"}
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", "{}", '{"objects": [1]}', '{"objects": [["ddpjobs", {}]]}', '{"objects": [["ddpjobs", 1]]}'),
+        *("", "{", "[]", "{}", '{"pods": []}', '{"job": {}, "pods": []}', '{"job": 1, "pods": []}'),
         *(
-            json.dumps({"objects": [["ddpjobs", job]]})
+            json.dumps({"job": job, "pods": []})
             for job in (
                 {"metadata": META},
                 {"metadata": META, "spec": "x"},
@@ -66,22 +66,11 @@ META = {"namespace": "default", "name": "a", "uid": "0a1b2c3d"}
 def test_damaged_record_is_an_error_with_a_next_step(tmp_path: Path, text: str) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     folder.path.mkdir(parents=True)
-    (folder.path / "cluster.json").write_text(text)
+    (folder.path / "job.json").write_text(text)
     with pytest.raises(LocalError) as error:
         folder.job()
-    assert "cluster.json is damaged" in error.value.error
+    assert "job.json is damaged" in error.value.error
     assert "ddpjob delete a" in error.value.next_step
-
-
-def test_record_of_a_release_with_an_api_server_is_read(tmp_path: Path) -> None:
-    folder = StateFolder(tmp_path).job("default", "a")
-    job, pod, service = ({"metadata": META | {"name": name}, "spec": {}} for name in ("a", "a-0a1b2-1-0", "s"))
-    objects = [["services", service], ["ddpjobs", job], ["pods", pod], ["events", service]]
-    folder.path.mkdir(parents=True)
-    (folder.path / "cluster.json").write_text(json.dumps({"version": 7, "namespaces": ["default"], "objects": objects}))
-    assert (folder.job(), folder.pods()) == (job, [pod])
-    folder.save(job, [], {})
-    assert (folder.job(), folder.pods()) == (job, [])
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a\0b"])

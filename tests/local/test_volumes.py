@@ -72,21 +72,21 @@ async def test_claim_is_a_directory_that_later_pods_share(bench: Bench) -> None:
     assert (bench.state.volume("default", "data") / "file").read_text() == "kept\n"
 
 
-async def test_claim_can_be_a_directory_of_the_user(bench: Bench, tmp_path: Path) -> None:
-    claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "given"}}]
-    await bench.run(a_pod(mounted("echo mine > /mnt/v/file"), volumes=claim))
-    assert (tmp_path / "given/file").read_text() == "mine\n"
-
-
 async def test_sub_path_is_created_in_the_volume(bench: Bench) -> None:
     await bench.run(a_pod(mounted("echo here > /mnt/v/file", subPath="a/b"), volumes=CLAIM))
     assert (bench.state.volume("default", "data") / "a/b/file").read_text() == "here\n"
 
 
-@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x"])
-def test_sub_path_that_leads_out_of_its_volume_is_refused(bench: Bench, path: str) -> None:
-    message = refusal(bench, a_pod(mounted("true", subPath=path), volumes=CLAIM))
-    assert message == f"the path {path} leads out of its volume"
+@pytest.mark.parametrize(
+    ("mount", "message"),
+    [
+        *(({"subPath": path}, f"the path {path} leads out of its volume") for path in ("../x", "/x", "a/../../x")),
+        ({"subPathExpr": "$(A)"}, "the mount of the volume v has a subPathExpr, not a subPath"),
+        ({"name": "w"}, "the volume w does not exist"),
+    ],
+)
+def test_mount_that_local_mode_has_not_is_refused(bench: Bench, mount: dict[str, str], message: str) -> None:
+    assert refusal(bench, a_pod(mounted("true", **mount), volumes=CLAIM)) == message
 
 
 @pytest.mark.parametrize("medium", ["", "Memory"])
@@ -103,12 +103,6 @@ async def test_shared_memory_is_that_of_the_machine(bench: Bench) -> None:
     pod = a_pod(mounted("cd /dev/shm; pwd -P", "/dev/shm"), volumes=[{"name": "v", "emptyDir": {"medium": "Memory"}}])
     await bench.run(pod)
     assert bench.log(POD) == "/dev/shm\n"
-
-
-async def test_host_path_is_unchanged(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("here")
-    await bench.run(a_pod(mounted("cat /mnt/v/file"), volumes=[{"name": "v", "hostPath": {"path": str(tmp_path)}}]))
-    assert bench.log(POD) == "here"
 
 
 @pytest.mark.parametrize("kind", ["", "DirectoryOrCreate"])
@@ -162,15 +156,6 @@ async def test_files_of_secrets_and_config_maps_exist_while_the_pod_runs(
 )
 def test_unsupported_or_missing_volume_is_named(bench: Bench, volume: Json, message: str) -> None:
     assert message in refusal(bench, a_pod(mounted("true"), volumes=[{"name": "v"} | volume]))
-
-
-def test_sub_path_with_variables_is_refused(bench: Bench) -> None:
-    message = refusal(bench, a_pod(mounted("true", subPathExpr="$(A)"), volumes=CLAIM))
-    assert message == "the mount of the volume v has a subPathExpr, not a subPath"
-
-
-def test_mount_without_a_volume_is_refused(bench: Bench) -> None:
-    assert refusal(bench, a_pod(mounted("true"))) == "the volume v does not exist"
 
 
 async def test_working_directory_is_translated(bench: Bench) -> None:

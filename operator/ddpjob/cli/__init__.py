@@ -1,11 +1,11 @@
 """The command line: ``ddpjob run`` on this machine, and what looks at jobs or changes them, here or on a cluster.
 
     main ─▶ run ─▶ prepare (client.jobfile) ─▶ local.session
-         │         snapshot ─▶ output, live           while the job runs
+         │         card ─▶ output, live               while the job runs
          │         summary ─▶ output, live            when it has ended
-         ├▶ ls, get (card), describe, events, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
+         ├▶ get (card), describe, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
          ├▶ plot, report ─▶ training ─▶ client, ddpplot
-         └▶ init, validate, render, convert          files alone: client.validation, client.starter, convert
+         └▶ init, validate, render, convert          files alone: client.validation, convert
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text
 from a job, a log or a status passes through ``clean`` (``api/text.py``) before it is printed.

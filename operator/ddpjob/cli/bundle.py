@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import number_of, one_line
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ def bundle(
     output: Annotated[
         Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: the manifest.")
     ] = "text",
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Write one zip that shows what happened to a job: the job, pods, events, metrics, versions.
 
@@ -47,7 +44,7 @@ def bundle(
     Example:
       ddpjob bundle mnist-cpu
     """
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    client = find(name, where)
     path = file or f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.zip"
     with client:
         made = client.bundle(name, path, logs=logs)

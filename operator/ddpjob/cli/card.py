@@ -1,4 +1,4 @@
-"""The facts about one job that all views show, and the card of ``ddpjob get JOB``. Pure: a job and the time to text.
+"""The facts about one job that all views show, and the card of ``ddpjob get JOB``: a job and the time to text.
 
 Text of a job or of its trainer passes through ``one_line``. Only what is abnormal is in colour.
 """
@@ -6,10 +6,11 @@ Text of a job or of its trainer passes through ``one_line``. Only what is abnorm
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpjob.api.names import CONTROLLER
+from ddpjob.api.objects import Json
 from ddpjob.api.status import Condition, DDPJobStatus, Failure
 from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time, seconds_between
@@ -132,15 +133,6 @@ def troubles(job: DDPJob, now: datetime) -> list[str]:
     return [one_line(text) for text in (pause, status.stall.text() if status.stall else "") if text]
 
 
-def news(job: DDPJob) -> str:
-    """Return why the job does not run as usual; empty while it does, and at its end, which has a text of its own."""
-    found = _deciding(job)
-    if found is None or found.type in ("Failed", "Succeeded", "Suspended"):
-        return ""
-    is_usual = found.type == "Running" and found.status == "True" and found.reason in _ORDINARY
-    return "" if is_usual else one_line(found.message)
-
-
 def pod_state(pod: "JobPod") -> str:
     """Return what the trainer of a pod does."""
     return f"{pod.state}, deleting" if pod.deleting else pod.state
@@ -224,7 +216,6 @@ def attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
 
 
 def _course(job: DDPJob, now: datetime) -> str:
-    """Return the course of the current attempt."""
     current, status = job.status.current_attempt, job.status
     if current is None:
         return ""
@@ -276,3 +267,49 @@ def sparkline(values: Sequence[float], width: int) -> str:
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     bars = "".join("×" if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
     return f"{bars} {values[0]:.4g} → {values[-1]:.4g}"
+
+
+class Moment(NamedTuple):
+    """A job at one moment, and the pods of its attempt."""
+
+    job: DDPJob
+    pods: "list[JobPod]"
+
+    @property
+    def state(self) -> str:
+        return one_line(self.job.state)
+
+    @property
+    def news(self) -> str:
+        """Why the job does not run as usual; empty while it does, and at its end, which has a text of its own."""
+        found = _deciding(self.job)
+        if found is None or found.type in ("Failed", "Succeeded", "Suspended"):
+            return ""
+        is_usual = found.type == "Running" and found.status == "True" and found.reason in _ORDINARY
+        return "" if is_usual else one_line(found.message)
+
+    def job_facts(self) -> list[str]:
+        """Return what is known about the job's pods, one fact per entry."""
+        status = self.job.status
+        facts = [
+            f"nodes {status.nodes_ready or '0/' + str(self.job.manifest['spec']['numNodes'])}",
+            number_of(status.world.world_size, "rank") if status.world else "",
+            f"attempt {status.attempt}" if (status.attempt or 0) > 1 else "",
+            restarts_text(self.job),
+        ]
+        return [one_line(fact) for fact in facts if fact]
+
+    def training_facts(self) -> list[str]:
+        """Return the progress of the training, one fact per entry; none if the program reports no progress."""
+        status, facts = self.job.status, []
+        if saved := status.checkpoint:
+            facts.append(f"checkpoint of step {saved.step}")
+            facts += [f"resumed from step {saved.resumed_from_step}"] if saved.resumed_from_step is not None else []
+        return [*progress_facts(status), *facts, *troubles(self.job, datetime.now(UTC))]
+
+
+def moment_of(job: DDPJob, pods: Sequence[Json]) -> Moment:
+    """Return the moment of an admitted job and its pods."""
+    from ddpjob.client.timeline import job_pods  # ``ddpjob get`` needs no model of pods
+
+    return Moment(job, [pod for pod in job_pods(pods) if pod.attempt == (job.status.attempt or 0)])

@@ -9,8 +9,8 @@ import typer
 from typer import Argument
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.options import Name, Names, Namespace, Selector, StateDir
-from ddpjob.cli.place import Context, Local, chosen, find
+from ddpjob.cli.options import Name, Names, Selector
+from ddpjob.cli.place import Where, chosen, find
 from ddpjob.cli.text import show_error
 from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
@@ -24,66 +24,36 @@ Action = Callable[["Client", "str | DDPJob"], object]
 """Changes one job; a text that it returns is another line to print about it."""
 
 
-def suspend(
-    name: Names = None,
-    selector: Selector = None,
-    *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
-) -> int:
+def suspend(name: Names = None, selector: Selector = None, *, where: Where) -> int:
     """Stop the pods of jobs after they saved a checkpoint; `resume` starts them again.
 
     \b
     Example:
       ddpjob suspend mnist-cpu
     """
-    jobs = chosen(
-        name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir, finished=False
-    )
+    jobs = chosen(name, selector, where, finished=False)
     return on_each(jobs, lambda client, job: client.suspend(job), "suspended")
 
 
-def resume(
-    name: Names = None,
-    selector: Selector = None,
-    *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
-) -> int:
+def resume(name: Names = None, selector: Selector = None, *, where: Where) -> int:
     """Start suspended jobs again, on this machine in the background. This is not a restart.
 
     \b
     Example:
       ddpjob resume mnist-cpu
     """
-    jobs = chosen(
-        name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir, finished=False
-    )
+    jobs = chosen(name, selector, where, finished=False)
     return on_each(jobs, lambda client, job: client.resume(job), "resumed")
 
 
-def restart(
-    name: Names = None,
-    selector: Selector = None,
-    *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
-) -> int:
+def restart(name: Names = None, selector: Selector = None, *, where: Where) -> int:
     """Restart all pods of jobs after they saved a checkpoint. This restart does not count towards the limit.
 
     \b
     Example:
       ddpjob restart mnist-cpu
     """
-    jobs = chosen(
-        name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir, finished=False
-    )
+    jobs = chosen(name, selector, where, finished=False)
     return on_each(jobs, lambda client, job: client.restart(job), "restarted")
 
 
@@ -93,10 +63,7 @@ def set(  # noqa: A001 - the name of the command
         list[str], Argument(metavar="FIELD=VALUE...", help="Fields of the spec, as --set of run; null removes one.")
     ],
     *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Change fields of a job that has not finished: maxRestarts, deadlines, and while it is suspended its size.
 
@@ -104,7 +71,7 @@ def set(  # noqa: A001 - the name of the command
 
     \b
     Example:
-      ddpjob set mnist-cpu maxRestarts=5
+      ddpjob set mnist-cpu restartPolicy.maxRestarts=5
     """
     from ddpjob.cli.prepare import assign
 
@@ -113,7 +80,7 @@ def set(  # noqa: A001 - the name of the command
         assign(patch, assignment, is_patch=True)
     if patch["metadata"]:
         raise InvalidJobError("only fields of the spec can be set", "metadata is fixed", "kubectl label changes labels")
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         client.change(name, patch["spec"])
         typer.echo(f"{name} changed ({client.place})")
     return 0

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.table import Cell, show, table
 from ddpjob.cli.text import age, number_of, one_line, size_text
 
@@ -26,10 +26,7 @@ def checkpoints(
     verify: Annotated[bool, Option("--verify/--no-verify", help="Read the checkpoints and compare their digests.")] = (
         True
     ),
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """List what the volume of a job holds: checkpoints with step, size, time and state, metrics, logs, other files.
 
@@ -47,7 +44,7 @@ def checkpoints(
     """
     from ddpjob.cli.transfer import shown_transfer
 
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    client = find(name, where)
     with client, shown_transfer(quiet=output == "json") as show:
         found = client.checkpoints(name, verify=verify, on_progress=show)
     if output == "json":

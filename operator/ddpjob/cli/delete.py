@@ -8,8 +8,8 @@ import typer
 from typer import Option
 
 from ddpjob.cli.change import labels_of, on_each
-from ddpjob.cli.options import Names, Namespace, Selector, StateDir
-from ddpjob.cli.place import Context, Local, chosen, is_of_this_machine
+from ddpjob.cli.options import Names, Selector
+from ddpjob.cli.place import Where, chosen, is_of_this_machine
 from ddpjob.cli.text import one_line
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 from ddpjob.local import LocalError
@@ -35,10 +35,7 @@ def delete(
         ),
     ] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Stop jobs if they run, and delete their records and logs. --volumes also deletes their checkpoints.
 
@@ -53,7 +50,7 @@ def delete(
     Example:
       ddpjob delete mnist-cpu
     """
-    jobs = chosen(name, selector, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    jobs = chosen(name, selector, where)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     found = _volumes(jobs) if asks or volumes is False else {}
     with_job = [label for label, retention in found.items() if retention == "Delete"]

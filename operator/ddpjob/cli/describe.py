@@ -5,44 +5,41 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.events import events_table, show_unread
+from ddpjob.api.times import parse_time
 from ddpjob.cli.get import card
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.table import Cell, Row, show, table
-from ddpjob.cli.text import age
+from ddpjob.cli.text import age, one_line, show_error
+from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from ddpjob.client.base import Pods
     from ddpjob.client.job import DDPJob
-    from ddpjob.client.timeline import Timeline
+    from ddpjob.client.timeline import JobEvent, Timeline
 
 _GOOD = ("running", "succeeded", "pending")
 
 
-def describe(
-    name: Name,
-    output: Form = "text",
-    *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
-) -> int:
-    """Show all that is known of a job: its card, its conditions and pods, and what happened to it.
+def describe(name: Name, output: Form = "text", *, where: Where) -> int:
+    """Show all that is known of a job: its card, its conditions and pods, and what happened to it, sorted by time.
 
-    The JSON has the schema docs/reference/schemas/describe.json.
+    A cluster deletes its Events after an hour; what status and pods say remains. The JSON has the schema
+    docs/reference/schemas/describe.json.
 
     \b
     Example:
       ddpjob describe mnist-cpu
     """
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         job = client.get(name)
         found = client.timeline(job)
-        show_unread(found)
+        for text in found.unread:  # the status alone is always readable
+            show_error(DDPJobError(text))
         if output == "json":
             print(json.dumps(_description(job, found), indent=2))
             return 0
@@ -52,6 +49,7 @@ def describe(
     ):  # fmt: skip
         print(f"\n{title}")
         show(shown)
+    print(f"{len(found.events)} events, {one_line(client.place)}")
     return 0
 
 
@@ -84,3 +82,25 @@ def pods_table(pods: "Pods") -> "Table":
         rows.append([f"n{pod.node_rank}", pod.attempt, state, pod.kubernetes_node, age(pod.created), pod.name, text])
     header = ["NODE", "ATTEMPT", "STATE", "ON", "AGE", "POD", ""]
     return table(header, rows, whole=("NODE",), folded="")
+
+
+def events_table(found: "Sequence[JobEvent]") -> "Table":
+    """Return the events as a table; times are those of this machine."""
+    times = [parse_time(event.time).astimezone() for event in found]
+    days = {time.date() for time in times}
+    form = "%H:%M:%S" if len(days) < 2 else "%m-%d %H:%M:%S"
+    rows = [_event_row(event, time, form) for event, time in zip(found, times, strict=True)]
+    return table(["TIME", "SOURCE", "OBJECT", "REASON", "MESSAGE"], rows, whole=("TIME", "OBJECT"), folded="MESSAGE")
+
+
+def _event_row(event: "JobEvent", time: datetime, form: str) -> Row:
+    warns = event.type == "Warning"
+    message = event.message + (f" (×{event.count})" if event.count > 1 else "")
+    return [time.strftime(form), event.source, _object(event), Cell(event.reason, warns), Cell(message, warns)]
+
+
+def _object(event: "JobEvent") -> str:
+    """Return for example ``job``, or of a pod ``n1 (2)``: node and attempt."""
+    if event.node_rank is not None:
+        return f"n{event.node_rank} ({event.attempt})"
+    return "job" if event.kind == "DDPJob" else f"{event.kind} {event.name}"

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from typer import Option
-
-from ddpjob.cli.options import Form, Namespace
-from ddpjob.cli.place import Context, has_kubeconfig, on_cluster, on_this_machine
+from ddpjob.cli.options import Form
+from ddpjob.cli.place import Where, has_kubeconfig
 from ddpjob.cli.text import is_coloured, number_of, one_line
 from ddpjob.errors import DDPJobError
 
@@ -18,13 +16,7 @@ _UNHEALTHY = 1
 _COLOURS = {"warning": "33", "error": "31"}
 
 
-def doctor(
-    output: Form = "text",
-    *,
-    local: Annotated[bool, Option("--local", help="Check this machine only.")] = False,
-    context: Context = None,
-    namespace: Namespace = None,
-) -> int:
+def doctor(output: Form = "text", *, where: Where) -> int:
     """Check torch on this machine, and the cluster of the kubeconfig with your rights there.
 
     Each check is ok, warning, error or unknown, with a hint and the next command. What you may not read is unknown. The
@@ -42,8 +34,10 @@ def doctor(
     from ddpjob.client.checkup import Checkup
     from ddpjob.version import __version__
 
-    place, more = (None, []) if local else _of_cluster(context, namespace)
-    checks = on_this_machine(None, None).check() + more
+    with where.machine() as machine:
+        checks = machine.check()
+    place, more = (None, []) if where.local else _of_cluster(where)
+    checks += more
     found = Checkup(
         version=__version__, cluster=place, healthy=all(one.status != "error" for one in checks), checks=checks
     )
@@ -54,16 +48,15 @@ def doctor(
     return 0 if found.healthy else _UNHEALTHY
 
 
-def _of_cluster(context: str | None, namespace: str | None) -> "tuple[str | None, list[Check]]":
-    """Return the place and the checks of the cluster."""
+def _of_cluster(where: Where) -> "tuple[str | None, list[Check]]":
     from ddpjob.client.checkup import of_cluster
 
-    if context is None and not has_kubeconfig():
+    if where.context is None and not has_kubeconfig():
         hint = "commands act on this machine only"
         todo = "kubectl config get-contexts; KUBECONFIG names the file"
         return None, [of_cluster("connection", "unknown", "there is no kubeconfig", hint, todo)]
     try:
-        with on_cluster(context, namespace) as client:
+        with where.cluster() as client:
             return client.place, client.check()
     except DDPJobError as error:
         return None, [of_cluster("connection", "error", error.error, error.hint, error.next_step)]

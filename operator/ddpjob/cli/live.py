@@ -11,9 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddpjob.cli.card import pod_state, pod_text
+from ddpjob.cli.card import Moment, pod_state, pod_text
 from ddpjob.cli.output import Display, of_process
-from ddpjob.cli.snapshot import Moment
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import age, duration, one_line
 from ddpjob.client.timeline import JobPod

@@ -5,18 +5,16 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from ddpjob.api.text import clean_line
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.text import is_coloured, number_of, one_line
-from ddpjob.errors import DDPJobError, InvalidJobError
+from ddpjob.cli.options import Name
+from ddpjob.cli.place import Where, find
+from ddpjob.cli.text import is_coloured, one_line
+from ddpjob.errors import InvalidJobError
 
 if TYPE_CHECKING:
     from ddpjob.api.objects import Json
@@ -38,7 +36,6 @@ def logs(
     attempt: Annotated[
         int | None, Option("--attempt", min=1, metavar="N", help="Logs of this attempt.", show_default="the newest")
     ] = None,
-    previous: Annotated[bool, Option("--previous", "-p", help="Logs of the attempt before the newest.")] = False,
     all_nodes: Annotated[bool, Option("--all", help="All nodes, not only node 0 and nodes that failed.")] = False,
     follow: Annotated[bool, Option("--follow", "-f", help="Follow the logs until the run ends.")] = False,
     tail: Annotated[
@@ -47,20 +44,10 @@ def logs(
     since: Annotated[
         str | None, Option("--since", metavar="TIME", help="Only lines of the last TIME, for example 90s or 1h30m.")
     ] = None,
-    grep: Annotated[
-        str | None, Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
-    ] = None,
     output: Annotated[
         Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object a line.")
     ] = "text",
-    out_dir: Annotated[
-        Path | None,
-        Option("--out-dir", metavar="DIR", help="Write a file for each node and attempt into DIR; implies --all."),
-    ] = None,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Print the logs of a job: of node 0 and of nodes that failed.
 
@@ -72,42 +59,27 @@ def logs(
     Example:
       ddpjob logs mnist-cpu --all --tail 20
     """
-    excluding = (
-        ("--previous", previous, "--attempt", attempt is not None, "it is an attempt of before"),
-        ("--previous", previous, "--follow", follow, "it is an attempt of before"),
-        ("--node", node is not None, "--rank", rank, "a rank is on one node"),
-        ("--output json", output == "json", "--out-dir", out_dir is not None, "files have the lines as they were"),
-    )
-    for one, is_given, other, is_too, why in excluding:
-        if is_given and is_too:
-            raise InvalidJobError(f"{one} and {other} exclude each other", why, "leave out one of them")
-    pattern, seconds = _pattern(grep), None if since is None else _seconds(since)
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    if node is not None and rank:
+        raise InvalidJobError("--node and --rank exclude each other", "a rank is on one node", "leave out one of them")
+    seconds = None if since is None else _seconds(since)
+    with find(name, where) as client:
         job = client.get(name)
-        wanted = _before_newest(job) if previous else attempt
         found = client.logs(
             job,
             nodes=None if node is None else {node},
             ranks=set(rank) if rank else None,
-            all_nodes=all_nodes or (out_dir is not None and node is None),
-            attempt=wanted,
+            all_nodes=all_nodes,
+            attempt=attempt,
             follow=follow,
             tail=tail,
             since=seconds,
         )
-        if output == "text":
-            found = _announced(found, job, client.place, is_any=wanted is None)
-        lines = found if pattern is None else (line for line in found if pattern.search(_text(line)))
-        if out_dir is not None or output == "json":
-            lines = (line for line in lines if not line.unfinished)
-        if out_dir is not None:
-            _write(lines, out_dir, flush=follow)
-            return 0
         if output == "json":
-            for line in lines:
-                print(json.dumps(_object(line)), flush=follow)
+            for line in found:
+                if not line.unfinished:
+                    print(json.dumps(_object(line)), flush=follow)
         else:
-            print_lines(job, lines, flush=follow)
+            print_lines(job, _announced(found, job, client.place, is_any=attempt is None), flush=follow)
     return 0
 
 
@@ -168,50 +140,6 @@ def _object(line: "LogLine") -> "Json":
 
 def _prefix(name: str, number: int) -> str:
     return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{name}\x1b[0m " if is_coloured() else f"{name} "
-
-
-def _write(lines: "Iterable[LogLine]", folder: Path, *, flush: bool) -> None:
-    """Write the lines as they were printed into one file for each node and attempt."""
-    files: dict[Path, IO[str]] = {}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as opened:
-            for line in lines:
-                path = folder / f"attempt-{line.attempt}-n{line.node}.log"
-                if path not in files:
-                    files[path] = opened.enter_context(path.open("w", encoding="utf-8", errors="backslashreplace"))
-                files[path].write(f"{line.text}\n")
-                if flush:
-                    files[path].flush()
-    except OSError as error:
-        raise DDPJobError(
-            f"{error.filename or folder}: {error.strerror}",
-            "the logs are written there",
-            "free space or fix the permissions, or name another folder with --out-dir",
-        ) from error
-    print(f"{number_of(len(files), 'file')} in {one_line(folder)}", file=sys.stderr)
-    for path in sorted(files):
-        print(one_line(path))
-
-
-def _before_newest(job: "DDPJob") -> int:
-    newest = job.status.attempt or 0
-    if newest < 2:
-        raise InvalidJobError(
-            f"{job.name} has no attempt before its newest", f"it is in attempt {newest}", "leave out --previous"
-        )
-    return newest - 1
-
-
-def _pattern(grep: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if grep is None else re.compile(grep)
-    except re.error as error:
-        raise InvalidJobError(
-            f"--grep {grep}: {error}",
-            "it is a regular expression of Python",
-            r"put \ before ( [ * + ? . for themselves",
-        ) from error
 
 
 def _seconds(text: str) -> float:

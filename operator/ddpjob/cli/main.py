@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
 from ddpjob.cli import options
-from ddpjob.cli.text import SIMILAR, show_error
+from ddpjob.cli.text import show_error
 from ddpjob.errors import DDPJobError, NotAllowedError, TransferError, UnavailableError
 from ddpjob.version import __version__
 
@@ -32,49 +32,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write to a file, which no other call that a command makes lets through."""
 
 
-def run(
-    source: options.Source,
-    script_args: options.ScriptArgs = None,
-    *,
-    nodes: options.Nodes = None,
-    nproc: options.Nproc = None,
-    gpus: options.Gpus = None,
-    memory: options.Memory = None,
-    checkpoint: options.Checkpoint = None,
-    max_restarts: options.MaxRestarts = None,
-    env: options.Env = None,
-    launcher: options.Launcher = None,
-    assignments: options.Assignments = None,
-    name: options.JobName = None,
-    volumes: Annotated[
-        list[str] | None,
-        Option("--volume", metavar="CLAIM=DIR", help="Use DIR as the claim CLAIM. May be repeated."),
-    ] = None,
-    fresh: Annotated[
-        bool,
-        Option(
-            "--fresh", help="Start from scratch: first remove the job's state and the checkpoints on its own claim."
-        ),
-    ] = False,
-    state_dir: options.StateDir = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print the objects that a cluster would hold, and run nothing.")
-    ] = False,
-    output: Annotated[
-        Literal["table", "plain", "json", "yaml"] | None,
-        Option(
-            "--output",
-            "-o",
-            metavar="FORM",
-            help="table (on a terminal), plain (elsewhere), json: one object a line, yaml: the finished job.",
-        ),
-    ] = None,
-) -> int:
+def run(request: options.Request) -> int:
     """Run a DDPJob, or a script under ddprun, on this machine.
 
     The job gets the same pods, restarts and status as in a cluster. Run the same command again to resume it. Each line
-    of the JSON has the schema docs/reference/schemas/run.json; with --dry-run it is one List, with the schema of ddpjob
-    render.
+    of the JSON has the schema docs/reference/schemas/run.json.
 
     \b
     Exit codes:
@@ -89,24 +51,11 @@ def run(
     """
     from ddpjob.cli.run import execute
 
-    words = {"numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory, "checkpoint": checkpoint}
-    request = options.Request(
-        source,
-        script_args,
-        launcher=launcher,
-        words=words | {"maxRestarts": max_restarts, "env": env},
-        assignments=[*([f"metadata.name={name}"] if name is not None else ()), *(assignments or ())],
-        volumes=volumes,
-        fresh=fresh,
-        state_dir=state_dir,
-        dry_run=dry_run,
-        output=output,
-        again=shlex.join([*program().split(), *(argument for argument in sys.argv[1:] if argument != "--fresh")]),
-    )
-    return execute(request)
+    again = [argument for argument in sys.argv[1:] if argument != "--fresh"]
+    return execute(request, shlex.join([*program().split(), *again]))
 
 
-_ON_JOBS = "run submit ls get why top logs events describe wait suspend resume restart set exec delete"
+_ON_JOBS = "run submit get why top logs describe wait suspend resume restart set delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"
@@ -126,7 +75,8 @@ def application(*verbs: str) -> typer.Typer:
     )
     app.callback()(ddpjob)
     for verb in verbs or _VERBS:
-        app.command()(run if verb == "run" else getattr(import_module(f"ddpjob.cli.{_MODULES.get(verb, verb)}"), verb))
+        command = run if verb == "run" else getattr(import_module(f"ddpjob.cli.{_MODULES.get(verb, verb)}"), verb)
+        app.command()(options.expanded(command))
     return app
 
 
@@ -153,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Return the exit code."""
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors=SIMILAR)  # type: ignore[union-attr]
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     warnings.filterwarnings("ignore", message="Unverified HTTPS request")  # the kubeconfig asks for it
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["--show-completion"], ["--install-completion"]) and arguments[1:]:
@@ -164,9 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _carry_out(arguments)
         sys.stdout.flush()
     except DDPJobError as error:
-        return _refused(error, arguments)
+        return _refused(error)
     except typer.TyperException as error:
-        return _refused(_usage(error, arguments), arguments)
+        return _refused(_usage(error, arguments))
     except (typer.Abort, EOFError, KeyboardInterrupt):
         return SIGNAL_BASE + signal.SIGINT
     except OSError as error:
@@ -214,13 +164,6 @@ def _not_written(error: OSError) -> int:
     return _NOT_DONE
 
 
-def complete_for_kubectl() -> int:
-    """Run ``kubectl_complete-ddpjob``, with which kubectl completes its plugin."""
-    from ddpjob.cli.completion import for_kubectl
-
-    return for_kubectl(sys.argv[1:], _complete)
-
-
 def program() -> str:
     """Return how the user calls this program: as a command, or as a plugin of kubectl."""
     return "kubectl ddpjob" if Path(sys.argv[0]).name == "kubectl-ddpjob" else "ddpjob"
@@ -235,20 +178,15 @@ def _complete() -> int:
 
 
 def _rename(command: Any) -> None:
-    """Let examples call the plugin, whose completion is kubectl's."""
+    """Let examples call the plugin, which no shell completes."""
     for one in (command, *command.commands.values()):
         one.help = re.sub(r"(?m)^(\s*)ddpjob ", rf"\1{program()} ", one.help or "")
     command.params = [parameter for parameter in command.params if "completion" not in parameter.name]
 
 
-def _refused(error: DDPJobError, arguments: Sequence[str]) -> int:
-    code = _NOT_DONE if isinstance(error, NotAllowedError | UnavailableError | TransferError) else USAGE
+def _refused(error: DDPJobError) -> int:
     show_error(error)
-    if "run" in arguments[:1] and re.search(r"(^| )(-o|--output)[ =]?json( |$)", " ".join(arguments)):
-        from ddpjob.cli.output import write_refusal
-
-        write_refusal(sys.stdout, error, code)
-    return code
+    return _NOT_DONE if isinstance(error, NotAllowedError | UnavailableError | TransferError) else USAGE
 
 
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> DDPJobError:

@@ -14,13 +14,11 @@ from pydantic import RootModel
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
-from ddpjob.cli.card import pod_state, pod_text
-from ddpjob.cli.snapshot import Moment
+from ddpjob.cli.card import Moment, pod_state, pod_text
 from ddpjob.cli.summary import RunResult, summary_lines
-from ddpjob.cli.text import SIMILAR, duration, one_line
+from ddpjob.cli.text import duration, one_line
 from ddpjob.client.log_lines import RANK_PREFIX
 from ddpjob.client.timeline import JobPod
-from ddpjob.errors import DDPJobError
 
 INTERVAL = 2.0
 """Seconds between lines that report only training progress."""
@@ -154,26 +152,23 @@ class OutputLine(WireModel):
 
 
 class ResultLine(WireModel):
-    """The last line. A run that was refused has `exitCode`, `error`, `hint` and `next` alone."""
+    """The last line."""
 
     type: Literal["result"]
     time: str
     exit_code: int
-    name: str | None = None
-    namespace: str | None = None
-    status: dict[str, Any] | None = None
+    name: str
+    namespace: str
+    status: dict[str, Any]
     """As `status` of the DDPJob."""
     checkpoint: str | None = None
     """Path of the last checkpoint on this machine."""
     metrics: str | None = None
-    logs: str | None = None
+    logs: str
     """Directory with the log of each pod."""
-    seconds: float | None = None
+    seconds: float
     resume: str | None = None
     """The command that resumes a suspended job."""
-    error: str | None = None
-    hint: str | None = None
-    next: str | None = None
 
 
 class RunLine(RootModel[StatusLine | MessageLine | OutputLine | ResultLine]):
@@ -204,13 +199,6 @@ class JsonDisplay(Display):
 
     def end(self, result: RunResult) -> None:
         _write_object(self._stream, "result", result.wire())
-
-
-def write_refusal(stream: TextIO, error: DDPJobError, code: int) -> None:
-    """Write the ``result`` of a run that was refused."""
-    _write_object(
-        stream, "result", {"exitCode": code, "error": error.error, "hint": error.hint, "next": error.next_step}
-    )
 
 
 def _write_object(stream: TextIO, kind: str, content: Json) -> None:
@@ -244,4 +232,4 @@ class _Guarded(io.FileIO):
 def guarded(stream: TextIO, on_broken_pipe: Callable[[], None] = lambda: None) -> TextIO:
     """Return a stream to the same file; ``on_broken_pipe`` is called when its reader is gone."""
     file = io.BufferedWriter(_Guarded(stream.fileno(), on_broken_pipe))
-    return io.TextIOWrapper(file, stream.encoding, errors=SIMILAR, line_buffering=True)
+    return io.TextIOWrapper(file, stream.encoding, errors="backslashreplace", line_buffering=True)

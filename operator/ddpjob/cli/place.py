@@ -2,11 +2,13 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from typer import Option
 
+from ddpjob.cli.options import Context, Namespace, StateDir
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotServedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -18,41 +20,67 @@ if TYPE_CHECKING:
     from ddpjob.client.local import LocalClient
 
 T = TypeVar("T")
-Local = Annotated[bool, Option("--local", help="Only jobs of this machine.")]
-Context = Annotated[
-    str | None, Option("--context", metavar="NAME", help="Jobs of the cluster of this context of the kubeconfig.")
-]
 _LIST_SECONDS = 5.0
 """How long a list waits for a cluster that does not answer: a user looks at it again and again."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
-def find(
-    name: str, *, local: bool = False, context: str | None = None, namespace: str | None, state_dir: str | None
-) -> "Client":
+@dataclass(frozen=True)
+class Where:
+    """What the options of a command say about where its jobs are."""
+
+    local: Annotated[bool, Option("--local", help="This machine alone.")] = False
+    context: Context = None
+    namespace: Namespace = None
+    state_dir: StateDir = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine is named. Raises ``InvalidJobError`` if a cluster is named as well."""
+        is_here = self.local or self.state_dir is not None
+        if is_here and self.context is not None:
+            raise InvalidJobError(
+                "--context is for the jobs of a cluster, --local and --state-dir are for those of this machine",
+                "a job is in one place",
+                "leave out one of them",
+            )
+        return is_here
+
+    @property
+    def may_be_on_cluster(self) -> bool:
+        """Whether a cluster is named, or the kubeconfig names one and nothing excludes it."""
+        return not self.is_here and (self.context is not None or has_kubeconfig())
+
+    def machine(self) -> "LocalClient":
+        """Return the client for this machine."""
+        from ddpjob.client.local import LocalClient
+
+        return LocalClient(self.state_dir, namespace=self.namespace)
+
+    def cluster(self, timeout: float = 30.0, *, retries: bool = True) -> "Client":
+        """Return the client for the cluster of the context, or of the current one."""
+        from ddpjob.client.base import Client
+
+        return Client.cluster(self.context, namespace=self.namespace, timeout=timeout, retries=retries)
+
+
+def find(name: str, where: Where) -> "Client":
     """Return the client for a job: of this machine if it is known here, else of the cluster of the kubeconfig.
 
     Raises:
-        JobNotFoundError: it is not known here, and there is no kubeconfig, or ``local`` excludes it.
+        JobNotFoundError: it is not known here, and there is no kubeconfig, or ``where`` excludes it.
         InvalidJobError: the options contradict each other.
     """
-    [(client, _)] = _find([name], local=local, context=context, namespace=namespace, state_dir=state_dir)
+    [(client, _)] = _find([name], where)
     return client
 
 
 def chosen(
-    given: "Sequence[str] | None",
-    selector: str | None,
-    *,
-    local: bool,
-    context: str | None,
-    namespace: str | None,
-    state_dir: str | None,
-    finished: bool = True,
+    given: "Sequence[str] | None", selector: str | None, where: Where, *, finished: bool = True
 ) -> "list[tuple[Client, str | DDPJob]]":
     """Return the named jobs, or those with the labels, each with its client.
 
-    Labels select jobs of the cluster of the kubeconfig, and without one, or with ``local``, of this machine.
+    Labels select jobs of the cluster of the kubeconfig, and without one, or with ``--local``, of this machine.
     finished: labels select also jobs that have finished.
 
     Raises:
@@ -64,26 +92,20 @@ def chosen(
             "name the jobs, or select them by labels", "one of both is needed", "for example -l team=a"
         )
     if selector is None:
-        return _find(
-            list(dict.fromkeys(given or ())), local=local, context=context, namespace=namespace, state_dir=state_dir
-        )
-    is_there = _is_on_cluster(local=local, context=context, state_dir=state_dir)
-    client = on_cluster(context, namespace) if is_there else on_this_machine(namespace, state_dir)
+        return _find(list(dict.fromkeys(given or ())), where)
+    client = where.cluster() if where.may_be_on_cluster else where.machine()
     found = [job for job in client.list(label_selector=selector) if finished or not job.finished]
     if not found:
         which = "" if finished else " that has not finished"
-        raise JobNotFoundError(f"no job{which} has the labels {selector}", client.place, "ddpjob ls lists the jobs")
+        raise JobNotFoundError(f"no job{which} has the labels {selector}", client.place, "ddpjob get lists the jobs")
     return [(client, job) for job in found]
 
 
-def _find(
-    given: "Sequence[str]", *, local: bool, context: str | None, namespace: str | None, state_dir: str | None
-) -> "list[tuple[Client, str | DDPJob]]":
+def _find(given: "Sequence[str]", where: Where) -> "list[tuple[Client, str | DDPJob]]":
     """Return each name with the client of ``find``. One of several that is not known keeps no other from its client."""
-    if context is not None:
-        _require_one_place(local, state_dir)
-    cluster = on_cluster(context, namespace) if context is not None else None
-    here = on_this_machine(namespace, state_dir) if context is None else None
+    may_be_on_cluster = where.may_be_on_cluster
+    cluster: Client | None = where.cluster() if where.context is not None else None
+    here = where.machine() if where.context is None else None
     found: list[tuple[Client, str | DDPJob]] = []
     for name in given:
         client: Client | None = here
@@ -91,38 +113,34 @@ def _find(
             if here is not None:
                 here.record(name)
         except DDPJobError as error:
-            if isinstance(error, JobNotFoundError) and not (local or state_dir is not None) and has_kubeconfig():
+            if isinstance(error, JobNotFoundError) and may_be_on_cluster:
                 client = None
             elif len(given) == 1:
                 raise
-        client = client or (cluster := cluster or on_cluster(None, namespace))
+        client = client or (cluster := cluster or where.cluster())
         found.append((client, name))
     return found
 
 
-def for_new_job(*, local: bool, context: str | None, namespace: str | None, state_dir: str | None) -> "Client":
-    """Return the client for a job to create: of the cluster of the kubeconfig, or with ``local`` of this machine.
+def for_new_job(where: Where) -> "Client":
+    """Return the client for a job to create: of the cluster of the kubeconfig, or with ``--local`` of this machine.
 
     Raises:
         UnavailableError: there is no kubeconfig.
         InvalidJobError: the options contradict each other.
     """
-    if context is not None:
-        _require_one_place(local, state_dir)
-    elif local or state_dir is not None:
-        return on_this_machine(namespace, state_dir)
-    elif not has_kubeconfig():
+    if where.is_here:
+        return where.machine()
+    if not where.may_be_on_cluster:
         raise UnavailableError(
             "there is no cluster to submit to: no kubeconfig",
             _where_sought(),
             "--local runs the job on this machine, in the background",
         )
-    return on_cluster(context, namespace)
+    return where.cluster()
 
 
-def first_answer(
-    ask: "Callable[[Client], T]", *, local: bool, context: str | None, namespace: str | None, state_dir: str | None
-) -> tuple["Client", T, DDPJobError | None]:
+def first_answer(ask: "Callable[[Client], T]", where: Where) -> tuple["Client", T, DDPJobError | None]:
     """Ask the cluster of the kubeconfig, or this machine if the cluster does not answer or has no DDPJobs.
 
     Returns:
@@ -130,58 +148,27 @@ def first_answer(
 
     Raises:
         InvalidJobError: the options contradict each other.
-        DDPJobError: of the question; with ``context`` also that the cluster does not answer.
+        DDPJobError: of the question; with ``--context`` also that the cluster does not answer.
     """
     trouble = None
-    if _is_on_cluster(local=local, context=context, state_dir=state_dir):
+    if where.may_be_on_cluster:
         try:
             # This machine's jobs are shown at once while the cluster is away, unless it was asked for.
-            cluster = on_cluster(context, namespace, _LIST_SECONDS, retries=context is not None)
+            cluster = where.cluster(_LIST_SECONDS, retries=where.context is not None)
             return cluster, ask(cluster), None
         except UnavailableError as error:
-            if context is not None:
+            if where.context is not None:
                 raise
             if not isinstance(error, NotServedError):
                 trouble = type(error)(error.error, error.hint, "--local lists the jobs of this machine alone")
-    here = on_this_machine(namespace, state_dir)
+    here = where.machine()
     return here, ask(here), trouble
-
-
-def _is_on_cluster(*, local: bool, context: str | None, state_dir: str | None) -> bool:
-    """Return whether the options mean a cluster. Raises ``InvalidJobError`` if they contradict each other."""
-    if context is not None:
-        _require_one_place(local, state_dir)
-        return True
-    return not (local or state_dir is not None) and has_kubeconfig()
-
-
-def _require_one_place(local: bool, state_dir: str | None) -> None:
-    if local or state_dir is not None:
-        raise InvalidJobError(
-            "--context is for the jobs of a cluster, --local and --state-dir are for those of this machine",
-            "a job is in one place",
-            "leave out one of them",
-        )
-
-
-def on_this_machine(namespace: str | None, state_dir: str | None) -> "LocalClient":
-    """Return the client for this machine."""
-    from ddpjob.client.local import LocalClient
-
-    return LocalClient(state_dir, namespace=namespace)
 
 
 def is_of_this_machine(client: "Client") -> "TypeGuard[LocalClient]":
     """Return whether a client is for this machine; does not import its module, which then is imported already."""
     module = sys.modules.get("ddpjob.client.local")
     return module is not None and isinstance(client, module.LocalClient)
-
-
-def on_cluster(context: str | None, namespace: str | None, timeout: float = 30.0, *, retries: bool = True) -> "Client":
-    """Return the client for the cluster of a context, or of the current one."""
-    from ddpjob.client.base import Client
-
-    return Client.cluster(context, namespace=namespace, timeout=timeout, retries=retries)
 
 
 def _may_exist(path: Path) -> bool:

@@ -1,17 +1,16 @@
-"""``ddpjob plot``: loss and throughput of a job with what happened, in the terminal, as a picture or as JSON."""
+"""``ddpjob plot``: loss and throughput of a job with what happened, in the terminal or as a picture."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
-from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import MetricsDir, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, one_line, time_text
 from ddpjob.errors import DDPJobError, InvalidJobError
 
@@ -25,52 +24,41 @@ _WIDEST, _NARROWEST = 160, 40  # characters
 
 def plot(
     name: Name,
-    output: Annotated[
-        Literal["text", "svg", "json"] | None,
-        Option("--output", "-o", metavar="FORM", help="text, svg or json.", show_default="text"),
-    ] = None,
     *,
     file: Annotated[
         Path | None,
-        Option("--file", "-f", metavar="FILE", help="Write this file, whose name ends in .svg or .json."),
+        Option("--file", "-f", metavar="FILE", help="Write a picture into this file, whose name ends in .svg."),
     ] = None,
     metrics: MetricsDir = None,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Draw the loss and the throughput of a job over its steps, with its restarts, failures and saves.
 
     It needs metrics: of ddptrain, or of a script that calls ddprun.report. Those of a job on a cluster are read through
-    a pod, as by ddpjob checkpoints. The JSON has the schema docs/reference/schemas/plot.json.
+    a pod, as by ddpjob checkpoints.
 
     \b
     Example:
       ddpjob plot mnist-cpu
     """
     require_ddpplot()
-    form: str = output or "text"
-    if file is not None:
-        form = _form(file.expanduser(), output)
-    from ddpjob.cli.training import plot_of, read_training
+    if file is not None and file.suffix != ".svg":
+        raise InvalidJobError(
+            f"--file {file}: its name does not end in .svg",
+            "the picture is an SVG; ddpjob report writes a page, FILE.html",
+            "-f plot.svg",
+        )
+    from ddpjob.cli.training import read_training
 
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         training = read_training(client, name, metrics)
-    if form == "text":
+    if file is None:
         width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))
         print("\n".join(text_lines(training, width, coloured=is_coloured())))
-        return 0
-    if form == "svg":
+    else:
         from ddpplot.figure import drawing
 
-        text = drawing(training.history)
-    else:
-        text = json.dumps(plot_of(training).wire(), indent=None if file else 2) + "\n"
-    if file is None:
-        print(text, end="")
-    else:
-        write_file(file.expanduser(), text, training.job)
+        write_file(file.expanduser(), drawing(training.history), training.job)
     return 0
 
 
@@ -96,18 +84,6 @@ def history_in(directory: Path) -> "History | None":
         return recorded.read_history(directory)
     except recorded.DataMissing:
         return None
-
-
-def _form(file: Path, output: str | None) -> str:
-    """Return the form of a file: the end of its name."""
-    form = file.suffix.removeprefix(".")
-    if form not in ("svg", "json") or output not in (None, form):
-        raise InvalidJobError(
-            f"--file {file}: it would not hold {output or 'svg or json'}",
-            "the end of its name is the form, .svg or .json",
-            "ddpjob report writes a page, FILE.html" if form.startswith("htm") else "-f plot.svg",
-        )
-    return form
 
 
 def write_file(file: Path, text: str, about: "Job") -> None:

@@ -11,16 +11,15 @@ from typing import Any
 
 import yaml
 
-from ddpjob.api.names import ScriptLauncher
 from ddpjob.api.objects import Json
-from ddpjob.cli.options import Request
+from ddpjob.cli.options import NewJob, Request
 from ddpjob.client import jobfile
 from ddpjob.client.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
 from ddpjob.client.jobspec import with_words
 from ddpjob.engine.mistakes import mistakes
 from ddpjob.errors import DDPJobError, did_you_mean
 from ddpjob.local import LocalError
-from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
+from ddpjob.local.admission import AdmittedJob, admit
 from ddpjob.local.pod_process import ENTRYPOINT
 from ddpjob.local.resources import visible_gpus
 from ddpjob.local.state import HostPaths, StateFolder
@@ -29,13 +28,6 @@ Part = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""
 _PART = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
 _ROOTS = ("metadata", "spec")
-_SHORT: Mapping[str, list[Part]] = {
-    "maxRestarts": ["spec", "restartPolicy", "maxRestarts"],
-    "max-restarts": ["spec", "restartPolicy", "maxRestarts"],
-    "nodes": ["spec", "numNodes"],
-    "nproc": ["spec", "nprocPerNode"],
-}
-"""Words of the options, and what they are on a path."""
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 
@@ -52,10 +44,10 @@ class Prepared:
 
 def prepare(request: Request) -> Prepared:
     """Return the admitted job with every change that the options make. Raises ``LocalError``."""
-    file = read_changed(request.source, request.script_args or (), request.words, request.assignments, request.launcher)
+    file = read_changed(request)
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
-    admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
+    admitted = admit(file.job)
     root = Path(request.state_dir).expanduser() if request.state_dir else None
     paths = HostPaths(admitted.job, StateFolder(root), _volumes(request.volumes or (), admitted.claims))
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
@@ -63,25 +55,24 @@ def prepare(request: Request) -> Prepared:
     return Prepared(file, admitted, paths, notes, warnings)
 
 
-def read_changed(
-    source: str,
-    script_args: Sequence[str],
-    words: Mapping[str, Any],
-    assignments: Sequence[str],
-    launcher: ScriptLauncher | None,
-) -> JobFile:
-    """Return the job of a file or for a script, with the short words of the options, and then what ``--set`` assigns.
+def read_changed(new: NewJob, *, image: str | None = None, namespace: str | None = None) -> JobFile:
+    """Return the job with the short words of the options, and then what ``--set`` assigns.
 
-    script_args: of the script, or appended to ``spec.args``, also if ``--set`` replaces these.
+    The arguments of a script come after ``spec.args``, also if ``--set`` replaces these.
     """
     size: list[Part] = ["spec", "numNodes"]
-    if words.get("checkpoint") and size in [_parts(text.partition("=")[0].strip()) for text in assignments]:
+    if new.checkpoint and size in [_parts(text.partition("=")[0].strip()) for text in new.assignments or ()]:
         raise LocalError(
             "--set numNodes=… beside --checkpoint", "how a new volume is mounted depends on the nodes", "use --nodes N"
         )
-    file = jobfile.read(source, script_args, launcher)
-    file.job["spec"] = with_words(file.job["spec"], words)
-    for assignment in assignments:
+    script_args = new.script_args or ()
+    file = jobfile.read(new.source, script_args, new.launcher)
+    file.job["spec"] = with_words(file.job["spec"], new.words | {"image": image})
+    head = {"metadata.name": new.name, "metadata.namespace": namespace}
+    for assignment in (
+        *(f"{path}={value}" for path, value in head.items() if value is not None),
+        *(new.assignments or ()),
+    ):
         assign(file.job, assignment)
     if file.script is None:
         jobfile.append_args(file.job, script_args)
@@ -124,7 +115,6 @@ def differences(admitted: AdmittedJob, paths: HostPaths) -> Iterator[str]:
 
 
 def _missing_gpus(admitted: AdmittedJob) -> str | None:
-    """Return a warning if this machine has fewer GPUs than each node requests."""
     wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
     machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
     return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None
@@ -166,7 +156,6 @@ def _parts(path: str) -> list[Part]:
         position = found.end()
     if not parts or isinstance(parts[0], int):
         raise LocalError("it names no field", "it takes FIELD=VALUE")
-    parts = _SHORT.get(str(parts[0]), parts) if len(parts) == 1 else parts
     return parts if parts[0] in _ROOTS and len(parts) > 1 else ["spec", *parts]
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import number_of, one_line, size_text
 
 if TYPE_CHECKING:
@@ -37,10 +37,7 @@ def pull(
         Option("--hidden", help="Also files with a name in their path that begins with a dot."),
     ] = False,
     output: Form = "text",
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Copy the newest checkpoint from the volume of a job, or other files, and compare their digests.
 
@@ -60,7 +57,7 @@ def pull(
     """
     from ddpjob.cli.transfer import shown_transfer
 
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    client = find(name, where)
     try:
         with _sigterm_like_ctrl_c(), client, shown_transfer(quiet=output == "json") as show:
             done = client.pull(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from ddpjob.cli.options import JobNamespace, Source
+from ddpjob.cli.options import Namespace, Source
 
 
 def render(
@@ -14,7 +14,7 @@ def render(
         Literal["yaml", "json"], Option("--output", "-o", metavar="FORM", help="yaml, or json: one List.")
     ] = "yaml",
     *,
-    namespace: JobNamespace = None,
+    namespace: Namespace = None,
 ) -> int:
     """Print what the operator would create for the first attempt of a job: Service, claim, NetworkPolicy and pods.
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import MetricsDir, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import MetricsDir, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.plot import require_ddpplot, write_file
 from ddpjob.version import __version__
 
@@ -18,10 +18,7 @@ def report(
     ] = None,
     *,
     metrics: MetricsDir = None,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Write an HTML page about a job: curves, attempts with their failures, and where the time went.
 
@@ -36,7 +33,7 @@ def report(
     from ddpjob.cli.training import read_training
     from ddpplot.page import Page, as_html
 
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         training = read_training(client, name, metrics, is_needed=False)
     page = Page(name, f"ddpjob {__version__}", training.history, training.job)
     write_file(Path(file).expanduser() if file else Path(f"{name}.html"), as_html(page), training.job)

@@ -1,7 +1,6 @@
 """Carries out ``ddpjob run``: prepares the job, runs a session, and reports it. Imported only when a job runs."""
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -10,14 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from ddpjob.api.objects import Json
+from ddpjob.cli.card import moment_of
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guarded
 from ddpjob.cli.prepare import Prepared, differences, prepare
-from ddpjob.cli.snapshot import moment_of
 from ddpjob.cli.summary import RunResult
-from ddpjob.cli.text import one_line
 from ddpjob.client.job import DDPJob
-from ddpjob.client.jobfile import dump_yaml
 from ddpjob.client.local_logs import LogReader
 from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.local.pod_process import Machine
@@ -30,11 +27,9 @@ _OUTPUT_SECONDS = 0.2
 _BAR_SECONDS = 10.0  # between two lines of a progress bar
 
 
-def execute(request: Request) -> int:
-    """Run the job, or with ``dry_run`` only print it. Return the exit code. Raises ``LocalError``."""
+def execute(request: Request, again: str) -> int:
+    """Run the job, and return the exit code. again: the command that resumes it. Raises ``LocalError``."""
     prepared = prepare(request)
-    if request.dry_run:
-        return _dry_run(request, prepared)
     require_programs(prepared.admitted)
     stop = Stop()
     stdout = guarded(sys.stdout, lambda: stop.request(signal.SIGPIPE))
@@ -43,10 +38,8 @@ def execute(request: Request) -> int:
         stop.say = display.note
         job = _run(request, prepared, stop, display)
         seconds, has_output = time.monotonic() - begin, not runs_ddptrain(prepared.admitted)
-        result = RunResult(DDPJob.from_manifest(job), prepared.paths, seconds, request.again, stop.number, has_output)
+        result = RunResult(DDPJob.from_manifest(job), prepared.paths, seconds, again, stop.number, has_output)
         display.end(result)
-    if request.output == "yaml":
-        print(dump_yaml(job), end="", file=stdout)
     stdout.flush()
     return result.exit_code
 
@@ -101,28 +94,10 @@ def _show(lines: Iterable[LogLine], display: Display) -> None:
         display.output(line.text)
 
 
-def _dry_run(request: Request, prepared: Prepared) -> int:
-    """Print the objects that a cluster would hold, the user's ConfigMaps included and Secrets excluded."""
-    shown = [other for other in prepared.file.others if other.get("kind") != "Secret"]
-    objects = [*prepared.admitted.manifests(), *shown]
-    notes = [one_line(note) for note in prepared.notes]
-    if len(shown) < len(prepared.file.others):
-        notes.append("Secrets are left out")
-    for note in notes:
-        print(f"· {note}", file=sys.stderr)
-    if request.output == "json":
-        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
-    else:
-        print(dump_yaml(*objects), end="")
-    return 0
-
-
 def display_of(output: str | None, stdout: TextIO, interval: float = INTERVAL) -> Display:
     """Return how a job is shown. interval: seconds between lines that report only progress."""
     if output == "json":
         return JsonDisplay(stdout)
-    if output == "yaml":
-        return PlainDisplay(guarded(sys.stderr), interval=interval)
     if output == "table" or (output is None and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")):
         from rich.console import Console
 

@@ -1,79 +1,55 @@
 """``ddpjob submit``: creates a job on the cluster, or in the background of this machine, and waits for it if asked."""
 
 import json
-import signal
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
 
-from ddpjob.api.names import DDPJOBS, GROUP, ScriptLauncher
-from ddpjob.api.objects import Json
+from ddpjob.api.names import DDPJOBS, GROUP
 from ddpjob.cli import options
-from ddpjob.cli.logs import print_lines
-from ddpjob.cli.place import Context, for_new_job, on_this_machine
-from ddpjob.cli.text import number_of, one_line, show_error, size_text
-from ddpjob.cli.wait import NOT_FOUND, TIMEOUT, wait_for
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
-from ddpjob.local import LocalError
+from ddpjob.cli.place import Where, for_new_job
+from ddpjob.cli.text import number_of, one_line, size_text
+from ddpjob.cli.wait import wait_for
+from ddpjob.errors import InvalidJobError
 
 if TYPE_CHECKING:
-    from ddpjob.client.base import Client
     from ddpjob.client.job import DDPJob
 
 Form = Literal["json", "yaml", "name"]
-Image = Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")]
-Workdir = Annotated[
-    Path | None,
-    Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
-]
-DryRun = Annotated[
-    Literal["client", "server"] | None,
-    Option("--dry-run", help="Create nothing: check here, or with the admission of the server."),
-]
-Output = Annotated[Form | None, Option("--output", "-o", metavar="FORM", help="Print the job: json, yaml or name.")]
 _NAMED = 20  # files that are named
 
 
 def submit(
-    source: options.Source,
-    script_args: options.ScriptArgs = None,
+    new: options.NewJob,
     *,
-    image: Image = None,
-    nodes: options.Nodes = None,
-    nproc: options.Nproc = None,
-    gpus: options.Gpus = None,
-    memory: options.Memory = None,
-    checkpoint: options.Checkpoint = None,
-    max_restarts: options.MaxRestarts = None,
-    env: options.Env = None,
-    launcher: options.Launcher = None,
-    workdir: Workdir = None,
-    assignments: options.Assignments = None,
-    name: options.JobName = None,
+    image: Annotated[str | None, Option("--image", metavar="IMAGE", help="Image of the pods (spec.image).")] = None,
+    workdir: Annotated[
+        Path | None,
+        Option("--workdir", metavar="DIR", help="Working directory of the job: its files are sent into the pods."),
+    ] = None,
     wait: Annotated[bool, Option("--wait", help="Show the job until it has finished, then why it ended so.")] = False,
-    logs: Annotated[bool, Option("--logs", help="Follow the logs until the job has finished.")] = False,
     timeout: options.Timeout = None,
-    dry_run: DryRun = None,
-    output: Output = None,
-    local: Annotated[bool, Option("--local", help="On this machine, in the background.")] = False,
-    context: Context = None,
-    namespace: options.JobNamespace = None,
-    state_dir: options.StateDir = None,
+    dry_run: Annotated[
+        Literal["client", "server"] | None,
+        Option("--dry-run", help="Create nothing: check here, or with the admission of the server."),
+    ] = None,
+    output: Annotated[
+        Form | None, Option("--output", "-o", metavar="FORM", help="Print the job: json, yaml or name.")
+    ] = None,
+    where: Where,
 ) -> int:
-    """Create a job on the cluster of the kubeconfig, or with --local on this machine.
+    """Create a job on the cluster of the kubeconfig, or with --local on this machine, in the background.
 
     A script, or the directory of --workdir, is sent into the pods: the image needs only Python and PyTorch. Files that
     .gitignore names are left out, and files such as .env, which often hold passwords or keys. The JSON has the schema
     docs/reference/schemas/submit.json.
 
     \b
-    Exit codes; those from 100 only with --wait or --logs:
+    Exit codes; those from 100 only with --wait:
       0    the job is created, or it succeeded
       1    the cluster cannot be reached, you may not create the job, or its run on this machine ended
       2    the command line or the job is wrong, or the name is taken
@@ -86,43 +62,33 @@ def submit(
     Example:
       ddpjob submit train.py --image pytorch/pytorch --nodes 2 --nproc 1 --workdir . --wait -- --epochs 3
     """
-    if logs and output is not None:
+    if wait and output is not None:
         raise InvalidJobError(
-            "--logs prints lines, --output an object", "both are for standard output", "leave one out"
+            "--wait shows the job, --output prints an object", "both are for standard output", "ddpjob get -o json"
         )
-    local = local or state_dir is not None
-    words = {"image": image, "numNodes": nodes, "nprocPerNode": nproc, "gpus": gpus, "memory": memory}
-    words |= {"checkpoint": checkpoint, "maxRestarts": max_restarts}
-    head = (("name", name), ("namespace", namespace))
-    given = [f"metadata.{key}={value}" for key, value in head if value is not None]
-    job = _read(source, script_args or [], words | {"env": env}, [*given, *(assignments or ())], launcher)
-    if workdir is not None and not local:
+    job = _read(new, image, where.namespace)
+    where = replace(where, namespace=job.namespace)
+    if workdir is not None and not where.is_here:
         _show_files(workdir)
     if dry_run == "client":
-        _check(job, workdir, output, local=local)
+        _check(job, workdir, output, local=where.is_here)
         return 0
-    with for_new_job(local=local, context=context, namespace=job.namespace, state_dir=state_dir) as client:
+    with for_new_job(where) as client:
         made = client.submit(job, workdir=workdir, dry_run=dry_run is not None)
-        if dry_run is None and not local:
-            _name_namesake(made.name, context)
-        if dry_run is None and (wait or logs):
-            return _follow(client, made, output, logs=logs, timeout=timeout)
+        if dry_run is None and wait:
+            typer.echo(f"{made.name} is submitted ({client.place})")
+            sys.stdout.flush()
+            return wait_for(client, made, timeout=timeout, follow=True)
         _show(made, output, f"{made.name} is {'valid' if dry_run else 'submitted'} ({client.place})")
     return 0
 
 
-def _read(
-    source: str,
-    script_args: list[str],
-    words: Mapping[str, Any],
-    assignments: list[str],
-    launcher: ScriptLauncher | None,
-) -> "DDPJob":
+def _read(new: options.NewJob, image: str | None, namespace: str | None) -> "DDPJob":
     """Return the job of a file or for a script, with the fields of the options."""
     from ddpjob.cli.prepare import read_changed
     from ddpjob.client.job import DDPJob
 
-    file = read_changed(source, script_args, words, assignments, launcher)
+    file = read_changed(new, image=image, namespace=namespace)
     if file.ignored:
         typer.echo(f"· ignored {len(file.ignored)} other documents: {one_line(', '.join(file.ignored))}", err=True)
     return DDPJob.from_file(file)
@@ -141,26 +107,12 @@ def _show_files(workdir: Path) -> None:
         typer.echo(f"· leaves out {kept}: such names often hold passwords or keys", err=True)
 
 
-def _name_namesake(name: str, context: str | None) -> None:
-    """Print how commands find a job of the cluster if a job of this machine has the same name."""
-    try:
-        on_this_machine(None, None).record(name)
-    except JobNotFoundError:
-        return
-    except LocalError:
-        pass  # several have the name, or the record is damaged
-    option = f"--context {context or '$(kubectl config current-context)'}"
-    line = f"· this machine has a job {name}, too, and commands find it first: add {option} for the new one"
-    typer.echo(line, err=True)
-
-
 def _some(names: list[str]) -> str:
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return one_line(", ".join(names[:_NAMED]) + more)
 
 
 def _check(job: "DDPJob", workdir: Path | None, output: Form | None, *, local: bool) -> None:
-    """Check a job without a cluster, and print what would be created."""
     from ddpjob.client.workdir.mount import at_directory, with_files
     from ddpjob.local.admission import require_valid
 
@@ -172,58 +124,6 @@ def _check(job: "DDPJob", workdir: Path | None, output: Form | None, *, local: b
     _show(job, output, f"{job.name} is valid (nothing was sent)")
 
 
-def _follow(client: "Client", job: "DDPJob", output: Form | None, *, logs: bool, timeout: float | None) -> int:
-    """Wait until the job has finished, and return the exit code."""
-    if output is None:
-        typer.echo(f"{job.name} is submitted ({client.place})")
-    sys.stdout.flush()
-    if logs:
-        return _follow_logs(client, job, timeout)
-    code = wait_for(client, job, timeout=timeout, to_stderr=output is not None, follow=True)
-    if output is not None and code != NOT_FOUND:
-        _show(client.get(job), output, "")
-    return code
-
-
-def _follow_logs(client: "Client", job: "DDPJob", timeout: float | None) -> int:
-    """Print the logs until the job has finished, and return the exit code."""
-    from ddpjob.client.base import timed_out
-
-    try:
-        with _time_limit(timeout):
-            try:
-                print_lines(job, client.logs(job, follow=True), flush=True)
-            except DDPJobError as error:  # the end of the job says more
-                show_error(error)
-            return wait_for(client, job)
-    except _TimeIsOverError:
-        show_error(timed_out(client.get(job), timeout))
-        return TIMEOUT
-
-
-class _TimeIsOverError(BaseException):
-    """As KeyboardInterrupt, it passes what catches errors of requests."""
-
-
-@contextmanager
-def _time_limit(seconds: float | None) -> Iterator[None]:
-    """End the block by ``_TimeIsOverError`` after this time."""
-    if seconds is None:
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise _TimeIsOverError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))  # 0 would be no limit
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def _show(job: "DDPJob", output: Form | None, line: str) -> None:
     if output is None:
         typer.echo(line)
@@ -232,15 +132,8 @@ def _show(job: "DDPJob", output: Form | None, line: str) -> None:
     elif output == "yaml":
         from ddpjob.client.jobfile import dump_yaml
 
-        typer.echo(dump_yaml(*map(_in_lines, job.others), job.manifest), nl=False)
+        typer.echo(dump_yaml(*job.others, job.manifest), nl=False)
     else:
         objects = [*job.others, job.manifest]
         shown = {"apiVersion": "v1", "kind": "List", "items": objects} if job.others else job.manifest
         typer.echo(json.dumps(shown, indent=2))
-
-
-def _in_lines(other: Json) -> Json:
-    """Return a Secret with its base64 in lines; Kubernetes skips the line feeds in it."""
-    data = (other.get("data") or {}) if other.get("kind") == "Secret" else {}
-    lines = {key: "\n".join(textwrap.wrap(value, 100)) for key, value in data.items()}
-    return other | ({"data": lines} if lines else {})

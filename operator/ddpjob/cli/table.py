@@ -1,14 +1,12 @@
 """Tables of jobs, ranks and pods, drawn by Rich. Imports it late: most commands print no table."""
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpjob.cli.text import is_coloured, one_line
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from rich.console import Console, RenderableType
     from rich.table import Table
 
@@ -77,7 +75,7 @@ def table(
 def _fitting(widths: Sequence[int], whole: Collection[int]) -> list[int]:
     """Return the widths of columns on this terminal: the longest are cut first, and some remain whole."""
     found = list(widths)
-    excess = sum(found) + _GAP * (len(found) - 1) - _console().width
+    excess = sum(found) + _GAP * (len(found) - 1) - console().width
     for least in _SHORTEST:
         for number in sorted(range(len(found)), key=lambda number: -widths[number]):
             if number not in whole:
@@ -89,38 +87,17 @@ def _fitting(widths: Sequence[int], whole: Collection[int]) -> list[int]:
 
 def show(drawn: "RenderableType") -> None:
     """Print a table: on a terminal as wide as that, elsewhere whole and without blanks at the ends of lines."""
-    console = _console()
-    if console.is_terminal:
-        console.print(drawn)
+    stdout = console()
+    if stdout.is_terminal:
+        stdout.print(drawn)
         return
-    with console.capture() as captured:
-        console.print(drawn)
+    with stdout.capture() as captured:
+        stdout.print(drawn)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
 
 
-def stacked(title: str, drawn: "RenderableType") -> "RenderableType":
-    """Return a table below a title."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(Text(title), drawn)
-
-
-def height() -> int:
-    """Return the lines of the terminal."""
-    return _console().height
-
-
-def live(draw: "Callable[[], RenderableType]") -> "AbstractContextManager[object]":
-    """Return a context in which a table stays in place on the terminal, redrawn each second so that ages advance."""
-    from rich.live import Live
-
-    return Live(
-        console=_console(), get_renderable=draw, refresh_per_second=1, redirect_stdout=False, redirect_stderr=False
-    )
-
-
-def _console() -> "Console":
+def console() -> "Console":
+    """Return standard output for Rich: a terminal with its width and colours, else without limits."""
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()

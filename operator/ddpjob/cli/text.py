@@ -1,6 +1,5 @@
 """Text for a person: strings without control characters, durations, counts, and the three lines of an error."""
 
-import codecs
 import os
 import sys
 from datetime import UTC, datetime
@@ -11,33 +10,6 @@ from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
     from ddpjob.api.status import TimeSpent
-
-
-SIMILAR = "ddpjob-similar"
-"""Name of the error handler of streams that lack characters, as those of LANG=C."""
-_BARS = "_.-=+*%#"  # for the eighths of a block
-_SIMILAR = {"…": "...", "·": "-", "×": "x", "→": "->"}
-
-
-def _similar(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters of drawings by similar ones of ASCII, and others by their escape sequence."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end
-
-
-def _in_ascii(character: str) -> str:
-    code = ord(character)
-    if 0x2500 <= code < 0x2580:  # lines
-        return "-" if character in "─━┄┈╌" else "|" if character in "│┃┆┊╎" else "+"
-    if 0x2581 <= code <= 0x2588:
-        return _BARS[code - 0x2581]
-    if 0x2800 <= code < 0x2900:  # dots of curves
-        return "*" if code > 0x2800 else " "
-    return _SIMILAR.get(character) or character.encode("ascii", "backslashreplace").decode()
-
-
-codecs.register_error(SIMILAR, _similar)
 
 
 def one_line(text: object) -> str:
@@ -112,11 +84,6 @@ def age(timestamp: object) -> str:
         return ""
 
 
-def error_lines(error: DDPJobError) -> list[str]:
-    """Return the lines of an error: what is wrong, why that may be, what to do. Empty parts are left out."""
-    return [label + one_line(text) for label, text in error.parts()]
-
-
 def show_error(error: DDPJobError) -> None:
-    """Print an error on standard error."""
-    print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
+    """Print an error on standard error: what is wrong, why that may be, what to do. Empty parts are left out."""
+    print("\n".join(label + one_line(text) for label, text in error.parts()), file=sys.stderr, flush=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
-from ddpjob.cli.table import Cell, Row, height, live, show, stacked, table
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
+from ddpjob.cli.table import Cell, Row, console, show, table
 from ddpjob.cli.text import duration, one_line
 from ddpjob.errors import UnavailableError
 
@@ -28,15 +28,7 @@ _LATE, _LATE_SECONDS = 5, 30.0
 _AROUND = 6  # lines of the terminal that are not ranks
 
 
-def top(
-    name: Name,
-    output: Form = "text",
-    *,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
-) -> int:
+def top(name: Name, output: Form = "text", *, where: Where) -> int:
     """Show what each rank does: step, time of a step, wait for data, memory, last heartbeat.
 
     On a terminal the table stays in place until the job ends; elsewhere it is printed once. Only what is abnormal is in
@@ -47,7 +39,7 @@ def top(
     Example:
       ddpjob top mnist-cpu
     """
-    with find(name, local=local, context=context, namespace=namespace, state_dir=state_dir) as client:
+    with find(name, where) as client:
         seen = client.ranks(name)
         if output == "json":
             print(json.dumps(seen.wire(), indent=2))
@@ -61,8 +53,17 @@ def top(
 
 def follow(client: "Client", name: str, seen: "RankTable") -> None:
     """Draw the table until the job ends; while no rank runs, between two attempts, the last one with the reason."""
-    why = ""
-    with live(lambda: stacked(headline(seen) + why, ranks_table(seen, most=height() - _AROUND))):
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    why, stdout = "", console()
+
+    def draw() -> Group:
+        return Group(Text(headline(seen) + why), ranks_table(seen, most=stdout.height - _AROUND))
+
+    # Each second, so that ages advance.
+    with Live(console=stdout, get_renderable=draw, refresh_per_second=1, redirect_stdout=False, redirect_stderr=False):
         while not (job := client.get(name)).finished:
             time.sleep(_PAUSE)
             try:

@@ -1,7 +1,5 @@
-"""What ``plot`` and ``report`` show: the history in the metrics of a job, and what its status adds; also as JSON."""
+"""What ``plot`` and ``report`` show: the history in the metrics of a job, and what its status adds."""
 
-import json
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -10,9 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
-from ddpjob.api.model import WireModel
 from ddpjob.api.status import DDPJobStatus, TimeSpent
 from ddpjob.api.text import attributed
 from ddpjob.api.times import parse_time
@@ -25,7 +21,6 @@ from ddpjob.errors import DDPJobError, UnavailableError
 from ddpplot import recorded
 from ddpplot.history import Failure, History, Run
 from ddpplot.job import Job, with_failures
-from ddpplot.marks import marks
 
 
 @dataclass(frozen=True)
@@ -142,151 +137,3 @@ def _failures(status: DDPJobStatus) -> Iterator[Failure]:
 
 def _seconds(time: str | None) -> float | None:
     return parse_time(time).timestamp() if time else None
-
-
-class PlottedRun(WireModel):
-    """One start of the training: an attempt, or a life of an attempt after a restart in place."""
-
-    run: int
-    """Number of the run, which its rows have, too."""
-    attempt: str | None = None
-    """The attempt, from the environment of the trainer."""
-    life: int | None = None
-    """Number of the start within the attempt, from 1."""
-    in_place: bool
-    """Whether it is a restart in place of the run before it."""
-    world_size: int | None = None
-    resumed_from_step: int
-    """Step of the checkpoint from which it continued; 0 for none."""
-    reached_step: int
-    repeated_steps: int
-    """Steps that a later run computed again."""
-    began: float | None = None
-    """Time of its first row, in seconds since 1970."""
-    ended: float | None = None
-    """Time of its last row."""
-    cause: str | None = None
-    """Why it ended, if it failed or was stopped."""
-    reason: str | None = None
-    """Reason of the failure in one CamelCase word (docs/reference/failures.md)."""
-    hint: str | None = None
-    next: str | None = None
-
-
-class PlottedMark(WireModel):
-    """One event, in the order in which they happened."""
-
-    kind: Literal["restart", "inPlace", "failure", "stop", "save", "notFinite"]
-    """restart: a new attempt, or a new start without an operator. inPlace: a restart in the same pods. notFinite: the
-    first loss of a run that is NaN or infinite."""
-    step: int
-    """Of a start the step from which it continued, else the last step before the event."""
-    run: int
-    text: str
-
-
-class PlottedStep(WireModel):
-    """One row of a training step."""
-
-    run: int
-    step: int
-    loss: float | Literal["NaN", "Infinity", "-Infinity"] | None = None
-    """Training loss; a text if it is no finite number, which JSON does not have."""
-    learning_rate: float | None = None
-    samples_per_second: float | None = None
-    time: float | None = None
-    """In seconds since 1970."""
-
-
-class PlottedEvaluation(WireModel):
-    """One evaluation on the test set."""
-
-    run: int
-    step: int
-    accuracy: float
-    """From 0 to 1."""
-    loss: float | None = None
-
-
-class Plot(WireModel):
-    """The output of `ddpjob plot -o json`: a training as if it had never been interrupted, and what happened."""
-
-    job: str
-    namespace: str | None = None
-    place: str
-    """Where the job is: this machine, or cluster and namespace."""
-    state: str
-    step: int
-    """The last step in the metrics."""
-    total_steps: int | None = None
-    throughput: float | None = None
-    """Median of the throughput, in throughputUnit per second."""
-    throughput_unit: Literal["samples", "steps"]
-    """samples if the program reports samples per second, else steps, from the times of its rows."""
-    runs: list[PlottedRun]
-    marks: list[PlottedMark]
-    steps: list[PlottedStep]
-    repeated: list[PlottedStep]
-    """Steps of a run that a later run computed again."""
-    evaluations: list[PlottedEvaluation]
-    time: TimeSpent | None = None
-    """As `status.time`, until now."""
-    goodput: float | None = None
-    """training / (all - queued - stopped)."""
-
-
-def plot_of(training: Training) -> Plot:
-    """Return the training as JSON has it."""
-    history, speed, time = training.history, training.history.throughput, training.time
-    return Plot(
-        job=training.job.name,
-        namespace=training.found.namespace,
-        place=training.job.place,
-        state=training.job.state,
-        step=history.last_step,
-        total_steps=history.total_steps,
-        throughput=speed.median,
-        throughput_unit="samples" if speed.unit == "samples" else "steps",
-        runs=[_run(history, at) for at in range(len(history.runs))],
-        marks=[PlottedMark(kind=m.kind, step=m.step, run=m.run, text=m.text) for m in marks(history)],
-        steps=list(_steps(history, lost=False)),
-        repeated=list(_steps(history, lost=True)),
-        evaluations=[
-            PlottedEvaluation(run=row.run, step=row.step, accuracy=row.accuracy, loss=row.loss)
-            for row in history.evaluations
-        ],
-        time=time,
-        goodput=time.goodput if time is not None else None,
-    )
-
-
-def _run(history: History, at: int) -> PlottedRun:
-    run = history.runs[at]
-    return PlottedRun(
-        run=run.number,
-        attempt=run.attempt or None,
-        life=run.life,
-        in_place=run.is_in_place,
-        world_size=run.world_size,
-        resumed_from_step=run.resumed,
-        reached_step=run.reached,
-        repeated_steps=run.repeated,
-        began=run.began,
-        ended=run.ended,
-        cause=run.cause or None,
-        reason=(run.failure.reason if run.failure else "") or None,
-        hint=(run.failure.hint if run.failure else "") or None,
-        next=(run.failure.next_step if run.failure else "") or None,
-    )
-
-
-def _steps(history: History, *, lost: bool) -> Iterator[PlottedStep]:
-    for row in history.lost if lost else history.steps:
-        yield PlottedStep(
-            run=row.run,
-            step=row.step,
-            loss=row.loss if row.loss is None or math.isfinite(row.loss) else json.dumps(row.loss),  # type: ignore[arg-type]
-            learning_rate=row.learning_rate,
-            samples_per_second=row.speed,
-            time=row.time,
-        )

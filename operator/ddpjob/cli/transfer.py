@@ -25,26 +25,30 @@ def shown_transfer(*, quiet: bool = False) -> "Iterator[Callable[[PullProgress],
         with _bar() as show:
             yield show
     else:
-        yield _Lines().show
+        yield _lines()
 
 
-class _Lines:
-    def __init__(self) -> None:
-        self._begin = self._shown = time.monotonic()
-        self._waiting = ""
+def _lines() -> "Callable[[PullProgress], None]":
+    """Return what prints a line at once for a new wait, and every few seconds for a transfer."""
+    begin = shown = time.monotonic()
+    waiting = ""
 
-    def show(self, progress: "PullProgress") -> None:
+    def show(progress: "PullProgress") -> None:
+        nonlocal shown, waiting
         now = time.monotonic()
-        if progress.waiting and progress.waiting != self._waiting:
-            self._print(progress.waiting)
-        elif not progress.waiting and now - self._shown >= _INTERVAL:
-            share = f"{100 * progress.done / progress.total:.0f} % of {size_text(progress.total)}, "
-            self._print((share if progress.total else "") + progress.path)
-        self._waiting = progress.waiting
+        is_due = progress.waiting != waiting if progress.waiting else now - shown >= _INTERVAL
+        waiting = progress.waiting
+        if is_due:
+            shown = now
+            share = (
+                f"{100 * progress.done / progress.total:.0f} % of {size_text(progress.total)}, "
+                if progress.total
+                else ""
+            )
+            text = waiting or share + progress.path
+            print(f"{duration(now - begin):>6}  {one_line(text)}", file=sys.stderr, flush=True)
 
-    def _print(self, text: str) -> None:
-        self._shown = time.monotonic()
-        print(f"{duration(self._shown - self._begin):>6}  {one_line(text)}", file=sys.stderr, flush=True)
+    return show
 
 
 @contextmanager
@@ -54,24 +58,16 @@ def _bar() -> "Iterator[Callable[[PullProgress], None]]":
         BarColumn,
         DownloadColumn,
         Progress,
-        Task,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
-    from rich.text import Text
-
-    class Speed(TransferSpeedColumn):
-        """Shows nothing before the speed is known, which a tiny transfer ends before; rich shows a question mark."""
-
-        def render(self, task: Task) -> Text:
-            return super().render(task) if task.finished_speed or task.speed else Text()
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
-        Speed(),
+        TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from ddpjob.cli.options import Name, Namespace, StateDir, Timeout
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Name, Timeout
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, show_error
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, WaitTimeoutError
 
@@ -32,10 +32,7 @@ def wait(
         str, Option("--for", metavar="STATE", help="finished, running, or step=N: N finished optimizer steps.")
     ] = "finished",
     timeout: Timeout = None,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Wait until a job is finished or runs, here or on the cluster of the kubeconfig.
 
@@ -55,7 +52,7 @@ def wait(
     """
     _step(until)  # a mistake is found before a request
     try:
-        client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+        client = find(name, where)
     except JobNotFoundError as error:
         show_error(error)
         return NOT_FOUND
@@ -69,14 +66,11 @@ def wait_for(
     until: str = "finished",
     timeout: float | None = None,
     *,
-    to_stderr: bool = False,
     follow: bool = False,
 ) -> int:
     """Wait for a state of a job, say what became of it, and return the exit code.
 
-    Args:
-        to_stderr: say it on standard error, because standard output has an object.
-        follow: show the job meanwhile as ``run`` does, and at the end say why, as ``ddpjob why``.
+    follow: show the job meanwhile as ``run`` does, and at the end say why, as ``ddpjob why``.
     """
     step = _step(until)
 
@@ -92,7 +86,7 @@ def wait_for(
         return status.is_true("Suspended") and bool(client.get(job).manifest["spec"].get("suspend"))
 
     try:
-        with _shown(client, job, to_stderr=to_stderr) if follow else nullcontext(lambda: None) as show:
+        with _shown(client, job) if follow else nullcontext(lambda: None) as show:
 
             def is_over(status: "DDPJobStatus") -> bool:
                 show()
@@ -105,21 +99,21 @@ def wait_for(
     except WaitTimeoutError as error:
         show_error(error)
         return TIMEOUT
-    typer.echo(f"{ended.name} is {ended.state} ({client.place})", err=to_stderr)
+    typer.echo(f"{ended.name} is {ended.state} ({client.place})")
     if follow:
-        _say_why(client, ended, to_stderr=to_stderr)
+        _say_why(client, ended)
     if ended.finished:
         return 0 if ended.succeeded else _FAILED
     return 0 if reached(ended.status) else _SUSPENDED
 
 
 @contextmanager
-def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterator[Callable[[], None]]":
+def _shown(client: "Client", job: "str | DDPJob") -> "Iterator[Callable[[], None]]":
     """Yield what shows the job as it is now: on a terminal in a table that stays in place, elsewhere as a line."""
+    from ddpjob.cli.card import Moment
     from ddpjob.cli.run import display_of
-    from ddpjob.cli.snapshot import Moment
 
-    with display_of("yaml" if to_stderr else None, sys.stdout, _PROGRESS_SECONDS) as display:
+    with display_of(None, sys.stdout, _PROGRESS_SECONDS) as display:
 
         def show() -> None:
             pods = []
@@ -132,12 +126,11 @@ def _shown(client: "Client", job: "str | DDPJob", *, to_stderr: bool) -> "Iterat
         yield show
 
 
-def _say_why(client: "Client", job: "DDPJob", *, to_stderr: bool) -> None:
+def _say_why(client: "Client", job: "DDPJob") -> None:
     from ddpjob.cli.why import verdict_lines
 
     try:
-        lines = verdict_lines(client.explain(job), client.place, coloured=not to_stderr and is_coloured())
-        typer.echo("\n".join(lines), err=to_stderr)
+        typer.echo("\n".join(verdict_lines(client.explain(job), client.place, coloured=is_coloured())))
     except DDPJobError as error:  # the exit code says how the job ended
         show_error(error)
 

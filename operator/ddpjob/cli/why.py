@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ddpjob.api.text import attributed
-from ddpjob.cli.options import Form, Name, Namespace, StateDir
-from ddpjob.cli.place import Context, Local, find
+from ddpjob.cli.options import Form, Name
+from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, one_line, red
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ def why(
     output: Form = "text",
     *,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Print all of the evidence, also what repeats.")] = False,
-    local: Local = False,
-    context: Context = None,
-    namespace: Namespace = None,
-    state_dir: StateDir = None,
+    where: Where,
 ) -> int:
     """Say why a job is in its state: one sentence, what else shows it, how sure it is, and what to do next.
 
@@ -41,7 +38,7 @@ def why(
     Example:
       ddpjob why mnist-cpu
     """
-    client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+    client = find(name, where)
     with client:
         found = client.explain(name)
     if output == "json":

@@ -3,7 +3,7 @@
     base (Client, LogLine) ◀─ local, local_logs        the state folder, and processes in the background
                            ◀─ cluster, cluster_logs    the official ``kubernetes`` package
     job (DDPJob) ─▶ jobspec, jobfile
-    validation, starter                                 files, for the command line
+    validation                                          files, for the command line
 
 ``Client.local`` and ``Client.cluster`` import their module late: a local job needs no ``kubernetes``, and the command
 line answers at once.

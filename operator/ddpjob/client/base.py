@@ -520,7 +520,7 @@ def identity(job: str | DDPJob) -> tuple[str, str | None]:
         return job.name, job.namespace
     if not isinstance(job, str) or not job:
         raise InvalidJobError(
-            f"{job!r} is not a name of a DDPJob", "a job is given by its name, or as a DDPJob", "ddpjob ls"
+            f"{job!r} is not a name of a DDPJob", "a job is given by its name, or as a DDPJob", "ddpjob get"
         )
     return job, None
 

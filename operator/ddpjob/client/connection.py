@@ -470,7 +470,7 @@ def _not_found(error: RequestError) -> DDPJobError:
         return JobNotFoundError(
             f"there is no job {name}",
             "another namespace, or it was deleted",
-            "ddpjob ls lists the jobs of the namespace; ddpjob ls -A those of all, with the right to list them",
+            "ddpjob get lists the jobs of the namespace; ddpjob get -A those of all, with the right to list them",
         )
     if error.names("namespaces"):
         return InvalidJobError(

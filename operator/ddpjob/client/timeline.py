@@ -88,7 +88,9 @@ class Timeline(WireModel):
     """What happened to a job, and its pods."""
 
     job: str
+    """Name of the job."""
     namespace: str
+    """Namespace of the job."""
     place: str
     """Where the job is: this machine, or cluster and namespace."""
     events: list[JobEvent]

@@ -1,6 +1,6 @@
 """Admission of a user's DDPJob: the models of the API accept it, or ``InvalidJobError`` says why not.
 
-``admit`` runs once for each `ddpjob run`; everything after it reads the ``AdmittedJob``.
+``admit`` runs once for each job; everything after it reads the ``AdmittedJob``.
 """
 
 import json
@@ -16,7 +16,7 @@ from pydantic import AfterValidator, StringConstraints, ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.model import OpenModel
-from ddpjob.api.objects import SET_BY_SERVER, Json
+from ddpjob.api.objects import Json
 from ddpjob.api.pods import DNS_LABEL
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, Location, field_path, is_job_name, message_of
 from ddpjob.api.times import timestamp
@@ -27,7 +27,7 @@ from ddpjob.engine.merge import template_faults
 from ddpjob.errors import InvalidJobError
 
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
-"""The uid in what ``--dry-run`` prints; a cluster would choose a random one."""
+"""The uid in what ``ddpjob render`` prints; a cluster would choose a random one."""
 LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
 SETTINGS = EngineSettings(
     delete_finished=False, logs_command=LOGS_COMMAND, launcher_image="", gang_scheduler=None, kueue=None, is_local=True
@@ -91,11 +91,6 @@ class AdmittedJob:
         names_given = [source.get("claimName") for source in sources if isinstance(source, dict)]
         return list(dict.fromkeys(name for name in names_given if isinstance(name, str)))
 
-    def manifests(self) -> list[Json]:
-        """Return what a cluster would hold: the DDPJob, and what the operator creates for it."""
-        meta = {key: value for key, value in self.body["metadata"].items() if key not in SET_BY_SERVER}
-        return [self.body | {"metadata": meta}, *self.created()]
-
     def created(self) -> list[Json]:
         """Return what an operator with default settings creates: Service, policy, claim, and the pods of attempt 1."""
         settings = EngineSettings()
@@ -148,12 +143,8 @@ def _template_fault(line: str) -> Fault:
     return Fault(tuple(name or int(index) for name, index in parts), message)
 
 
-def require_valid(document: Json) -> None:
-    """Raise ``InvalidJobError`` for a document that is refused; the error names each field and rule."""
-    _accepted(document)
-
-
-def _accepted(document: Json) -> _Document:
+def require_valid(document: Json) -> _Document:
+    """Return the typed document. Raises ``InvalidJobError`` if it is refused; the error names each field and rule."""
     given, found = _checked(document)
     if given is None or found:
         name = (document.get("metadata") or {}).get("name") or "(without a name)"
@@ -171,7 +162,7 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
     Raises:
         InvalidJobError: the document is refused; the error names the field and the rule.
     """
-    given = _accepted(document)
+    given = require_valid(document)
     meta, spec = given.metadata, given.spec
     if spec.managed_by not in (None, names.CONTROLLER):
         raise InvalidJobError(

@@ -52,11 +52,6 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _GP
     return [str(index) for index, _ in enumerate(driver.glob("*"))]
 
 
-def gpu_share(devices: Sequence[str], rank: int, wanted: int) -> list[str]:
-    """Return the GPUs of node ``rank`` if each node requests ``wanted``; with too few GPUs, nodes share them."""
-    return [devices[(rank * wanted + n) % len(devices)] for n in range(min(wanted, len(devices)))]
-
-
 def gpu_variables(devices: Sequence[str], rank: int, nodes: int, *, requested: int, processes: int) -> dict[str, str]:
     """Return the variables for the GPUs of node ``rank``.
 
@@ -70,7 +65,8 @@ def gpu_variables(devices: Sequence[str], rank: int, nodes: int, *, requested: i
     wanted = requested or (max(processes, len(devices) // nodes) if nodes > 1 else 0)
     if not (devices and wanted):
         return {}
-    variables = {CUDA_VISIBLE_DEVICES: ",".join(gpu_share(devices, rank, wanted))}
+    mine = [devices[(rank * wanted + n) % len(devices)] for n in range(min(wanted, len(devices)))]
+    variables = {CUDA_VISIBLE_DEVICES: ",".join(mine)}
     is_shared = nodes > 1 and (nodes * wanted > len(devices) or any(name.startswith("MIG-") for name in devices))
     return variables | ({"NCCL_HOSTID": f"node-{rank}"} if is_shared else {})
 

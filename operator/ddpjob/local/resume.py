@@ -20,7 +20,7 @@ def start_or_resume(folder: JobFolder, wanted: AdmittedJob, say: Say) -> Json:
     """Return the DDPJob to run: the recorded job if it can be resumed, otherwise ``wanted``."""
     old = folder.job()
     if old is not None and not is_true(old.get("status"), "Finished"):
-        # Both specs are as stored, defaults included: a job of another release with other defaults is replaced.
+        # Both specs are as stored, defaults included.
         if not forbidden_changes(old["spec"], wanted.body["spec"]):
             return _resumed(folder, old, wanted)
         say(f"the spec of {folder.name} has changed: a new job replaces it and resumes from its checkpoints")

@@ -1,7 +1,7 @@
 """The state folder: files of local jobs, readable from any shell while a job runs and afterwards.
 
 jobs/<namespace>/<job>/lock          locked by the `ddpjob run` of this job; contains its pid, and where that counts
-jobs/<namespace>/<job>/cluster.json  the DDPJob and its pods, as an API server would store them
+jobs/<namespace>/<job>/job.json      the DDPJob and its pods, as an API server would store them
 jobs/<namespace>/<job>/events.log    the events of the last run
 jobs/<namespace>/<job>/ended.json    the error that ended the last run in the background; else blanks, which keep room
 jobs/<namespace>/<job>/pods/<pod>/   trainer.log, trainer.termination-log, and while the pod runs its own volumes
@@ -30,7 +30,7 @@ _PROBE_SECONDS = 0.5  # ``runner`` takes the lock, shared, for a moment
 _PAUSE = 0.02
 EVENTS = "events.log"
 ENDED = "ended.json"
-RECORD = "cluster.json"
+RECORD = "job.json"
 
 
 def default_root(environment: Mapping[str, str] = os.environ) -> Path:
@@ -51,11 +51,11 @@ class JobFolder:
 
     def job(self) -> Json | None:
         """Return the recorded DDPJob, or None. Raises ``LocalError`` for a damaged record."""
-        return next(iter(self._recorded(names.DDPJOBS)), None)
+        return next(iter(self._recorded()), None)
 
     def pods(self) -> list[Json]:
         """Return the recorded pods, those of earlier attempts included."""
-        return self._recorded(names.PODS)
+        return self._recorded()[1:]
 
     def last_change(self) -> datetime:
         """Return when the record was written: the last sign of life of a run that was killed."""
@@ -76,7 +76,7 @@ class JobFolder:
 
     def runs_elsewhere(self) -> bool:
         """Return whether the runner's pid is one of another machine or container, which shares this folder."""
-        return self._runner()[1:] not in ([], [_pid_space()])  # [] is of an earlier release
+        return self._runner()[1:] not in ([], [_pid_space()])
 
     def _runner(self) -> list[str]:
         """Return the words of the lock file, if the file is locked."""
@@ -147,9 +147,8 @@ class JobFolder:
     def save(self, job: Json, pods: Iterable[Json], place: Json) -> None:
         """Replace the record atomically."""
         make_private(self.path)
-        objects = [[names.DDPJOBS.plural, job], *([names.PODS.plural, pod] for pod in pods)]
         temporary = self._record.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps({"objects": objects, "place": place}, separators=(",", ":")))
+        temporary.write_text(json.dumps({"job": job, "pods": list(pods), "place": place}, separators=(",", ":")))
         temporary.replace(self._record)
 
     def forget(self) -> None:
@@ -165,13 +164,13 @@ class JobFolder:
     def _record(self) -> Path:
         return self.path / RECORD
 
-    def _recorded(self, resource: names.Resource) -> list[Json]:
-        """Return the recorded objects of a kind; a record of an earlier release has more kinds."""
+    def _recorded(self) -> list[Json]:
+        """Return the recorded DDPJob and its pods; [] without a record."""
         try:
-            objects = json.loads(self._record.read_bytes())["objects"]
-            found = [obj for plural, obj in objects if plural == resource.plural]
-            for meta, obj in ((obj["metadata"], obj) for obj in found):  # what every reader takes for granted
-                "".join((meta["namespace"], meta["name"], meta["uid"]))
+            record = json.loads(self._record.read_bytes())
+            found = [record["job"], *record["pods"]]
+            for obj in found:  # what every reader takes for granted
+                "".join(obj["metadata"][name] for name in ("namespace", "name", "uid"))
                 dict(obj["spec"])
                 is_true(obj.get("status"), "Finished")
             return found
