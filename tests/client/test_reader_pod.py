@@ -219,7 +219,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_wait_for_an_editor_and_a_viewer
     waiting = {"reason": "ImagePullBackOff", "message": "manifest unknown"}
     place.pod()
     place.set_status({"containerStatuses": [WAITING | {"state": {"waiting": waiting}}]})
-    assert "trainer:1 of the job cannot be pulled: manifest unknown" in reading.error().error
+    assert "does not start: ImagePullBackOff: manifest unknown" in reading.error().error
     assert place.pods() == []
     assert place.may(edit, resource="pods", subresource="exec")
     assert not place.may(view, resource="pods", subresource="exec")
@@ -228,7 +228,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_wait_for_an_editor_and_a_viewer
 @pytest.mark.parametrize(
     ("reason", "message", "error"),
     [
-        ("RegistryUnavailable", "no route to host", "cannot be pulled: no route to host"),
+        ("RegistryUnavailable", "no route to host", "RegistryUnavailable: no route to host"),
         ("SignatureValidationFailed", "", "does not start: SignatureValidationFailed"),
         ("CreateContainerConfigError", 'secret "keys" not found', "does not start: CreateContainerConfigError"),
         ("CreateContainerConfigError", "failed to sync secret cache: timed out waiting", ""),

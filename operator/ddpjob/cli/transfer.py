@@ -50,38 +50,19 @@ class _Lines:
 @contextmanager
 def _bar() -> "Iterator[Callable[[PullProgress], None]]":
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.text import Text
-
-    class Speed(TransferSpeedColumn):
-        """Shows nothing before the speed is known, which a tiny transfer ends before; rich shows a question mark."""
-
-        def render(self, task: Task) -> Text:
-            return super().render(task) if task.finished_speed or task.speed else Text()
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
-        Speed(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def show(progress: "PullProgress") -> None:
-            text = one_line(progress.waiting or progress.path)
-            if progress.total:
-                bar.update(task, description=text, completed=progress.done, total=progress.total)
-            else:
-                bar.update(task, description=text)
+            done, total = (progress.done, progress.total) if progress.total else (None, None)
+            bar.update(task, description=one_line(progress.waiting or progress.path), completed=done, total=total)
 
         yield show

@@ -286,7 +286,7 @@ class Client(Protocol):
         verify: bool = True,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "VolumeContents":
-        """Return what the volume of the job holds: checkpoints, metrics, logs and other files.
+        """Return what the volume of the job holds: checkpoints, metrics and other files.
 
         Of a cluster, a pod with the image of the job reads the volume; it is deleted at the end.
 
@@ -309,7 +309,6 @@ class Client(Protocol):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
-        hidden: bool = False,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "Pulled":
         """Copy the newest checkpoint of the job, or what else is wanted, and return what was copied.
@@ -320,8 +319,7 @@ class Client(Protocol):
             to: directory, which gets the layout of the volume; default: one named as the job.
             steps: the checkpoints of these steps.
             metrics: the metrics, and with ``steps`` both.
-            everything: all files, without those that are hidden.
-            hidden: also files with a name that begins with a dot in their path; git, shells and editors run some.
+            everything: all files, without those that are hidden: git, shells and editors run some.
             on_progress: called with what it waits for, and with each part that has arrived.
 
         Raises:

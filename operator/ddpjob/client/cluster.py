@@ -193,8 +193,8 @@ class ClusterClient(Client):
         from ddpjob.client.volume.cluster import PodReader
         from ddpjob.client.volume.pull import read_contents
 
-        with PodReader(self._connection, self._same(job), on_progress) as reader:
-            return read_contents(reader, reader.place, on_progress, verify=verify)
+        with PodReader(self._connection, self._same(job), on_progress) as volume:
+            return read_contents(volume, on_progress, verify=verify)
 
     def pull(
         self,
@@ -204,7 +204,6 @@ class ClusterClient(Client):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
-        hidden: bool = False,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "Pulled":
         from ddpjob.client.volume.cluster import PodReader
@@ -212,9 +211,8 @@ class ClusterClient(Client):
         from ddpjob.client.volume.pull import pull
 
         require_arguments(steps=steps, to=to)
-        with PodReader(self._connection, self._same(job), on_progress) as reader:
-            choice = Choice(steps, metrics, everything, hidden)
-            return pull(reader, reader.place, Path(to or reader.place.job), choice, on_progress)
+        with PodReader(self._connection, self._same(job), on_progress) as volume:
+            return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)
 
     def metrics(self, job: str | DDPJob) -> Path:
         from ddpjob.engine.claims import claim_of_checkpoints

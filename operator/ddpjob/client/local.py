@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
-    from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
+    from ddpjob.client.volume.contents import Pulled, PullProgress, Volume, VolumeContents
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
@@ -201,11 +202,9 @@ class LocalClient(Client):
         verify: bool = True,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "VolumeContents":
-        from ddpjob.client.volume.local import FolderReader, local_place
         from ddpjob.client.volume.pull import read_contents
 
-        place = local_place(self._recorded(job)[0], self.folder)
-        return read_contents(FolderReader(Path(place.directory)), place, on_progress, verify=verify)
+        return read_contents(self._volume(job), on_progress, verify=verify)
 
     def pull(
         self,
@@ -215,17 +214,30 @@ class LocalClient(Client):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
-        hidden: bool = False,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "Pulled":
         from ddpjob.client.volume.contents import Choice
-        from ddpjob.client.volume.local import FolderReader, local_place
         from ddpjob.client.volume.pull import pull
 
         require_arguments(steps=steps, to=to)
-        place = local_place(self._recorded(job)[0], self.folder)
-        choice = Choice(steps, metrics, everything, hidden)
-        return pull(FolderReader(Path(place.directory)), place, Path(to or place.job), choice, on_progress)
+        volume = self._volume(job)
+        return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)
+
+    def _volume(self, job: str | DDPJob) -> "Volume":
+        from ddpjob.client.volume.contents import Volume, no_volume
+        from ddpjob.client.volume.reader import output_of_folder
+        from ddpjob.engine.claims import claim_of_checkpoints
+
+        found = self.get(job)
+        if not (claim := claim_of_checkpoints(found.manifest)):
+            raise no_volume(found.name)
+        if not (path := self.metrics(job)).is_dir():
+            raise DDPJobError(
+                f"the volume of {found.name} is gone: there is no directory {path}",
+                "it was deleted or moved, or the job has never started",
+                f"ddpjob get {found.name} shows whether it has run",
+            )
+        return Volume(found.name, str(found.namespace), claim, str(path), partial(output_of_folder, str(path)))
 
     def metrics(self, job: str | DDPJob) -> Path:
         record, found = self._recorded(job)
