@@ -263,7 +263,7 @@ def test_volume_of_shared_memory_that_a_sidecar_mounts_is_kept() -> None:
 
 def test_fields_that_are_not_known_are_noted() -> None:
     job = pytorchjob(worker=replica("python") | {"scaling": 1}, paused=True)
-    assert noted(job) == ["spec.paused", "spec.pytorchReplicaSpecs.Worker.scaling"]
+    assert noted(job) == ["spec.pytorchReplicaSpecs.Worker.scaling", "spec.paused"]
 
 
 # ---- TrainJob
@@ -365,9 +365,9 @@ def test_other_patches_of_the_runtime_are_noted() -> None:
     patch = {"manager": "m", "trainingRuntimeSpec": {"template": template, "mlPolicy": {"numNodes": 9}}}
     path = "spec.runtimePatches[0].trainingRuntimeSpec"
     assert noted(trainjob("python", spec={"runtimePatches": [patch]})) == [
-        f"{path}.mlPolicy",
-        f"{path}.template.spec.failurePolicy",
         f"{path}.template.spec.replicatedJobs[node].template.spec.backoffLimit",
+        f"{path}.template.spec.failurePolicy",
+        f"{path}.mlPolicy",
     ]
 
 
@@ -387,7 +387,7 @@ def test_restarts_and_the_time_to_live_of_the_jobset_of_a_runtime_are_kept() -> 
     assert noted(job, runtime) == []
     jobset["failurePolicy"] = {"maxRestarts": 2000, "restartStrategy": "BlockingRecreate"}
     assert spec_of(job, runtime)["restartPolicy"] == {"maxRestarts": 1000}
-    policy = "runtime.spec.template.spec.failurePolicy"
+    policy = "ClusterTrainingRuntime.spec.template.spec.failurePolicy"
     assert noted(job, runtime) == [f"{policy}.restartStrategy", f"{policy}.maxRestarts"]
 
 
@@ -463,7 +463,7 @@ def test_elastic_sizes_of_a_runtime_carry_over() -> None:
     runtime = {"kind": "ClusterTrainingRuntime", "metadata": {"name": "own"}, "spec": spec}
     job = trainjob("torchrun", "train.py", runtime="own")
     assert (spec_of(job, runtime)["numNodes"], spec_of(job, runtime)["minNodes"]) == (4, 2)
-    assert "runtime.spec.mlPolicy.torch.elasticPolicy.maxNodes" in noted(job, runtime)
+    assert "ClusterTrainingRuntime.spec.mlPolicy.torch.elasticPolicy.maxNodes" in noted(job, runtime)
     del policy["torch"]
     assert spec_of(trainjob("torchrun", "--nnodes=3:4", "train.py", runtime="own"), runtime)["minNodes"] == 3
 
@@ -472,3 +472,26 @@ def test_gang_smaller_than_the_job_is_noted() -> None:
     policy = {"schedulingPolicy": {"minAvailable": 2}}
     job = pytorchjob(worker=replica("torchrun", "train.py", replicas=3), runPolicy={"backoffLimit": 1} | policy)
     assert "spec.runPolicy.schedulingPolicy.minAvailable" in noted(job) and "scheduling" not in spec_of(job)
+
+
+@pytest.mark.parametrize(
+    ("flag", "kept"),
+    [
+        (["--rdzv-conf", "timeout=1200,is_host=0"], {"timeoutSeconds": 1200}),
+        (["--rdzv_conf=join_timeout=30"], {"timeoutSeconds": 30}),
+        (["--rdzv-conf=timeout=5"], {"timeoutSeconds": 10}),
+        (["--rdzv-conf=timeout=soon"], None),
+        (["--rdzv-conf=read_timeout=60"], None),
+    ],
+)
+def test_the_timeout_of_the_rendezvous_is_kept(flag: list[str], kept: Json | None) -> None:
+    """Seen: a conversion left out the time limit of --rdzv-conf without a word."""
+    job = pytorchjob(worker=replica("torchrun", *flag, "train.py"))
+    assert spec_of(job).get("rendezvous") == spec_of(trainjob("torchrun", *flag, "train.py")).get("rendezvous") == kept
+    conf = [
+        {"key": key, "value": value} for key, _, value in (flag[-1].split("conf=")[-1].split(",")[0].partition("="),)
+    ]
+    assert (
+        spec_of(pytorchjob(worker=replica("torchrun", "a.py"), elasticPolicy={"rdzvConf": conf})).get("rendezvous")
+        == kept
+    )

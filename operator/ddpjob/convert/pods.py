@@ -9,8 +9,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.devices import is_device
 from ddpjob.api.objects import Json, element
-from ddpjob.convert.notes import Note
-from ddpjob.convert.shape import require_pod_template
+from ddpjob.convert.fields import Note, require_pod_template
 from ddpjob.convert.torchrun import Launch, launch
 from ddpjob.errors import InvalidJobError
 
