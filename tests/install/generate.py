@@ -28,7 +28,7 @@ from ddpjob.client.log_lines import PrintedLine
 from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import Description, Timeline
 from ddpjob.client.validation import Validation
-from ddpjob.client.verdict import explanation as explanations
+from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Pulled, VolumeContents
 from tests.install import (
     commands,
@@ -129,7 +129,9 @@ def _text(objects: list[Object]) -> str:
 
 def explanation() -> str:
     """Return the JSON schema of ``ddpjob why -o json``."""
-    return json.dumps(explanations.json_schema(), indent=2) + "\n"
+    schema = Explanation.model_json_schema(by_alias=True, mode="serialization")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps(head | schema | {"additionalProperties": False}, indent=2) + "\n"
 
 
 def schema_file(verb: str) -> Path:

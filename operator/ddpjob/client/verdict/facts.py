@@ -190,15 +190,18 @@ class Case:
         confidence: Confidence = "High",
         is_abnormal: bool | None = None,
         needs: Iterable[str] = (),
+        advice: tuple[str, str] | None = None,
         **fields: Any,
     ) -> Explanation:
         """Return the explanation. Each kind of ``needs`` that could not be read lowers the confidence.
 
-        fields: optional fields of ``Explanation``.
+        advice: hint and next. fields: optional fields of ``Explanation``; ``attempt`` is the recorded one by default.
         """
+        pair = {} if advice is None else {"hint": advice[0], "next": advice[1]}
+        fields = {"attempt": self.attempt.number or None} | pair | fields
         unread = [self.facts.unread[kind] for kind in needs if kind in self.facts.unread]
         quoted = [item for item in evidence if item is not None]
-        advice = {key: shorten(text, MAX_ADVICE) for key in ("hint", "next") if (text := fields.get(key))}
+        short = {key: shorten(text, MAX_ADVICE) for key in ("hint", "next") if (text := fields.get(key))}
         return Explanation(
             job=self.name,
             namespace=self.namespace,
@@ -211,7 +214,7 @@ class Case:
             evidence=quoted or [self.of_job("status.state", self.status.state or "")],
             operator="Unknown",
             unread=unread,
-            **{key: value for key, value in fields.items() if value not in (None, "")} | advice,
+            **{key: value for key, value in fields.items() if value not in (None, "")} | short,
         )
 
 

@@ -85,20 +85,16 @@ def finished(case: Case) -> Explanation | None:
             [case.of_condition(found), loss],
             is_abnormal=loss is not None,
             hint=DIVERGED if loss else None,
-            attempt=case.status.attempt,
         )
     failure = case.last_failure
     if failure is None or failure.action != "Fail":
         stage = _STAGES.get(found.reason, "Crash")
-        hint, todo = _OF_DEADLINES.get(found.reason, ("", "correct the job, and create it again"))
         return case.verdict(
             stage,
             found.reason,
             f"{case.name} failed: {found.message}",
             [case.of_condition(found), last_failure(case)],
-            attempt=case.status.attempt,
-            hint=hint,
-            next=todo,
+            advice=_OF_DEADLINES.get(found.reason, ("", "correct the job, and create it again")),
         )
     return _failed(case, failure, f"{case.name} failed in attempt {failure.attempt}", case.of_condition(found))
 
@@ -123,7 +119,6 @@ def ending(case: Case) -> Explanation | None:
             f"attempt {attempt.number} of {case.name} ended, and {when}: {attempt.message}",
             [case.of_job("status.currentAttempt.ending.verdict", attempt.verdict)],
             is_abnormal=False,
-            attempt=attempt.number,
             until=until,
         )
     cause = _failed(case, failure, f"attempt {failure.attempt} of {case.name} failed", None)
@@ -143,7 +138,7 @@ def _settling(case: Case) -> Explanation:
     quoted = case.of_job("status.currentAttempt.ending.message", case.attempt.message)
     return case.verdict(
         "Crash", "Failing", f"{case.name}: {case.attempt.message}", [quoted], confidence="Low", needs=["pods"],
-        attempt=case.attempt.number, next=f"ddpjob why {case.name}, again in some seconds",
+        next=f"ddpjob why {case.name}, again in some seconds",
     )  # fmt: skip
 
 
