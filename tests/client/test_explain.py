@@ -230,14 +230,6 @@ def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -
     assert (found.stage, found.evidence[0].kind) == ("Quota", "Event")
 
 
-def test_a_gang_without_its_scheduler() -> None:
-    world = World(a_job(scheduling={"schedulingPolicy": {"gang": {}}}))
-    world.settle()
-    found = why(world)
-    assert (found.stage, found.reason, found.state) == ("Placement", "GangSchedulerUnavailable", "Queued")
-    assert "scheduling.gangScheduler" in found.next
-
-
 def test_a_job_in_a_queue_and_its_place_there() -> None:
     world = World(a_job())
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
@@ -565,14 +557,6 @@ def test_a_job_that_waits_for_pods_of_its_last_attempt() -> None:
     found = why(world)
     assert (found.stage, found.operator) == ("WaitingForRetry", "Unknown"), "an operator that waits is not down"
     assert f"pod {world.pod(0)['metadata']['name']} of attempt 1 on Kubernetes node worker" in found.sentence
-
-
-def test_a_job_that_shares_its_volume_with_another_one_that_runs() -> None:
-    world = a_running_world(a_job(checkpoint={"claimName": "c"}))
-    world.sharing = ["other"]
-    world.settle()
-    found = why(world)
-    assert found.reason == "VolumeShared" and "checkpoint.subPath" in found.sentence
 
 
 def test_an_unfinished_job_of_this_machine_that_nothing_runs() -> None:

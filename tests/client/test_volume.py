@@ -275,6 +275,7 @@ def test_a_checkpoint_that_is_damaged_on_the_volume_is_refused(volume: Path, tmp
 def test_everything_and_metrics_are_copied_without_links_and_temporary_files(volume: Path, tmp_path: Path) -> None:
     (volume / "secret").symlink_to("/etc/hostname")
     (volume / "empty.txt").touch()
+    (volume / ("n" * 255)).write_text("the longest name")
     expected = files_below(volume) - {"secret", ".step-1.pt.host.1.ab.tmp"}
     done = pulled(volume, tmp_path / "all", everything=True)
     assert files_below(tmp_path / "all") == expected == {file.path for file in done.files}
@@ -286,14 +287,6 @@ def test_everything_and_metrics_are_copied_without_links_and_temporary_files(vol
         stream.write('{"event": "train"}\n')
     (path,) = pulled(volume, tmp_path / "metrics", metrics=True).paths
     assert path.read_text().endswith('{"event": "train"}\n')
-
-
-def test_a_file_with_the_longest_name_is_copied(tmp_path: Path) -> None:
-    root = tmp_path / "volume"
-    root.mkdir()
-    (root / ("n" * 255)).write_text("content")
-    pulled(root, tmp_path / "here", everything=True)
-    assert files_below(tmp_path / "here") == {"n" * 255}
 
 
 def test_many_files_take_several_requests(tmp_path: Path) -> None:
@@ -317,6 +310,10 @@ def test_a_data_set_on_the_volume_does_not_hide_the_checkpoints(volume: Path, tm
     assert (len(found.checkpoints), found.complete) == (2, False)
     assert len(found.others) < reader.MOST_OF_FOLDER + 10
     assert pulled(volume, tmp_path / "newest").complete, "it is all that was wanted"
+    shutil.rmtree(volume / "data")
+    assert pulled(volume, tmp_path / "all", everything=True).complete
+    (volume / os.fsdecode(b"loss\xff.txt")).touch()
+    assert not pulled(volume, tmp_path / "all", everything=True).complete, "a name that is not UTF-8"
 
 
 def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path: Path) -> None:
@@ -331,11 +328,6 @@ def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path
     with pytest.raises(InvalidJobError, match="holds no checkpoint") as raised:
         pulled(empty, tmp_path)
     assert "--all copies the other files (1)" in raised.value.next_step
-
-
-def test_a_file_whose_name_is_not_utf8_makes_a_copy_of_all_incomplete(volume: Path, tmp_path: Path) -> None:
-    (volume / os.fsdecode(b"loss\xff.txt")).touch()
-    assert not pulled(volume, tmp_path / "all", everything=True).complete
 
 
 A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0, "inode": 1}}
@@ -455,25 +447,6 @@ def test_a_file_that_a_larger_one_replaces_is_copied_whole(tmp_path: Path) -> No
     assert (tmp_path / "here" / "metrics.jsonl").read_text() == "first\n", "what is appended is left to the next pull"
 
 
-def test_a_disk_that_refuses_is_named(volume: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(TransferError, match=r"cannot write .*file"):
-        pulled(volume, tmp_path / "file")
-
-
-@pytest.mark.parametrize("content", ["other", "the same length"], ids=["shorter", "same-size"])
-def test_a_file_that_no_pull_wrote_is_not_replaced(content: str, tmp_path: Path) -> None:
-    (tmp_path / "volume").mkdir()
-    (tmp_path / "volume" / "Makefile").write_text("of the volume: ")
-    here = tmp_path / "here"
-    here.mkdir()
-    (here / "Makefile").write_text(content)
-    with pytest.raises(TransferError, match="Makefile is here already"):
-        pulled(tmp_path / "volume", here, everything=True)
-    assert (here / "Makefile").read_text() == content
-    assert files_below(here) == {"Makefile"}
-
-
 def test_a_kill_before_a_file_is_replaced_lets_the_next_pull_replace_it(tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "a").write_text("one")
@@ -485,18 +458,24 @@ def test_a_kill_before_a_file_is_replaced_lets_the_next_pull_replace_it(tmp_path
     assert (tmp_path / "here" / "a").read_text() == "three"
 
 
+@pytest.mark.parametrize("pulls", [(), ("one", "three")], ids=["never-written", "written"])
 @pytest.mark.parametrize("content", ["my own longer text", "MINE"], ids=["longer", "same-size"])
-def test_a_pull_replaces_its_own_file_until_the_user_changes_it(content: str, tmp_path: Path) -> None:
-    (tmp_path / "volume").mkdir()
-    for text in ("one", "three", "four"):  # the last in the place of a user's file
-        (tmp_path / "volume" / "a").write_text(text)
-        pulled(tmp_path / "volume", tmp_path / "here", everything=True)
-        assert (tmp_path / "here" / "a").read_text() == text
-    (tmp_path / "here" / "a").write_text(content)
-    (tmp_path / "volume" / "a").write_text("five")
+def test_a_pull_replaces_only_files_that_it_wrote_and_that_are_unchanged(
+    pulls: tuple[str, ...], content: str, tmp_path: Path
+) -> None:
+    root, here = tmp_path / "volume", tmp_path / "here"
+    root.mkdir()
+    here.mkdir()
+    for text in pulls:
+        (root / "a").write_text(text)
+        pulled(root, here, everything=True)
+        assert (here / "a").read_text() == text
+    (here / "a").write_text(content)
+    (root / "a").write_text("five")
     with pytest.raises(TransferError, match="a is here already"):
-        pulled(tmp_path / "volume", tmp_path / "here", everything=True)
-    assert (tmp_path / "here" / "a").read_text() == content
+        pulled(root, here, everything=True)
+    assert (here / "a").read_text() == content
+    assert files_below(here) == {"a"}
 
 
 def test_hidden_files_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -528,7 +507,7 @@ def test_no_link_in_the_directory_is_followed(link: str, tmp_path: Path) -> None
     assert (elsewhere / "victim").read_text() == "of the user, and longer"
 
 
-def test_a_volume_larger_than_the_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+def test_a_disk_that_is_too_small_or_refuses_is_named_before_the_first_byte(tmp_path: Path) -> None:
     root = tmp_path / "volume"
     root.mkdir()
     with (root / "data.bin").open("wb") as stream:
@@ -537,3 +516,6 @@ def test_a_volume_larger_than_the_disk_is_refused_before_the_first_byte(tmp_path
     with pytest.raises(DDPJobError, match=r"too little room: [\d,]+ bytes are missing"):
         pulled(source, tmp_path / "here", everything=True)
     assert not source.offsets
+    (tmp_path / "file").touch()
+    with pytest.raises(TransferError, match=r"cannot write .*file"):
+        pulled(root, tmp_path / "file", everything=True)
