@@ -248,7 +248,7 @@ def test_a_job_without_a_volume_and_a_claim_that_is_gone_or_empty_need_no_pod(pl
     with Client.cluster(kubeconfig=place.kubeconfig) as client:
         with pytest.raises(InvalidJobError, match="none has no volume"):
             client.checkpoints("none")
-        with pytest.raises(UnavailableError, match=f"claim {CLAIM} of mnist does not exist"):
+        with pytest.raises(UnavailableError, match=f"claim {CLAIM} of mnist is absent"):
             client.checkpoints("mnist")
         place.make_claim("Pending")
         with pytest.raises(UnavailableError, match="is Pending, so it holds nothing"):

@@ -94,33 +94,29 @@ class PodReader:
             return self._read() or body
         except NotAllowedError as error:
             self._pod = ""  # there is none to delete
-            cause = error.__cause__
-            if isinstance(cause, RequestError) and "cannot create resource" in cause.message:
-                raise NotAllowedError(
-                    f"not allowed: {cause.message}",
-                    "a pod reads the volume; the role edit may create it and run a program in it, view may not",
-                    f"kubectl auth can-i create pods -n {self._job.namespace}",
-                ) from cause
-            raise
+            if "cannot create resource" not in error.error:
+                raise
+            raise NotAllowedError(
+                error.error,
+                "a pod reads the volume; the role edit may create it and run a program in it, view may not",
+                f"kubectl auth can-i create pods -n {self._job.namespace}",
+            ) from error
 
     def _claim(self) -> Json:
         name, namespace = self._job.claim, self._job.namespace
         try:
             claim = self._connection.request("GET", path_of(names.CLAIMS, namespace, name))
         except DDPJobError as error:
-            if not (isinstance(error.__cause__, RequestError) and error.__cause__.names(names.CLAIMS.plural)):
+            if not _is_absent(error, names.CLAIMS):
                 raise
-            raise UnavailableError(
-                f"the claim {name} of {self._job.name} does not exist in namespace {namespace}",
-                "it was deleted, with its checkpoints, or the job has never started",
-                f"kubectl get pvc -n {namespace}",
-            ) from error
+            claim = {"status": {"phase": "absent"}}
         phase = (claim.get("status") or {}).get("phase", "Pending")
         if phase != "Bound":  # a pod would bind it where the job may not be able to run
             raise UnavailableError(
                 f"the claim {name} of {self._job.name} is {phase}, so it holds nothing",
-                "no pod of the job has mounted it yet, or nothing provisions its storage class",
-                f"ddpjob why {self._job.name}",
+                "it was deleted with its checkpoints, no pod of the job has mounted it yet, or nothing provisions its "
+                "storage class",
+                f"ddpjob why {self._job.name}; kubectl get pvc -n {namespace}",
             )
         return claim
 
@@ -139,8 +135,7 @@ class PodReader:
         try:
             return self._connection.request("GET", path_of(names.PODS, self._job.namespace, self._pod))
         except UnavailableError as error:
-            cause = error.__cause__
-            if isinstance(cause, RequestError) and cause.names(names.PODS.plural):
+            if _is_absent(error, names.PODS):
                 return None
             raise CutError(error.error) from error
 
@@ -151,6 +146,10 @@ class PodReader:
         try:
             self._connection.request("DELETE", path_of(names.PODS, self._job.namespace, name))
         except DDPJobError as error:
-            cause = error.__cause__
-            if not (isinstance(cause, RequestError) and cause.names(names.PODS.plural)):
+            if not _is_absent(error, names.PODS):
                 self._on_progress(PullProgress(waiting=f"the pod {name} could not be deleted, and ends by itself"))
+
+
+def _is_absent(error: DDPJobError, resource: names.Resource) -> bool:
+    """Return whether the API server says that there is no such object."""
+    return isinstance(error.__cause__, RequestError) and error.__cause__.names(resource.plural)

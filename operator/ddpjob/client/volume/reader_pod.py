@@ -71,7 +71,9 @@ def reader_pod(job: Job, name: str, node: str | None) -> Json:
     spec |= {key: model["spec"][key] for key in _OF_THE_JOB if key in model["spec"]}
     if affinity := _affinity(model["spec"].get("affinity") or {}, node):
         spec["affinity"] = affinity
-    metadata: Json = {"name": name, "namespace": job.namespace, "ownerReferences": [_owner(job)]}
+    # With it the pod is deleted with the job, which is not the controller of the pod.
+    owner = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "name": job.name, "uid": job.uid}
+    metadata: Json = {"name": name, "namespace": job.namespace, "ownerReferences": [owner]}
     for kind in ("annotations", "labels"):
         given: Mapping[str, str] = model["metadata"].get(kind) or {}
         metadata[kind] = {key: given[key] for key in _WITHOUT_SIDECAR if key in given}
@@ -97,11 +99,6 @@ def _affinity(given: Json, node: str | None) -> Json:
         term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
         of_nodes = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     return {"nodeAffinity": of_nodes} if of_nodes else {}
-
-
-def _owner(job: Job) -> Json:
-    """Return the reference by which the pod is deleted with the job; it is not the controller of the pod."""
-    return {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "name": job.name, "uid": job.uid}
 
 
 def node_for(claim: Json, pods: Iterable[Json]) -> str | None:
