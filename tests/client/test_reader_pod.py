@@ -203,7 +203,7 @@ def test_a_pod_that_no_node_takes_is_an_error_in_the_words_of_the_scheduler(plac
 
 
 @pytest.mark.apiserver
-def test_an_image_that_cannot_be_pulled_ends_the_wait_for_an_editor_and_a_viewer_learns_what_lacks(
+def test_an_image_that_cannot_be_pulled_ends_the_wait_and_a_viewer_learns_what_lacks(
     place: Place,
 ) -> None:
     place.make_claim()
