@@ -20,10 +20,11 @@ from ddpjob.client.verdict.explain import Needed, explain, needed
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.refused import queue_of
-from ddpjob.engine.actions import EngineSettings, Problem
+from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.observed import Elder
 from ddpjob.local import admission as local
 from tests.builders import NOW, SETTINGS, UID, World, a_job, a_running_world, ended, failed, running
+from tests.client.situations import deployment, refuse, unschedulable, waits_for
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
 from tests.local.builders import OF_A_CLUSTER_ALONE
@@ -59,16 +60,6 @@ def pending(world: World, rank: int = 0, **status: Any) -> Json:
     return pod
 
 
-def unschedulable(message: str) -> Json:
-    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
-
-
-def waits_for(
-    reason: str, message: str = "the message", kind: str = "containerStatuses", name: str = "trainer"
-) -> Json:
-    return {kind: [{"name": name, "state": {"waiting": {"reason": reason, "message": message}}}]}
-
-
 def started(job: Json | None = None) -> World:
     world = World(job or a_job())
     world.settle()
@@ -78,10 +69,7 @@ def started(job: Json | None = None) -> World:
 def refused(message: str) -> World:
     """Return a job after the API server refused its pods."""
     world = World(a_job())
-    world.reconcile(crash_after=1)
-    world.problems = (Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", message),)
-    world.reconcile()
-    world.problems = ()
+    refuse(world, message)
     return world
 
 
@@ -430,15 +418,6 @@ def test_a_job_of_this_machine_that_was_stopped_after_a_failure_quotes_the_failu
     found = why(world, is_run=False)
     assert found.stage == ("Suspended" if suspend else "Interrupted")
     assert "ValueError: bad" in str(found.evidence[-1].value)
-
-
-def deployment(ready: int, namespaces: str = "") -> Json:
-    env = [{"name": "DDPJOB_OPERATOR_NAMESPACES", "value": namespaces}]
-    return {
-        "metadata": {"name": "ddpjob-operator", "namespace": "ddpjob-system"},
-        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"env": env}]}}},
-        "status": {"readyReplicas": ready} if ready else {},
-    }
 
 
 def test_a_job_that_no_operator_has_seen() -> None:

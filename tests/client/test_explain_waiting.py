@@ -10,7 +10,8 @@ from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.client.verdict.explain import needed
 from tests.builders import NOW, World, a_job, running
-from tests.client.test_explain import facts, pending, started, unschedulable, waits_for, why
+from tests.client.situations import unschedulable, waits_for
+from tests.client.test_explain import facts, pending, started, why
 from tests.engine.test_two_writers import a_first_attempt
 
 NO_GPU = (
@@ -179,8 +180,7 @@ def test_a_first_attempt_that_waits_for_pods_of_a_deleted_job(is_deleted: bool, 
 def test_the_advice_about_an_image_names_no_placeholder_without_the_pods(cause: str) -> None:
     world = started()
     message = f'failed to pull and unpack image "trainer:1": {cause}'
-    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": message}}}
-    pending(world, node="worker", containerStatuses=[waiting])
+    pending(world, node="worker", **waits_for("ImagePullBackOff", message))
     found = why(world, pods=None, unread={"pods": "-"})
     assert (found.stage, found.reason) == ("Image", "ImagePullBackOff")
     assert "NODE" in str(found.next) and "{" not in str(found.next)
@@ -208,7 +208,7 @@ def test_the_message_of_the_registry_decides_the_hint_of_an_image(is_event: bool
 
 def test_the_image_of_an_init_container_is_quoted_from_its_field() -> None:
     world = started()
-    status = waits_for("ErrImageNeverPull", kind="initContainerStatuses", name="ddpjob-launcher")
+    status = waits_for("ErrImageNeverPull", init="ddpjob-launcher")
     pod = pending(world, node="worker", **status)
     pod["spec"]["initContainers"] = [{"name": "ddpjob-launcher", "image": "ddpjob/trainer:0.1.0"}]
     found = why(world)
