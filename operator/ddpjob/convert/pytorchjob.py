@@ -68,7 +68,7 @@ def spec_of_pytorchjob(job: Json, replica: str | None, notes: list[Note]) -> Jso
     if (most := elastic.get("maxReplicas", 0)) > num_nodes:
         todo = f"set numNodes to {most} to use as many where there is room"
         notes.append(Note("spec.elasticPolicy.maxReplicas", f"numNodes is {num_nodes}, as the replicas", todo))
-    limit = _limit(policy, elastic, started)
+    limit = policy.get("backoffLimit", elastic.get("maxRestarts", started.max_restarts))
     spec["restartPolicy"] = _restarts(replicas, replica or next(iter(replicas)), limit, notes)
     _place(spec, present(policy.get("schedulingPolicy") or {}), notes)
     if policy.get("managedBy", _MANAGER) != _MANAGER:
@@ -145,13 +145,6 @@ def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: 
         why = "torchrun started one process per GPU or CPU that it found; auto is one per GPU in resources, else one"
         notes.append(Note(field, why, "set nprocPerNode to a number"))
     return "auto"
-
-
-def _limit(policy: Json, elastic: Json, started: Launch) -> int | None:
-    """Return how often a PyTorchJob restarts; None: without end."""
-    flag = started.flags.get("max-restarts", "")
-    limit: int | None = policy.get("backoffLimit", elastic.get("maxRestarts", int(flag) if flag.isdecimal() else None))
-    return limit
 
 
 def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: list[Note]) -> Json:

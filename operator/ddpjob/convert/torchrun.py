@@ -53,6 +53,11 @@ class Launch:
     flags: Mapping[str, str] = field(default_factory=dict)
     starts_processes: bool | None = None
 
+    @property
+    def max_restarts(self) -> int | None:
+        flag = self.flags.get("max-restarts", "")
+        return int(flag) if flag.isdecimal() else None
+
     def min_nodes(self, least: int | None, num_nodes: int) -> int | None:
         """Return ``minNodes``; None if all nodes are needed. least: of an elastic policy, before the flag."""
         flag, is_range, _ = self.flags.get("nnodes", "").partition(":")

@@ -56,25 +56,23 @@ def pull(volume: Volume, to: Path, choice: Choice, on_progress: OnProgress | Non
 def _listing(
     volume: Volume, on_progress: OnProgress, patience: Patience, *arguments: str
 ) -> tuple[VolumeContents, Files]:
+    """Return what the volume holds, and show which file is read; a cut connection is made again."""
     seen: set[str] = set()
+
+    def shown() -> Iterator[Json | bytes]:
+        for message in volume.messages("list", *arguments):
+            match message:
+                case {"working": path}:
+                    on_progress(PullProgress(path=path))
+                    continue
+                case {"file": {"path": str(path)}} if path not in seen:
+                    seen.add(path)
+                    patience.reset()
+            yield message
+
     while True:
         try:
-            return listing(volume, _shown(volume, on_progress, patience, seen, *arguments))
+            return listing(volume, shown())
         except CutError as cut:
             on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
             wait_after(cut, patience)
-
-
-def _shown(
-    volume: Volume, on_progress: OnProgress, patience: Patience, seen: set[str], *arguments: str
-) -> Iterator[Json | bytes]:
-    """Yield the messages of ``list``, and show which file is read. seen: the files that have been listed."""
-    for message in volume.messages("list", *arguments):
-        match message:
-            case {"working": path}:
-                on_progress(PullProgress(path=path))
-                continue
-            case {"file": {"path": str(path)}} if path not in seen:
-                seen.add(path)
-                patience.reset()
-        yield message
