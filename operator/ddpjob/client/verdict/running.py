@@ -127,10 +127,8 @@ def running(case: Case) -> Explanation:
         done += f"; {message}"
     values = [case.of_job("status.progress.display", progress.display)] if progress is not None else []
     sentence = f"{case.name} trains in attempt {case.attempt.number}{done}"
-    return case.verdict(
-        "Running", reason, sentence, [quoted, *values],
-        step=progress.step if progress is not None else None,
-    )  # fmt: skip
+    step = progress.step if progress is not None else None
+    return case.verdict("Running", reason, sentence, [quoted, *values], step=step)
 
 
 def _with_problem(case: Case, reason: str, message: str, quoted: Evidence | None, todo: str) -> Explanation:
