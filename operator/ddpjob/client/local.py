@@ -228,7 +228,7 @@ class LocalClient(Client):
         from ddpjob.client.volume.reader import output_of_folder
         from ddpjob.engine.claims import claim_of_checkpoints
 
-        found = self.get(job)
+        found = self._recorded(job)[1]
         if not (claim := claim_of_checkpoints(found.manifest)):
             raise no_volume(found.name)
         if not (path := self.metrics(job)).is_dir():
