@@ -3,8 +3,9 @@
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -12,8 +13,8 @@ from ddpjob import DDPJob
 from ddpjob.cli.main import main
 from ddpjob.client.connection import Connection
 from ddpjob.client.volume import cluster as volume_cluster
-from ddpjob.client.volume.contents import Place
-from ddpjob.client.volume.local import FolderReader
+from ddpjob.client.volume.contents import Volume
+from ddpjob.client.volume.reader import output_of_folder
 from tests.cli.program import Program, shell_job, with_volume
 from tests.client.scripted_api import ScriptedApi
 from tests.plot.rows import write_run
@@ -157,18 +158,12 @@ def test_metrics_of_a_cluster_are_read_through_the_pod_of_its_volume(
     write_run(tmp_path / "volume", 1, range(1, 31), totalSteps=30, attempt=1)
     readers = []
 
-    class Reader(FolderReader):  # instead of a pod, which needs a kubelet
-        def __init__(self, connection: Connection, job: DDPJob, on_progress: object) -> None:
-            super().__init__(tmp_path / "volume")
-            self.place = Place(job.name, str(job.namespace), "claim", "/checkpoints")
-            readers.append(job.name)
+    def reader(connection: Connection, job: DDPJob, on_progress: object) -> AbstractContextManager[Volume]:
+        readers.append(job.name)
+        output = partial(output_of_folder, str(tmp_path / "volume"))  # instead of a pod, which needs a kubelet
+        return nullcontext(Volume(job.name, str(job.namespace), "claim", "/checkpoints", output))
 
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(volume_cluster, "PodReader", Reader)
+    monkeypatch.setattr(volume_cluster, "PodReader", reader)
     monkeypatch.chdir(tmp_path)
     with ScriptedApi(tmp_path, lambda *_: None) as api:
         monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))

@@ -59,7 +59,7 @@ def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: P
     assert table[4].startswith("metrics: 1 file, ")
 
     pulled = objects(ddpjob, 0, "pull", "tiny", "--metrics", "--step", "10")
-    assert [file["outcome"] for file in pulled["files"]] == ["Copied"] * 3
+    assert len(pulled["files"]) == 3
     found = Checkpoints(ddpjob.folder / "tiny", keep=3).resume(print)
     assert found is not None
     assert (found[0].step, found[1]) == (10, b"ten" * 1000)

@@ -75,7 +75,8 @@ class Reached:
         self.facts: Json = {}
         self.world = World(self._job())
         if "refused" in situation:
-            self._refuse(situation["refused"])
+            given = situation["refused"]
+            refuse(self.world, *([given] if isinstance(given, str) else reversed(given)))
         elif "queue" in situation:
             self._queue()
         elif not any(_name(step) in _BEFORE_THE_OPERATOR for step in situation.get("steps", ())):
@@ -100,13 +101,6 @@ class Reached:
     @property
     def nodes(self) -> int:
         return int(self.world.job["spec"]["numNodes"])
-
-    def _refuse(self, text: str | list[str]) -> None:
-        reason, message = ("CreateRefused", text) if isinstance(text, str) else text
-        self.world.reconcile(crash_after=1)
-        self.world.problems = (Problem(reason, names.PODS, "mnist-0a1b2-1-0", message),)
-        self.world.reconcile()
-        self.world.problems = ()
 
     def _queue(self) -> None:
         self.world.job["metadata"]["labels"] = {names.LABEL_QUEUE: self.situation["queue"]}
@@ -144,13 +138,9 @@ class Reached:
     def _wait(self, rank: int, what: Json) -> None:
         node: str | None = f"worker-{rank}"
         if (text := what.get("unschedulable")) is not None:
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}
-            status, node = {"conditions": [condition]}, None
+            status, node = unschedulable(text), None
         elif "waiting" in what:
-            reason, message = what["waiting"]
-            kind = "initContainerStatuses" if "init" in what else "containerStatuses"
-            state = {"waiting": {"reason": reason, "message": message}}
-            status = {kind: [{"name": what.get("init", "trainer"), "state": state}], "startTime": timestamp(NOW)}
+            status = waits_for(*what["waiting"], init=what.get("init")) | {"startTime": timestamp(NOW)}
         elif "preparing" in what:
             condition = {"type": "PodReadyToStartContainers", "status": "False"}
             status = {"startTime": timestamp(NOW), "conditions": [condition]} | what["preparing"]
@@ -356,10 +346,7 @@ class Reached:
         self.world.settle()
 
     def operator_down(self, _: None) -> None:
-        meta = {"name": "ddpjob-operator", "namespace": "ddpjob-system"}
-        env = [{"name": "DDPJOB_OPERATOR_NAMESPACES", "value": ""}]
-        spec = {"replicas": 1, "template": {"spec": {"containers": [{"env": env}]}}}
-        self.facts["operators"] = [{"metadata": meta, "spec": spec, "status": {}}]
+        self.facts["operators"] = [deployment(0)]
 
     def former_pods(self, _: None) -> None:
         self.world.job["spec"]["checkpoint"] = {"claimName": "data"}
@@ -402,6 +389,35 @@ _STEPS: Mapping[str, Callable[[Reached, Any], None]] = {
 
 
 _BEFORE_THE_OPERATOR = frozenset({"unreconciled", "former_pods", "unseen"})
+
+
+def unschedulable(message: str) -> Json:
+    """Return the status of a pod that the scheduler places nowhere."""
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
+
+
+def waits_for(reason: str, message: str = "the message", *, init: str | None = None) -> Json:
+    """Return the status of a pod whose trainer or init container waits."""
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"initContainerStatuses" if init else "containerStatuses": [{"name": init or "trainer", "state": state}]}
+
+
+def refuse(world: World, message: str, reason: str = "CreateRefused") -> None:
+    """Let the API server refuse the pods of a job."""
+    world.reconcile(crash_after=1)
+    world.problems = (Problem(reason, names.PODS, "mnist-0a1b2-1-0", message),)
+    world.reconcile()
+    world.problems = ()
+
+
+def deployment(ready: int, namespaces: str = "") -> Json:
+    """Return the Deployment of an operator with as many ready replicas, which serves these namespaces."""
+    env = [{"name": "DDPJOB_OPERATOR_NAMESPACES", "value": namespaces}]
+    return {
+        "metadata": {"name": "ddpjob-operator", "namespace": "ddpjob-system"},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"env": env}]}}},
+        "status": {"readyReplicas": ready} if ready else {},
+    }
 
 
 def _name(step: str | Json) -> str:

@@ -20,10 +20,11 @@ from ddpjob.client.verdict.explain import Needed, explain, needed
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.refused import queue_of
-from ddpjob.engine.actions import EngineSettings, Problem
+from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.observed import Elder
 from ddpjob.local import admission as local
 from tests.builders import NOW, SETTINGS, UID, World, a_job, a_running_world, ended, failed, running
+from tests.client.situations import deployment, refuse, unschedulable, waits_for
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
 from tests.local.builders import OF_A_CLUSTER_ALONE
@@ -59,16 +60,6 @@ def pending(world: World, rank: int = 0, **status: Any) -> Json:
     return pod
 
 
-def unschedulable(message: str) -> Json:
-    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
-
-
-def waits_for(
-    reason: str, message: str = "the message", kind: str = "containerStatuses", name: str = "trainer"
-) -> Json:
-    return {kind: [{"name": name, "state": {"waiting": {"reason": reason, "message": message}}}]}
-
-
 def started(job: Json | None = None) -> World:
     world = World(job or a_job())
     world.settle()
@@ -78,10 +69,7 @@ def started(job: Json | None = None) -> World:
 def refused(message: str) -> World:
     """Return a job after the API server refused its pods."""
     world = World(a_job())
-    world.reconcile(crash_after=1)
-    world.problems = (Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", message),)
-    world.reconcile()
-    world.problems = ()
+    refuse(world, message)
     return world
 
 
@@ -93,27 +81,15 @@ CLAIM = {
 CONTROL_PLANE = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }"
 
 
+GPUS = f"0/3 nodes are available: {CONTROL_PLANE}, 2 Insufficient nvidia.com/gpu."
+
+
 @pytest.mark.parametrize(
     ("message", "stage", "reason", "confidence"),
     [
-        (f"0/3 nodes are available: {CONTROL_PLANE}, 2 Insufficient nvidia.com/gpu.", "Placement", "Resource", "High"),
-        ("0/2 nodes are available: 2 node(s) had untolerated taint {gpu: only}.", "Placement", "Taint", "High"),
-        (f"0/1 nodes are available: {CONTROL_PLANE}.", "Placement", "Taint", "High"),
+        (GPUS, "Placement", "Resource", "High"),
         ("0/4 nodes are available: 4 node(s) had untolerated taint(s).", "Placement", "Taint", "Medium"),  # since 1.34
-        (
-            "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
-            "Placement",
-            "Affinity",
-            "High",
-        ),
-        (
-            "0/2 nodes are available: 1 node(s) were unschedulable, 1 Insufficient cpu.",
-            "Placement",
-            "Resource",
-            "Medium",
-        ),
         ("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", "Volume", "Volume", "High"),
-        ('persistentvolumeclaim "data" not found', "Volume", "Volume", "High"),
         ("something new", "Placement", "Unschedulable", "Medium"),
     ],
 )
@@ -145,6 +121,7 @@ def test_why_counts_the_nodes_of_the_attempt_as_the_engine_does(edit: Json, node
     world.job["spec"] |= edit
     case = Case(facts(world))
     assert (case.num_nodes, case.missing_nodes) == (nodes, [])
+    assert why(world, pods=None, unread={"pods": "-"}).stage == "FirstStep"
 
 
 def test_affinity_is_quoted_with_the_selector_of_the_pod() -> None:
@@ -189,62 +166,6 @@ def test_an_unbound_claim_is_quoted_with_its_own_event() -> None:
     assert "does not exist" in why(world, claims={"mnist-checkpoints": None}).sentence
 
 
-@pytest.mark.parametrize(
-    ("status", "stage", "reason", "field"),
-    [
-        (waits_for("ErrImagePull"), "Image", "ImagePullBackOff", "containerStatuses[trainer]"),
-        (waits_for("InvalidImageName"), "Image", "InvalidImageName", "containerStatuses[trainer]"),
-        (
-            waits_for("ErrImageNeverPull", kind="initContainerStatuses", name="fetch"),
-            *("Image", "ErrImageNeverPull", "initContainerStatuses[fetch]"),
-        ),
-        (
-            waits_for("CreateContainerConfigError"),
-            "Configuration",
-            "CreateContainerConfigError",
-            "containerStatuses[trainer]",
-        ),
-    ],
-)
-def test_a_container_that_does_not_start(status: Json, stage: str, reason: str, field: str) -> None:
-    world = started()
-    pending(world, 1, node="worker", **status)
-    found = why(world)
-    assert (found.stage, found.reason, found.node_rank, found.confidence) == (stage, reason, 1, "High")
-    assert found.evidence[0].field == f"status.{field}.state.waiting"
-    assert found.missing_nodes is None
-    world.set_pod(0, running())
-    assert why(world).missing_nodes == [1], "node 0 waits for it"
-
-
-@pytest.mark.parametrize(
-    ("event", "stage", "reason", "is_abnormal"),
-    [
-        (("Warning", "FailedMount", "mount failed"), "Volume", "FailedMount", True),
-        (("Warning", "FailedCreatePodSandBox", "no network"), "Configuration", "FailedCreatePodSandBox", True),
-        (("Normal", "Pulling", "Pulling image trainer:1"), "Image", "Pulling", False),
-        (None, "Starting", "PodNotPrepared", False),
-    ],
-)
-def test_a_pod_that_is_not_prepared_is_explained_by_its_kubelet(
-    event: tuple[str, str, str] | None, stage: str, reason: str, is_abnormal: bool
-) -> None:
-    world = started()
-    pending(world, 1, node="other")
-    conditions = [{"type": "PodReadyToStartContainers", "status": "False"}]
-    pod = pending(world, node="worker", startTime=timestamp(NOW), conditions=conditions)
-    world.forward(11)
-    world.settle()
-    name = pod["metadata"]["name"]
-    assert ("Pod", name) in needed(facts(world)).about
-    events = []
-    if event is not None:
-        about = {"involvedObject": {"kind": "Pod", "name": name}, "metadata": {}}
-        events = [about | {"type": event[0], "reason": event[1], "message": event[2]}]
-    found = why(world, events=events)
-    assert (found.stage, found.reason, found.is_abnormal, found.pod) == (stage, reason, is_abnormal, name)
-
-
 @pytest.mark.parametrize(("reason", "confidence"), [("FailedCreatePodSandBox", "High"), ("NewInThisKubelet", "Medium")])
 def test_a_warning_that_is_not_known_is_no_sure_cause(reason: str, confidence: str) -> None:
     world = started(a_job(numNodes=1))
@@ -264,34 +185,6 @@ def test_the_verdict_names_the_pod_that_the_condition_names() -> None:
     found = why(world)
     assert (found.stage, found.node_rank) == ("Image", 1)
     assert found.reason == world.condition("Running")["reason"]
-
-
-def test_a_job_that_starts_for_a_reason_that_only_the_operator_sees() -> None:
-    world = started()
-    for condition in world.status["conditions"]:
-        if condition["type"] == "Running":
-            condition |= {"reason": "FormerPodsRun", "message": "2 pods of a deleted job of this name still run"}
-    found = why(world, pods=[])
-    assert (found.stage, found.reason, found.is_abnormal) == ("Starting", "FormerPodsRun", False)
-    assert "2 pods of a deleted job" in found.sentence
-
-
-def test_a_pod_that_no_scheduler_looks_at_and_a_pod_behind_a_gate() -> None:
-    world = started()
-    pod = pending(world)
-    pod["metadata"]["creationTimestamp"] = timestamp(world.now)
-    pod["spec"] = pod["spec"] | {"schedulerName": "volcano"}
-    assert why(world).stage == "Starting"
-    world.forward(40)
-    found = why(world)
-    assert (found.stage, found.reason, found.evidence[0].value) == ("Placement", "NoScheduler", "volcano")
-    pod["spec"] = pod["spec"] | {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
-    found = why(world)
-    assert (found.stage, found.reason, found.evidence[0].value) == (
-        "Quota",
-        "SchedulingGated",
-        "kueue.x-k8s.io/admission",
-    )
 
 
 def test_a_quota_is_quoted_with_what_is_used() -> None:
@@ -323,14 +216,6 @@ def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -
     }
     found = why(world, events=[event])
     assert (found.stage, found.evidence[0].kind) == ("Quota", "Event")
-
-
-def test_a_gang_without_its_scheduler() -> None:
-    world = World(a_job(scheduling={"schedulingPolicy": {"gang": {}}}))
-    world.settle()
-    found = why(world)
-    assert (found.stage, found.reason, found.state) == ("Placement", "GangSchedulerUnavailable", "Queued")
-    assert "scheduling.gangScheduler" in found.next
 
 
 def test_a_job_in_a_queue_and_its_place_there() -> None:
@@ -381,45 +266,6 @@ def test_a_gang_with_too_few_nodes_before_and_after_it_gives_them_back() -> None
     assert "job older" in found.sentence and found.until and found.hint and found.next
 
 
-def test_a_spec_that_the_operator_refuses() -> None:
-    world = World(a_job(numNodes=0))
-    world.settle()
-    found = why(world)
-    assert (found.stage, found.reason, found.state) == ("Refused", "InvalidSpec", "Invalid")
-    assert "numNodes" in found.sentence
-
-
-CASES: dict[str, tuple[Json, str, Json]] = {
-    "usage": (failed(2, kind="UsageError", message="no flag --x"), "Configuration", {"reason": "UsageError"}),
-    "rendezvous": (failed(69, kind="RendezvousFailed", message="rank 3 is missing"), "Rendezvous", {"exit_code": 69}),
-    "volume": (failed(73, kind="VolumeUnwritable", message="full"), "Volume", {"exit_code": 73}),
-    "mismatch": (failed(78, kind="ConfigMismatch", message="lr"), "Configuration", {"exit_code": 78}),
-    "hang": (
-        failed(76, kind="Hang", message="rank 3 hangs", rank=3, step=7, where="train.py:9"),
-        *("Hang", {"rank": 3, "step": 7, "where": "train.py:9"}),
-    ),
-    "exception": (
-        failed(1, kind="ValueError", exception="ValueError", message="bad", rank=2, where="train.py:4"),
-        *("Crash", {"exception": "ValueError", "rank": 2, "where": "train.py:4"}),
-    ),
-    "memory": (ended(137, reason="OOMKilled"), "Crash", {"reason": "OOMKilled", "signal": 9}),
-    "command": (ended(128, reason="StartError"), "Configuration", {"reason": "StartError"}),
-    "signal": (ended(139), "Crash", {"reason": "SIGSEGV", "signal": 11}),
-    "preempted": (
-        {
-            **{"phase": "Failed", "reason": "Evicted"},
-            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
-        },
-        *("Disruption", {"reason": "Evicted"}),
-    ),
-    "refused": ({"phase": "Failed", "reason": "OutOfcpu"}, "Placement", {"reason": "OutOfcpu"}),
-    "torchrun": (
-        ended(1, message=log(2, VALUE_ERROR)),
-        *("Crash", {"exception": "ValueError", "rank": 2, "where": "/work/train.py:25"}),
-    ),
-}
-
-
 @pytest.mark.parametrize("code", [2, 73])
 def test_codes_of_the_trainer_mean_nothing_from_other_programs(code: int) -> None:
     world = a_running_world(a_job(numNodes=2, restartPolicy={"maxRestarts": 0}))
@@ -427,24 +273,6 @@ def test_codes_of_the_trainer_mean_nothing_from_other_programs(code: int) -> Non
     world.settle()
     found = why(world)
     assert (found.stage, found.reason, found.exit_code, found.confidence) == ("Crash", "Error", code, "Medium")
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("pods_are", ["kept", "gone"])
-def test_a_failed_job_is_explained_with_and_without_its_pods(name: str, pods_are: str) -> None:
-    status, stage, fields = CASES[name]
-    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": 0}))
-    world.set_pod(0, ended(1, message=log(1, PEER_LOST)))
-    world.set_pod(1, status)
-    world.settle()
-    world.forward(130)
-    world.settle()
-    assert world.status["state"] == "Failed"
-    found = why(world) if pods_are == "kept" else why(world, pods=[])
-    assert (found.stage, found.node_rank, found.attempt, found.confidence) == (stage, 1, 1, "High")
-    assert {key: getattr(found, key) for key in fields} == fields
-    assert found.evidence[0].field == "status.failures[0].message"
-    assert found.hint and found.next and not found.unread
 
 
 def test_a_log_that_the_operator_could_not_read_is_quoted_with_the_users_rights() -> None:
@@ -511,48 +339,29 @@ def test_a_running_job_from_its_first_report_to_its_end() -> None:
     assert (why(world).stage, why(world).reason, why(world).hint) == ("FirstStep", "NotReported", None)
     world.forward(40)
     assert "GET /progress" in str(why(world).hint)
-    training(world, 0, phase="rendezvous")
-    assert (why(world).stage, why(world).is_abnormal) == ("Rendezvous", False)
-    training(world, 0, phase="data")
-    assert (why(world).stage, why(world).evidence[0].value) == ("FirstStep", "data")
-    training(world, 10)
+    for phase, stage in (("rendezvous", "Rendezvous"), ("data", "FirstStep")):
+        training(world, 0, phase=phase)
+        found = why(world)
+        assert (found.stage, found.evidence[0].value, found.is_abnormal) == (stage, phase, False)
+    training(world, 2000)
     found = why(world)
-    assert (found.stage, found.step, found.is_abnormal, found.confidence) == ("Running", 10, False, "High")
-    world.forward(200)
-    training(world, 2000, stepsPerSecond=2.0)
-    found = why(world)
-    assert (found.stage, found.reason) == ("Slow", "StepsSlower")
-    stall = {"rank": 3, "step": 2000, "where": "train.py:9", "message": "stalled: rank 3 (node 1) is in phase train"}
-    training(world, 2000, stall=stall)
-    found = why(world)
-    assert (found.stage, found.rank, found.step, found.where) == ("Hang", 3, 2000, "train.py:9")
-    returned = {"rank": 1, "phase": "close", "where": "upload.py:4", "message": "rank 1 (node 0) has ended its script"}
-    training(world, 2000, stall=returned)
-    found = why(world)
-    assert (found.stage, found.rank, found.where, "hangs" in found.sentence) == ("Hang", 1, "upload.py:4", False)
+    assert (found.stage, found.step, found.is_abnormal, found.confidence) == ("Running", 2000, False, "High")
     training(world, 2000, phase="close", ageSeconds=0.0)
     world.forward(20)
     assert (why(world).stage, why(world).is_abnormal) == ("Running", False)
     world.forward(20)
     assert why(world).is_abnormal and "rank 0 of mnist ended its script 40 s ago" in why(world).sentence
     training(world, 2001, pause={"stepSeconds": 0.05}, ageSeconds=0.0)
-    assert "stall" not in world.status
     world.forward(45)
     found = why(world)
     assert (found.stage, found.is_abnormal, found.confidence) == ("Running", True, "Medium"), "it may be an evaluation"
     assert "mnist has made no step for 45 s, 900 times the median step, since step 2001" in found.sentence
-    training(world, 2002)
-    assert "pause" not in world.status
-    training(world, 2003)
+    for step in (2002, 2003):
+        training(world, step)
     world.forward(150)
     found = why(world)
     assert (found.stage, found.reason, found.step) == ("Hang", "NoHeartbeat", 2003)
-    assert why(world, operators=[deployment(0)]).stage == "OperatorDown", "nobody has asked for a report"
-    for rank in (0, 1):
-        world.set_pod(rank, ended(0))
-    world.settle()
-    found = why(world, pods=[])
-    assert (found.stage, found.is_abnormal, found.confidence) == ("Succeeded", False, "High")
+    assert why(world, operators=[deployment(0)]).stage == "OperatorDown", "no operator has asked for a report"
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
@@ -589,26 +398,13 @@ def test_steps_before_the_resumption_do_not_make_an_attempt_look_slow() -> None:
     assert why(world).stage == "Running"
 
 
-def test_a_deleted_job_that_a_finalizer_keeps() -> None:
-    world = a_running_world(a_job())
-    world.job["metadata"] |= {"deletionTimestamp": timestamp(world.now), "finalizers": ["example.com/backup"]}
-    world.settle()
-    found = why(world)
-    assert (found.stage, found.reason) == ("Suspended", "Deleting") and "example.com/backup" in found.sentence
-
-
-def test_a_suspended_job_and_one_that_is_resumed() -> None:
+def test_no_process_and_no_operator_is_missed_by_a_suspended_job() -> None:
     world = a_running_world(a_job())
     world.job["spec"]["suspend"] = True
-    assert (why(world).stage, why(world).reason) == ("Suspended", "Suspending")
-    world.settle()
-    world.settle()
-    assert (why(world).stage, why(world).reason) == ("Suspended", "Suspended")
-    # In local mode no process runs a suspended job, and none is missing.
+    for _ in range(2):
+        world.settle()
     for facts_of, operator in (({"is_run": False}, "Unknown"), ({"operators": [deployment(0)]}, "Down")):
         assert (why(world, **facts_of).stage, why(world, **facts_of).operator) == ("Suspended", operator)
-    world.job["spec"]["suspend"] = False
-    assert (why(world).stage, why(world).reason) == ("Starting", "Resuming")
 
 
 @pytest.mark.parametrize("suspend", [True, False])
@@ -622,35 +418,6 @@ def test_a_job_of_this_machine_that_was_stopped_after_a_failure_quotes_the_failu
     found = why(world, is_run=False)
     assert found.stage == ("Suspended" if suspend else "Interrupted")
     assert "ValueError: bad" in str(found.evidence[-1].value)
-
-
-def test_a_deadline_of_the_job() -> None:
-    world = a_running_world(a_job(activeDeadlineSeconds=60))
-    world.forward(61)
-    world.settle()
-    found = why(world)
-    assert (found.stage, found.reason) == ("Deadline", "DeadlineExceeded")
-    assert found.hint and "activeDeadlineSeconds" in (found.next or "")
-
-
-def test_a_deadline_that_ends_a_job_which_waits_for_a_node_has_the_obstacle_and_what_to_do() -> None:
-    world = started(a_job(startupDeadlineSeconds=60))
-    pending(world, **unschedulable("2 Insufficient nvidia.com/gpu."))
-    world.forward(61)
-    world.settle()
-    found = why(world, pods=[])
-    assert (found.stage, found.reason) == ("Deadline", "StartupDeadlineExceeded")
-    assert "Insufficient nvidia.com/gpu" in found.sentence
-    assert found.hint and "startupDeadlineSeconds" in (found.next or "")
-
-
-def deployment(ready: int, namespaces: str = "") -> Json:
-    env = [{"name": "DDPJOB_OPERATOR_NAMESPACES", "value": namespaces}]
-    return {
-        "metadata": {"name": "ddpjob-operator", "namespace": "ddpjob-system"},
-        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"env": env}]}}},
-        "status": {"readyReplicas": ready} if ready else {},
-    }
 
 
 def test_a_job_that_no_operator_has_seen() -> None:
@@ -771,14 +538,6 @@ def test_a_job_that_waits_for_pods_of_its_last_attempt() -> None:
     assert f"pod {world.pod(0)['metadata']['name']} of attempt 1 on Kubernetes node worker" in found.sentence
 
 
-def test_a_job_that_shares_its_volume_with_another_one_that_runs() -> None:
-    world = a_running_world(a_job(checkpoint={"claimName": "c"}))
-    world.sharing = ["other"]
-    world.settle()
-    found = why(world)
-    assert found.reason == "VolumeShared" and "checkpoint.subPath" in found.sentence
-
-
 def test_an_unfinished_job_of_this_machine_that_nothing_runs() -> None:
     world = a_running_world(a_job())
     found = why(world, is_run=False)
@@ -788,17 +547,6 @@ def test_an_unfinished_job_of_this_machine_that_nothing_runs() -> None:
         "status": world.status | {"checkpoint": {"path": "run-1", "step": 10, "time": "2026-01-01T00:00:00Z"}}
     }
     assert "continues from its last checkpoint" in str(why(world, job=job, is_run=False).hint)
-
-
-def test_a_job_that_another_controller_manages() -> None:
-    world = World(a_job(managedBy="kueue.x-k8s.io/multikueue"))
-    assert why(world).reason == "ManagedBy"
-
-
-def test_a_job_of_another_release_is_explained_from_its_status() -> None:
-    world = a_running_world(a_job())
-    world.job["spec"]["numNodes"] = "two"
-    assert why(world, pods=None, unread={"pods": "-"}).stage in ("FirstStep", "Running")
 
 
 def test_old_failures_do_not_hide_that_the_job_runs() -> None:

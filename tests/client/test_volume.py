@@ -18,8 +18,7 @@ import pytest
 
 from ddpjob.api.backoff import Patience
 from ddpjob.client.volume import reader
-from ddpjob.client.volume.contents import RECORD, Choice, Place, Pulled, VolumeContents, listing
-from ddpjob.client.volume.messages import CutError, messages
+from ddpjob.client.volume.contents import RECORD, Choice, CutError, Pulled, Volume, VolumeContents, listing
 from ddpjob.client.volume.pull import pull, read_contents
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints, all_manifests, seal, verify
@@ -60,6 +59,19 @@ class ProcessReader:
         return [json.loads(asked[1])[0][1] for asked in self.asked if asked[0] == "send"]
 
 
+class Lines:
+    """A reader whose output a test writes: the same each time, of ``list`` and of ``send``."""
+
+    def __init__(self, *messages: object, sent: Sequence[object] = ()) -> None:
+        self.lines = {"list": messages, "send": sent}
+        self.outputs = 0
+
+    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        self.outputs += 1
+        assert self.outputs < 20, "it asks for ever"
+        yield from (json.dumps(message).encode() + b"\n" for message in self.lines[command])
+
+
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     """A volume with two checkpoints, metrics, a log and a file of a script."""
@@ -76,17 +88,20 @@ def volume(tmp_path: Path) -> Path:
     return root
 
 
-def at(root: Path) -> Place:
-    return Place("mnist", "team", "claim", str(root))
+def of(reader: ProcessReader | Lines) -> Volume:
+    return Volume("mnist", "team", "claim", "/checkpoints", reader.output)
 
 
 def contents_of(root: Path, *, verify: bool = True) -> VolumeContents:
-    return read_contents(ProcessReader(root), at(root), verify=verify)
+    return read_contents(of(ProcessReader(root)), verify=verify)
+
+
+def listed(reader: Lines) -> VolumeContents:
+    return listing(of(reader), of(reader).messages("list"))[0]
 
 
 def pulled(source: ProcessReader | Path, to: Path, **wanted: Any) -> Pulled:
-    source = source if isinstance(source, ProcessReader) else ProcessReader(source)
-    return pull(source, at(source.root), to, Choice(**wanted))
+    return pull(of(source if isinstance(source, ProcessReader) else ProcessReader(source)), to, Choice(**wanted))
 
 
 def newest(root: Path) -> Path:
@@ -114,8 +129,7 @@ def test_contents_are_listed_by_kind_with_digests(volume: Path) -> None:
     assert (first.bytes, first.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert (first.saved, volume / first.path) == ("2023-11-14T22:13:40Z", newest(volume))
     assert [file.path for file in found.metrics] == ["metrics/run-000001.jsonl"]
-    assert [file.path for file in found.logs] == ["logs/rank-0.log"]
-    assert [file.path for file in found.others] == ["model.pt", f"run-{run:06d}/owner.json"]
+    assert [file.path for file in found.others] == ["model.pt", f"run-{run:06d}/owner.json", "logs/rank-0.log"]
     assert (found.complete, found.unreadable) == (True, [])
     assert {c.state for c in contents_of(volume, verify=False).checkpoints} == {"Unverified"}
 
@@ -176,14 +190,16 @@ def _edit(manifest: Path, **values: object) -> None:
 
 def test_the_newest_checkpoint_arrives_with_its_manifest_and_is_resumed_from(volume: Path, tmp_path: Path) -> None:
     done = pulled(volume, tmp_path / "here")
-    assert [(file.outcome, file.problem) for file in done.files] == [("Copied", None)] * 2
-    assert [path.suffix for path in done.paths] == [".pt", ".json"]
+    assert [(path.suffix, file.problem) for file, path in zip(done.files, done.paths, strict=True)] == [
+        (".pt", None),
+        (".json", None),
+    ]
     saved = Checkpoints(tmp_path / "here", keep=3).resume(print)
     assert saved is not None
     assert saved[1] == newest(volume).read_bytes()
     again = ProcessReader(volume)
-    assert {file.outcome for file in pulled(again, tmp_path / "here").files} == {"Unchanged"}
-    assert again.received[-1] < 1000
+    assert pulled(again, tmp_path / "here") == done
+    assert again.received[-1] < 1000, "nothing is sent again"
 
 
 def test_a_transfer_that_is_cut_twice_continues_where_it_was(volume: Path, tmp_path: Path) -> None:
@@ -200,7 +216,7 @@ def test_a_transfer_that_is_cut_twice_continues_where_it_was(volume: Path, tmp_p
 PULL = """
 import sys
 from pathlib import Path
-from tests.client.test_volume import ProcessReader, at
+from tests.client.test_volume import ProcessReader, of
 from ddpjob.client.volume.contents import Choice
 from ddpjob.client.volume.pull import pull
 root, to = map(Path, sys.argv[1:])
@@ -209,7 +225,7 @@ def shown(progress):
     if progress.done > 2**20:
         print("now", flush=True)
         sys.stdin.read()
-pull(ProcessReader(root), at(root), to, Choice(), shown)
+pull(of(ProcessReader(root)), to, Choice(), shown)
 """
 
 
@@ -228,7 +244,7 @@ def test_a_pull_that_was_killed_is_continued_by_the_next(volume: Path, tmp_path:
     assert size > MEGABYTE
     second = ProcessReader(volume)
     (file, _) = pulled(second, to).files
-    assert (second.offsets, file.outcome) == ([size], "Resumed")
+    assert second.offsets == [size]
     assert (to / file.path).read_bytes() == newest(volume).read_bytes()
 
 
@@ -259,6 +275,7 @@ def test_a_checkpoint_that_is_damaged_on_the_volume_is_refused(volume: Path, tmp
 def test_everything_and_metrics_are_copied_without_links_and_temporary_files(volume: Path, tmp_path: Path) -> None:
     (volume / "secret").symlink_to("/etc/hostname")
     (volume / "empty.txt").touch()
+    (volume / ("n" * 255)).write_text("the longest name")
     expected = files_below(volume) - {"secret", ".step-1.pt.host.1.ab.tmp"}
     done = pulled(volume, tmp_path / "all", everything=True)
     assert files_below(tmp_path / "all") == expected == {file.path for file in done.files}
@@ -268,15 +285,8 @@ def test_everything_and_metrics_are_copied_without_links_and_temporary_files(vol
     assert [file.path for file in metrics.files] == ["metrics/run-000001.jsonl"]
     with (volume / "metrics" / "run-000001.jsonl").open("a") as stream:
         stream.write('{"event": "train"}\n')
-    assert [file.outcome for file in pulled(volume, tmp_path / "metrics", metrics=True).files] == ["Copied"]
-
-
-def test_a_file_with_the_longest_name_is_copied(tmp_path: Path) -> None:
-    root = tmp_path / "volume"
-    root.mkdir()
-    (root / ("n" * 255)).write_text("content")
-    pulled(root, tmp_path / "here", everything=True)
-    assert files_below(tmp_path / "here") == {"n" * 255}
+    (path,) = pulled(volume, tmp_path / "metrics", metrics=True).paths
+    assert path.read_text().endswith('{"event": "train"}\n')
 
 
 def test_many_files_take_several_requests(tmp_path: Path) -> None:
@@ -300,6 +310,10 @@ def test_a_data_set_on_the_volume_does_not_hide_the_checkpoints(volume: Path, tm
     assert (len(found.checkpoints), found.complete) == (2, False)
     assert len(found.others) < reader.MOST_OF_FOLDER + 10
     assert pulled(volume, tmp_path / "newest").complete, "it is all that was wanted"
+    shutil.rmtree(volume / "data")
+    assert pulled(volume, tmp_path / "all", everything=True).complete
+    (volume / os.fsdecode(b"loss\xff.txt")).touch()
+    assert not pulled(volume, tmp_path / "all", everything=True).complete, "a name that is not UTF-8"
 
 
 def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path: Path) -> None:
@@ -316,51 +330,48 @@ def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path
     assert "--all copies the other files (1)" in raised.value.next_step
 
 
-class Lines:
-    """A reader whose output a test writes: the same each time, of ``list`` and of ``send``."""
-
-    def __init__(self, *messages: object, sent: Sequence[object] = ()) -> None:
-        self.lines = {"list": messages, "send": sent}
-        self.outputs = 0
-
-    def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
-        self.outputs += 1
-        assert self.outputs < 20, "it asks for ever"
-        yield from (json.dumps(message).encode() + b"\n" for message in self.lines[command])
-
-
-def test_a_file_whose_name_is_not_utf8_makes_a_copy_of_all_incomplete(volume: Path, tmp_path: Path) -> None:
-    (volume / os.fsdecode(b"loss\xff.txt")).touch()
-    assert not pulled(volume, tmp_path / "all", everything=True).complete
-
-
-@pytest.mark.parametrize("path", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "", "a\0b", "./a", "\udc80"])
-def test_a_path_that_leads_out_of_the_directory_is_no_output_of_the_reader(path: str, tmp_path: Path) -> None:
-    output = Lines({"file": {"path": path, "bytes": 1, "modified": 0, "inode": 1}}, {"end": {"complete": True}})
-    with pytest.raises(UnavailableError, match="not the output of the reader"):
-        listing(at(tmp_path), messages(output.output("list")))
-
-
-@pytest.mark.parametrize("data", [-1, "1"])
-def test_a_wrong_number_of_bytes_is_no_output_of_the_reader(data: object) -> None:
-    with pytest.raises(UnavailableError, match="not the output of the reader"):
-        list(messages(Lines({"data": data}, {"end": {}}).output("list")))
-
-
-def test_a_manifest_with_an_impossible_time_makes_its_checkpoint_unreadable(volume: Path) -> None:
-    store = Checkpoints(volume, keep=3)
-    store.claim({"uid": "u"})
-    store.save(30, b"content", {"time": "yesterday", "worldSize": 2})
-    found = listing(at(volume), messages(ProcessReader(volume).output("list"))).contents
-    assert [(one.step, one.state) for one in found.checkpoints] == [
-        (30, "Unreadable"),
-        (20, "Unverified"),
-        (10, "Unverified"),
-    ]
-
-
 A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0, "inode": 1}}
 ALL = {"end": {"complete": True}}
+
+
+def a_file(**values: object) -> dict[str, Any]:
+    return {"file": A_FILE["file"] | values}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *[a_file(path=path) for path in ("/etc/cron.d/x", "../x", "a/../../x", "a//b", "", "a\0b", "./a", "\udc80")],
+        a_file(path="a" * 5000),
+        a_file(bytes=-1),
+        a_file(inode=2**64),
+        a_file(modified="yesterday"),
+        {"checkpoint": {"path": "a.pt", "saved": None, "run": 1, "step": 1, "state": "Perfect"}},
+        {"data": -1},
+        {"data": "1"},
+        [],
+    ],
+    ids=lambda message: str(message)[:60],
+)
+def test_paths_that_lead_out_and_impossible_values_are_no_output_of_the_reader(message: object) -> None:
+    with pytest.raises(UnavailableError, match="not the output of the reader"):
+        listed(Lines(message, ALL))
+
+
+def test_a_listing_with_more_names_than_the_reader_sends_is_refused() -> None:
+    files = [a_file(path=f"d/{number}") for number in range(reader.MOST_FILES + 1)]
+    assert len(listed(Lines(*files[1:], ALL)).others) == reader.MOST_FILES
+    with pytest.raises(UnavailableError, match="not the output of the reader"):
+        listed(Lines(*files, ALL))
+
+
+@pytest.mark.parametrize("time", ["yesterday", -1, 1e300, None])
+def test_an_impossible_time_of_a_manifest_is_left_out(time: object, volume: Path) -> None:
+    store = Checkpoints(volume, keep=3)
+    store.claim({"uid": "u"})
+    store.save(30, b"content", {"time": time, "worldSize": 2})
+    found = contents_of(volume).checkpoints[0]
+    assert (found.step, found.state, found.saved) == (30, "Intact", None)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +388,7 @@ def test_a_reader_that_brings_nothing_new_is_given_up(
 ) -> None:
     monkeypatch.setattr(Patience, "SECONDS", 0.1)
     with pytest.raises(UnavailableError, match=r"could not be read for 0\.1 s"):
-        pull(reader, at(tmp_path), tmp_path / "to", Choice(everything=True))
+        pull(of(reader), tmp_path / "to", Choice(everything=True))
 
 
 class Rotating(ProcessReader):
@@ -431,28 +442,9 @@ def test_a_file_that_a_larger_one_replaces_is_copied_whole(tmp_path: Path) -> No
     (root / "model.pt").write_bytes(b"the first")
     (root / "metrics.jsonl").write_text("first\n")
     done = pulled(Replacing(root), tmp_path / "here", everything=True)
-    assert (done.complete, {file.path: file.outcome for file in done.files}["model.pt"]) == (True, "Copied")
+    assert done.complete
     assert (tmp_path / "here" / "model.pt").read_bytes() == b"the second, which is longer"
     assert (tmp_path / "here" / "metrics.jsonl").read_text() == "first\n", "what is appended is left to the next pull"
-
-
-def test_a_disk_that_refuses_is_named(volume: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(TransferError, match=r"cannot write .*file"):
-        pulled(volume, tmp_path / "file")
-
-
-@pytest.mark.parametrize("content", ["other", "the same length"], ids=["shorter", "same-size"])
-def test_a_file_that_no_pull_wrote_is_not_replaced(content: str, tmp_path: Path) -> None:
-    (tmp_path / "volume").mkdir()
-    (tmp_path / "volume" / "Makefile").write_text("of the volume: ")
-    here = tmp_path / "here"
-    here.mkdir()
-    (here / "Makefile").write_text(content)
-    with pytest.raises(TransferError, match="Makefile is here already"):
-        pulled(tmp_path / "volume", here, everything=True)
-    assert (here / "Makefile").read_text() == content
-    assert files_below(here) == {"Makefile"}
 
 
 def test_a_kill_before_a_file_is_replaced_lets_the_next_pull_replace_it(tmp_path: Path) -> None:
@@ -466,23 +458,27 @@ def test_a_kill_before_a_file_is_replaced_lets_the_next_pull_replace_it(tmp_path
     assert (tmp_path / "here" / "a").read_text() == "three"
 
 
+@pytest.mark.parametrize("pulls", [(), ("one", "three")], ids=["never-written", "written"])
 @pytest.mark.parametrize("content", ["my own longer text", "MINE"], ids=["longer", "same-size"])
-def test_a_pull_replaces_its_own_file_until_the_user_changes_it(content: str, tmp_path: Path) -> None:
-    (tmp_path / "volume").mkdir()
-    for text in ("one", "three", "four"):  # the last in the place of a user's file
-        (tmp_path / "volume" / "a").write_text(text)
-        assert [file.outcome for file in pulled(tmp_path / "volume", tmp_path / "here", everything=True).files] == [
-            "Copied"
-        ]
-        assert (tmp_path / "here" / "a").read_text() == text
-    (tmp_path / "here" / "a").write_text(content)
-    (tmp_path / "volume" / "a").write_text("five")
+def test_a_pull_replaces_only_files_that_it_wrote_and_that_are_unchanged(
+    pulls: tuple[str, ...], content: str, tmp_path: Path
+) -> None:
+    root, here = tmp_path / "volume", tmp_path / "here"
+    root.mkdir()
+    here.mkdir()
+    for text in pulls:
+        (root / "a").write_text(text)
+        pulled(root, here, everything=True)
+        assert (here / "a").read_text() == text
+    (here / "a").write_text(content)
+    (root / "a").write_text("five")
     with pytest.raises(TransferError, match="a is here already"):
-        pulled(tmp_path / "volume", tmp_path / "here", everything=True)
-    assert (tmp_path / "here" / "a").read_text() == content
+        pulled(root, here, everything=True)
+    assert (here / "a").read_text() == content
+    assert files_below(here) == {"a"}
 
 
-def test_hidden_files_are_copied_only_when_asked_for(tmp_path: Path) -> None:
+def test_hidden_files_are_left_out_and_counted(tmp_path: Path) -> None:
     root = tmp_path / "volume"
     for path in (".git/config", "run/.envrc", "model.pt", f"sub/{RECORD}", RECORD, ".x.ddpjob-part"):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -494,8 +490,6 @@ def test_hidden_files_are_copied_only_when_asked_for(tmp_path: Path) -> None:
     assert ([file.path for file in done.files], done.hidden) == (["model.pt"], 8)
     with pytest.raises(InvalidJobError, match="holds no checkpoint"):
         pulled(root, tmp_path / "here")
-    copied = pulled(root, tmp_path / "all", everything=True, hidden=True)
-    assert {file.path for file in copied.files} == files_below(root) - {".x.ddpjob-part"}
 
 
 @pytest.mark.parametrize("link", ["run", ".x.ddpjob-part", "x", RECORD])
@@ -513,31 +507,7 @@ def test_no_link_in_the_directory_is_followed(link: str, tmp_path: Path) -> None
     assert (elsewhere / "victim").read_text() == "of the user, and longer"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"file": {"path": "a", "bytes": -1, "modified": 1, "inode": 1}},
-        {"file": {"path": "a" * 5000, "bytes": 1, "modified": 1, "inode": 1}},
-        {"file": {"path": "a", "bytes": 1, "modified": 1, "inode": 2**64}},
-    ],
-    ids=["size", "name", "inode"],
-)
-def test_impossible_sizes_and_names_are_no_output_of_the_reader(line: Any, tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="not the output of the reader"):
-        listing(at(tmp_path), messages(Lines(line, ALL).output("list")))
-
-
-def test_a_listing_with_more_names_than_the_reader_sends_is_refused(tmp_path: Path) -> None:
-    files = [
-        {"file": {"path": f"d/{number}", "bytes": 0, "modified": 1, "inode": 1}}
-        for number in range(reader.MOST_FILES + 1)
-    ]
-    assert len(listing(at(tmp_path), messages(Lines(*files[1:], ALL).output("list"))).files) == reader.MOST_FILES
-    with pytest.raises(UnavailableError, match="not the output of the reader"):
-        listing(at(tmp_path), messages(Lines(*files, ALL).output("list")))
-
-
-def test_a_volume_larger_than_the_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+def test_a_disk_that_is_too_small_or_refuses_is_named_before_the_first_byte(tmp_path: Path) -> None:
     root = tmp_path / "volume"
     root.mkdir()
     with (root / "data.bin").open("wb") as stream:
@@ -546,3 +516,6 @@ def test_a_volume_larger_than_the_disk_is_refused_before_the_first_byte(tmp_path
     with pytest.raises(DDPJobError, match=r"too little room: [\d,]+ bytes are missing"):
         pulled(source, tmp_path / "here", everything=True)
     assert not source.offsets
+    (tmp_path / "file").touch()
+    with pytest.raises(TransferError, match=r"cannot write .*file"):
+        pulled(root, tmp_path / "file", everything=True)

@@ -48,13 +48,14 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "numNodes": 2,
             "minNodes": 1,
             "nprocPerNode": "auto",
+            "rendezvous": {"timeoutSeconds": 1200},
             "restartPolicy": {"maxRestarts": 100},
         },
         [
+            "spec.elasticPolicy.metrics",
             f"{WORKER}.template.spec.containers[0].command",
             "spec.nprocPerNode",
             "spec.elasticPolicy.maxReplicas",
-            "spec.elasticPolicy.metrics",
         ],
     ),
     "pytorchjob-gpu": (
@@ -120,7 +121,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
                 }
             },
         },
-        ["spec.runtimeRef", "spec.runtimePatches[0].trainingRuntimeSpec.template.metadata"],
+        ["spec.runtimePatches[0].trainingRuntimeSpec.template.metadata", "spec.runtimeRef"],
     ),
     "trainjob-overrides": (
         {
@@ -188,8 +189,8 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             },
         },
         [
-            "TrainingRuntime.spec.template.spec.replicatedJobs[dataset-initializer]",
             "spec.initializer.dataset",
+            "TrainingRuntime.spec.template.spec.replicatedJobs[dataset-initializer]",
         ],
     ),
 }

@@ -28,7 +28,7 @@ from ddpjob.client.log_lines import PrintedLine
 from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import Description
 from ddpjob.client.validation import Validation
-from ddpjob.client.verdict import explanation as explanations
+from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.volume.contents import Pulled, VolumeContents
 from tests.install import (
     commands,
@@ -131,11 +131,18 @@ def texts() -> dict[Path, str]:
         COMMANDS: commands.with_commands(COMMANDS.read_text(encoding="utf-8")),
         PYTHON: python_reference.reference(),
     }
-    found |= {EXPLANATION: json.dumps(explanations.json_schema(), indent=2) + "\n"}
+    found |= {EXPLANATION: explanation(), JOB_OF_SCRIPT: job_of_script()}
     found |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
     found |= {schema_file(name): object_schemas.text(schema()) for name, schema in OBJECTS.items()}
     found |= {krew.MANIFEST: krew.text(), decisions.INDEX: decisions.index()}
     return found | lessons.jobs()
+
+
+def explanation() -> str:
+    """Return the JSON schema of ``ddpjob why -o json``."""
+    schema = Explanation.model_json_schema(by_alias=True, mode="serialization")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps(head | schema | {"additionalProperties": False}, indent=2) + "\n"
 
 
 def schema_file(verb: str) -> Path:

@@ -13,7 +13,7 @@ from ddpjob.cli.text import age, number_of, one_line, size_text
 
 if TYPE_CHECKING:
     from ddpjob.cli.table import Row
-    from ddpjob.client.volume.contents import CheckpointFile, VolumeContents, VolumeFile
+    from ddpjob.client.volume.contents import CheckpointFile, VolumeContents
 
 _FAILED = 1
 _MOST = 10  # names of other files
@@ -28,7 +28,7 @@ def checkpoints(
     ),
     where: Where,
 ) -> int:
-    """List what the volume of a job holds: checkpoints with step, size, time and state, metrics, logs, other files.
+    """List what the volume of a job holds: checkpoints with step, size, time and state, metrics, other files.
 
     On a cluster, a pod with the image of the job reads the volume; it is deleted at the end. The JSON has the schema
     docs/reference/schemas/checkpoints.json.
@@ -61,7 +61,8 @@ def _show(found: "VolumeContents", place: str) -> None:
         show(table(header, list(map(_row, found.checkpoints)), whole=("STEP", "FILE"), folded="STATE"))
     else:
         print("no checkpoints of ddprun.checkpoints or ddptrain")
-    print("".join(f"{line}\n" for line in _others(found)), end="")
+    for line in _others(found):
+        print(one_line(line))
 
 
 def _row(checkpoint: "CheckpointFile") -> "Row":
@@ -72,14 +73,10 @@ def _row(checkpoint: "CheckpointFile") -> "Row":
 
 
 def _others(found: "VolumeContents") -> Iterator[str]:
-    for kind, files in (("metrics", found.metrics), ("logs", found.logs), ("other files", found.others)):
+    for kind, files in (("metrics", found.metrics), ("other files", found.others)):
+        names = ", ".join(file.path for file in files[:_MOST]) + (", …" if len(files) > _MOST else "")
         if files:
-            yield one_line(f"{kind}: {_summary(files)}")
+            yield f"{kind}: {number_of(len(files), 'file')}, {size_text(sum(file.bytes for file in files))}: {names}"
     if not found.complete:
         yield "the volume has more files, which are not listed"
-    yield from (one_line(f"not read: {text}") for text in found.unreadable)
-
-
-def _summary(files: "list[VolumeFile]") -> str:
-    names = ", ".join(file.path for file in files[:_MOST]) + (", …" if len(files) > _MOST else "")
-    return f"{number_of(len(files), 'file')}, {size_text(sum(file.bytes for file in files))}: {names}"
+    yield from (f"not read: {text}" for text in found.unreadable)

@@ -5,16 +5,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
 from ddpjob.cli.options import Form, Name
 from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import number_of, one_line, size_text
-
-if TYPE_CHECKING:
-    from ddpjob.client.volume.contents import Pulled
 
 _NOT_ALL = 1
 
@@ -31,10 +28,8 @@ def pull(
     metrics: Annotated[
         bool, Option("--metrics", help="The metrics of all runs; with --step, the checkpoint as well.")
     ] = False,
-    everything: Annotated[bool, Option("--all", help="All files of the volume but hidden ones.")] = False,
-    hidden: Annotated[
-        bool,
-        Option("--hidden", help="Also files with a name in their path that begins with a dot."),
+    everything: Annotated[
+        bool, Option("--all", help="All files but hidden ones (a name that begins with a dot).")
     ] = False,
     output: Form = "text",
     where: Where,
@@ -60,30 +55,24 @@ def pull(
     client = find(name, where)
     try:
         with _sigterm_like_ctrl_c(), client, shown_transfer(quiet=output == "json") as show:
-            done = client.pull(
-                name, to, steps=steps or (), metrics=metrics, everything=everything, hidden=hidden, on_progress=show
-            )
+            done = client.pull(name, to, steps=steps or (), metrics=metrics, everything=everything, on_progress=show)
     except KeyboardInterrupt:
         print("stopped; the same command continues", file=sys.stderr)
         raise
     if output == "json":
         print(json.dumps(done.wire(), indent=2))
     else:
-        print("\n".join(map(one_line, _lines(done, client.place))))
+        for file, path in zip(done.files, done.paths, strict=True):
+            print(one_line(f"{path}: {size_text(file.bytes)}, sha256 {file.sha256}"))
+        print(one_line(f"{number_of(len(done.files), 'file')} of {done.job} ({client.place}) in {done.to}"))
     for file in done.files:
         if file.problem:
             print(f"warning: {one_line(file.path)}: {one_line(file.problem)}", file=sys.stderr)
     if done.hidden:
-        print(f"warning: hidden files are left out: {done.hidden}; --hidden copies them", file=sys.stderr)
+        print(f"warning: hidden files are left out: {done.hidden}", file=sys.stderr)
     if not done.complete:
         print("warning: the volume has more files, which are not copied", file=sys.stderr)
     return _NOT_ALL if any(file.problem for file in done.files) or not done.complete else 0
-
-
-def _lines(done: "Pulled", place: str) -> Iterator[str]:
-    for file, path in zip(done.files, done.paths, strict=True):
-        yield f"{path}: {size_text(file.bytes)}, {file.outcome.lower()}, sha256 {file.sha256}"
-    yield f"{number_of(len(done.files), 'file')} of {done.job} ({place}) in {done.to}"
 
 
 @contextmanager

@@ -74,10 +74,7 @@ def _bar() -> "Iterator[Callable[[PullProgress], None]]":
         task = bar.add_task("", total=None)
 
         def show(progress: "PullProgress") -> None:
-            text = one_line(progress.waiting or progress.path)
-            if progress.total:
-                bar.update(task, description=text, completed=progress.done, total=progress.total)
-            else:
-                bar.update(task, description=text)
+            done, total = (progress.done, progress.total) if progress.total else (None, None)
+            bar.update(task, description=one_line(progress.waiting or progress.path), completed=done, total=total)
 
         yield show

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.timeline import JobPod, Timeline
     from ddpjob.client.verdict.explanation import Explanation
-    from ddpjob.client.volume.contents import Place, Pulled, PullProgress, VolumeContents
-    from ddpjob.client.volume.messages import VolumeReader
+    from ddpjob.client.volume.contents import Pulled, PullProgress, Volume, VolumeContents
 
 INTERRUPTED = "Interrupted"
 """State of a job of this machine that is not finished and that no process runs: its process was killed."""
@@ -281,7 +280,7 @@ class Client(ABC):
         verify: bool = True,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "VolumeContents":
-        """Return what the volume of the job holds: checkpoints, metrics, logs and other files.
+        """Return what the volume of the job holds: checkpoints, metrics and other files.
 
         Of a cluster, a pod with the image of the job reads the volume; it is deleted at the end.
 
@@ -296,8 +295,8 @@ class Client(ABC):
         """
         from ddpjob.client.volume.pull import read_contents
 
-        with self._volume(job, on_progress) as (reader, place):
-            return read_contents(reader, place, on_progress, verify=verify)
+        with self._volume(job, on_progress) as volume:
+            return read_contents(volume, on_progress, verify=verify)
 
     def pull(
         self,
@@ -307,7 +306,6 @@ class Client(ABC):
         steps: Collection[int] = (),
         metrics: bool = False,
         everything: bool = False,
-        hidden: bool = False,
         on_progress: "Callable[[PullProgress], None] | None" = None,
     ) -> "Pulled":
         """Copy the newest checkpoint of the job, or what else is wanted, and return what was copied.
@@ -318,8 +316,7 @@ class Client(ABC):
             to: directory, which gets the layout of the volume; default: one named as the job.
             steps: the checkpoints of these steps.
             metrics: the metrics, and with ``steps`` both.
-            everything: all files, without those that are hidden.
-            hidden: also files with a name that begins with a dot in their path; git, shells and editors run some.
+            everything: all files, without those that are hidden: git, shells and editors run some.
             on_progress: called with what it waits for, and with each part that has arrived.
 
         Raises:
@@ -332,9 +329,8 @@ class Client(ABC):
         from ddpjob.client.volume.pull import pull
 
         require_arguments(steps=steps, to=to)
-        choice = Choice(steps, metrics, everything, hidden)
-        with self._volume(job, on_progress) as (reader, place):
-            return pull(reader, place, Path(to or place.job), choice, on_progress)
+        with self._volume(job, on_progress) as volume:
+            return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)
 
     def ranks(self, job: str | DDPJob) -> "RankTable":
         """Return what each rank does now: step, time of a step, wait for data, memory, last heartbeat.
@@ -432,8 +428,8 @@ class Client(ABC):
     @abstractmethod
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
-    ) -> "AbstractContextManager[tuple[VolumeReader, Place]]":
-        """Return what reads the volume of a job, and where it is."""
+    ) -> "AbstractContextManager[Volume]":
+        """Return what reads the volume of a job."""
 
     @abstractmethod
     def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:

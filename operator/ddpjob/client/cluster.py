@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -40,10 +40,11 @@ from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
-    from ddpjob.client.volume.cluster import PodReader
-    from ddpjob.client.volume.contents import Place, PullProgress
+    from ddpjob.client.volume.contents import PullProgress, Volume
 
 _PAGE = 100  # jobs of one request
 _STRICT = {"fieldValidation": "Strict"}  # without it an API server drops a field that it does not know
@@ -147,14 +148,12 @@ class ClusterClient(Client):
 
         return pods_of(self.connection, self._answer(job).body)
 
-    @contextmanager
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
-    ) -> "Iterator[tuple[PodReader, Place]]":
+    ) -> "AbstractContextManager[Volume]":
         from ddpjob.client.volume.cluster import PodReader
 
-        with PodReader(self.connection, self._same(job), on_progress) as reader:
-            yield reader, reader.place
+        return PodReader(self.connection, self._same(job), on_progress)
 
     def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:
         from ddpjob.client.ranks import LONGEST, SECONDS, no_ranks

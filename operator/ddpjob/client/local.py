@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,7 @@ from ddpjob.local.translate import LOOPBACK
 if TYPE_CHECKING:
     from ddpjob.client.snapshot import Snapshot
     from ddpjob.client.verdict.explanation import Explanation
-    from ddpjob.client.volume.contents import Place, PullProgress
-    from ddpjob.client.volume.local import FolderReader
+    from ddpjob.client.volume.contents import PullProgress, Volume
 
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
@@ -164,14 +164,24 @@ class LocalClient(Client):
     def _pods(self, job: str | DDPJob) -> Sequence[Json]:
         return self._recorded(job)[0].pods()
 
-    @contextlib.contextmanager
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
-    ) -> "Iterator[tuple[FolderReader, Place]]":
-        from ddpjob.client.volume.local import FolderReader, local_place
+    ) -> "contextlib.AbstractContextManager[Volume]":
+        from ddpjob.client.volume.contents import Volume, no_volume
+        from ddpjob.client.volume.reader import output_of_folder
+        from ddpjob.engine.claims import claim_of_checkpoints
 
-        place = local_place(self._recorded(job)[0], self.folder)
-        yield FolderReader(Path(place.directory)), place
+        found = self._recorded(job)[1]
+        if not (claim := claim_of_checkpoints(found.manifest)):
+            raise no_volume(found.name)
+        if not (path := self.metrics(job)).is_dir():
+            raise DDPJobError(
+                f"the volume of {found.name} is gone: there is no directory {path}",
+                "it was deleted or moved, or the job has never started",
+                f"ddpjob get {found.name} shows whether it has run",
+            )
+        read = partial(output_of_folder, str(path))
+        return contextlib.nullcontext(Volume(found.name, str(found.namespace), claim, str(path), read))
 
     def metrics(self, job: str | DDPJob) -> Path:
         """Return the directory for the metrics of a job. Raises ``UnavailableError`` if it has no volume."""

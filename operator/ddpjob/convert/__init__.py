@@ -1,6 +1,6 @@
 """Jobs of Kubeflow as DDPJobs: JSON in, JSON and notes out; pure.
 
-    conversion ─▶ pytorchjob, trainjob ─▶ pods ─▶ torchrun ─▶ notes, shape
+    conversion ─▶ pytorchjob, trainjob ─▶ pods ─▶ torchrun ─▶ fields
 
 What a DDPJob cannot say is not lost in silence: each such field becomes a ``Note``.
 """

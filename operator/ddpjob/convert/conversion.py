@@ -7,13 +7,12 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.convert import KINDS, pytorchjob, trainjob
-from ddpjob.convert.notes import Note
-from ddpjob.convert.shape import require_shape
+from ddpjob.convert.fields import ANY, Note, walk
 from ddpjob.errors import InvalidJobError
 
 SOURCES = dict(zip(KINDS, (pytorchjob.VERSION, trainjob.VERSION), strict=True))
 _NOT_KEPT = ("kubectl.kubernetes.io/last-applied-configuration",)
-_SHAPE = {"metadata": {"name": str, "generateName": str, "labels": dict, "annotations": dict}, "spec": dict}
+_OF_OBJECTS = {"name": str, "generateName": str, "labels": dict, "annotations": dict, "*": ANY}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def convert(documents: Sequence[Json], replica: str | None = None) -> Conversion
     """
     source = _source(documents)
     notes: list[Note] = []
-    require_shape(source, _SHAPE, "")
+    walk(source, {"metadata": _OF_OBJECTS, "spec": dict, "*": ANY}, "", notes)
     metadata = _metadata(source, notes)
     if source["kind"] == "PyTorchJob":
         spec = pytorchjob.spec_of_pytorchjob(source, replica, notes)

@@ -3,14 +3,11 @@
 import copy
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.devices import is_device
 from ddpjob.api.objects import Json, element
-from ddpjob.convert.notes import Note
-from ddpjob.convert.shape import require_pod_template
+from ddpjob.convert.fields import Note, require_pod_template
 from ddpjob.convert.torchrun import Launch, launch
 from ddpjob.errors import InvalidJobError
 
@@ -18,8 +15,6 @@ _OF_CONTAINER = ("image", "env", "envFrom", "workingDir", "resources", "imagePul
 _SHM = "/dev/shm"
 _MAX_RESTARTS = 1000  # of a DDPJob
 _FOREIGN_LABEL = re.compile(r"\b(?:training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/[\w-]+")
-_OF_VARIABLE = re.compile(r"\benv\[\d+\]\.value$")
-"""Its value may be a secret, and what is printed on standard error may be kept in the log of a pipeline."""
 _OWN_ENV = names.OWNED_ENV | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT"}
 
 
@@ -132,27 +127,3 @@ def _metadata(template: Json) -> Json:
 def present(value: Json) -> Json:
     """Return an object without its empty fields."""
     return {key: item for key, item in value.items() if item not in (None, {}, [], "")}
-
-
-def _without_values(value: Any) -> Any:
-    """Return a JSON value without the values of variables."""
-    if isinstance(value, dict):
-        return {key: _without_values(inner) for key, inner in value.items() if key != "value"}
-    return [_without_values(inner) for inner in value] if isinstance(value, list) else value
-
-
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths at which two JSON values differ, with both values, except values of variables."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in [*one, *(key for key in other if key not in one)]:
-            yield from differences(one.get(key), other.get(key), f"{path}.{key}".removeprefix("."))
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            yield from differences(left, right, f"{path}[{index}]")
-    elif one != other:
-        yield path if _OF_VARIABLE.search(path) else f"{path} ({_short(one)} and {_short(other)})"
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(_without_values(value))
-    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -3,41 +3,39 @@
 Its fields and what they do: https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/
 """
 
-from typing import Any
-
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
-from ddpjob.convert.notes import Note, note_others
-from ddpjob.convert.pods import differences, has_devices, max_restarts, present, spec_of_pod
-from ddpjob.convert.shape import Shape, require_shape
+from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, walk
+from ddpjob.convert.pods import has_devices, max_restarts, present, spec_of_pod
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
 
 VERSION = "kubeflow.org/v1"
-_POLICY: Shape = {
-    **dict.fromkeys(("backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"), int),
-    **{"suspend": bool, "cleanPodPolicy": str, "managedBy": str}
-    | {"schedulingPolicy": {"minAvailable": int, "priorityClass": str, "queue": str}},
-}
-_SHAPE: Shape = {
-    **_POLICY,
+_REPLICAS: Shape = {"replicas": int, "restartPolicy": str, "template": dict}
+_NO_LIMIT = Left("the PodGroup of a DDPJob has no such limit")
+_SPEC: Shape = {
     "nprocPerNode": str,
-    "pytorchReplicaSpecs": {"*": {"replicas": int, "restartPolicy": str, "template": dict}},
+    "pytorchReplicaSpecs": {"*": _REPLICAS},
     "elasticPolicy": {
         **dict.fromkeys(("minReplicas", "maxReplicas", "nProcPerNode", "maxRestarts"), int),
-        "metrics": [dict],
-        "rdzvConf": [dict],
+        "metrics": Left("there is no autoscaling", shape=[dict]),
+        "rdzvConf": [{"key": str, "value": str}],
+        **dict.fromkeys(("standalone", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId"), ANY),
     },
-    "runPolicy": _POLICY,
+    "runPolicy": {
+        "backoffLimit": int,
+        **dict.fromkeys(("activeDeadlineSeconds", "ttlSecondsAfterFinished"), Kept(int)),
+        "suspend": Kept(bool),
+        "cleanPodPolicy": str,
+        "managedBy": str,
+        "schedulingPolicy": {"minAvailable": int, "priorityClass": str, "queue": str, "*": _NO_LIMIT},
+    },
 }
 _CONTAINER = "pytorch"
-_RUN_POLICY = (
-    *("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy"),
-    *("suspend", "managedBy"),
-)
 _UNBUFFERED = {"name": "PYTHONUNBUFFERED", "value": "1"}
 """Every container of a PyTorchJob has this variable."""
+_MANAGER = "kubeflow.org/training-operator"
 _PERMANENT = list(range(1, 128))
 """Exit codes after which restartPolicy ExitCode does not restart."""
 
@@ -52,29 +50,30 @@ def spec_of_pytorchjob(job: Json, replica: str | None, notes: list[Note]) -> Jso
         InvalidJobError: it has no replicas, or Master and Worker differ.
     """
     given = job.get("spec") or {}
-    require_shape(given, _SHAPE, "spec")
+    kept = walk(given, _SPEC, "spec", notes)
     replicas = _replicas(given)
-    note_others(
-        given, ("pytorchReplicaSpecs", "runPolicy", "elasticPolicy", "nprocPerNode", *_RUN_POLICY), "spec", notes
-    )
     spec, started = _pods(replicas, replica, notes)
-    elastic = present(given.get("elasticPolicy") or {})
-    # A release before v1 had the fields of runPolicy in the spec.
-    policy = {key: given[key] for key in _RUN_POLICY if key in given} | (given.get("runPolicy") or {})
-    policy = present(policy)
+    elastic, policy = (present(given.get(key) or {}) for key in ("elasticPolicy", "runPolicy"))
     if not element(spec.get("env"), "name", _UNBUFFERED["name"]):
         spec["env"] = [*spec.get("env", []), dict(_UNBUFFERED)]
     num_nodes = spec["numNodes"] = sum(_count(one) for one in replicas.values())
     spec["minNodes"] = started.min_nodes(elastic.get("minReplicas"), num_nodes)
     spec["nprocPerNode"] = _nproc(given, elastic, started, spec.get("resources") or {}, notes)
+    conf = {str(one.get("key")): str(one.get("value")) for one in elastic.get("rdzvConf", ())}
+    spec["rendezvous"] = started.rendezvous(conf)
     if "Master" in replicas and policy.get("cleanPodPolicy") in ("All", "Running"):
         spec["successPolicy"] = "NodeZero"  # the success of the Master ends the Workers
-    _note_elastic(elastic, num_nodes, notes)
-    spec["restartPolicy"] = _restarts(
-        replicas, replica or next(iter(replicas)), _limit(policy, elastic, started), notes
-    )
+    if policy.get("cleanPodPolicy") == "All":
+        spec["podRetention"] = "None"
+    if (most := elastic.get("maxReplicas", 0)) > num_nodes:
+        todo = f"set numNodes to {most} to use as many where there is room"
+        notes.append(Note("spec.elasticPolicy.maxReplicas", f"numNodes is {num_nodes}, as the replicas", todo))
+    limit = policy.get("backoffLimit", elastic.get("maxRestarts", started.max_restarts))
+    spec["restartPolicy"] = _restarts(replicas, replica or next(iter(replicas)), limit, notes)
     _place(spec, present(policy.get("schedulingPolicy") or {}), notes)
-    return spec | _run_policy(policy, notes)
+    if policy.get("managedBy", _MANAGER) != _MANAGER:
+        notes.append(Note("spec.runPolicy.managedBy", f"{policy['managedBy']} does not know DDPJobs"))
+    return spec | kept
 
 
 def _replicas(spec: Json) -> dict[str, Json]:
@@ -105,15 +104,16 @@ def _pods(replicas: dict[str, Json], wanted: str | None, notes: list[Note]) -> t
         raise InvalidJobError(f"the PyTorchJob has no {wanted}", f"it has {', '.join(replicas)}", "leave out --replica")
     made, heard = {}, {}
     for kind, one in replicas.items():
-        path = f"spec.pytorchReplicaSpecs.{kind}"
         heard[kind] = list[Note]()
-        note_others(one, ("replicas", "restartPolicy", "template"), path, heard[kind])
-        made[kind] = spec_of_pod(one.get("template") or {}, _CONTAINER, f"{path}.template", heard[kind])
+        path = f"spec.pytorchReplicaSpecs.{kind}.template"
+        made[kind] = spec_of_pod(one.get("template") or {}, _CONTAINER, path, heard[kind])
     chosen = wanted or next(iter(made))
     notes += heard[chosen]
     others = [kind for kind in made if kind != chosen]
     for other in others:
-        found = list(differences(_what_matters(made[chosen][0]), _what_matters(made[other][0])))
+        one, two = (_what_matters(made[kind][0]) for kind in (chosen, other))
+        # Their values may be secrets, and what is printed on standard error may be kept in the log of a pipeline.
+        found = sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
         if found and wanted is None:
             raise InvalidJobError(
                 f"{chosen} and {other} differ in {', '.join(found)}",
@@ -137,41 +137,14 @@ def _what_matters(spec: Json) -> Json:
 
 def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: list[Note]) -> int | str:
     """Return ``nprocPerNode``. A flag is stronger than elasticPolicy, and that than the spec, as for torchrun."""
-    wanted: Any = started.flags.get("nproc-per-node")
-    field = "the flag --nproc_per_node"
-    if wanted is None:
-        field = "spec.elasticPolicy.nProcPerNode" if "nProcPerNode" in elastic else "spec.nprocPerNode"
-        wanted = elastic.get("nProcPerNode", given.get("nprocPerNode"))
-    if str(wanted).isdecimal():
-        return int(wanted)
-    if started.starts_processes is not True:
-        return 1  # one process, whose RANK is that of the node
-    if wanted == "cpu" or not has_devices(resources):
+    field = "spec.elasticPolicy.nProcPerNode" if "nProcPerNode" in elastic else "spec.nprocPerNode"
+    given_here = elastic.get("nProcPerNode", given.get("nprocPerNode"))
+    if (wanted := started.nproc(given_here)) is not None:
+        return wanted
+    if given_here == "cpu" or not has_devices(resources):
         why = "torchrun started one process per GPU or CPU that it found; auto is one per GPU in resources, else one"
         notes.append(Note(field, why, "set nprocPerNode to a number"))
     return "auto"
-
-
-def _note_elastic(elastic: Json, num_nodes: int, notes: list[Note]) -> None:
-    """Note the fields of the elastic policy that have no equivalent."""
-    path = "spec.elasticPolicy"
-    most = elastic.get("maxReplicas", 0)
-    if most > num_nodes:
-        action = f"set numNodes to {most} to use as many where there is room"
-        notes.append(Note(f"{path}.maxReplicas", f"numNodes is {num_nodes}, as the replicas", action))
-    if elastic.get("metrics"):
-        notes.append(Note(f"{path}.metrics", "there is no autoscaling"))
-    if elastic.get("rdzvConf"):
-        notes.append(Note(f"{path}.rdzvConf", "the rendezvous is static", "rendezvous.timeoutSeconds is its timeout"))
-    known = ("minReplicas", "maxReplicas", "metrics", "rdzvConf", "nProcPerNode", "maxRestarts", "standalone")
-    note_others(elastic, (*known, "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId"), path, notes)
-
-
-def _limit(policy: Json, elastic: Json, started: Launch) -> int | None:
-    """Return how often a PyTorchJob restarts; None: without end."""
-    flag = started.flags.get("max-restarts", "")
-    limit: int | None = policy.get("backoffLimit", elastic.get("maxRestarts", int(flag) if flag.isdecimal() else None))
-    return limit
 
 
 def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: list[Note]) -> Json:
@@ -206,19 +179,3 @@ def _place(spec: Json, policy: Json, notes: list[Note]) -> None:
     if policy.get("queue"):
         own["metadata"] = {"annotations": {names.ANNOTATION_VOLCANO_QUEUE: policy["queue"]}}
     spec["template"] = merge({key: value for key, value in own.items() if value}, spec.get("template", {}))
-    for key in sorted(policy.keys() - {"minAvailable", "priorityClass", "queue"}):
-        notes.append(Note(f"{path}.{key}", "the PodGroup of a DDPJob has no such limit"))
-
-
-def _run_policy(policy: Json, notes: list[Note]) -> Json:
-    """Return the fields that have the same name, and ``podRetention``."""
-    path = "spec.runPolicy"
-    spec: Json = {
-        key: policy[key] for key in ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "suspend") if key in policy
-    }
-    if policy.get("cleanPodPolicy") == "All":
-        spec["podRetention"] = "None"
-    if str(policy.get("managedBy") or "kubeflow.org/training-operator") != "kubeflow.org/training-operator":
-        notes.append(Note(f"{path}.managedBy", f"{policy['managedBy']} does not know DDPJobs"))
-    note_others(policy, _RUN_POLICY, path, notes)
-    return {key: value for key, value in spec.items() if value is not False}

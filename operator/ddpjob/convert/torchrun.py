@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath
+from typing import Any
 
-from ddpjob.convert.notes import Note
+from ddpjob.api.objects import Json
+from ddpjob.api.spec import DAY
+from ddpjob.convert.fields import Note
 from ddpjob.engine.injection import PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS
 from ddpjob.engine.launcher import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
+_LEAST_SECONDS = 10  # of a rendezvous of a DDPJob
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 _REMOVED = frozenset(
     {
@@ -49,12 +53,31 @@ class Launch:
     flags: Mapping[str, str] = field(default_factory=dict)
     starts_processes: bool | None = None
 
+    @property
+    def max_restarts(self) -> int | None:
+        flag = self.flags.get("max-restarts", "")
+        return int(flag) if flag.isdecimal() else None
+
     def min_nodes(self, least: int | None, num_nodes: int) -> int | None:
         """Return ``minNodes``; None if all nodes are needed. least: of an elastic policy, before the flag."""
         flag, is_range, _ = self.flags.get("nnodes", "").partition(":")
         if least is None and is_range and flag.isdecimal():
             least = int(flag)
         return max(1, least) if least is not None and least < num_nodes else None
+
+    def nproc(self, given: Any) -> int | None:
+        """Return ``nprocPerNode``; None if torchrun finds it out. given: that of the job, which the flag replaces."""
+        wanted = str(self.flags.get("nproc-per-node", given))
+        if wanted.isdecimal():
+            return int(wanted)
+        return None if self.starts_processes is True else 1  # one process, whose RANK is the rank of the node
+
+    def rendezvous(self, given: Mapping[str, str]) -> Json | None:
+        """Return ``rendezvous`` with the time limit of --rdzv-conf. given: that of the job, which the flag replaces."""
+        pairs = (pair.partition("=") for pair in self.flags.get("rdzv-conf", "").split(","))
+        conf = {**given, **{key.strip(): value.strip() for key, _, value in pairs}}
+        seconds = conf.get("timeout", conf.get("join_timeout", ""))
+        return {"timeoutSeconds": min(max(int(seconds), _LEAST_SECONDS), DAY)} if seconds.isdecimal() else None
 
 
 def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[Note]) -> Launch:

@@ -96,7 +96,6 @@ def _interrupted(case: Case) -> Explanation:
         f"no process of this machine runs {case.name}, which has not finished" + (f": {ended}" if ended else ""),
         [case.of_job("status.state", case.status.state)],
         hint="; ".join(filter(None, (cause, goes_on))),
-        attempt=case.attempt.number,
         next=f"{advice}, then ddpjob resume {case.name}" if advice else f"ddpjob resume {case.name}",
     )
     return found.model_copy(update={"state": "Interrupted", "operator": "Down"})

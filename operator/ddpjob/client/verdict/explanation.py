@@ -1,6 +1,6 @@
 """``Explanation``: why a job is in its state, with the evidence. Its JSON is that of ``ddpjob why -o json``."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -77,9 +77,3 @@ class Explanation(FailureFacts):
     """Ranks of the nodes that do not run, while the others wait for them."""
     until: str | None = None
     """When the next attempt starts."""
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of an explanation (docs/reference/schemas/explanation.json)."""
-    schema = Explanation.model_json_schema(by_alias=True, mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"additionalProperties": False}

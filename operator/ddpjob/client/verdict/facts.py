@@ -71,14 +71,9 @@ class Case:
     @cached_property
     def unbound(self) -> str:
         """Why claims are not bound; empty if all are, or nothing is known."""
-        texts = (
-            unbound_claim(name, claim, self.events_of("PersistentVolumeClaim", name)) for name, claim in self._claims
-        )
+        claims = sorted(self.facts.claims.items())
+        texts = (unbound_claim(name, claim, self.events_of("PersistentVolumeClaim", name)) for name, claim in claims)
         return "; ".join(filter(None, texts))
-
-    @property
-    def _claims(self) -> Iterable[tuple[str, Json | None]]:
-        return sorted(self.facts.claims.items())
 
     def of_claims(self) -> Iterator[Evidence]:
         """Yield phase and newest event of each claim that is not bound."""
@@ -158,8 +153,8 @@ class Case:
 
     def events_of(self, kind: str, name: str) -> list[Json]:
         """Return the events of an object, the newest last."""
-        found = [e for e in self.facts.events if _is_about(e, kind, name)]
-        return sorted(found, key=event_time)
+        about = ((event, event.get("involvedObject") or {}) for event in self.facts.events)
+        return sorted((e for e, of in about if (of.get("kind"), of.get("name")) == (kind, name)), key=event_time)
 
     def seconds_since(self, time: str | None) -> float:
         return seconds_between(time, self.facts.now) if time else 0.0
@@ -190,15 +185,18 @@ class Case:
         confidence: Confidence = "High",
         is_abnormal: bool | None = None,
         needs: Iterable[str] = (),
+        advice: tuple[str, str] | None = None,
         **fields: Any,
     ) -> Explanation:
         """Return the explanation. Each kind of ``needs`` that could not be read lowers the confidence.
 
-        fields: optional fields of ``Explanation``.
+        advice: hint and next. fields: optional fields of ``Explanation``; ``attempt`` is the recorded one by default.
         """
+        pair = {} if advice is None else {"hint": advice[0], "next": advice[1]}
+        fields = {"attempt": self.attempt.number or None} | pair | fields
         unread = [self.facts.unread[kind] for kind in needs if kind in self.facts.unread]
         quoted = [item for item in evidence if item is not None]
-        advice = {key: shorten(text, MAX_ADVICE) for key in ("hint", "next") if (text := fields.get(key))}
+        short = {key: shorten(text, MAX_ADVICE) for key in ("hint", "next") if (text := fields.get(key))}
         return Explanation(
             job=self.name,
             namespace=self.namespace,
@@ -211,7 +209,7 @@ class Case:
             evidence=quoted or [self.of_job("status.state", self.status.state or "")],
             operator="Unknown",
             unread=unread,
-            **{key: value for key, value in fields.items() if value not in (None, "")} | advice,
+            **{key: value for key, value in fields.items() if value not in (None, "")} | short,
         )
 
 
@@ -220,11 +218,6 @@ def of_event(event: Json) -> Evidence:
     about = event["involvedObject"]
     text = f"{event.get('reason')}: {event.get('message')}"
     return Evidence(kind="Event", name=f"{about.get('kind')}/{about.get('name')}", field="message", value=text)
-
-
-def _is_about(event: Json, kind: str, name: str) -> bool:
-    about = event.get("involvedObject") or {}
-    return (about.get("kind"), about.get("name")) == (kind, name)
 
 
 def _logged(facts: Snapshot, pod: PodView) -> Any:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ddpjob.api import exit_codes
 from ddpjob.api.names import TRAINER_CONTAINER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Failure
@@ -21,14 +20,16 @@ _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("PodDeleted", "PodLost", "PodDeadlineExceeded", "Stopped", "Superseded"), "Disruption"),
     "ContainerStatusUnknown": "Disruption",
     **dict.fromkeys((CONFIG_ERROR, "StartError", "LauncherNotInjected", "UsageError"), "Configuration"),
-    **dict.fromkeys(("RanksImpossible", "Mismatch", "ConfigMismatch", "DataMismatch"), "Configuration"),
+    **dict.fromkeys(
+        ("RanksImpossible", "Mismatch", "ConfigMismatch", "DataMismatch", "WeightsDiffer"), "Configuration"
+    ),
     **dict.fromkeys(("RendezvousFailed", "DistStoreError", "DistNetworkError"), "Rendezvous"),
     **dict.fromkeys(("Hang", COLLECTIVE_TIMEOUT, "ProgressDeadlineExceeded", "CompletionDeadlineExceeded"), "Hang"),
     **dict.fromkeys(("DeadlineExceeded", "StartupDeadlineExceeded"), "Deadline"),
     INVALID_IMAGE: "Image",
     "VolumeUnwritable": "Volume",
 }
-"""By ``reason``. A trainer may give other words for what its exit code says; all others are crashes."""
+"""By ``reason``; all others are crashes."""
 _OF_DEADLINES: Mapping[str, tuple[str, str]] = {
     "DeadlineExceeded": (
         "the training takes longer than activeDeadlineSeconds allows, with all restarts",
@@ -42,14 +43,6 @@ _OF_DEADLINES: Mapping[str, tuple[str, str]] = {
 """Hint and next of the deadlines that end a job without a failure of a pod."""
 _NO_REASON = "Error"
 """Reason of a failure of which only the exit code of the container is known."""
-_STAGE_OF_CODE: Mapping[int, Stage] = {
-    exit_codes.USAGE: "Configuration",
-    exit_codes.RANKS: "Configuration",
-    exit_codes.MISMATCH: "Configuration",
-    exit_codes.RENDEZVOUS: "Rendezvous",
-    exit_codes.VOLUME: "Volume",
-    exit_codes.HANG: "Hang",
-}
 
 
 def logs_to_read(case: Case) -> list[str]:
@@ -85,20 +78,16 @@ def finished(case: Case) -> Explanation | None:
             [case.of_condition(found), loss],
             is_abnormal=loss is not None,
             hint=DIVERGED if loss else None,
-            attempt=case.status.attempt,
         )
     failure = case.last_failure
     if failure is None or failure.action != "Fail":
         stage = _STAGES.get(found.reason, "Crash")
-        hint, todo = _OF_DEADLINES.get(found.reason, ("", "correct the job, and create it again"))
         return case.verdict(
             stage,
             found.reason,
             f"{case.name} failed: {found.message}",
             [case.of_condition(found), last_failure(case)],
-            attempt=case.status.attempt,
-            hint=hint,
-            next=todo,
+            advice=_OF_DEADLINES.get(found.reason, ("", "correct the job, and create it again")),
         )
     return _failed(case, failure, f"{case.name} failed in attempt {failure.attempt}", case.of_condition(found))
 
@@ -123,7 +112,6 @@ def ending(case: Case) -> Explanation | None:
             f"attempt {attempt.number} of {case.name} ended, and {when}: {attempt.message}",
             [case.of_job("status.currentAttempt.ending.verdict", attempt.verdict)],
             is_abnormal=False,
-            attempt=attempt.number,
             until=until,
         )
     cause = _failed(case, failure, f"attempt {failure.attempt} of {case.name} failed", None)
@@ -143,7 +131,7 @@ def _settling(case: Case) -> Explanation:
     quoted = case.of_job("status.currentAttempt.ending.message", case.attempt.message)
     return case.verdict(
         "Crash", "Failing", f"{case.name}: {case.attempt.message}", [quoted], confidence="Low", needs=["pods"],
-        attempt=case.attempt.number, next=f"ddpjob why {case.name}, again in some seconds",
+        next=f"ddpjob why {case.name}, again in some seconds",
     )  # fmt: skip
 
 
@@ -237,9 +225,7 @@ def _stage(failure: Failure) -> Stage:
     known = _STAGES.get(failure.reason) or _STAGES.get(failure.exception or "")
     if known is None and failure.exit_code is None and failure.node_suspected:
         return "Placement"  # the kubelet refused the pod, for a reason that only it knows
-    if known is not None or failure.reason == _NO_REASON:  # codes of other programs than the trainer mean nothing
-        return known or "Crash"
-    return _STAGE_OF_CODE.get(failure.exit_code or 0, "Crash")
+    return known or "Crash"
 
 
 def _confidence(failure: Failure) -> Confidence:

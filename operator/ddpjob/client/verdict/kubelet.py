@@ -149,8 +149,7 @@ def not_started(case: Case, pod: PodView) -> Explanation:
         reason,
         f"{case.name} waits: {what}: {pod.waiting_text}",
         quoted,
-        hint=hint,
-        next=_with_pod(case, pod, todo),
+        advice=(hint, _with_pod(case, pod, todo)),
         confidence="High" if is_known else "Medium",
         **case.place_of(pod),
     )
@@ -192,8 +191,7 @@ def not_prepared(case: Case, pods: list[PodView], reason: str, message: str) -> 
             why,
             f"{case.name} waits: {pod.where} does not start: {text}",
             [of_event(last), *(case.of_claims() if stage == "Volume" else ())],
-            hint=hint,
-            next=_with_pod(case, pod, todo),
+            advice=(hint, _with_pod(case, pod, todo)),
             confidence="High" if known else "Medium",
             **place,
         )

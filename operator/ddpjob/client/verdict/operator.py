@@ -1,7 +1,6 @@
 """Whether the operator of a job works: its Deployment where the user may read it, else what is overdue in the job."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddpjob.api import names
@@ -24,22 +23,14 @@ _REPORT_SECONDS = 30.0
 _OF_AN_OPERATOR = "pods that run train on; the operator continues from the recorded status when it runs again"
 
 
-@dataclass(frozen=True)
-class Operator:
-    """state: of the operator that serves the job. evidence: its Deployment."""
-
-    state: Literal["Alive", "Down", "Unknown"]
-    evidence: Evidence | None = None
-
-
-def operator_of(case: Case) -> Operator:
-    """Return whether a process acts on the job."""
+def operator_of(case: Case) -> tuple[Literal["Alive", "Down", "Unknown"], Evidence | None]:
+    """Return whether a process acts on the job, and the Deployment that shows it."""
     if case.facts.is_run is not None:
-        return Operator("Alive" if case.facts.is_run else "Down")
+        return "Alive" if case.facts.is_run else "Down", None
     serving = [found for found in case.facts.operators or () if serves(found, case.namespace)]
     if ready := next((found for found in serving if (found.get("status") or {}).get("readyReplicas")), None):
-        return Operator("Alive", _deployment(ready))
-    return Operator("Down", _deployment(serving[0])) if serving else Operator("Unknown")
+        return "Alive", _deployment(ready)
+    return ("Down", _deployment(serving[0])) if serving else ("Unknown", None)
 
 
 def serves(deployment: Json, namespace: str) -> bool:
@@ -63,31 +54,30 @@ def with_operator(case: Case, found: Explanation) -> Explanation:
 
     The sentence says that the operator is down. It is the verdict itself, unless the pods show another one.
     """
-    operator = operator_of(case)
-    overdue = list(_overdue(case)) if operator.state != "Down" else []
-    down = operator.state == "Down" or found.stage == "OperatorDown"
-    if not (down or overdue):
-        return _with_age(case, found.model_copy(update={"operator": operator.state}))
-    quoted = [*overdue, *([operator.evidence] if operator.evidence is not None else [])]
-    state: Any = "Alive" if operator.state == "Alive" else "Down"
+    seen, deployment = operator_of(case)
+    is_down = seen == "Down"
+    overdue = [] if is_down else list(_overdue(case))
+    if not (is_down or overdue or found.stage == "OperatorDown"):
+        return _with_age(case, found.model_copy(update={"operator": seen}))
+    quoted = [*overdue, *([deployment] if deployment is not None else [])]
+    state = "Alive" if seen == "Alive" else "Down"
     known: dict[str, Any] = {"operator": state, "is_abnormal": True}
-    if found.stage == "OperatorDown" and operator.state != "Down":
+    if found.stage == "OperatorDown" and not is_down:
         return found.model_copy(update=known)
-    reason = "NotReady" if operator.state == "Down" else "NotReconciled"
     who = f"the process that runs {case.name}" if case.is_local else "the operator"
     what = f"{who} is down" if state == "Down" else f"{who} has not acted on the job for some time"
     text = f"{what}, so nothing is started, stopped or restarted"
-    hint, todo = OF_A_RUN if case.is_local else (_OF_AN_OPERATOR, _next(operator))
+    hint, todo = OF_A_RUN if case.is_local else (_OF_AN_OPERATOR, _next(deployment))
     if found.stage in _CONCLUDED and found.reason != NO_HEARTBEAT:  # else the operator only has not asked
         quotes = [*found.evidence, *quoted]
         return found.model_copy(update=known | {"sentence": f"{found.sentence}; {text}", "evidence": quotes})
     unread = [case.facts.unread["operator"]] if overdue and "operator" in case.facts.unread else []
     known |= {
         "stage": "OperatorDown",
-        "reason": reason,
+        "reason": "NotReady" if is_down else "NotReconciled",
         "sentence": f"{text}; {found.sentence}",
         "evidence": [*quoted, *found.evidence],
-        "confidence": "High" if operator.state == "Down" else "Low" if unread else "Medium",
+        "confidence": "High" if is_down else "Low" if unread else "Medium",
         "unread": [*found.unread, *unread],
         "hint": hint,
         "next": todo,
@@ -110,10 +100,10 @@ def _with_age(case: Case, found: Explanation) -> Explanation:
     )
 
 
-def _next(operator: Operator) -> str:
-    if operator.evidence is None:
+def _next(deployment: Evidence | None) -> str:
+    if deployment is None:
         return f"{BY_ADMINISTRATOR}kubectl get deployments -A -l {names.OPERATOR_SELECTOR}"
-    namespace, _, name = operator.evidence.name.partition("/")
+    namespace, _, name = deployment.name.partition("/")
     return f"{BY_ADMINISTRATOR}kubectl logs deployment/{name} -n {namespace}, and kubectl describe deployment {name}"
 
 

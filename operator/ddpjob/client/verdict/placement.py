@@ -29,29 +29,25 @@ def gave_back(case: Case) -> Explanation | None:
     attempt = case.attempt
     if not attempt.is_closed or attempt.verdict not in guard.VERDICTS:
         return None
-    hint, todo = _OF_GANGS
     return case.verdict(
         "Placement",
         attempt.verdict or "",
         f"{case.name} waits for Kubernetes nodes: {attempt.message}",
         [case.of_job("status.currentAttempt.ending.verdict", attempt.verdict)],
-        hint=hint,
-        next=todo,
-        attempt=attempt.number,
+        advice=_OF_GANGS,
         until=attempt.ending.until if attempt.ending else None,
     )
 
 
 def partly_placed(case: Case, found: Condition) -> Explanation:
     """Explain a gang of which only some pods have a Kubernetes node. found: the condition that says so."""
-    hint, todo = _OF_GANGS
+    advice: tuple[str, str] | None = None
     pod = next((pod for pod in case.current if not pod.node_name), None)
     why, quoted = "", None
     if (scaled := scaling(case)) is not None:
         if scaled[1]["reason"] in NODE_ADDED:
             return node_added(case, *scaled)
         why, quoted, advice = no_node_added(scaled[1], case.namespace)
-        hint, todo = advice or _OF_GANGS
     return case.verdict(
         "Placement",
         found.reason,
@@ -61,9 +57,8 @@ def partly_placed(case: Case, found: Condition) -> Explanation:
             case.of_condition(found),
             case.of_job("status.currentAttempt.partialSince", case.attempt.partial_since),
         ],
-        hint=hint,
-        next=todo,
-        **(case.place_of(pod) if pod is not None else {"attempt": case.attempt.number}),
+        advice=advice or _OF_GANGS,
+        **(case.place_of(pod) if pod is not None else {}),
     )
 
 
@@ -84,15 +79,13 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
         hint = f"no other Kubernetes node fits, so the job uses it again after {UNSCHEDULABLE_SECONDS} s"
         advice = hint, DESCRIBE_NODE.format(node=nodes[0].node_name)
     hint, todo = advice or ("", f"kubectl describe pod {pod.name} -n {case.namespace}")
-    hint = f"the job does not run on {avoided}; {hint}" if avoided else hint
     without = [p for p in case.current if p.unschedulable is not None]
     return case.verdict(
         "Placement",
         NODES_NEEDED if avoided and not found.rows else found.reason,
         f"no Kubernetes node fits {len(without)} of {case.num_nodes} pods of {case.name}: {message}{why}",
         [quoted, event, *_asked(case, pod, found.reason)],
-        hint=hint,
-        next=todo,
+        advice=(f"the job does not run on {avoided}; {hint}" if avoided else hint, todo),
         needs=["events"],  # by them, an autoscaler may be adding a node
         confidence="High" if found.is_sure else "Medium",
         **case.place_of(pod),
@@ -108,14 +101,12 @@ def _avoided(case: Case) -> str:
 def _no_volume(case: Case, pod: PodView, message: str, found: Meaning) -> Explanation:
     """Explain a pod without a Kubernetes node whose volume is the cause."""
     given = Meaning([NO_CLAIM], ()) if None in case.facts.claims.values() else found
-    hint, todo = given.advice(case.namespace) or ("", "")
     return case.verdict(
         "Volume",
         "Volume",
         f"{case.name} waits for a volume: {'; '.join(filter(None, (case.unbound, message)))}",
         [Evidence(kind="Pod", name=pod.name, field=_SCHEDULED, value=message), *case.of_claims()],
-        hint=hint,
-        next=todo,
+        advice=given.advice(case.namespace),
         needs=["claims", "events"],
         confidence="High" if found.is_sure else "Medium",
         **case.place_of(pod),

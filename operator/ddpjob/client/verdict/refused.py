@@ -173,9 +173,7 @@ def queued(case: Case) -> Explanation | None:
         text,
         [case.of_condition(running), place],
         is_abnormal=not waits,
-        hint=hint,
-        next=f"ddpjob why {case.name}, again later; {todo}" if waits else todo,
-        attempt=case.attempt.number or None,
+        advice=(hint, f"ddpjob why {case.name}, again later; {todo}" if waits else todo),
     )
 
 
@@ -223,10 +221,8 @@ def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explana
         reason,
         f"{case.name} {what}: {message}",
         [quoted, *(_of_quota(case, name) if is_quota else ())],
-        hint=hint,
-        next=todo.format(namespace=case.namespace, name=name),
+        advice=(hint, todo.format(namespace=case.namespace, name=name)),
         needs=["quotas"] if is_quota else (),
-        attempt=case.attempt.number or None,
         until=case.attempt.ending.until if case.attempt.ending else None,
     )
 

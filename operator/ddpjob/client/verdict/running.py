@@ -62,7 +62,6 @@ def unseen(case: Case) -> Explanation | None:
     if age < OVERDUE_SECONDS:
         sentence = f"{case.name} was created {age} s ago, and no {who} has looked at it yet"
         return case.verdict("Starting", "NotSeenYet", sentence, quoted)
-    hint, todo = OF_A_RUN if case.is_local else _NOT_SERVED
     return case.verdict(
         "OperatorDown",
         "NeverSeen",
@@ -70,8 +69,7 @@ def unseen(case: Case) -> Explanation | None:
         quoted,
         confidence="Medium",
         needs=["operator"],
-        hint=hint,
-        next=todo,
+        advice=OF_A_RUN if case.is_local else _NOT_SERVED,
     )
 
 
@@ -90,7 +88,7 @@ def suspended(case: Case) -> Explanation | None:
     what = "is suspended" if is_suspended else "is being suspended: its ranks save a checkpoint and end"
     reason = "Suspended" if is_suspended else "Suspending"
     resume = f"ddpjob resume {case.name}"
-    return case.verdict("Suspended", reason, f"{case.name} {what}", quoted, attempt=case.status.attempt, next=resume)
+    return case.verdict("Suspended", reason, f"{case.name} {what}", quoted, next=resume)
 
 
 def resumed(case: Case) -> Explanation | None:
@@ -129,15 +127,12 @@ def running(case: Case) -> Explanation:
         done += f"; {message}"
     values = [case.of_job("status.progress.display", progress.display)] if progress is not None else []
     sentence = f"{case.name} trains in attempt {case.attempt.number}{done}"
-    return case.verdict(
-        "Running", reason, sentence, [quoted, *values], attempt=case.attempt.number,
-        step=progress.step if progress is not None else None,
-    )  # fmt: skip
+    step = progress.step if progress is not None else None
+    return case.verdict("Running", reason, sentence, [quoted, *values], step=step)
 
 
 def _with_problem(case: Case, reason: str, message: str, quoted: Evidence | None, todo: str) -> Explanation:
-    sentence, number = f"{case.name} runs: {message}", case.attempt.number
-    return case.verdict("Running", reason, sentence, [quoted], is_abnormal=True, attempt=number, next=todo)
+    return case.verdict("Running", reason, f"{case.name} runs: {message}", [quoted], is_abnormal=True, next=todo)
 
 
 def _stalled(case: Case, message: str, quoted: Evidence | None) -> Explanation:
@@ -153,7 +148,6 @@ def _stalled(case: Case, message: str, quoted: Evidence | None) -> Explanation:
         [quoted, *values],
         hint=_THREADS if has_returned else _LOCKS,
         next=case.logs_command() if has_returned else f"{stacks}; ddpjob restart {case.name} starts it again",
-        attempt=case.attempt.number,
         **place,
     )
 
@@ -170,7 +164,6 @@ def _returned(case: Case, reason: str, progress: Progress, quoted: Evidence | No
         is_abnormal=age >= _SOON,
         hint=_THREADS,
         next=case.logs_command(),
-        attempt=case.attempt.number,
         step=progress.step,
     )
 
@@ -185,7 +178,6 @@ def _progress_of_attempt(case: Case) -> Progress | None:
 
 def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence | None) -> Explanation:
     since = int(case.seconds_since(case.attempt.all_running_time))
-    number = case.attempt.number
     if progress is None:
         sentence = f"all nodes of {case.name} have run for {since} s, and this attempt has reported no progress"
         hint = "a program that neither ddprun nor ddptrain runs reports nothing unless it serves GET /progress"
@@ -195,7 +187,7 @@ def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence |
             )
         is_expected = since < _FIRST_REPORT or case.status.progress is not None  # it reported in the attempt before
         return case.verdict(
-            "FirstStep", "NotReported", sentence, [quoted], confidence="Medium", attempt=number,
+            "FirstStep", "NotReported", sentence, [quoted], confidence="Medium",
             hint=None if is_expected else hint, next=case.logs_command(),
         )  # fmt: skip
     values = [case.of_job("status.progress.phase", progress.phase or ""), quoted]
@@ -208,7 +200,6 @@ def _before_first_step(case: Case, progress: Progress | None, quoted: Evidence |
         values,
         is_abnormal=False,
         confidence="Medium" if waits else "High",
-        attempt=number,
         next=case.logs_command(),
     )
 
@@ -245,7 +236,6 @@ def _quiet(case: Case, progress: Progress) -> Explanation | None:
         if is_long
         else "an evaluation or a save takes longer than all before, or a rank, the data loader or the network stopped",
         next=case.logs_command(),
-        attempt=case.attempt.number,
         step=progress.step,
     )
 
@@ -256,7 +246,7 @@ def _diverged(case: Case, progress: Progress) -> Explanation | None:
         return None
     sentence = f"{case.name} trains, and its loss at step {progress.step} is {loss.value}"
     return case.verdict(
-        "Running", NOT_FINITE, sentence, [loss], is_abnormal=True, attempt=case.attempt.number, step=progress.step,
+        "Running", NOT_FINITE, sentence, [loss], is_abnormal=True, step=progress.step,
         hint=DIVERGED, next=f"ddpjob plot {case.name} shows from which step; create the job again from a checkpoint "
         "before it, with a lower learning rate",
     )  # fmt: skip
@@ -286,7 +276,6 @@ def _slow(case: Case, progress: Progress) -> Explanation | None:
         confidence="Medium",
         hint="another process uses the processors or GPUs of a node, the data come slower, or a node throttles",
         next=case.logs_command(),
-        attempt=case.attempt.number,
         step=progress.step,
     )
 

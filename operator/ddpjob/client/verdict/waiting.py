@@ -73,7 +73,6 @@ def _held(case: Case, running: Condition) -> Explanation:
         [case.of_condition(running)],
         is_abnormal=command is not None,
         next=f"ddpjob why {case.name}, again later" if command is None else command,
-        attempt=case.attempt.number or None,
     )
 
 
@@ -95,38 +94,34 @@ def _starting(case: Case, message: str) -> Explanation:
         sentence = f"{case.running_nodes} of {case.num_nodes} nodes of {case.name} run and wait for node_rank {ranks}"
         return case.verdict(
             "Rendezvous", "NodesMissing", sentence, [quoted], is_abnormal=False,
-            attempt=case.attempt.number, missing_nodes=case.missing_nodes, confidence="Medium",
+            missing_nodes=case.missing_nodes, confidence="Medium",
             next=f"ddpjob why {case.name}, again in a minute",
         )  # fmt: skip
     reason = running.reason if running is not None and running.status != "True" else "Starting"
     text = message or (running.message if running is not None else "") or "its nodes are starting"
-    return case.verdict(
-        "Starting", reason, f"{case.name} starts: {text}", [quoted], attempt=case.attempt.number or None
-    )
+    return case.verdict("Starting", reason, f"{case.name} starts: {text}", [quoted])
 
 
 def _from_condition(case: Case, reason: str, message: str) -> Explanation:
     """Explain with the operator's own words, without the pods."""
     stage: Stage = "Starting"
-    hint, todo = "", ""
+    found: tuple[str, str] | None = None
     if reason == "Unschedulable":
-        found = meaning(message)
-        stage, reason = ("Volume" if found.reason == "Volume" else "Placement"), found.reason
-        hint, todo = found.advice(case.namespace) or ("", "")
+        meant = meaning(message)
+        stage, reason = ("Volume" if meant.reason == "Volume" else "Placement"), meant.reason
+        found = meant.advice(case.namespace)
     elif reason in NO_IMAGE:
         stage = "Image"
-        hint, todo, _ = image_advice(message, str(case.spec.get("image") or ""))
+        found = image_advice(message, str(case.spec.get("image") or ""))[:2]
     elif reason in NO_START:
         stage = "Configuration"
-        hint, _ = advice(f"{reason}: {message}", OF_CONTAINERS) or ("", "")
-    running = case.condition("Running")
+        found = (advice(f"{reason}: {message}", OF_CONTAINERS) or ("", ""))[0], ""
+    running, (hint, todo) = case.condition("Running"), found or ("", "")
     return case.verdict(
         stage,
         reason,
         f"{case.name} waits: {message}",
         [case.of_condition(running) if running is not None else None],
-        hint=hint,
-        next=todo or f"kubectl describe ddp {case.name} -n {case.namespace}",
+        advice=(hint, todo or f"kubectl describe ddp {case.name} -n {case.namespace}"),
         needs=["pods"],
-        attempt=case.attempt.number,
     )

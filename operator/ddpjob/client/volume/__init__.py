@@ -1,11 +1,10 @@
 """What the volume of a job holds, and copying it here: ``checkpoints`` and ``pull``.
 
     reader      the program that lists and sends files; it runs in a pod, or here for a job of this machine
-    messages    its output ─▶ contents, receive
-    contents    what the volume holds, and which files are wanted
+    contents    its output: what the volume holds, and which files are wanted
     receive     files written here: resumed, checked, renamed
-    local       a job of this machine
-    cluster     a job of a cluster: reader_pod (the pod), pod_exec (the program in it)
+    pull        both verbs on any volume
+    cluster     the volume of a cluster: reader_pod (the pod), pod_exec (the program in it)
 
 A connection that was cut is ``CutError`` everywhere; what has arrived until then is kept.
 """

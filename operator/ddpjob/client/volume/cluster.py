@@ -1,10 +1,8 @@
-"""The volume of a job of a cluster: a pod with the job's image reads it, from the first use to ``close``."""
+"""The volume of a job of a cluster: a pod with the job's image reads it, from the first use to the end."""
 
 import secrets
 import time
-from collections.abc import Generator
-from contextlib import suppress
-from typing import Self
+from collections.abc import Generator, Iterator
 
 from pydantic import ValidationError
 
@@ -13,9 +11,7 @@ from ddpjob.api.objects import Json
 from ddpjob.client.connection import Connection, Query, RequestError, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.client.volume import reader_pod
-from ddpjob.client.volume.contents import Place, PullProgress
-from ddpjob.client.volume.local import no_volume
-from ddpjob.client.volume.messages import CutError
+from ddpjob.client.volume.contents import CutError, PullProgress, Volume, no_volume
 from ddpjob.client.volume.receive import OnProgress, ignore
 from ddpjob.engine.desired import Job
 from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, NotAllowedError, UnavailableError
@@ -28,9 +24,9 @@ _STARTING = "the pod that reads the volume starts"
 
 
 class PodReader:
-    """Runs ``reader`` in a pod; see ``VolumeReader``. Use as a context manager, which deletes the pod.
+    """Runs ``reader`` in a pod. Use as a context manager, which returns the volume and deletes the pod.
 
-    place: whose volume it is. start_seconds: limit for the start of the pod.
+    start_seconds: limit for the start of the pod.
 
     Raises:
         InvalidJobError: the job has no volume.
@@ -43,23 +39,23 @@ class PodReader:
             raise InvalidJobError(f"the DDPJob {job.name} is wrong", str(error), f"ddpjob why {job.name}") from error
         if self._job.spec.checkpoint is None:
             raise no_volume(job.name)
-        mount_path = self._job.spec.checkpoint.mount_path
-        self.place = Place(job.name, self._job.namespace, self._job.claim, mount_path)
+        self._directory = self._job.spec.checkpoint.mount_path
         self._connection, self._on_progress = connection, on_progress or ignore
         self._pod = ""
         self.start_seconds = START_SECONDS
 
-    def __enter__(self) -> Self:
-        return self
+    def __enter__(self) -> Volume:
+        return Volume(self._job.name, self._job.namespace, self._job.claim, self._directory, self.output)
 
     def __exit__(self, *_: object) -> None:
         self._delete()
 
     def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
+        """Yield the output of ``list`` or ``send`` on the volume. Raises ``CutError``."""
         from ddpjob.client.volume.pod_exec import output_of  # noqa: PLC0415 - the WebSocket takes a while to import
 
         self._until_ready()
-        words = reader_pod.command(command, self.place.directory, *arguments)
+        words = reader_pod.command(command, self._directory, *arguments)
         yield from output_of(self._connection, self._job.namespace, self._pod, reader_pod.CONTAINER, words)
 
     def _until_ready(self) -> None:
@@ -77,7 +73,7 @@ class PodReader:
             if reader_pod.has_ended(pod):
                 raise CutError(f"the pod {self._pod} has ended")
             if time.monotonic() - begin > self.start_seconds:
-                raise reader_pod.late(pod, self.start_seconds, self._events())
+                raise reader_pod.late(pod, self.start_seconds)
             why = reader_pod.obstacle(pod)
             self._on_progress(PullProgress(waiting=f"{_STARTING}: {why}" if why else _STARTING))
             time.sleep(_PAUSE)
@@ -87,9 +83,7 @@ class PodReader:
 
     def _create(self) -> Json:
         claim = self._claim()
-        self._delete_ended()
-        pods = () if "ReadWriteMany" in (claim["spec"].get("accessModes") or ()) else self._pods()
-        node = reader_pod.node_for(claim, pods)
+        node = reader_pod.node_for(claim, self._pods())
         self._on_progress(PullProgress(waiting=_STARTING))
         # The name is known before the request, so that the pod can be deleted also if the answer never comes.
         self._pod = f"{self._job.service}-reader-{secrets.token_hex(3)}"
@@ -100,73 +94,48 @@ class PodReader:
             return self._read() or body
         except NotAllowedError as error:
             self._pod = ""  # there is none to delete
-            cause = error.__cause__
-            if isinstance(cause, RequestError) and "cannot create resource" in cause.message:
-                raise NotAllowedError(
-                    f"not allowed: {cause.message}",
-                    "a pod reads the volume; the role edit may create it and run a program in it, view may not",
-                    f"kubectl auth can-i create pods -n {self._job.namespace}",
-                ) from cause
-            raise
+            if "cannot create resource" not in error.error:
+                raise
+            raise NotAllowedError(
+                error.error,
+                "a pod reads the volume; the role edit may create it and run a program in it, view may not",
+                f"kubectl auth can-i create pods -n {self._job.namespace}",
+            ) from error
 
     def _claim(self) -> Json:
         name, namespace = self._job.claim, self._job.namespace
         try:
             claim = self._connection.request("GET", path_of(names.CLAIMS, namespace, name))
         except DDPJobError as error:
-            if not (isinstance(error.__cause__, RequestError) and error.__cause__.names(names.CLAIMS.plural)):
+            if not _is_absent(error, names.CLAIMS):
                 raise
-            raise UnavailableError(
-                f"the claim {name} of {self._job.name} does not exist in namespace {namespace}",
-                "it was deleted, with its checkpoints, or the job has never started",
-                f"kubectl get pvc -n {namespace}",
-            ) from error
+            claim = {"status": {"phase": "absent"}}
         phase = (claim.get("status") or {}).get("phase", "Pending")
         if phase != "Bound":  # a pod would bind it where the job may not be able to run
             raise UnavailableError(
                 f"the claim {name} of {self._job.name} is {phase}, so it holds nothing",
-                "no pod of the job has mounted it yet, or nothing provisions its storage class",
-                f"ddpjob why {self._job.name}",
+                "it was deleted with its checkpoints, no pod of the job has mounted it yet, or nothing provisions its "
+                "storage class",
+                f"ddpjob why {self._job.name}; kubectl get pvc -n {namespace}",
             )
         return claim
 
-    def _pods(self) -> list[Json]:
-        """Return the pods of the namespace that have not ended."""
+    def _pods(self) -> Iterator[Json]:
+        """Yield the pods of the namespace that have not ended."""
         query: Query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "limit": _PAGE}
-        found: list[Json] = []
-        token = ""
-        while True:
+        token: str | None = None
+        while token != "":
             path = path_of(names.PODS, self._job.namespace)
-            page = self._connection.request("GET", path, {**query, "continue": token or None})
-            found += page["items"]
+            page = self._connection.request("GET", path, {**query, "continue": token})
+            yield from page["items"]
             token = (page.get("metadata") or {}).get("continue") or ""
-            if not token:
-                return found
-
-    def _delete_ended(self) -> None:
-        """Delete pods of this kind that an earlier command could not delete."""
-        selector = {"labelSelector": f"{reader_pod.LABEL_READER_OF}={self._job.uid}"}
-        left = self._connection.request("GET", path_of(names.PODS, self._job.namespace), selector)["items"]
-        for name in (pod["metadata"]["name"] for pod in left if reader_pod.has_ended(pod)):
-            with suppress(DDPJobError):
-                self._connection.request("DELETE", path_of(names.PODS, self._job.namespace, name))
-
-    def _events(self) -> list[Json]:
-        about = {"fieldSelector": f"involvedObject.kind=Pod,involvedObject.name={self._pod}"}
-        with suppress(DDPJobError):
-            found: list[Json] = self._connection.request("GET", path_of(names.EVENTS, self._job.namespace), about)[
-                "items"
-            ]
-            return found
-        return []
 
     def _read(self) -> Json | None:
         """Return the pod, None if it is gone. Raises ``CutError`` while the API server does not answer."""
         try:
             return self._connection.request("GET", path_of(names.PODS, self._job.namespace, self._pod))
         except UnavailableError as error:
-            cause = error.__cause__
-            if isinstance(cause, RequestError) and cause.names(names.PODS.plural):
+            if _is_absent(error, names.PODS):
                 return None
             raise CutError(error.error) from error
 
@@ -177,6 +146,10 @@ class PodReader:
         try:
             self._connection.request("DELETE", path_of(names.PODS, self._job.namespace, name))
         except DDPJobError as error:
-            cause = error.__cause__
-            if not (isinstance(cause, RequestError) and cause.names(names.PODS.plural)):
+            if not _is_absent(error, names.PODS):
                 self._on_progress(PullProgress(waiting=f"the pod {name} could not be deleted, and ends by itself"))
+
+
+def _is_absent(error: DDPJobError, resource: names.Resource) -> bool:
+    """Return whether the API server says that there is no such object."""
+    return isinstance(error.__cause__, RequestError) and error.__cause__.names(resource.plural)

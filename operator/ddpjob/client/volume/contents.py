@@ -4,29 +4,33 @@ The JSON of ``VolumeContents`` is that of ``ddpjob checkpoints -o json``, the JS
 ``ddpjob pull -o json``.
 """
 
+import contextlib
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.client.volume.messages import not_of_reader
 from ddpjob.client.volume.reader import MOST_FILES
-from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError
+from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, UnavailableError
 
 _METRICS = re.compile(r"(?:^|/)metrics(?:/run-\d{6,})?\.jsonl$")
-_LOG = re.compile(r"\.log$")
 RECORD = ".ddpjob-pulled"
 """In a directory with copies: their digests, one JSON object a line."""
-_OWN = re.compile(rf"(?:^|/)(?:{re.escape(RECORD)}|[^/]*\.ddpjob-part)(?:/|$)")
 _HIDDEN = re.compile(r"(?:^|/)\.")
-_LONGEST_PATH, _LONGEST_MANIFEST = 4096, 16_384  # characters
+"""Hidden files are not copied: they may hold commands for git, a shell or an editor."""
+_LONGEST_PATH, _LONGEST_LINE = 4096, 1024 * 1024  # characters, bytes
+
+
+class CutError(Exception):
+    """The output ended before its end: the connection was cut, or the pod is gone. Asking again may succeed."""
 
 
 class VolumeFile(WireModel):
@@ -38,6 +42,12 @@ class VolumeFile(WireModel):
     """Size when it was listed."""
     modified: str
     """When it was last written."""
+
+
+class ListedFile(VolumeFile):
+    """A file as the reader lists it, with its inode, which a file of the same name may replace."""
+
+    inode: int = Field(ge=0, lt=2**64)
 
 
 class CheckpointFile(WireModel):
@@ -60,6 +70,11 @@ class CheckpointFile(WireModel):
     problem: str | None = None
     """What is wrong."""
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Paths of its file and its manifest."""
+        return self.path, self.path.removesuffix(".pt") + ".json"
+
 
 class VolumeContents(WireModel):
     """What the directory of a job on its volume holds."""
@@ -76,14 +91,12 @@ class VolumeContents(WireModel):
     """The newest first; a resumed training begins with the first one that is intact."""
     metrics: list[VolumeFile]
     """The metrics of each run."""
-    logs: list[VolumeFile]
-    """Files whose name ends with .log."""
     others: list[VolumeFile]
     """All other files: also checkpoints in a form of the script's own."""
     complete: bool
-    """False if the volume has more files than are listed."""
+    """False if the volume has files that are not listed."""
     unreadable: list[str]
-    """Folders that could not be read, with the reason."""
+    """Folders that could not be read, or not as a whole, with the reason."""
 
 
 class PulledFile(WireModel):
@@ -95,8 +108,6 @@ class PulledFile(WireModel):
     """Its size."""
     sha256: str
     """Digest of its content, which is the same on the volume and here."""
-    outcome: Literal["Copied", "Resumed", "Unchanged"]
-    """Resumed: a part was here from an earlier pull. Unchanged: it was here already."""
     problem: str | None = None
     """What is wrong with it on the volume."""
 
@@ -138,50 +149,81 @@ class PullProgress:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One file to copy. sha256: its digest by its manifest. is_chosen: a content without this digest is an error."""
+class Volume:
+    """The volume of a job: fields of ``VolumeContents``, and what runs ``reader`` beside it.
 
-    path: str
-    bytes: int
-    modified: str
-    inode: int
-    sha256: str | None = None
-    is_chosen: bool = False
-
-
-@dataclass(frozen=True)
-class Place:
-    """Whose volume it is: the fields of the same name of ``VolumeContents``."""
+    output: yields the output of ``list`` or ``send`` and their arguments; it may raise ``CutError``.
+    """
 
     job: str
     namespace: str
     claim: str
     directory: str
+    output: Callable[..., Generator[bytes, None, None]]
+
+    def messages(self, *command: str) -> Iterator[Json | bytes]:
+        """Yield the objects that a command sends, and the bytes of files as they arrive, up to ``end``.
+
+        Raises:
+            CutError: the output ended before.
+            UnavailableError: it is not that of ``reader``.
+        """
+        with contextlib.closing(self.output(*command)) as output:
+            yield from _messages(output)
 
 
-@dataclass(frozen=True)
-class Listing:
-    """What a volume holds, and by path all its files and their inodes."""
+def _messages(output: Iterable[bytes]) -> Iterator[Json | bytes]:
+    line, left = b"", 0
+    for piece in output:
+        at = 0
+        while at < len(piece):
+            if left:
+                part = piece[at : at + left]
+                at, left = at + len(part), left - len(part)
+                yield part
+                continue
+            end = piece.find(b"\n", at) + 1
+            line += piece[at : end or len(piece)]
+            at = end or len(piece)
+            if len(line) > _LONGEST_LINE:
+                raise _not_of_reader(line)
+            if end:
+                try:
+                    message = json.loads(line)
+                    left = message.get("data", 0)
+                    is_valid = isinstance(left, int) and left >= 0
+                except (ValueError, AttributeError):
+                    is_valid = False
+                if not is_valid:
+                    raise _not_of_reader(line)
+                yield message
+                line = b""
+                if "end" in message:
+                    return
+    raise CutError("the output ended early")
 
-    contents: VolumeContents
-    files: dict[str, VolumeFile]
-    inodes: dict[str, int]
 
-    def wanted(self, path: str, sha256: str | None = None, *, is_chosen: bool = False) -> Wanted:
-        """Return a file as it was listed, to be copied."""
-        file = self.files[path]
-        return Wanted(path, file.bytes, file.modified, self.inodes[path], sha256, is_chosen)
+def _not_of_reader(output: object) -> UnavailableError:
+    """Return the error about output that arrived whole and is wrong: asking again would bring the same."""
+    return UnavailableError(
+        f"this is not the output of the reader: {output!r:.100}",
+        "python3 of the job's image prints something else, or the volume holds names or times that are not valid",
+        "check the image of the job and the files on its volume",
+    )
 
 
-def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
-    """Return what a volume holds, from the messages of ``list``.
+Files = dict[str, ListedFile]
+"""All files of a volume, by path."""
+
+
+def listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeContents, Files]:
+    """Return what a volume holds, and all its files, from the messages of ``list``.
 
     Raises:
         CutError: they ended early.
         UnavailableError: they are wrong.
     """
-    files: dict[str, VolumeFile] = {}
-    inodes: dict[str, int] = {}
+    files: Files = {}
     checkpoints: list[CheckpointFile] = []
     end: Json = {}
     for message in found:
@@ -189,63 +231,56 @@ def listing(place: Place, found: Iterable[Json | bytes]) -> Listing:
             match message:
                 case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
                     raise ValueError("too many")
-                case {"file": {"path": path, "bytes": size, "modified": modified, "inode": int(inode)}}:
-                    files[path] = VolumeFile.model_validate(
-                        {"path": _safe(path), "bytes": size, "modified": _time(modified)}
-                    )
-                    if not 0 <= inode < 2**64:
-                        raise ValueError(inode)
-                    inodes[path] = inode
-                case {"checkpoint": {"path": path, **fields}}:
-                    checkpoints.append(_checkpoint(_safe(path), fields))
+                case {"file": {"path": path, "modified": modified, **fields}}:
+                    files[path] = ListedFile.model_validate(fields | {"path": _safe(path), "modified": _time(modified)})
+                case {"checkpoint": {"path": path, "saved": saved, **fields}}:
+                    known = fields | {"path": _safe(path), "saved": _time(saved)}
+                    checkpoints.append(CheckpointFile.model_validate(known))
                 case {"end": end}:
                     pass
         except (ValueError, TypeError, OverflowError, OSError) as error:  # of pydantic, too
-            raise not_of_reader(message) from error
+            raise _not_of_reader(message) from error
     # A training that goes on may have deleted the file since the manifest was read.
-    checkpoints = [found for found in checkpoints if found.problem or all(path in files for path in _pair(found))]
+    checkpoints = [found for found in checkpoints if found.problem or all(path in files for path in found.pair)]
     checkpoints.sort(key=lambda checkpoint: (-checkpoint.run, -checkpoint.step, checkpoint.path))
-    of_checkpoints = {path for checkpoint in checkpoints for path in _pair(checkpoint)}
+    of_checkpoints = {path for checkpoint in checkpoints for path in checkpoint.pair}
     rest = [file for path, file in files.items() if path not in of_checkpoints]
-    made = VolumeContents(
-        **place.__dict__,
+    contents = VolumeContents(
+        job=volume.job,
+        namespace=volume.namespace,
+        claim=volume.claim,
+        directory=volume.directory,
         checkpoints=checkpoints,
         metrics=[file for file in rest if _METRICS.search(file.path)],
-        logs=[file for file in rest if _LOG.search(file.path)],
-        others=[file for file in rest if not (_METRICS.search(file.path) or _LOG.search(file.path))],
+        others=[file for file in rest if not _METRICS.search(file.path)],
         complete=bool(end.get("complete")),
         unreadable=[str(text) for text in end.get("unreadable") or ()],
     )
-    return Listing(made, files, inodes)
+    return contents, files
 
 
-def _checkpoint(path: str, fields: Mapping[Any, Any]) -> CheckpointFile:
-    """Return a checkpoint; it is unreadable if its manifest holds values that none has. Raises ``ValueError``."""
-    known = {key: value for key, value in fields.items() if key != "manifest" and value != ""} | {"path": path}
-    try:
-        if len(str(known)) > _LONGEST_MANIFEST:
-            raise ValueError("too long")
-        return CheckpointFile.model_validate(known | {"saved": _time(fields.get("saved"))})
-    except (ValueError, TypeError, OverflowError, OSError):
-        name = {key: fields.get(key) for key in ("run", "step")} | {"path": path, "state": "Unreadable"}
-        return CheckpointFile.model_validate(name | {"problem": "its manifest holds a value that is not valid"})
-
-
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What to copy: the arguments of ``Client.pull``; without any, the newest checkpoint."""
 
     steps: Collection[int] = ()
     metrics: bool = False
     everything: bool = False
-    hidden: bool = False
-
-    def leaves_out(self, path: str) -> bool:
-        """Return whether a file is hidden and not asked for: it may hold commands for git, a shell or an editor."""
-        return bool(_OWN.search(path) or (not self.hidden and _HIDDEN.search(path)))
 
 
-def wanted_files(found: Listing, choice: Choice) -> list[Wanted]:
+class Wanted(NamedTuple):
+    """One file to copy. sha256: its digest by its manifest. is_chosen: a content without this digest is an error."""
+
+    file: ListedFile
+    sha256: str | None = None
+    is_chosen: bool = False
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a file is not copied, because a name in its path begins with a dot."""
+    return _HIDDEN.search(path) is not None
+
+
+def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list[Wanted]:
     """Return the files to copy.
 
     The file of a checkpoint comes before its manifest: a checkpoint exists once its manifest does.
@@ -254,48 +289,55 @@ def wanted_files(found: Listing, choice: Choice) -> list[Wanted]:
         InvalidJobError: there is nothing of the kind.
         DamagedFileError: a checkpoint that was asked for is damaged.
     """
-    lists = {kind: getattr(found.contents, kind) for kind in ("checkpoints", "metrics", "logs", "others")}
-    shown = {kind: [file for file in files if not choice.leaves_out(file.path)] for kind, files in lists.items()}
-    volume = found.contents.model_copy(update=shown)
+    checkpoints = [found for found in contents.checkpoints if not is_hidden(found.path)]
+    metrics = [Wanted(files[file.path]) for file in contents.metrics if not is_hidden(file.path)]
+    others = [Wanted(files[file.path]) for file in contents.others if not is_hidden(file.path)]
     if choice.everything:
-        rest = [*volume.metrics, *volume.logs, *volume.others]
-        paths = [path for checkpoint in reversed(volume.checkpoints) for path in _pair(checkpoint)]
-        digests = {checkpoint.path: checkpoint.sha256 for checkpoint in volume.checkpoints}
-        wanted = [*(file.path for file in rest), *(path for path in paths if path in found.files)]
-        if not wanted:
-            raise _nothing(volume, "hidden files alone, which --hidden copies" if found.files else "no files")
-        return [found.wanted(path, digests.get(path)) for path in wanted]
-    chosen: list[Wanted] = []
-    for checkpoint in _chosen(volume, choice.steps) if choice.steps or not choice.metrics else ():
-        for path in _pair(checkpoint):
-            digest = checkpoint.sha256 if path == checkpoint.path else None
-            chosen.append(found.wanted(path, digest, is_chosen=True))
-    if choice.metrics:
-        if not volume.metrics:
-            raise _nothing(volume, "no metrics")
-        chosen += [found.wanted(file.path) for file in volume.metrics]
-    return chosen
+        chosen = [*metrics, *others, *_of_checkpoints(reversed(checkpoints), files, is_chosen=False)]
+        if not chosen:
+            raise _nothing(contents, "hidden files alone, which are not copied" if files else "no files", 0)
+        return chosen
+    chosen = []
+    if choice.steps or not choice.metrics:
+        newest = next((found for found in checkpoints if found.problem is None), None)
+        if not choice.steps and newest is None:
+            raise _nothing(contents, "no checkpoint", len(others))
+        of_steps = [_of_step(contents, checkpoints, step) for step in sorted(set(choice.steps))]
+        chosen += _of_checkpoints(of_steps or filter(None, [newest]), files, is_chosen=True)
+    if choice.metrics and not metrics:
+        raise _nothing(contents, "no metrics", len(others))
+    return chosen + (metrics if choice.metrics else [])
 
 
-def _chosen(volume: VolumeContents, steps: Collection[int]) -> Iterator[CheckpointFile]:
-    usable = [found for found in volume.checkpoints if found.problem is None]
-    if not steps:
-        if not usable:
-            raise _nothing(volume, "no checkpoint")
-        yield usable[0]
-    for step in sorted(set(steps)):
-        of_step = [found for found in volume.checkpoints if found.step == step]
-        if not of_step:
-            known = ", ".join(str(found.step) for found in volume.checkpoints[:10]) or "none"
-            raise InvalidJobError(
-                f"the volume of {volume.job} holds no checkpoint of step {step}",
-                f"there are checkpoints of the steps {known}; older ones are deleted by the training",
-                f"ddpjob checkpoints {volume.job}",
-            )
-        best = next((found for found in of_step if found.problem is None), of_step[0])
-        if best.problem is not None:
-            raise damaged(volume.job, best.path, best.problem)
-        yield best
+def _of_checkpoints(found: Iterable[CheckpointFile], files: Files, *, is_chosen: bool) -> Iterator[Wanted]:
+    for checkpoint in found:
+        for path, digest in zip(checkpoint.pair, (checkpoint.sha256, None), strict=True):
+            if path in files:
+                yield Wanted(files[path], digest, is_chosen)
+
+
+def _of_step(contents: VolumeContents, checkpoints: Iterable[CheckpointFile], step: int) -> CheckpointFile:
+    of_step = [found for found in checkpoints if found.step == step]
+    if not of_step:
+        known = ", ".join(str(found.step) for found in contents.checkpoints[:10]) or "none"
+        raise InvalidJobError(
+            f"the volume of {contents.job} holds no checkpoint of step {step}",
+            f"there are checkpoints of the steps {known}; older ones are deleted by the training",
+            f"ddpjob checkpoints {contents.job}",
+        )
+    best = next((found for found in of_step if found.problem is None), of_step[0])
+    if best.problem is not None:
+        raise damaged(contents.job, best.path, best.problem)
+    return best
+
+
+def no_volume(job: str) -> InvalidJobError:
+    """Return the error about a job without ``checkpoint``."""
+    return InvalidJobError(
+        f"the job {job} has no volume",
+        "spec.checkpoint names the claim or the claimTemplate for checkpoints and metrics",
+        "add it to the job: docs/tasks/write-a-job.md; what its nodes printed is in its logs",
+    )
 
 
 def damaged(job: str, path: str, problem: str) -> DamagedFileError:
@@ -307,21 +349,17 @@ def damaged(job: str, path: str, problem: str) -> DamagedFileError:
     )
 
 
-def _nothing(volume: VolumeContents, what: str) -> DDPJobError:
-    unreadable = "; ".join(volume.unreadable[:3])
-    others = len(volume.logs) + len(volume.others)
+def _nothing(contents: VolumeContents, what: str, others: int) -> DDPJobError:
+    unreadable = "; ".join(contents.unreadable[:3])
     return InvalidJobError(
-        f"the volume of {volume.job} holds {what}, in {volume.directory}",
+        f"the volume of {contents.job} holds {what}, in {contents.directory}",
         f"could not read {unreadable}"
         if unreadable
         else "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step",
-        f"ddpjob pull {volume.job} --all copies the other files ({others})" if others else f"ddpjob logs {volume.job}",
+        f"ddpjob pull {contents.job} --all copies the other files ({others})"
+        if others
+        else f"ddpjob logs {contents.job}",
     )
-
-
-def _pair(checkpoint: CheckpointFile) -> tuple[str, str]:
-    """Return the paths of a checkpoint's file and manifest."""
-    return checkpoint.path, checkpoint.path.removesuffix(".pt") + ".json"
 
 
 def _safe(path: Any) -> str:

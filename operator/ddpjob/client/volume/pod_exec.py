@@ -15,7 +15,7 @@ from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketExc
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client.connection import Connection, path_of
-from ddpjob.client.volume.messages import CutError
+from ddpjob.client.volume.contents import CutError
 from ddpjob.errors import NotAllowedError, UnavailableError
 
 _PROTOCOL = "v4.channel.k8s.io"  # of every API server; v5 only adds the end of standard input

@@ -1,7 +1,7 @@
 """The program that reads a volume: it lists the files, and sends parts of them. Standard library only, Python 3.7.
 
 Its text runs in a pod with the image of the job, so it imports nothing of this package. For a job of this machine
-``local`` calls the same functions.
+``output_of_folder`` calls the same functions.
 
 Output: one JSON object a line. Behind ``{"data": N}`` come N bytes of a file. ``{"working": …}`` says nothing but that
 the program works.
@@ -30,6 +30,8 @@ _MANIFEST = re.compile(r"(?:^|/)run-(\d{6,})/step-(\d{9,})\.json$")
 _OF_TRAINING = re.compile(r"^(?:run-\d{6,}|metrics|logs)$")
 _TEMPORARY = re.compile(r"^\..*(?:\.tmp$|probe\.)")  # of a write that goes on, or was interrupted
 _FORMAT = 1  # of a manifest
+_DIGEST = re.compile("^[0-9a-f]{64}$")
+_END_OF_TIME = 2.0**37  # seconds; Python has dates up to the year 9999
 _IDLE_SECONDS = 120.0
 _LOOK_SECONDS = 2.0
 
@@ -40,8 +42,8 @@ def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
     verify: also read the checkpoints and compare their digests.
     """
     unreadable: list[str] = []
-    count, left_out = 0, [0]
-    for path in _files(root, unreadable, left_out):
+    count = 0
+    for path in _files(root, unreadable):
         count += 1
         if count > MOST_FILES:
             break
@@ -56,7 +58,7 @@ def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
         name = _MANIFEST.search(path)
         if name:
             yield from _checkpoint(root, path, int(name.group(1)), int(name.group(2)), verify)
-    yield _line({"end": {"complete": count <= MOST_FILES and not left_out[0], "unreadable": unreadable[:100]}})
+    yield _line({"end": {"complete": count <= MOST_FILES and not unreadable, "unreadable": unreadable[:100]}})
 
 
 def send(root: str, wanted: Sequence[tuple[str, int, int, int]]) -> Generator[bytes, None, None]:
@@ -97,14 +99,12 @@ def send(root: str, wanted: Sequence[tuple[str, int, int, int]]) -> Generator[by
 def _checkpoint(root: str, path: str, run: int, step: int, verify: bool) -> Generator[bytes, None, None]:
     """Yield the checkpoint of a manifest: state Intact, Unverified, Damaged or Unreadable, and the problem."""
     file = path[: -len(".json")] + ".pt"
-    found: dict[str, Any] = {"run": run, "step": step, "path": file, "manifest": path, "bytes": None, "sha256": None}
-    found.update(saved=None, problem="")
+    found: dict[str, Any] = {"run": run, "step": step, "path": file, "saved": None}
     try:
-        manifest, found["problem"] = _manifest(Path(root, path), run, step)
-        found["saved"] = manifest.get("time")
-        if not found["problem"]:
-            found["sha256"], found["bytes"] = manifest["sha256"], Path(root, file).stat().st_size
-        if verify and not found["problem"]:
+        manifest, problem = _manifest(Path(root, path), run, step)
+        if not problem:
+            found.update(sha256=manifest["sha256"], bytes=Path(root, file).stat().st_size, saved=_time(manifest))
+        if verify and not problem:
             digest = hashlib.sha256()
             with Path(root, file).open("rb") as stream:
                 for number, data in enumerate(iter(lambda: stream.read(_PART), b"")):
@@ -112,15 +112,15 @@ def _checkpoint(root: str, path: str, run: int, step: int, verify: bool) -> Gene
                     if number % (_SIGN_OF_LIFE // _PART) == 0:
                         yield _line({"working": file})
             if digest.hexdigest() != manifest["sha256"]:
-                found["problem"] = "its content does not match the digest in its manifest"
-        found["state"] = "Damaged" if found["problem"] else "Intact" if verify else "Unverified"
+                problem = "its content does not match the digest in its manifest"
+        found["state"] = "Damaged" if problem else "Intact" if verify else "Unverified"
     except FileNotFoundError:
         if not Path(root, path).exists():
             return  # the training has deleted the checkpoint meanwhile
-        found["state"], found["problem"] = "Damaged", "its file is absent"
+        found["state"], problem = "Damaged", "its file is absent"
     except OSError as error:
-        found["state"], found["problem"] = "Unreadable", error.strerror
-    yield _line({"checkpoint": found})
+        found["state"], problem = "Unreadable", str(error.strerror)
+    yield _line({"checkpoint": {**found, "problem": problem or None}})
 
 
 def _manifest(path: Path, run: int, step: int) -> tuple[dict[str, Any], str]:
@@ -133,19 +133,27 @@ def _manifest(path: Path, run: int, step: int) -> tuple[dict[str, Any], str]:
         if manifest["seal"] != hashlib.sha256(text.encode()).hexdigest():
             return {}, "its manifest does not match its own digest"
         if type(manifest["format"]) is not int or manifest["format"] != _FORMAT:
-            return {}, f"its manifest has the format {manifest['format']!r}, which this version does not know"
+            return {}, f"its manifest has the format {manifest['format']!r:.20}, which this version does not know"
         types = [type(manifest[field]) for field in ("run", "step", "sha256")]
         if types != [int, int, str] or (manifest["run"], manifest["step"]) != (run, step) or path.name != name:
             return {}, "its manifest is that of another checkpoint"
+        if not _DIGEST.match(manifest["sha256"]):
+            return {}, "its manifest has no digest of its content"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}, "its manifest is not readable"
     return manifest, ""
 
 
-def _files(root: str, unreadable: list[str], left_out: list[int]) -> Iterator[str]:
+def _time(manifest: dict[str, Any]) -> float | None:
+    """Return when a checkpoint was saved, which says nothing about its content; None if that is no time."""
+    saved = manifest.get("time")
+    return saved if isinstance(saved, (int, float)) and 0 <= saved < _END_OF_TIME else None
+
+
+def _files(root: str, unreadable: list[str]) -> Iterator[str]:
     """Yield the paths below ``root``, level by level; links are not followed, and temporary files left out.
 
-    unreadable: gets what cannot be read. left_out: its only number grows by the files of too large folders.
+    unreadable: gets what cannot be read, or is left out.
     """
     first: list[str] = [""]
     others: deque[str] = deque()
@@ -171,7 +179,8 @@ def _files(root: str, unreadable: list[str], left_out: list[int]) -> Iterator[st
                 count += 1
                 if count <= MOST_OF_FOLDER:
                     yield path
-        left_out[0] += max(0, count - MOST_OF_FOLDER)
+        if count > MOST_OF_FOLDER:
+            unreadable.append(f"{folder or '.'}: {count} files, of which {MOST_OF_FOLDER} are listed"[:300])
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -188,14 +197,19 @@ def wait() -> None:
             used = time.monotonic()
 
 
+def output_of_folder(root: str, command: str, *arguments: str) -> Generator[bytes, None, None]:
+    """Return the output of ``list [verify]`` or ``send WANTED`` below a directory."""
+    return listing(root, bool(arguments)) if command == "list" else send(root, json.loads(arguments[0]))
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run ``wait``, ``list ROOT [verify]`` or ``send ROOT WANTED``."""
-    if arguments[0] == "wait":
+    command, *rest = arguments
+    if command == "wait":
         wait()
         return
-    command, root, *rest = arguments
     written = time.monotonic()
-    for piece in listing(root, bool(rest)) if command == "list" else send(root, json.loads(rest[0])):
+    for piece in output_of_folder(rest[0], command, *rest[1:]):
         sys.stdout.buffer.write(piece)
         if time.monotonic() - written > 1.0:
             sys.stdout.buffer.flush()

@@ -8,12 +8,12 @@ import inspect
 from collections.abc import Iterable, Mapping
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, condition, element, event_time
+from ddpjob.api.objects import Json, condition, element
 from ddpjob.client.volume import reader
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.evidence import FAILED_TO_SYNC, NO_IMAGE, NO_START
-from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
+from ddpjob.errors import DDPJobError, UnavailableError
 
 CONTAINER = "reader"
 LABEL_READER_OF = f"{names.GROUP}/reader-of"
@@ -71,7 +71,9 @@ def reader_pod(job: Job, name: str, node: str | None) -> Json:
     spec |= {key: model["spec"][key] for key in _OF_THE_JOB if key in model["spec"]}
     if affinity := _affinity(model["spec"].get("affinity") or {}, node):
         spec["affinity"] = affinity
-    metadata: Json = {"name": name, "namespace": job.namespace, "ownerReferences": [_owner(job)]}
+    # With it the pod is deleted with the job, which is not the controller of the pod.
+    owner = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "name": job.name, "uid": job.uid}
+    metadata: Json = {"name": name, "namespace": job.namespace, "ownerReferences": [owner]}
     for kind in ("annotations", "labels"):
         given: Mapping[str, str] = model["metadata"].get(kind) or {}
         metadata[kind] = {key: given[key] for key in _WITHOUT_SIDECAR if key in given}
@@ -99,27 +101,8 @@ def _affinity(given: Json, node: str | None) -> Json:
     return {"nodeAffinity": of_nodes} if of_nodes else {}
 
 
-def _owner(job: Job) -> Json:
-    """Return the reference by which the pod is deleted with the job; it is not the controller of the pod."""
-    return {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "name": job.name, "uid": job.uid}
-
-
-def holders(pods: Iterable[Json], claim: str) -> dict[str, str]:
-    """Return the Kubernetes node of each pod that may have the claim mounted, by the pod's name."""
-    return {
-        pod["metadata"]["name"]: pod["spec"]["nodeName"]
-        for pod in pods
-        if pod["spec"].get("nodeName")
-        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        and any(
-            (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim
-            for volume in pod["spec"].get("volumes") or ()
-        )
-    }
-
-
 def node_for(claim: Json, pods: Iterable[Json]) -> str | None:
-    """Return the node on which the claim can be mounted; None if on any.
+    """Return the node on which the claim can be mounted; None if on any. pods: of its namespace.
 
     Raises:
         UnavailableError: one pod alone may mount it, and runs.
@@ -127,7 +110,16 @@ def node_for(claim: Json, pods: Iterable[Json]) -> str | None:
     name, modes = claim["metadata"]["name"], set((claim.get("spec") or {}).get("accessModes") or ())
     if modes & {"ReadWriteMany", "ReadOnlyMany"}:
         return None
-    held = holders(pods, name)
+    held = {
+        pod["metadata"]["name"]: str(pod["spec"]["nodeName"])
+        for pod in pods
+        if pod["spec"].get("nodeName")
+        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        and any(
+            (volume.get("persistentVolumeClaim") or {}).get("claimName") == name
+            for volume in pod["spec"].get("volumes") or ()
+        )
+    }
     if held and "ReadWriteOncePod" in modes:
         raise UnavailableError(
             f"the claim {name} is in use by the pod {min(held)}",
@@ -162,47 +154,27 @@ def hopeless(pod: Json, job: str) -> DDPJobError | None:
     """Return why the pod will not start; None if it may."""
     status = pod.get("status") or {}
     state = element(status.get("containerStatuses"), "name", CONTAINER).get("state") or {}
-    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
-    reason = str(waiting.get("reason") or ended.get("reason") or status.get("reason") or "")
-    message = str(waiting.get("message") or ended.get("message") or status.get("message") or "").strip()
-    image = pod["spec"]["containers"][0]["image"]
-    if reason in NO_IMAGE:
-        return UnavailableError(
-            f"the image {image} of the job cannot be pulled: {message or reason}",
-            "the pod that reads the volume has the image and the pull secrets of the job",
-            f"kubectl describe ddp {job}; correct the image or its pull secret",
-        )
-    if reason in NO_START and "python3" in message:
-        return InvalidJobError(
-            f"the image {image} has no program python3: {message}",
-            "the pod that reads the volume runs python3 of the job's image",
-            "mount the claim in a pod with another image, and copy with kubectl cp",
-        )
-    if (reason in NO_START and not message.startswith(FAILED_TO_SYNC)) or status.get("phase") == "Failed":
-        return UnavailableError(
-            f"the pod that reads the volume does not start: {': '.join(filter(None, (reason, message)))}",
-            "it runs the image of the job as a user that is not root, with a root file system that is read-only",
-            "try again; the message is that of the kubelet",
-        )
-    return None
-
-
-def late(pod: Json, seconds: float, events: Iterable[Json]) -> UnavailableError:
-    """Return the error about a pod that does not run in time. events: of the pod."""
-    warnings = [event for event in events if event.get("type") == "Warning"]
-    newest = max(warnings, key=event_time, default={})
-    why = obstacle(pod)
-    if newest.get("message") and why in ("", "ContainerCreating"):
-        why = f"{newest.get('reason')}: {newest['message']}"
-    placed = pod["spec"].get("nodeName")
-    if not placed:
-        return UnavailableError(
-            f"no Kubernetes node takes the pod that reads the volume: {why or 'no scheduler answers'}",
-            f"it needs 50m of CPU, 64Mi of memory, and a node that can mount the claim; it waited {seconds:g} s",
-            "make room, or wait until the job has finished; then run the same command again",
-        )
+    found = state.get("waiting") or state.get("terminated") or status
+    reason, message = str(found.get("reason") or ""), str(found.get("message") or "").strip()
+    is_wrong = reason in NO_IMAGE or (reason in NO_START and not message.startswith(FAILED_TO_SYNC))
+    if not is_wrong and status.get("phase") != "Failed":
+        return None
     return UnavailableError(
-        f"the pod that reads the volume does not run on {placed}: {why or 'the kubelet says nothing'}",
-        f"the image is still being pulled, or the volume cannot be mounted there; it waited {seconds:g} s",
-        "run the same command again; the message is that of the kubelet",
+        f"the pod that reads the volume does not start: {': '.join(filter(None, (reason, message)))}",
+        f"it runs python3 of the job's image {pod['spec']['containers'][0]['image']}, with its pull secrets, as a user "
+        "that is not root, with a root file system that is read-only",
+        f"kubectl describe ddp {job}; correct the image or its pull secret, or mount the claim in a pod with another "
+        "image, and copy with kubectl cp",
+    )
+
+
+def late(pod: Json, seconds: float) -> UnavailableError:
+    """Return the error about a pod that does not run in time."""
+    meta, placed = pod["metadata"], pod["spec"].get("nodeName")
+    where = f"does not run on {placed}" if placed else "has no Kubernetes node"
+    return UnavailableError(
+        f"the pod that reads the volume {where} after {seconds:g} s: {obstacle(pod) or 'no scheduler answers'}",
+        "it needs 50m of CPU, 64Mi of memory, a node that can mount the claim, and the image of the job",
+        f"kubectl get events -n {meta['namespace']} --field-selector involvedObject.name={meta['name']}; "
+        "then run the same command again",
     )

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ddpjob.api.backoff import Patience
-from ddpjob.client.volume.contents import RECORD, PulledFile, PullProgress, Wanted, damaged
-from ddpjob.client.volume.messages import CutError, VolumeReader, messages
+from ddpjob.client.volume.contents import RECORD, CutError, PulledFile, PullProgress, Volume, Wanted, damaged
 from ddpjob.errors import DamagedFileError, TransferError, UnavailableError
 
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
@@ -33,6 +32,7 @@ _LONGEST_NAME = 240  # bytes that leave room for the suffix
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _GONE = (errno.ENOENT, errno.ESTALE, None)  # None: another file has its name, or it has become shorter
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 OnProgress = Callable[[PullProgress], None]
 
@@ -56,31 +56,29 @@ def wait_after(cut: CutError, patience: Patience) -> None:
 
 
 def receive(
-    reader: VolumeReader, job: str, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, patience: Patience
+    volume: Volume, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, patience: Patience
 ) -> tuple[list[PulledFile], list[str]]:
-    """Copy the files into ``to`` and return what became of each, and the paths that are gone from the volume.
+    """Copy the files into ``to`` and return what was copied, and the paths that are gone from the volume.
 
     Raises:
         TransferError: the disk is full or refuses, a file is in the way, or a digest differs.
         UnavailableError: the volume could not be read for too long.
     """
-    transfer = _Transfer(job, wanted, to, on_progress)
     try:
-        transfer.begin()
-        while asked := transfer.next_request():
-            try:
-                for message in messages(reader.output("send", json.dumps(asked))):
-                    if transfer.take(message):
-                        patience.reset()
-                transfer.require_all(asked)
-            except CutError as cut:
-                on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
-                wait_after(cut, patience)
+        with contextlib.closing(_Transfer(volume.job, wanted, to, on_progress)) as transfer:
+            transfer.require_room()
+            while asked := transfer.next_request():
+                try:
+                    for message in volume.messages("send", json.dumps(asked)):
+                        if transfer.take(message):
+                            patience.reset()
+                    transfer.require_all(asked)
+                except CutError as cut:
+                    on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
+                    wait_after(cut, patience)
+            return transfer.done, transfer.gone
     except OSError as error:
         raise _disk_error(error, to) from error
-    finally:
-        transfer.close()
-    return transfer.done, transfer.gone
 
 
 class _Target:
@@ -89,11 +87,8 @@ class _Target:
     def __init__(self, to: Path) -> None:
         self.path = to
         self.written: dict[str, set[str]] = {}
-        self._root: int | None = None
-
-    def open(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        to.mkdir(parents=True, exist_ok=True)
+        self._root = os.open(to, _FOLDER)
         with contextlib.suppress(FileNotFoundError), self._record(os.O_RDONLY) as lines:
             for line in lines:
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # the last one may be cut
@@ -102,13 +97,13 @@ class _Target:
 
     def folder_of(self, path: str) -> int:
         """Return a descriptor of the folder of a path below, which is created, without following a link."""
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        folder = os.open(".", _FOLDER, dir_fd=self._root)
         for name in path.split("/")[:-1]:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=folder)
             above = folder
             try:
-                folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=above)
+                folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
             finally:
                 os.close(above)
         return folder
@@ -120,8 +115,7 @@ class _Target:
         self.written.setdefault(path, set()).add(sha256)
 
     def close(self) -> None:
-        if self._root is not None:
-            os.close(self._root)
+        os.close(self._root)
 
     def _record(self, flags: int) -> TextIO:
         descriptor = os.open(RECORD, flags | _OPEN, 0o666, dir_fd=self._root)
@@ -132,23 +126,24 @@ class _Part:
     """One file on its way. have: its bytes that are here. Holds a lock, so that two transfers never write one file."""
 
     def __init__(self, wanted: Wanted, target: _Target) -> None:
-        self.wanted, self.path, self._target = wanted, target.path / wanted.path, target
-        self._part = _part_name(self.path.name)
+        self.wanted, self.file, self._target = wanted, wanted.file, target
+        self.path = target.path / wanted.file.path
+        name = self.path.name  # a file system takes 255 bytes, so the part of a long name has the digest of the name
+        name = name if len(name.encode()) <= _LONGEST_NAME else hashlib.sha256(name.encode()).hexdigest()
+        self._part = f".{name}.ddpjob-part"
         self._folder: int | None = None
         self._file: int | None = None
         self._digest: Any = hashlib.sha256()
         self._is_repeated = False
-        self.have, self.was_here, self.is_old = 0, 0, False
+        self.have, self._is_old = 0, False
 
     def size_here(self) -> int:
-        """Return how many bytes need not be sent, without reading them. Raises ``TransferError`` as ``open``."""
-        here = _state(self.path)
-        if here is not None and here.st_size == self.wanted.bytes:
-            return self.wanted.bytes
-        if here is not None and self.wanted.path not in self._target.written:
-            raise self._in_the_way()
-        part = _state(self.path.with_name(self._part))
-        return min(part.st_size, self.wanted.bytes) if part is not None else 0
+        """Return how many bytes need not be sent, without reading them."""
+        sizes = [0]
+        for path in (self.path, self.path.with_name(self._part)):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                sizes.append(path.lstat().st_size)
+        return min(max(sizes), self.file.bytes)
 
     def open(self) -> None:
         """Read what is here: a whole file of this size, else the part.
@@ -158,7 +153,7 @@ class _Part:
         if self.have or self._file is not None:
             return
         if self._folder is None:
-            self._folder = self._target.folder_of(self.wanted.path)
+            self._folder = self._target.folder_of(self.file.path)
         if not self._is_repeated and self._read_here():
             return
         descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | _OPEN, 0o666, dir_fd=self._folder)
@@ -168,7 +163,7 @@ class _Part:
             os.close(descriptor)
             raise
         self._file = descriptor
-        if os.fstat(self._file).st_size > self.wanted.bytes:
+        if os.fstat(self._file).st_size > self.file.bytes:
             os.ftruncate(self._file, 0)
         self._read(self._file)
 
@@ -178,20 +173,22 @@ class _Part:
             descriptor = os.open(self.path.name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=self._folder)
         except FileNotFoundError:
             return False
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise self._in_the_way()
+            self._read(descriptor)
+        finally:
             os.close(descriptor)
-            raise self._in_the_way()
-        self._read(descriptor)
-        self.is_old = True
-        if self.have == self.wanted.bytes:
+        self._is_old = True
+        if self.have == self.file.bytes:
             return True
         self._forget_old()
         return False
 
     def _forget_old(self) -> None:
-        if self.is_old and self._digest.hexdigest() not in self._target.written.get(self.wanted.path, ()):
+        if self._is_old and self._digest.hexdigest() not in self._target.written.get(self.file.path, ()):
             raise self._in_the_way()
-        self._digest, self.have, self.was_here, self.is_old = hashlib.sha256(), 0, 0, False
+        self._digest, self.have, self._is_old = hashlib.sha256(), 0, False
 
     def _in_the_way(self) -> TransferError:
         return TransferError(
@@ -200,16 +197,11 @@ class _Part:
             "move it away, or name another directory with --to",
         )
 
-    @property
-    def is_known(self) -> bool:
-        """Whether an old file has the digest that it must have, so that it need not be asked for."""
-        return self.is_old and self._digest.hexdigest() == self.wanted.sha256
-
     def write(self, data: bytes) -> bool:
         """Return whether a byte of it is new."""
         if self._file is None:  # nothing was asked for
             return False
-        view = memoryview(data)[: self.wanted.bytes - self.have]
+        view = memoryview(data)[: self.file.bytes - self.have]
         self._digest.update(view)
         before = self.have
         self.have += len(view)
@@ -218,7 +210,7 @@ class _Part:
         return self.have > before
 
     def matches(self, sha256: str) -> bool:
-        return self.have == self.wanted.bytes and self._digest.hexdigest() == sha256
+        return self.have == self.file.bytes and self._digest.hexdigest() == sha256
 
     def begin_again(self) -> bool:
         """Discard what is here. Return False if that has been done already."""
@@ -227,18 +219,15 @@ class _Part:
         self.close()
         return again
 
-    def finish(self, sha256: str, problem: str | None) -> PulledFile:
+    def finish(self, sha256: str) -> None:
         """Give the file its name."""
         if self._file is not None:
-            modified = datetime.fromisoformat(self.wanted.modified).timestamp()
+            modified = datetime.fromisoformat(self.file.modified).timestamp()
             os.utime(self._file, (modified, modified))
             os.fsync(self._file)
-            self._target.note(self.wanted.path, sha256)
+            self._target.note(self.file.path, sha256)
             os.replace(self._part, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self.close()
-        outcome: Any = "Unchanged" if self.is_old else "Resumed" if self.was_here else "Copied"
-        wanted = self.wanted
-        return PulledFile(path=wanted.path, bytes=wanted.bytes, sha256=sha256, outcome=outcome, problem=problem)
 
     def close(self) -> None:
         if self._file is not None:
@@ -251,18 +240,10 @@ class _Part:
         self._file = self._folder = None
 
     def _read(self, descriptor: int) -> None:
-        with open(descriptor, "rb", buffering=0, closefd=descriptor != self._file) as stream:
+        with open(descriptor, "rb", buffering=0, closefd=False) as stream:
             while data := stream.read(_READ):
                 self._digest.update(data)
                 self.have += len(data)
-        self.was_here = self.have
-
-
-def _part_name(name: str) -> str:
-    """Return the name of a part; a file system takes 255 bytes, so that of a long name has its digest."""
-    if len(name.encode()) > _LONGEST_NAME:
-        name = hashlib.sha256(name.encode()).hexdigest()
-    return f".{name}.ddpjob-part"
 
 
 class _Transfer:
@@ -270,17 +251,16 @@ class _Transfer:
 
     def __init__(self, job: str, wanted: Sequence[Wanted], to: Path, on_progress: OnProgress) -> None:
         self._job, self._target, self._on_progress = job, _Target(to), on_progress
-        self._left = {file.path: _Part(file, self._target) for file in wanted}
-        self._total = sum(file.bytes for file in wanted)
+        self._left = {one.file.path: _Part(one, self._target) for one in wanted}
+        self._total = sum(one.file.bytes for one in wanted)
         self._finished = 0  # bytes
         self._current: _Part | None = None
         self.done: list[PulledFile] = []
         self.gone: list[str] = []
 
-    def begin(self) -> None:
-        """Raise ``TransferError`` if a file is in the way, or the disk has too little room for what is missing."""
-        self._target.open()
-        missing = sum(part.wanted.bytes - part.size_here() for part in self._left.values())
+    def require_room(self) -> None:
+        """Raise ``TransferError`` if the disk has too little room for what is missing."""
+        missing = self._total - sum(part.size_here() for part in self._left.values())
         if (free := shutil.disk_usage(self._target.path).free) < missing:
             raise TransferError(
                 f"{self._target.path} has too little room: {missing:,} bytes are missing, {free:,} are free",
@@ -291,38 +271,32 @@ class _Transfer:
     def next_request(self) -> list[tuple[str, int, int, int]]:
         """Return path, offset, size and inode of files to ask for; none when all are done."""
         asked: list[tuple[str, int, int, int]] = []
-        for part in [*self._left.values()]:
+        for part in self._left.values():
             part.open()
-            if part.is_known:
-                self._finish(part, str(part.wanted.sha256))
-                continue
-            asked.append((part.wanted.path, part.have, part.wanted.bytes, part.wanted.inode))
+            asked.append((part.file.path, part.have, part.file.bytes, part.file.inode))
             if len(json.dumps(asked)) > _REQUEST or len(asked) == _OPEN_AT_ONCE:
                 break
         return asked
 
     def take(self, message: Any) -> bool:
         """Take one message of the reader. Return whether it brought something new."""
-        is_new = False
+        is_new = True
         match message:
             case {"begin": path}:
-                self._current = self._left.get(path)
+                self._current, is_new = self._left.get(path), False
             case bytes() if self._current is not None:
                 is_new = self._current.write(message)
             case {"sent": path, "sha256": str(digest)} if path in self._left:
                 self._end(self._left[path], digest)
-                is_new = True
             case {"failed": path, "reason": reason} if path in self._left:
                 if message.get("errno") not in _GONE:
                     raise _unreadable(self._job, path, reason)
                 self._left.pop(path).close()
                 self._current = None
                 self.gone.append(path)
-                is_new = True
             case _:
                 return False
-        at = self._current.have if self._current is not None else 0
-        path = self._current.wanted.path if self._current is not None else ""
+        at, path = (self._current.have, self._current.file.path) if self._current is not None else (0, "")
         self._on_progress(PullProgress(path=path, done=self._finished + at, total=self._total))
         return is_new
 
@@ -337,28 +311,26 @@ class _Transfer:
         self._target.close()
 
     def _end(self, part: _Part, digest: str) -> None:
-        wanted = part.wanted.sha256
+        file, wanted, is_chosen = part.wanted
         problem = None if wanted in (None, digest) else "its content does not match the digest in its manifest"
-        if problem and part.wanted.is_chosen:
+        if problem and is_chosen:
             part.begin_again()
-            raise damaged(self._job, part.wanted.path, problem)
+            raise damaged(self._job, file.path, problem)
         if part.matches(digest):
-            self._finish(part, digest, problem)
+            part.finish(digest)
+            self.done.append(PulledFile(path=file.path, bytes=file.bytes, sha256=digest, problem=problem))
+            del self._left[file.path]
+            self._finished += file.bytes
+            self._current = None
         elif part.begin_again():
             # The files behind it must wait: a manifest says that its checkpoint is here.
-            raise CutError(f"{part.wanted.path} differs from the file that was here")
+            raise CutError(f"{file.path} differs from the file that was here")
         else:
             raise DamagedFileError(
                 f"{part.path} does not have the digest that it has on the volume of {self._job}",
                 "it changed while it was copied, or the network or the disk here damages data",
                 f"ddpjob pull {self._job} again, when the job does not run",
             )
-
-    def _finish(self, part: _Part, digest: str, problem: str | None = None) -> None:
-        self.done.append(part.finish(digest, problem))
-        del self._left[part.wanted.path]
-        self._finished += part.wanted.bytes
-        self._current = None
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -389,13 +361,6 @@ def _unreadable(job: str, path: str, reason: str) -> TransferError:
         "the file belongs to another user, it was replaced, or the volume fails",
         f"check owner and mode of the file; ddpjob checkpoints {job} lists the others",
     )
-
-
-def _state(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _disk_error(error: OSError, to: Path) -> TransferError:

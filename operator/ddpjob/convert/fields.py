@@ -1,6 +1,7 @@
-"""Checks that a source has the form of its kind, so that a conversion can rely on it."""
+"""The fields of a source, walked by a table: their form, what carries over, and the notes on what does not."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,29 +14,78 @@ from ddpjob.errors import InvalidJobError
 
 Shape = Any
 """A type, a list with the shape of its items, or a dict with the shapes of its fields; ``*`` is any other field."""
+ANY: Shape = object
+_REFERENCE = "docs/reference/fields.md lists the fields of a DDPJob"
 
 
-def require_shape(value: Any, shape: Shape, path: str) -> None:
-    """Raise ``InvalidJobError`` for the first value that has another form; null and unknown fields have any."""
+@dataclass(frozen=True)
+class Note:
+    """A field of the source that does not carry over as it is.
+
+    field: its path in the source. why: what is different in a DDPJob. action: what to do; empty if nothing.
+    """
+
+    field: str
+    why: str
+    action: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.why}" + (f"; {self.action}" if self.action else "")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A field that a DDPJob has, too, with the same name and meaning."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Left:
+    """A field that is noted, because a DDPJob has none like it."""
+
+    why: str
+    action: str = ""
+    shape: Shape = ANY
+
+
+def walk(value: Any, shape: Shape, path: str, notes: list[Note]) -> Json:
+    """Return the fields that are ``Kept``; note those that are ``Left`` or that the shape does not know.
+
+    Raises ``InvalidJobError`` for the first value that has another form; null has any.
+    """
+    kept: Json = {}
     if value is None:
-        return
-    if isinstance(shape, dict):
+        return kept
+    if isinstance(shape, Left):
+        walk(value, shape.shape, path, notes)
+        if value not in ({}, [], ""):
+            notes.append(Note(path, shape.why, shape.action))
+    elif isinstance(shape, dict):
         _require(isinstance(value, dict), path, "a mapping")
         for key, inner in value.items():
-            if (below := shape.get(key, shape.get("*"))) is not None:
-                require_shape(inner, below, f"{path}.{key}".removeprefix("."))
+            below = shape.get(key, shape.get("*", Left("this field is not known here", _REFERENCE)))
+            if isinstance(below, Kept):
+                walk(inner, below.shape, f"{path}.{key}", notes)
+                kept |= {} if inner is None or inner is False else {key: inner}
+            else:
+                kept |= walk(inner, below, f"{path}.{key}".removeprefix("."), notes)
     elif isinstance(shape, list):
         _require(isinstance(value, list), path, "a list")
         for index, inner in enumerate(value):
-            require_shape(inner, shape[0], f"{path}[{index}]")
-            _require(inner is not None, f"{path}[{index}]", "a value")
+            name = inner.get("name") if isinstance(inner, dict) else None
+            where = f"{path}[{index if name is None else name}]"
+            _require(inner is not None, where, "a value")
+            kept |= walk(inner, shape[0], where, notes)
     else:
-        _require(isinstance(value, shape) and not (isinstance(value, bool) and shape is int), path, f"{shape.__name__}")
+        is_flag = isinstance(value, bool) and shape is int
+        _require(isinstance(value, shape) and not is_flag, path, shape.__name__)
+    return kept
 
 
 def require_pod_template(template: Any, path: str) -> Json:
     """Return a pod template without null fields. Raises ``InvalidJobError`` if it has not the form of one."""
-    require_shape(template, {"metadata": dict, "spec": dict}, path)
+    walk(template, {"metadata": dict, "spec": dict, "*": ANY}, path, [])
     given = {key: value for key, value in (template or {}).items() if value is not None}
     for container in _containers(given.get("spec") or {}):
         _as_ddpjobs_have_it(container)
