@@ -164,10 +164,10 @@ async def test_annotations_of_a_pod_are_changed_and_nothing_else(bench: Bench) -
     body = bench.pod("a")
     body["metadata"]["annotations"] = {"mine": "1"}
     pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, body)
-    change = Change(names.PODS, "a", pod["metadata"]["uid"], {}, annotations={names.ANNOTATION_PROGRESS: "42%"})
+    change = Change(names.PODS, "a", pod["metadata"]["uid"], {}, annotations={names.ANNOTATION_HELD: "42%"})
     assert await bench.executor.act(bench.job, Plan(changes=(change,))) == Outcome()
     left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
-    assert left["metadata"]["annotations"] == {"mine": "1", names.ANNOTATION_PROGRESS: "42%"}
+    assert left["metadata"]["annotations"] == {"mine": "1", names.ANNOTATION_HELD: "42%"}
     assert left["spec"] == pod["spec"]
     (view,) = bench.cache.pods(bench.jobs.namespace, bench.job["metadata"]["uid"])
     assert view.progress == "42%"

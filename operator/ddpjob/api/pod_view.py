@@ -28,7 +28,6 @@ The kubelet stops them, and the pod and its logs stay."""
 _CLOCK_SKEW = timedelta(seconds=2)
 _LONGEST_SKEW = timedelta(minutes=10)
 """By how much a node's clock may be slow before a job that was drained could be taken for one that succeeded."""
-_MAX_ANNOTATION = 32  # a user may write any text
 _MAX_TOKEN = 64
 # Reasons of DisruptionTarget of the kubelet, and of controllers that act on the loss of a node.
 _WITHOUT_DELETION = frozenset({"TerminationByKubelet", "DeletionByPodGC", "DeletionByTaintManager"})
@@ -52,7 +51,6 @@ class PodView:
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     gated: Kueue manages the pod by itself, and has not admitted it (``names.QUEUE_GATE``).
     token: of its attempt (``names.ENV_TOKEN``), or "". Secret.
-    checkpoint_time, progress, progress_time: the annotations of ``engine.annotations``, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: its phase is Pending, and its trainer has not started. A kubelet that ends a pod at its deadline before
         it has reported the phase Running leaves it at Pending until all containers have ended.
@@ -110,9 +108,6 @@ class PodView:
     is_probe: bool = False
     claim: str = ""
     token: str = field(default="", repr=False)
-    checkpoint_time: str = ""
-    progress: str = ""
-    progress_time: str = ""
 
     @property
     def waiting_text(self) -> str:
@@ -204,9 +199,6 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         claim=_claim(spec, trainer),
         group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
         token=_shared(_token(trainer)) or "",
-        checkpoint_time=_annotation(meta, names.ANNOTATION_CHECKPOINT_TIME),
-        progress=_annotation(meta, names.ANNOTATION_PROGRESS),
-        progress_time=_annotation(meta, names.ANNOTATION_PROGRESS_TIME),
     )
 
 
@@ -337,12 +329,6 @@ def _unschedulable(status: Mapping[str, Any]) -> str | None:
 def _token(trainer: Mapping[str, Any]) -> str:
     env = reversed(trainer.get("env") or ())  # it is one of the last
     return str(element(env, "name", names.ENV_TOKEN).get("value") or "")[:_MAX_TOKEN]
-
-
-def _annotation(meta: Mapping[str, Any], name: str) -> str:
-    """Return an annotation, or "" for one that is too long to be the operator's. Pods of a job share the text."""
-    text = (meta.get("annotations") or {}).get(name) or ""
-    return intern(text) if len(text) <= _MAX_ANNOTATION else ""
 
 
 def _shared(text: str | None) -> str | None:

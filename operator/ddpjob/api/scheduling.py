@@ -45,9 +45,6 @@ class Scheduling(ApiModel):
     """Seconds for which an attempt waits while not all its pods get a Kubernetes node: a job with minNodes then starts
     with fewer, any other gives its nodes back if an older job waits, too, or after five times as long. It costs no
     restart. Default: 300; 0: without end."""
-    annotate_pods: bool = False
-    """Whether the running pods get annotations with the time of the last checkpoint and with the progress, at most once
-    a minute: pods of a job that has just saved are the cheapest to preempt."""
 
     @property
     def partial_seconds(self) -> int:

@@ -20,7 +20,6 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import obstacles
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
-from ddpjob.engine.annotations import annotated
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
@@ -119,8 +118,6 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
     goes_on = decision.kind in ("continue", "hold")
     requests += map(_deletion, elastic.unused_probes(s, goes_on=goes_on))
-    annotates, due = annotated(s, decision, status)
-    requests += annotates
     return Plan(
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
@@ -129,7 +126,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         creates=creates,
         creates_attempt=next_number(s, decision) if any(map(_is_of_attempt, creates)) else None,
         events=tuple(notes(s, decision, status)),
-        requeue_after=_earlier(_requeue_after(s, decision, status), due, scheduling.look_again(s)),
+        requeue_after=_earlier(_requeue_after(s, decision, status), scheduling.look_again(s)),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         claims=() if decision.begins_attempt or decision.ends_attempt else _claims_of_unschedulable_pods(s),
         logs=_logs(s, decision),
