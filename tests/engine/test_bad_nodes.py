@@ -81,7 +81,7 @@ def test_one_bad_node_ends_no_job_that_has_trained(broken: Any) -> None:
 
 
 def test_hour_of_training_that_only_the_ledger_shows_is_enough() -> None:
-    """The earlier release recorded nothing else of a program without reports, and was replaced during a restart."""
+    """No operator ran while it trained, and the program reports nothing."""
     world = trained_world()
     del world.job["status"]["furthest"]
     world.set_pod(3, seven_gpus(world), node="bad")

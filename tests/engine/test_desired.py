@@ -65,6 +65,7 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
         "PET_RDZV_CONF": "timeout=60",
         "PET_RDZV_ID": f"{UID}-1",
         "DDPJOB_STOP_GRACE": "25",
+        "DDPJOB_INPLACE_RESTARTS": "0",
         "DDPJOB_COMPLETION_GRACE": "300",
         "DDPJOB_NAME": "mnist",
         "DDPJOB_UID": UID,

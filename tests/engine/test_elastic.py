@@ -385,13 +385,6 @@ def test_job_gets_smaller_when_its_pods_do_not_wait_as_long_as_the_limit() -> No
     assert world.status["restartsCountedTowardsLimit"] == 0
 
 
-def test_status_of_a_release_without_sizes_means_all_nodes() -> None:
-    world = smaller()
-    del world.job["status"]["currentAttempt"]["size"]
-    world.settle()
-    assert trainers(world) == pod_names(3, 3)
-
-
 def test_probes_in_the_same_room_one_after_the_other_count_once() -> None:
     world = smaller(numNodes=4)
     go(world, 600)

@@ -414,17 +414,6 @@ def test_active_seconds_add_up_over_attempts_and_suspensions() -> None:
     assert world.status["activeSeconds"] == 35
 
 
-def test_status_of_an_earlier_release_is_taken_over_without_touching_a_pod() -> None:
-    world = a_running_world(a_job())
-    status = world.status
-    del status["currentAttempt"]
-    world.job["status"] = status | {"attempt": 1}
-    made = world.reconcile()
-    assert not made.deletes and not made.creates and not made.events
-    world.settle()
-    assert world.status["currentAttempt"]["phase"] == "Running" and world.status["state"] == "Running"
-
-
 @pytest.mark.parametrize(
     "spoiled",
     [

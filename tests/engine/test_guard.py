@@ -385,5 +385,3 @@ def test_no_job_yields_to_one_whose_record_is_not_kept() -> None:
     assert standing(world.job) is not None
     status = copy.deepcopy(world.job["status"])
     assert standing(world.job | {"status": status | {"state": "Invalid"}}) is None
-    ran = status["currentAttempt"] | {"allRunningTime": timestamp(world.now)}  # by a release that does not know it
-    assert standing(world.job | {"status": status | {"currentAttempt": ran}}) is None

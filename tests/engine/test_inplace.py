@@ -177,14 +177,6 @@ def test_restarts_in_place_use_up_the_total_of_restarts() -> None:
     assert world.status["state"] == "Failed"
 
 
-def test_attempt_of_an_earlier_release_is_granted_nothing() -> None:
-    world = a_world()
-    del world.job["status"]["currentAttempt"]["inPlace"]
-    world.progress = report(3), world.pod(0)["metadata"]["name"]
-    world.reconcile()
-    assert "inPlace" not in world.status["currentAttempt"] and world.status["restarts"] == 0
-
-
 def _restart_in_place(world: World, life: int, **training: Any) -> list[str]:
     """Reconcile with this life, and return the reasons of the events."""
     world.progress = report(life, **training), world.pod(0)["metadata"]["name"]

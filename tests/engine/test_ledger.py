@@ -436,49 +436,6 @@ def test_a_patch_that_is_made_again_counts_nothing_twice() -> None:
     assert spent(world)["training"] == 30
 
 
-def test_a_status_of_a_release_without_the_ledger_gets_one_with_the_next_write() -> None:
-    world = a_training_world()
-    world.job["status"] = {key: value for key, value in world.status.items() if key != "time"}
-    assert is_idle(world.reconcile()), "nothing is written for it"
-    world.forward(100)
-    report(world, step=50)
-    world.settle()
-    # firstStepTime was recorded: all else is in the recorded times, too.
-    assert spent(world) == {"queued": 5, "scheduling": 30, "starting": 20, "training": 100}
-
-
-def test_a_later_attempt_of_such_a_status_shows_how_long_the_ones_before_were_active() -> None:
-    world = a_training_world()
-    world.forward(100)
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.forward(1000)
-    world.job["spec"]["suspend"] = False
-    world.settle()
-    world.run_all()
-    world.settle()
-    world.job["status"] = {key: value for key, value in world.status.items() if key != "time"}
-    world.forward(10)
-    report(world, step=50, stepsPerSecond=1000.0)
-    world.settle()
-    assert spent(world) == {"queued": 5, "training": 150, "stopped": 1000, "starting": 10}
-
-
-def test_what_a_release_without_the_ledger_did_meanwhile_is_read_from_its_times() -> None:
-    world = a_training_world()
-    ledger = world.status["time"]
-    world.forward(100)
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.forward(10)
-    restart(world, seconds=20, resumed=1, step=2)
-    world.job["status"] = world.status | {"time": ledger}
-    world.forward(50)
-    report(world, step=30, resumedFrom={"step": 1, "path": "1.pt"})
-    world.settle()
-    assert (spent(world)["training"], spent(world)["recovering"]) == (150, 30)
-
-
 def test_a_category_that_is_not_known_here_is_replaced() -> None:
     world = a_training_world()
     world.job["status"] = world.status | {"time": world.status["time"] | {"current": "compiling", "compiling": 7}}

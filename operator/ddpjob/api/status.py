@@ -555,7 +555,7 @@ class DDPJobStatus(StatusPart):
         """Whether it is recorded that an attempt made a step, saved a checkpoint, or ran for long enough."""
         if self.furthest is not None or (self.current_attempt and self.current_attempt.first_step_time is not None):
             return True
-        # Without an operator, or under an earlier release, an attempt may have begun and ended with no other trace.
+        # Without an operator, an attempt may have begun and ended with no other trace.
         return self.time is not None and self.time.training >= LONG_RUN_SECONDS
 
     def is_true(self, kind: str) -> bool:

@@ -338,15 +338,14 @@ def desired_pods(
     *,
     beside: Sequence[Create] = (),
     avoid: Sequence[str] = (),
-    granted: int | None = None,
+    granted: int = 0,
     token: str = "",
     dress: Callable[[Json], Json] = lambda pod: pod,
 ) -> DesiredPods:
     """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order.
 
-    avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place; None of an attempt that
-        an earlier release began. token: of the attempt (``engine.token``). dress: returns the pod of node 0 as the
-        systems need it that place the pods.
+    avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place. token: of the attempt
+        (``engine.token``). dress: returns the pod of node 0 as the systems need it that place the pods.
     """
     ranks = job.node_ranks if node_ranks is None else node_ranks
     first = _pod_of_node_0(job, attempt, settings, granted, token)
@@ -451,7 +450,7 @@ def process_environment(job: Job) -> dict[str, str]:
     }
 
 
-def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int | None, token: str) -> Json:
+def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int, token: str) -> Json:
     spec = job.spec
     wire = job.wire
     security = spec.pod_security
@@ -462,8 +461,11 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
         run_as_user=_DEFAULT_USER,
         fs_group=_DEFAULT_USER,
         process_env=process_environment(job)
-        | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}", names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds))}
-        | ({} if granted is None else {names.ENV_INPLACE_RESTARTS: str(granted)})
+        | {
+            names.ENV_RDZV_ID: f"{job.uid}-{attempt}",
+            names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds)),
+            names.ENV_INPLACE_RESTARTS: str(granted),
+        }
         | _deadlines(spec),
     )
     template = wire.get("template", {})

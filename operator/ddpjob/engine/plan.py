@@ -223,15 +223,15 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     claim = desired_claim(s.job) if needs_claim else None
     has_policy = s.observed.policy is not None and owner_uid(s.observed.policy) == s.job.uid
     policy = None if has_policy else desired_policy(s.job, s.settings)
-    # A scheduler that has placed all pods needs the group no more, and pods of an earlier release are in none.
+    # A scheduler that has placed all pods needs the group no more.
     needs_group = begins or (not held and s.attempt.all_running_time is None)
     after = replace(s, job=job) if job is not s.job else s
     groups = scheduling.objects(after, number) if needs_group else ()
     first = (*(create for create in (policy, claim) if create is not None), *groups)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
-    in_place = status.current_attempt.in_place if status.current_attempt else None
-    granted = in_place.granted if in_place else None
+    in_place = recorded_attempt(status, s.now).in_place
+    granted = in_place.granted if in_place else 0
     pods: Sequence[Create] = ()
     dress = partial(scheduling.dress, s=after, attempt=number)
     rendered = partial(desired_pods, job, number, s.settings, avoid=avoid, granted=granted, dress=dress)

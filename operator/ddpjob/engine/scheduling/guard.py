@@ -71,8 +71,8 @@ def standing(job: Json) -> Standing | None:
     if not isinstance(given, Mapping) or not given.keys() & {"partialSince", "yields"}:
         return None  # as almost all jobs: the rest takes longer
     attempt = recorded_status({"currentAttempt": given}).current_attempt
-    if attempt is None or attempt.all_running_time is not None or status.get("state") == "Invalid":
-        return None  # an earlier release keeps partialSince, and of an invalid job nothing is recorded any more
+    if attempt is None or status.get("state") == "Invalid":
+        return None  # of an invalid job nothing is recorded any more
     spec = _decoded(job.get("spec"))
     if "completionTime" in status or meta.get("deletionTimestamp") or spec.get("managedBy") not in _OURS:
         return None
