@@ -39,7 +39,7 @@ from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS, Ending
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
 from ddpjob.engine.token import attempt_token, seconds_to_wait
@@ -112,7 +112,8 @@ def _fills_gaps(s: JobState, decision: Decision) -> bool:
 
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
-    upkeep = scheduling.upkeep(s, _ending(s, decision))
+    number, runs = next_number(s, decision), not _nothing_runs(s, decision)
+    upkeep = scheduling.upkeep(s, number, runs=runs)
     first = tuple(request for request in upkeep if isinstance(request, Create))
     creates = (*((first,) if first else ()), *_creates(s, decision, status))
     requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
@@ -124,7 +125,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         deletes=tuple(request for request in requests if isinstance(request, Delete)),
         changes=tuple(request for request in requests if isinstance(request, Change)),
         creates=creates,
-        creates_attempt=next_number(s, decision) if any(map(_is_of_attempt, creates)) else None,
+        creates_attempt=number if any(map(_is_of_attempt, creates)) else None,
         events=tuple(notes(s, decision, status)),
         requeue_after=_earlier(_requeue_after(s, decision, status), scheduling.look_again(s)),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
@@ -143,9 +144,9 @@ def _deletion(pod: PodView) -> Delete:
     return Delete(names.PODS, pod.name, pod.uid)
 
 
-def _ending(s: JobState, decision: Decision) -> Ending:
-    closed = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
-    return Ending(next_number(s, decision), pods_may_run=not closed)
+def _nothing_runs(s: JobState, decision: Decision) -> bool:
+    """Whether no attempt starts or goes on after the decision."""
+    return decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
 
 
 def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
@@ -157,7 +158,7 @@ def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
         return
     number = next_number(s, decision)
     retention = s.job.spec.pod_retention
-    nothing_runs = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
+    nothing_runs = _nothing_runs(s, decision)
     rests = decision.kind in ("succeed", "fail", "suspend") or (s.suspended and nothing_runs)
     # The pods of an ended attempt stay until the next attempt starts, so that users can read their logs.
     failure = (decision.failure if decision.begins_attempt else None) or s.last_failure
@@ -257,7 +258,7 @@ def _plan_finished(s: JobState) -> Plan:
     ends = [
         *(_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods),
         *map(_deletion, elastic.unused_probes(s, goes_on=False)),
-        *scheduling.upkeep(s, Ending(s.attempt.number, pods_may_run=False)),
+        *scheduling.upkeep(s, s.attempt.number, runs=False),
     ]
     deletes = tuple(end for end in ends if isinstance(end, Delete))
     changes = tuple(end for end in ends if isinstance(end, Change))

@@ -24,7 +24,7 @@ from ddpjob.engine.attempt import DRAIN_MARGIN_SECONDS, seconds_to_stop
 from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Unknown
-from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
+from ddpjob.engine.scheduling.base import MAX_TEXT, Obstacle
 from ddpjob.engine.scheduling.holds import NOT_READ_YET, Hold, is_active, new_hold, recorded_hold, why_held
 from ddpjob.engine.state import JobState
 
@@ -80,120 +80,126 @@ class _Overlay(NamedTuple):
     annotations: Json
 
 
-class Kueue(Adapter):
-    """https://kueue.sigs.k8s.io/docs/concepts/workload/"""
+def lookups(s: JobState) -> Sequence[_Lookup]:
+    """Return the flavors of an admission, or the class of a priority that is to be written."""
+    if not _is_served(s) or s.finished or not _queue(s):
+        return ()
+    workload = _workload(s)
+    if workload is not None and _is_admitted(workload):
+        return [(names.FLAVORS, name) for name in _flavors(workload)]
+    writes = workload is None or _priority_class(workload) != _kind_and_name(_wanted_class(s))
+    hold = recorded_hold(workload) if workload is not None else None
+    held = [(names.FLAVORS, name) for name in (hold.flavors if hold is not None else ())]
+    return [*held, *(_wanted_class(s) if writes else ())]
 
-    kinds = (names.WORKLOADS,)
 
-    def lookups(self, s: JobState) -> Sequence[_Lookup]:
-        """Return the flavors of an admission, or the class of a priority that is to be written."""
-        if not _is_served(s) or s.finished or not _queue(s):
-            return ()
-        workload = _workload(s)
-        if workload is not None and _is_admitted(workload):
-            return [(names.FLAVORS, name) for name in _flavors(workload)]
-        writes = workload is None or _priority_class(workload) != _kind_and_name(_wanted_class(s))
-        hold = recorded_hold(workload) if workload is not None else None
-        held = [(names.FLAVORS, name) for name in (hold.flavors if hold is not None else ())]
-        return [*held, *(_wanted_class(s) if writes else ())]
+def wait(s: JobState) -> Obstacle | None:
+    """Return why no attempt may start; None if it may."""
+    if not (queue := _queue(s)):
+        return None
+    if not _is_served(s):
+        kind = names.WORKLOADS
+        return QUEUE_UNAVAILABLE, f"the API server does not serve {kind.api_version}: install Kueue 0.15 or newer"
+    problem = next((p for p in s.observed.problems if p.resource is names.WORKLOADS), None)
+    if (workload := _workload(s)) is None:
+        waits = (WAITING, f"its Workload for the queue {queue} is being created")
+        created = waits if problem is None else (problem.reason, problem.message)
+        return _misnamed(s) or _unread(s, _wanted_class(s)) or created
+    return _why_not_admitted(s, workload, queue)
 
-    def wait(self, s: JobState) -> Obstacle | None:
-        if not (queue := _queue(s)):
-            return None
-        if not _is_served(s):
-            kind = names.WORKLOADS
-            return QUEUE_UNAVAILABLE, f"the API server does not serve {kind.api_version}: install Kueue 0.15 or newer"
-        problem = next((p for p in s.observed.problems if p.resource is names.WORKLOADS), None)
-        if (workload := _workload(s)) is None:
-            waits = (WAITING, f"its Workload for the queue {queue} is being created")
-            created = waits if problem is None else (problem.reason, problem.message)
-            return _misnamed(s) or _unread(s, _wanted_class(s)) or created
-        return _why_not_admitted(s, workload, queue)
 
-    def stop(self, s: JobState) -> str:
-        """Return why the attempt has no quota. Without a Workload it goes on as long as one may be created."""
-        if not (_is_served(s) and _queue(s)):
-            return ""
-        if (workload := _workload(s)) is None:
-            return _why_no_workload(s)
-        if is_true(workload["status"], "Evicted"):
-            return f"Kueue evicted the job{_because(workload, 'Evicted')}"
-        return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
+def stop(s: JobState) -> str:
+    """Return why the attempt has no quota. Without a Workload it goes on as long as one may be created."""
+    if not (_is_served(s) and _queue(s)):
+        return ""
+    if (workload := _workload(s)) is None:
+        return _why_no_workload(s)
+    if is_true(workload["status"], "Evicted"):
+        return f"Kueue evicted the job{_because(workload, 'Evicted')}"
+    return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
 
-    def without_quota(self, s: JobState) -> Obstacle | None:
-        """Return why the job has no Workload; None if it has one, or if Kueue is away, when its pods run on."""
-        if not (_is_served(s) and _queue(s)) or _workload(s) is not None:
-            return None
-        reason, text = self.wait(s) or (WAITING, "")
-        return (QUEUE_UNAVAILABLE, f"without quota: {text}") if reason != WAITING else None
 
-    def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
-        workload = _workload(s)
-        if workload is None or not _queue(s):
-            return pod
-        added, meta, spec = _overlay(s, workload), pod["metadata"], dict(pod["spec"])
-        if added.node_selector:
-            spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | added.node_selector
-        if added.tolerations:
-            given = spec.get("tolerations") or []
-            spec["tolerations"] = [*given, *(each for each in added.tolerations if each not in given)]
-        meta = meta | {"labels": added.labels | meta["labels"]}
-        if added.annotations:
-            meta["annotations"] = added.annotations | (meta.get("annotations") or {})
-        return pod | {"metadata": meta, "spec": spec}
+def without_quota(s: JobState) -> Obstacle | None:
+    """Return why the job has no Workload; None if it has one, or if Kueue is away, when its pods run on."""
+    if not (_is_served(s) and _queue(s)) or _workload(s) is not None:
+        return None
+    reason, text = wait(s) or (WAITING, "")
+    return (QUEUE_UNAVAILABLE, f"without quota: {text}") if reason != WAITING else None
 
-    def upkeep(self, s: JobState, ending: Ending) -> Sequence[Create | Change]:
-        """Return the next write to the Workload: they follow each other, each planned from the result of the last."""
-        if not _is_served(s):
-            return ()
-        if (workload := _workload(s)) is None:
-            create = _create(s) if _queue(s) and not (s.finished or s.job.spec.suspend) else None
-            return (create,) if create is not None else ()
-        if _is_ended(workload):
-            return ()
-        change = self._finish(s, workload) if s.finished else self._change(s, workload, ending)
-        # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
-        change = change or _relabelled(s, workload)
-        return (change,) if change is not None else ()
 
-    def leave(self, s: JobState) -> Sequence[Change]:
-        workload = _workload(s) if _is_served(s) else None
-        if workload is None or _is_ended(workload) or not _nothing_runs(s):
-            return ()
-        change = _activation(s, workload, is_wanted=False)
-        if change is None and is_true(workload["status"], "QuotaReserved") and is_true(workload["status"], "Evicted"):
-            change = _release(s, workload)
-        return (change,) if change is not None else ()
+def dress(pod: Json, s: JobState) -> Json:
+    """Return the pod of node 0 with what the admission adds."""
+    workload = _workload(s)
+    if workload is None or not _queue(s):
+        return pod
+    added, meta, spec = _overlay(s, workload), pod["metadata"], dict(pod["spec"])
+    if added.node_selector:
+        spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | added.node_selector
+    if added.tolerations:
+        given = spec.get("tolerations") or []
+        spec["tolerations"] = [*given, *(each for each in added.tolerations if each not in given)]
+    meta = meta | {"labels": added.labels | meta["labels"]}
+    if added.annotations:
+        meta["annotations"] = added.annotations | (meta.get("annotations") or {})
+    return pod | {"metadata": meta, "spec": spec}
 
-    def _finish(self, s: JobState, workload: Json) -> Change | None:
-        """Return the end of the Workload, which releases its quota, when nothing uses that any more."""
-        if not _nothing_runs(s):
-            return None
-        reason = "Failed" if s.before.state == "Failed" else "Succeeded"
-        done = _Condition("Finished", True, reason, f"DDPJob {s.job.name} has the state {s.before.state}")
-        return _status_change(s, workload, (done,))
 
-    def _change(self, s: JobState, workload: Json, ending: Ending) -> Change | None:
-        status, rests = workload["status"], _is_unused(s, workload, ending)
-        is_reserved = is_true(status, "QuotaReserved")
-        if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
-            return change
-        if rests and (hold := _unusable(s, workload)) is not None:
-            return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
-        # A job that only its user can let start again holds no quota. A label applies when the job has no quota, even
-        # one with an impossible name. The job leaves its queue before its quota is free, or Kueue might admit it again.
-        has_quota = is_reserved and is_active(workload) and not is_true(status, "Evicted")
-        is_misplaced = _misnamed(s) is not None and not has_quota
-        is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
-        # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
-        is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
-        if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
-            is_wanted = False
-        if (change := _activation(s, workload, is_wanted=is_wanted)) is not None:
-            return change
-        if is_reserved and is_true(status, "Evicted"):
-            return _release(s, workload) if rests else None
-        return _readiness(s, workload, ending) if _is_admitted(workload) and _queue(s) else None
+def upkeep(s: JobState, number: int, *, runs: bool) -> Sequence[Create | Change]:
+    """Return the next write to the Workload: they follow each other, each planned from the result of the last."""
+    if not _is_served(s):
+        return ()
+    if (workload := _workload(s)) is None:
+        create = _create(s) if _queue(s) and not (s.finished or s.job.spec.suspend) else None
+        return (create,) if create is not None else ()
+    if _is_ended(workload):
+        return ()
+    change = _finish(s, workload) if s.finished else _change(s, workload, number, runs=runs)
+    # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
+    change = change or _relabelled(s, workload)
+    return (change,) if change is not None else ()
+
+
+def leave(s: JobState) -> tuple[Change, ...]:
+    """Return what gives back the quota of a job whose template is refused."""
+    workload = _workload(s) if _is_served(s) else None
+    if workload is None or _is_ended(workload) or not _nothing_runs(s):
+        return ()
+    change = _activation(s, workload, is_wanted=False)
+    if change is None and is_true(workload["status"], "QuotaReserved") and is_true(workload["status"], "Evicted"):
+        change = _release(s, workload)
+    return (change,) if change is not None else ()
+
+
+def _finish(s: JobState, workload: Json) -> Change | None:
+    """Return the end of the Workload, which releases its quota, when nothing uses that any more."""
+    if not _nothing_runs(s):
+        return None
+    reason = "Failed" if s.before.state == "Failed" else "Succeeded"
+    done = _Condition("Finished", True, reason, f"DDPJob {s.job.name} has the state {s.before.state}")
+    return _status_change(s, workload, (done,))
+
+
+def _change(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
+    status, rests = workload["status"], _is_unused(s, workload, number, runs=runs)
+    is_reserved = is_true(status, "QuotaReserved")
+    if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
+        return change
+    if rests and (hold := _unusable(s, workload)) is not None:
+        return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
+    # A job that only its user can let start again holds no quota. A label applies when the job has no quota, even
+    # one with an impossible name. The job leaves its queue before its quota is free, or Kueue might admit it again.
+    has_quota = is_reserved and is_active(workload) and not is_true(status, "Evicted")
+    is_misplaced = _misnamed(s) is not None and not has_quota
+    is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
+    # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
+    is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
+    if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
+        is_wanted = False
+    if (change := _activation(s, workload, is_wanted=is_wanted)) is not None:
+        return change
+    if is_reserved and is_true(status, "Evicted"):
+        return _release(s, workload) if rests else None
+    return _readiness(s, workload, number, runs=runs) if _is_admitted(workload) and _queue(s) else None
 
 
 def _queue(s: JobState) -> str:
@@ -261,11 +267,11 @@ def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
             yield DRAIN_MARGIN_SECONDS - seconds_since(pod.deletion_deadline, s.now), pod
 
 
-def _is_unused(s: JobState, workload: Json, ending: Ending) -> bool:
+def _is_unused(s: JobState, workload: Json, number: int, *, runs: bool) -> bool:
     """Return whether the quota can be released. An attempt that starts after the job has left its queue uses none."""
     recorded = str(_annotations(workload).get(names.ANNOTATION_SUSPENDED) or "")
     last = int(recorded) if recorded.isdecimal() and len(recorded) <= MAX_DIGITS and not _queue(s) else None
-    is_used = ending.pods_may_run and (last is None or ending.number <= last)
+    is_used = runs and (last is None or number <= last)
     return not is_used and _nothing_runs(s, last)
 
 
@@ -553,11 +559,11 @@ def _release(s: JobState, workload: Json) -> Change:
     return _status_change(s, workload, changes, {"admission": None})
 
 
-def _readiness(s: JobState, workload: Json, ending: Ending) -> Change | None:
+def _readiness(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
     """Return the condition PodsReady, by which Kueue evicts jobs that do not start, or do not recover, in time."""
     ranks = s.job.node_ranks
-    runs = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
-    is_ready = ending.pods_may_run and ending.number == s.attempt.number and runs.issuperset(ranks)
+    running = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
+    is_ready = runs and number == s.attempt.number and running.issuperset(ranks)
     known = condition(workload["status"], "PodsReady")
     if is_ready == (known.get("status") == "True"):
         return None
