@@ -11,7 +11,7 @@ from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.scheduling.kueue import WAITING
-from tests.builders import UID, World, a_job, ended, failed, running
+from tests.builders import UID, World, a_job, a_started_world, ended, failed, running
 
 NAME = names.service_name("mnist", UID)
 UNSCHEDULABLE = {
@@ -60,8 +60,7 @@ class Queued(World):
         self.settle()
         self.admits()
         self.settle()
-        self.run_all()
-        self.settle()
+        self.run_all_and_settle()
 
     def gives_back(self) -> None:
         """Settle, let Kueue evict what was deactivated, and check that the job rests then without quota."""
@@ -141,19 +140,6 @@ def test_priority_is_that_of_the_class_in_the_label_and_else_that_of_the_pods() 
     )
 
 
-def test_a_class_of_another_kind_with_the_same_name_is_another_class() -> None:
-    world = Queued(labels={names.LABEL_QUEUE_PRIORITY: "high"}, template={"spec": {"priorityClassName": "high"}})
-    world.found[names.WORKLOAD_PRIORITIES, "high"] = {"value": 1000}
-    world.settle()
-    del world.job["metadata"]["labels"][names.LABEL_QUEUE_PRIORITY]
-    world.settle()
-    assert "PriorityClass high cannot be read: not found" in world.condition("Running")["message"]
-    world.found[names.POD_PRIORITIES, "high"] = {"value": 7}
-    world.settle()
-    spec = world.workload["spec"]
-    assert (spec["priority"], spec["priorityClassRef"]["kind"]) == (7, "PriorityClass")
-
-
 def test_restart_leaves_the_admission_and_says_that_the_pods_recovered() -> None:
     world = Queued()
     world.starts()
@@ -162,8 +148,7 @@ def test_restart_leaves_the_admission_and_says_that_the_pods_recovered() -> None
     world.settle_after_backoff()
     assert world.status["attempt"] == 2 and world.conditions()["PodsReady"] == ("False", "WaitForRecovery")
     assert world.conditions()["Admitted"][0] == "True" and world.pod(0)["spec"]["nodeSelector"] == {"gpu": "h100"}
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.conditions()["PodsReady"] == ("True", "Recovered")
     writes = [change for made in world.plans for change in made.changes if change.resource is names.WORKLOADS]
     assert all([*change.value] == ["conditions"] for change in writes) and len(writes) == 3
@@ -199,8 +184,7 @@ def test_the_wait_after_an_eviction_is_not_active_time() -> None:
     world.forward(100)
     world.evicts()
     world.settle()
-    world.forward(3600)
-    world.settle()
+    world.later(3600)
     assert world.status["state"] == "Queued" and world.status["activeSeconds"] == 100
 
 
@@ -213,16 +197,6 @@ def test_kueue_decides_when_a_job_is_queued_again_that_was_not_preempted(reason:
     assert world.conditions()["Requeued"] == ("False", reason)
 
 
-def test_a_failure_that_precedes_the_eviction_counts() -> None:
-    world = Queued()
-    world.starts()
-    world.set_pod(1, failed(1))
-    world.evicts()
-    world.settle_after_backoff()
-    assert world.status["restartsCountedTowardsLimit"] == 1 and world.status["state"] == "Queued"
-    assert world.conditions()["QuotaReserved"][0] == "False"
-
-
 def test_no_deadline_passes_while_a_job_waits_that_lost_its_quota_after_a_failure() -> None:
     world = Queued(activeDeadlineSeconds=600)
     world.starts()
@@ -230,8 +204,7 @@ def test_no_deadline_passes_while_a_job_waits_that_lost_its_quota_after_a_failur
     world.set_pod(1, failed(1))
     world.evicts()
     world.settle()
-    world.forward(3600)
-    world.settle()
+    world.later(3600)
     assert (world.status["state"], world.status["activeSeconds"]) == ("Queued", 100)
     world.admits()
     world.settle()
@@ -239,33 +212,14 @@ def test_no_deadline_passes_while_a_job_waits_that_lost_its_quota_after_a_failur
     assert world.status["time"]["queued"] == 3600 and world.status["restarts"] == 1
 
 
-def test_no_start_deadline_passes_while_a_job_waits_whose_pods_were_refused() -> None:
-    world = Queued(startupDeadlineSeconds=600)
-    world.settle()
-    world.admits()
-    world.problems = (Problem("CreateRefused", names.PODS, "mnist-1-0", "exceeded quota: small"),)
-    world.reconcile(crash_after=1)
-    world.problems = (Problem("CreateRefused", names.PODS, "mnist-1-0", "exceeded quota: small"),)
-    world.reconcile()
-    assert world.status["currentAttempt"]["ending"]["verdict"] == "CreateRefused"
-    world.problems = ()
-    world.evicts("PodsReadyTimeout")
-    world.settle()
-    world.forward(3600)
-    world.settle()
-    assert world.status["state"] == "Queued"
-
-
 def test_an_eviction_between_attempts_leaves_the_delay_before_the_next_one() -> None:
     world = Queued()
     world.starts()
     for _ in range(3):
-        world.set_pod(1, failed(1))
-        world.settle()
+        world.fail(1)
         if world.status["currentAttempt"]["phase"] == "Ending":
             break
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
     until = world.status["currentAttempt"]["ending"]["until"]
     world.evicts()
     world.settle()
@@ -274,23 +228,19 @@ def test_an_eviction_between_attempts_leaves_the_delay_before_the_next_one() -> 
     world.admits()
     world.settle()
     number = world.status["attempt"]
-    world.forward(61)
-    world.settle()
+    world.later(61)
     assert world.status["attempt"] == number + 1
 
 
 def test_suspension_deactivates_the_workload_and_resume_activates_it() -> None:
     world = Queued()
     world.starts()
-    world.job["spec"]["suspend"] = True
-    world.settle()
+    world.suspend(True)
     assert world.workload["spec"]["active"] is False and world.status["state"] == "Suspended"
     world.evicts("Deactivated", "The workload is deactivated")
     world.settle()
     assert world.conditions()["QuotaReserved"][0] == "False"
-    world.job["spec"] |= {"suspend": False, "numNodes": 3}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(suspend=False, numNodes=3)
     assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 3
     assert world.condition("Running")["reason"] == WAITING
     world.admits()
@@ -301,25 +251,9 @@ def test_suspension_deactivates_the_workload_and_resume_activates_it() -> None:
 def test_a_job_that_is_resumed_before_kueue_saw_the_suspension_keeps_its_quota() -> None:
     world = Queued()
     world.starts()
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.settle()
+    world.suspend(True)
+    world.suspend(False)
     assert world.status["attempt"] == 2 and len(world.pods) == 2 and world.workload["spec"]["active"] is True
-
-
-def test_a_new_size_leaves_the_queue_before_the_pod_sets_change() -> None:
-    """Another operator saw the job neither suspended nor resumed."""
-    world = Queued()
-    world.starts()
-    world.job["spec"]["numNodes"] = 3
-    world.job["metadata"]["generation"] += 1
-    world.settle()
-    assert world.workload["spec"]["active"] is False and world.workload["spec"]["podSets"][0]["count"] == 2
-    world.evicts("Deactivated")
-    world.settle()
-    assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 3
-    assert world.status["state"] == "Queued" and not world.pods
 
 
 def test_a_new_size_is_not_started_on_the_old_quota_after_a_failure() -> None:
@@ -328,8 +262,7 @@ def test_a_new_size_is_not_started_on_the_old_quota_after_a_failure() -> None:
     world.starts()
     world.job["spec"]["numNodes"] = 4
     world.job["metadata"]["generation"] += 1
-    world.set_pod(1, failed(1))
-    world.settle()
+    world.fail(1)
     assert world.workload["spec"]["active"] is False and not world.pods_in_use()
     world.evicts("Deactivated")
     world.settle()
@@ -348,8 +281,7 @@ def test_what_a_person_activated_and_an_administrator_deactivates_later_stays_so
     world.workload["spec"]["active"] = True
     world.admits()
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.status["state"] == "Running"
     world.workload["spec"]["active"] = False
     world.evicts("Deactivated", "The workload is deactivated")
@@ -362,10 +294,8 @@ def test_no_deadline_passes_while_a_job_waits_for_a_kueue_that_was_removed() -> 
     world = Queued(activeDeadlineSeconds=3600)
     world.starts()
     world.served = frozenset()
-    world.set_pod(1, failed(1))
-    world.settle()
-    world.forward(4000)
-    world.settle()
+    world.fail(1)
+    world.later(4000)
     assert world.condition("Running")["reason"] == "QueueUnavailable"
     world.served = None
     world.settle()
@@ -383,10 +313,8 @@ def test_a_workload_that_an_administrator_deactivated_holds_the_job_until_it_is_
         running["reason"] == "QueueDeactivated"
         and f"ask an administrator to run kubectl patch workload {NAME}" in running["message"]
     )
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.settle()
+    world.suspend(True)
+    world.suspend(False)
     assert world.workload["spec"]["active"] is False, "resume does not overrule the administrator"
     world.workload["spec"]["active"] = True
     world.admits()
@@ -459,8 +387,7 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     if was_queued:
         world.admits()
         world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.settings = EngineSettings(kueue=True)
     world.groups.clear()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
@@ -492,8 +419,7 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
 def test_a_running_job_whose_workload_cannot_be_created_shows_it_beside_other_problems(reason: str) -> None:
     world = Queued(kueue=None)
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.settings, world.progress_problem = EngineSettings(kueue=True), "unreachable"
     world.job["spec"]["progressDeadlineSeconds"] = 600
     world.problems = problems = (Problem(reason, names.WORKLOADS, NAME, "failed calling webhook"),)
@@ -511,8 +437,7 @@ def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_cor
     world = Queued()
     world.job["metadata"]["labels"] = {}
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
     world.workload_answers = False
     assert world.settle() == 1 and world.reconcile().requeue_after == LOOKUP_SECONDS
@@ -601,9 +526,7 @@ def test_a_job_that_leaves_its_queue_gives_the_quota_back_after_its_attempt() ->
     assert world.workload["spec"]["active"] is False and world.status["state"] == "Running"
     world.evicts("Deactivated")
     assert world.settle() == 0 and world.conditions()["QuotaReserved"][0] == "True"
-    for rank in range(2):
-        world.set_pod(rank, ended(0))
-    world.settle()
+    world.show_all(ended(0))
     assert world.status["state"] == "Succeeded" and world.conditions()["Finished"][0] == "True"
 
 
@@ -614,8 +537,7 @@ def test_quota_of_a_job_that_left_its_queue_is_released_although_the_next_attemp
     world.settle()
     world.evicts("Deactivated")
     world.lingering, world.round = True, None  # the operator is another process from here on
-    world.set_pod(1, failed(1))
-    world.settle()
+    world.fail(1)
     assert world.status["attempt"] == 2 and world.conditions()["QuotaReserved"][0] == "True", "pod 0 still saves"
     world.stops_pods()
     world.settle()
@@ -636,24 +558,9 @@ def test_quota_of_a_job_that_left_its_queue_while_a_deactivation_ended_its_attem
     world.stops_pods()
     world.lingering = False
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.status["attempt"] == 2 and world.status["state"] == "Running"
     assert world.conditions()["QuotaReserved"][0] == "False"
-
-
-def test_quota_of_a_job_that_left_its_queue_between_two_attempts_is_released() -> None:
-    world = Queued()
-    world.starts()
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.job["metadata"]["labels"] = {}  # both while no operator ran
-    world.settle()
-    world.evicts("Deactivated")
-    world.settle()
-    assert world.status["attempt"] == 2 and len([pod for pod in world.pods if "-2-" in pod]) == 2
-    assert world.conditions()["QuotaReserved"][0] == "False" and world.workload["spec"]["active"] is False
 
 
 def test_another_queue_is_entered_when_no_quota_is_reserved() -> None:
@@ -678,8 +585,7 @@ def test_crash_between_any_two_writes_changes_nothing(moment: str, crash_after: 
     if moment == "admit":
         world.reconcile(crash_after=crash_after)
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.evicts()
     if moment == "evict":
         world.reconcile(crash_after=crash_after)
@@ -707,24 +613,19 @@ def test_digest_of_another_release_takes_no_quota_away() -> None:
         world.set_pod(1, failed(1))
         world.settle_after_backoff()
         assert world.status["attempt"] == number and world.workload["spec"]["active"] is True
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
     assert world.conditions()["Admitted"][0] == "True"
 
 
 def test_a_job_with_a_changed_template_gives_its_quota_back_until_the_change_is_undone() -> None:
     world = Queued(template={"spec": {"dnsPolicy": "None"}})
     world.starts()
-    world.job["spec"]["template"] = {"spec": {"dnsPolicy": "Default"}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(template={"spec": {"dnsPolicy": "Default"}})
     assert world.workload["spec"]["active"] is True and len(world.pods_in_use()) == 2, "the attempt goes on"
     world.set_pod(1, failed(1))
     world.gives_back()
     assert world.condition("Stalled")["reason"] == "SpecChanged"
-    world.job["spec"]["template"] = {"spec": {"dnsPolicy": "None"}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(template={"spec": {"dnsPolicy": "None"}})
     assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
     world.admits()
     world.settle()
@@ -734,9 +635,7 @@ def test_a_job_with_a_changed_template_gives_its_quota_back_until_the_change_is_
 def test_a_job_with_a_refused_template_gives_its_quota_back_when_no_pod_runs() -> None:
     world = Queued(template={"spec": {"volumes": []}})
     world.starts()
-    world.job["spec"]["template"] = {"spec": {"volumes": {"a": 1}}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(template={"spec": {"volumes": {"a": 1}}})
     assert world.status["state"] == "Invalid" and world.workload["spec"]["active"] is True
     world.evicts()
     world.settle()
@@ -744,21 +643,8 @@ def test_a_job_with_a_refused_template_gives_its_quota_back_when_no_pod_runs() -
     for rank in range(2):
         world.set_pod(rank, ended(0))
     world.gives_back()
-    world.job["spec"]["template"] = {"spec": {"volumes": []}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(template={"spec": {"volumes": []}})
     assert world.status["state"] == "Succeeded"
-
-
-def test_a_queued_job_with_a_refused_template_waits_again_when_that_is_corrected() -> None:
-    world = Queued()
-    world.settle()
-    world.admits()
-    world.job["spec"]["template"] = {"spec": {"volumes": {"a": 1}}}
-    world.gives_back()
-    del world.job["spec"]["template"]
-    world.settle()
-    assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
 
 
 def test_a_flavor_that_cannot_be_read_is_read_again_before_a_pod_that_stops_has_ended() -> None:
@@ -766,8 +652,7 @@ def test_a_flavor_that_cannot_be_read_is_read_again_before_a_pod_that_stops_has_
     world.starts()
     world.lingering = True
     world.found[names.FLAVORS, "h100"] = Unknown("no answer", is_final=False)
-    world.set_pod(1, failed(1))
-    world.settle()
+    world.fail(1)
     assert world.status["state"] == "Queued" and world.pods_in_use()
     for pod in world.pods.values():
         pod["metadata"]["deletionTimestamp"] = timestamp(world.now + timedelta(seconds=300))
@@ -802,9 +687,7 @@ def test_a_job_whose_admission_contradicts_its_template_leaves_the_queue_until_s
             world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "other"}
         case "suspend":
             for suspend in (True, False):
-                world.job["spec"]["suspend"] = suspend
-                world.job["metadata"]["generation"] += 1
-                world.settle()
+                world.edit(suspend=suspend)
     world.settle()
     assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
     assert names.ANNOTATION_HELD not in world.workload["metadata"]["annotations"]
@@ -845,17 +728,8 @@ def test_an_edited_hold_holds_nothing(text: str) -> None:
     assert world.workload["spec"]["active"] is True
 
 
-def test_an_admission_that_contradicts_the_template_is_shown() -> None:
-    world = Queued(template={"spec": {"nodeSelector": {"gpu": "a100"}}})
-    world.settle()
-    world.admits()
-    world.settle()
-    assert not world.pods and "nodeSelector gpu=h100" in world.condition("Running")["message"]
-
-
 def test_gate_of_pods_that_kueue_manages_by_itself_is_named() -> None:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     world.pod(0)["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
     world.settle()
     scheduled = world.condition("Scheduled")
@@ -916,8 +790,7 @@ def test_pod_that_hangs_on_a_ready_node_and_keeps_the_quota_is_named(end: str) -
     world.starts()
     world.lingering = True
     if end == "suspended":
-        world.job["spec"]["suspend"] = True
-        world.settle()
+        world.suspend(True)
     world.evicts()
     world.settle()
     shown = "Suspended" if end == "suspended" else "Running"
@@ -926,8 +799,7 @@ def test_pod_that_hangs_on_a_ready_node_and_keeps_the_quota_is_named(end: str) -
     hung = world.pod(1)["metadata"]
     made = world.reconcile()
     assert made.requeue_after is not None and made.requeue_after <= 35
-    world.forward(36)
-    world.settle()
+    world.later(36)
     message = world.condition(shown)["message"]
     for part in (
         f"pod {hung['name']} on Kubernetes node worker",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.merge import template_faults
-from tests.builders import SETTINGS, World, a_job
+from tests.builders import SETTINGS, a_job, a_started_world
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "vision"}},
@@ -82,7 +82,6 @@ def test_template_is_rendered_or_refused_with_the_field_name(place: tuple[Any, .
     ],
 )
 def test_template_fault_is_in_the_status_and_no_pod_is_created(place: tuple[Any, ...], value: Any, fault: str) -> None:
-    world = World(a_job(template=changed(place, value)))
-    world.settle()
+    world = a_started_world(a_job(template=changed(place, value)))
     assert world.status["state"] == "Invalid" and not world.pods
     assert fault in world.condition("Stalled")["message"]
