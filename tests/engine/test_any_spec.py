@@ -122,6 +122,21 @@ def test_what_cel_cannot_refuse_is_invalid_with_the_reason(bad: Bad) -> None:
     assert bad.says in world.condition("Stalled")["message"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ({"volumes": [{"name": []}]}, "spec.template.spec.volumes[0].name: must be a string"),
+        ({"volumes": "v"}, "spec.template.spec.volumes: must be a list"),
+        ({"containers": [{"name": "trainer", "ports": [3]}]}, "containers[0].ports[0]: must be an object"),
+        ({"containers": [{"name": "a", "securityContext": 1}]}, "containers[0].securityContext: must be an object"),
+    ],
+)
+def test_template_fault_is_in_the_status_and_no_pod_is_created(spec: dict[str, Any], fault: str) -> None:
+    world = a_started_world(a_job(template={"spec": spec}))
+    assert world.status["state"] == "Invalid" and not world.pods
+    assert fault in world.condition("Stalled")["message"]
+
+
 DEEPEST = """
 import json, threading
 from ddpjob_operator.controller.main import allow_deep_objects

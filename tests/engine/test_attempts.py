@@ -202,19 +202,6 @@ def test_pods_of_an_unknown_attempt_are_deleted_only_after_a_status_that_knows_i
     assert (world.status["attempt"], world.status["restarts"]) == (newest + 1, 0)
 
 
-def test_restored_status_leads_to_an_attempt_with_new_pod_names() -> None:
-    world = a_running_world(a_job())
-    backup = json.loads(json.dumps(world.job["status"]))
-    for _ in range(2):
-        world.set_pod(0, failed(1))
-        world.settle_after_backoff()
-        world.run_all_and_settle()
-    world.job["status"] = backup
-    world.settle()
-    assert world.status["attempt"] == 4 and world.status["restarts"] == 0
-    assert world.attempts() == ["4"]
-
-
 @pytest.mark.parametrize("attempt", ["2", "99999"])
 def test_forged_pod_of_a_later_attempt_does_not_disturb_the_training(attempt: str) -> None:
     world = a_running_world(a_job())

@@ -516,20 +516,6 @@ def test_avoided_node_stays_avoided_while_the_jobs_own_old_pods_hold_the_gpus() 
     assert world.status["attempt"] == attempt + 1 and world.status["avoidNodes"] == []
 
 
-def test_old_pod_that_hangs_beyond_its_deadline_does_not_keep_an_avoided_node_out() -> None:
-    world = a_started_world(a_job(restartPolicy={"maxRestarts": 9}))
-    suspect(world)
-    world.lingering = True
-    suspect(world)
-    attempt = world.status["attempt"]
-    without_a_node(world, 0, 1)
-    for _ in range(3):
-        world.settle()
-        world.forward(36)
-    world.settle()
-    assert world.status["attempt"] == attempt + 1 and world.status["avoidNodes"] == []
-
-
 def test_node_avoided_by_waiting_pods_is_used_again_even_if_its_time_passed_meanwhile() -> None:
     world = a_started_world(a_job(restartPolicy={"maxRestarts": 9}))
     suspect(world)
@@ -550,19 +536,6 @@ def test_node_is_not_avoided_for_longer_than_an_hour_by_a_wrong_clock() -> None:
     world.job["status"]["avoidNodes"] = [entry]
     world.fail(0)
     assert world.status["avoidNodes"] == [] and not node_terms(world)
-
-
-def test_wrong_clock_keeps_no_attempt_waiting_for_another_node() -> None:
-    world = a_started_world(a_job(restartPolicy={"maxRestarts": 9}))
-    suspect(world)
-    suspect(world)
-    attempt = world.status["attempt"]
-    world.job["status"]["avoidNodes"][0]["until"] = timestamp(world.now + timedelta(days=365))
-    full = "0/3 nodes are available: 3 Insufficient gpu. preemption: 3 No preemption victims found for incoming pod."
-    without_a_node(world, 0, 1, message=full)
-    world.settle()
-    world.later(31)
-    assert world.status["attempt"] == attempt + 1
 
 
 @pytest.mark.parametrize(("action", "state"), [("RestartIgnoreLimit", "Pending"), ("Fail", "Failed")])

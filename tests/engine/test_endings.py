@@ -223,16 +223,6 @@ def test_own_unfinished_round_is_completed_even_if_a_pod_has_started() -> None:
     assert world.status["attempt"] == 1 and len(world.pods) == 4
 
 
-def test_missing_service_of_a_started_attempt_is_created() -> None:
-    """The operator died after it created the pods, and before the Service."""
-    world = World(a_job())
-    world.reconcile()
-    world.service, world.round = None, None
-    world.run_all_and_settle()
-    assert world.service is not None
-    assert (world.status["attempt"], world.status["state"]) == (1, "Running")
-
-
 def test_name_of_a_terminating_pod_is_not_waited_for() -> None:
     world = World(a_job())
     world.reconcile(crash_after=2)
@@ -273,18 +263,6 @@ def test_status_after_a_deadline_shows_no_running_node_and_no_remaining_time() -
     assert (status["state"], status["nodesReady"], status["nodes"]["running"]) == ("Failed", "0/2", 0)
     assert status["progress"]["step"] == 3 and "etaSeconds" not in status["progress"]
     assert status["currentAttempt"]["ending"]["verdict"] == "DeadlineExceeded"
-
-
-def test_lowered_deadline_of_a_suspended_job_causes_no_reconcile() -> None:
-    world = a_running_world(a_job())
-    world.forward(100)
-    world.suspend(True)
-    world.job["spec"]["activeDeadlineSeconds"] = 5
-    world.settle()
-    made = world.reconcile()
-    assert is_idle(made) and made.requeue_after is None
-    world.suspend(False)
-    assert world.condition("Failed")["reason"] == "DeadlineExceeded"
 
 
 def test_no_plan_asks_to_be_repeated_within_a_second() -> None:
