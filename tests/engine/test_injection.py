@@ -8,7 +8,7 @@ from ddpjob.api.names import LAUNCHER, LAUNCHER_PATH
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.injection import PROGRAM, launched
-from ddpjob.engine.launcher import injection_warning
+from ddpjob.engine.mistakes import injection_warning
 from tests.builders import World, a_job, a_running_world, a_started_world
 
 SETTINGS = EngineSettings(launcher_image="launcher:1")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddpjob.engine.desired import Job
-from ddpjob.engine.launcher import launch_warning, trainer_command
+from ddpjob.engine.mistakes import launch_warning, trainer_command
 from tests.builders import a_job, a_started_world
 
 LAUNCHED = [

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.devices import is_device
 from ddpjob.api.objects import Json, element
+from ddpjob.api.quantities import is_device
 from ddpjob.convert.notes import Note
 from ddpjob.convert.shape import require_pod_template
 from ddpjob.convert.torchrun import Launch, launch

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from ddpjob.convert.notes import Note
 from ddpjob.engine.injection import PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS
-from ddpjob.engine.launcher import LAUNCHER_MODULES, LAUNCHERS, SHELLS
+from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 _REMOVED = frozenset(

@@ -9,7 +9,6 @@ from typing import Literal
 
 from ddpjob.api import names
 from ddpjob.api.exit_codes import RENDEZVOUS
-from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Failure, Size
 from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
@@ -50,8 +49,7 @@ from ddpjob.engine.evidence import (
     whose_failure,
 )
 from ddpjob.engine.failures import Context, Judgement
-from ddpjob.engine.judgement import failure_record, failure_text, judge
-from ddpjob.engine.rules import overrule
+from ddpjob.engine.judgement import failure_record, failure_text, judge, judge_deadline, overrule
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
@@ -179,8 +177,7 @@ def _attempt_deadline(s: JobState) -> Decision | None:
     if passed.refused is not None:
         return _react(s, _judged(s, evidence_of_waiting(passed.refused)))
     stall = s.answer.stall if s.answer is not None else None
-    text = f"{passed.message}; {stall.message}" if stall is not None and stall.message else passed.message
-    judgement = Judgement(passed.reason, message=text, hint=passed.hint, next=passed.next, stall=stall)
+    judgement = judge_deadline(passed.reason, passed.message, s.logs_command(), stall)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
 
 
@@ -210,7 +207,6 @@ def _unknown_attempt(s: JobState) -> Decision | None:
 
 
 def _next_attempt(s: JobState) -> Decision | None:
-    """Start the attempt that follows a closed one, when its time has come."""
     if not s.attempt.is_closed:
         return None
     if s.spec_changed:
@@ -260,7 +256,9 @@ def _failure(s: JobState) -> Decision | None:
     if is_planned or is_own or lost or creating or (s.all_stopped and not s.unread_logs):
         return _conclude(s, found, judgement)
     if (until := _settling_until(s, found)) is not None:
-        return Decision("settle", "Failing", _settling_text(s, cause), until=until)
+        where = cause.where if cause else "a pod"
+        text = f"attempt {s.attempt.number} failed: {where} ended; waiting for the other nodes to find the cause"
+        return Decision("settle", "Failing", text, until=until)
     # Each process tries each log once, and for a short time: also a process that starts after the end of the wait.
     is_open = waits(s.attempt, s.now) or bool(s.unread_logs)
     return CONTINUE if is_open else _conclude(s, found, judgement)
@@ -295,7 +293,6 @@ def _settling_until(s: JobState, found: Evidence) -> str | None:
 
 
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
-    """Return what follows from a failure by the table and the user's rules."""
     context = Context(
         earlier=s.earlier_failures,
         repeated=reasons_since_progress(s),
@@ -336,11 +333,6 @@ def _unconfirmed(s: JobState) -> Decision | None:
     if not s.attempt.is_settling:
         return None
     return CONTINUE if waits(s.attempt, s.now) else Decision("created", RUNNING, "all pods exist")
-
-
-def _settling_text(s: JobState, seen: PodView | None) -> str:
-    where = seen.where if seen else "a pod"
-    return f"attempt {s.attempt.number} failed: {where} ended; waiting for the other nodes to find the cause"
 
 
 def _react(s: JobState, judgement: Judgement) -> Decision:
@@ -387,7 +379,7 @@ def _drain_until(s: JobState) -> str | None:
     """Return until when the running pods may write after SIGTERM, if they keep the job's grace; None if none runs."""
     if not any(s.may_save(pod) for pod in s.pods if not pod.ended):
         return None
-    return whole_second_after(s.now, s.grace_seconds + DRAIN_MARGIN_SECONDS)
+    return whole_second_after(s.now, s.job.grace_seconds + DRAIN_MARGIN_SECONDS)
 
 
 def _eviction(s: JobState) -> Decision | None:
@@ -418,7 +410,7 @@ def _shrink(s: JobState) -> Decision | None:
 
 
 def _smaller(s: JobState, size: Size) -> Decision:
-    number, limit = s.attempt.number, s.job.spec.placement.partial_seconds
+    number, limit = s.attempt.number, s.job.spec.placement.partial_gang_seconds
     text = (
         f"not all {len(s.job.node_ranks)} pods of attempt {number} got a Kubernetes node within {limit} s: the next "
         f"one has {size.nodes} nodes (minNodes is {s.job.spec.min_nodes}), and costs no restart"
@@ -427,7 +419,6 @@ def _smaller(s: JobState, size: Size) -> Decision:
 
 
 def _grow(s: JobState) -> Decision | None:
-    """End an attempt that has fewer nodes than the spec when there is room for more, after a checkpoint."""
     if (size := elastic.grown(s)) is None:
         return None
     text = (
@@ -482,7 +473,7 @@ def _abandon(s: JobState, reason: str, message: str) -> Decision:
 def _partial_gang(s: JobState) -> Decision | None:
     """End an attempt that has held only a part of its Kubernetes nodes for too long."""
     left = guard.seconds_left(s)
-    return _give_back(s, guard.verdict(s), guard.verdict_text(s)) if left is not None and left <= 0 else None
+    return _give_back(s, *guard.verdict(s)) if left is not None and left <= 0 else None
 
 
 def _give_back(s: JobState, reason: str, message: str) -> Decision:

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, element, owner_uid
+from ddpjob.api.objects import Json, element, owner_uid, value_at
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
 from ddpjob.engine.injection import with_launcher
@@ -150,7 +150,7 @@ def has_same_fixed_part(one: str, other: str) -> bool:
 
 
 def _digest(spec: Json, paths: Iterable[tuple[str, ...]]) -> str:
-    given = {".".join(path): part for path in paths if (part := _at(spec, path)) is not None}
+    given = {".".join(path): part for path in paths if (part := value_at(spec, path)) is not None}
     text = json.dumps(given, sort_keys=True)
     if "null" in text:  # otherwise a large spec need not be copied
         text = json.dumps(_without_nulls(given), sort_keys=True)
@@ -160,12 +160,6 @@ def _digest(spec: Json, paths: Iterable[tuple[str, ...]]) -> str:
 def is_comparable(recorded: str | None) -> TypeGuard[str]:
     """Return whether ``spec_hash`` of this release made the recorded digest; another release may hash other parts."""
     return recorded is not None and recorded.startswith(_HASH_FORM)
-
-
-def _at(value: Any, path: Iterable[str]) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _without_nulls(value: Any) -> Any:

@@ -32,7 +32,8 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
     Args:
         after: the status after the decision, still with the ledger before.
     """
-    before = s.before.time or _beginning(s)
+    new = TimeSpent(as_of=s.job.created or timestamp(s.now), current="stopped" if s.job.spec.suspend else "queued")
+    before = s.before.time or new
     if decision.kind == "created" and any(pod.ended for pod in s.current.values()):
         return before  # the next plan judges these pods, and then it is known until when they trained
     begin = _second(before.as_of)
@@ -70,11 +71,6 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
         furthest_step=furthest,
         **totals,
     )
-
-
-def _beginning(s: JobState) -> TimeSpent:
-    """Return the ledger of a new job."""
-    return TimeSpent(as_of=s.job.created or timestamp(s.now), current="stopped" if s.job.spec.suspend else "queued")
 
 
 def _divided(
@@ -125,7 +121,6 @@ def _next(current: str, happening: Happening, *, reports: bool) -> str:
 
 
 def _happenings(s: JobState, decision: Decision, after: DDPJobStatus, end: int) -> Iterator[tuple[int, Happening]]:
-    """Yield what this plan sees first, in order, each with its time."""
     if not s.attempt.number:
         if not decision.begins_attempt:
             yield end, "suspended" if s.job.spec.suspend else "queued"
@@ -135,7 +130,6 @@ def _happenings(s: JobState, decision: Decision, after: DDPJobStatus, end: int) 
 
 
 def _seen_now(s: JobState, decision: Decision, after: DDPJobStatus, end: int) -> Iterator[tuple[int, Happening]]:
-    """Yield what this plan sees first of an attempt that has not ended before."""
     attempt, ended = s.attempt, end
     if decision.kind == "succeed":
         ended = _end_of(s, s.current.values(), max, end)
@@ -153,7 +147,6 @@ def _seen_now(s: JobState, decision: Decision, after: DDPJobStatus, end: int) ->
 
 
 def _decided(s: JobState, decision: Decision, end: int) -> Iterator[tuple[int, Happening]]:
-    """Yield what follows from the decision itself."""
     match decision.kind:
         case "created" if s.attempt.ending is not None:  # the failure proved to be none
             yield end, "stepped" if s.attempt.first_step_time else "ran"
@@ -284,14 +277,12 @@ def _seconds_since(pause: PauseStatus, s: JobState) -> int:
 
 
 def _newly_saved(s: JobState) -> int:
-    """Return the seconds of saves that rank 0 reports and that the status does not have."""
     saved = saved_for(s.report) if s.report is not None else None
     known = s.before.progress.saving_seconds if s.before.progress else None
     return max((saved or 0) - (known or 0), 0)
 
 
 def _newly_recovered(s: JobState) -> int:
-    """Return the seconds of recoveries in place that have ended, as the launchers measured them."""
     recovered = newly_recovered(s.attempt.in_place, s.in_place)
     return round(sum(failure.recovery_milliseconds or 0 for failure in recovered) / 1000)
 

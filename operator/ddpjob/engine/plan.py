@@ -117,27 +117,25 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     first = tuple(request for request in upkeep if isinstance(request, Create))
     creates = (*((first,) if first else ()), *_creates(s, decision, status))
     requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
+    makes_pods = any(phase[0].resource is names.PODS and not phase[0].optional for phase in creates)
     goes_on = decision.kind in ("continue", "hold")
+    waits_for_cause = decision.kind == "continue" and s.attempt.is_settling
     requests += map(_deletion, elastic.unused_probes(s, goes_on=goes_on))
     return Plan(
         status=_changed(s.before, status),
-        urgent=decision.kind not in ("continue", "hold"),
+        urgent=not goes_on,
         deletes=tuple(request for request in requests if isinstance(request, Delete)),
         changes=tuple(request for request in requests if isinstance(request, Change)),
         creates=creates,
-        creates_attempt=number if any(map(_is_of_attempt, creates)) else None,
+        creates_attempt=number if makes_pods else None,
         events=tuple(notes(s, decision, status)),
         requeue_after=_earlier(_requeue_after(s, decision, status), scheduling.look_again(s)),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         claims=() if decision.begins_attempt or decision.ends_attempt else _claims_of_unschedulable_pods(s),
-        logs=_logs(s, decision),
+        logs=tuple((pod.name, pod.uid) for pod in s.unread_logs) if waits_for_cause else (),
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=_is_cautious(s, decision),
     )
-
-
-def _is_of_attempt(phase: Sequence[Create]) -> bool:
-    return phase[0].resource is names.PODS and not phase[0].optional
 
 
 def _deletion(pod: PodView) -> Delete:
@@ -145,7 +143,6 @@ def _deletion(pod: PodView) -> Delete:
 
 
 def _nothing_runs(s: JobState, decision: Decision) -> bool:
-    """Whether no attempt starts or goes on after the decision."""
     return decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
 
 
@@ -248,7 +245,6 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
 
 
 def _is_cautious(s: JobState, decision: Decision) -> bool:
-    """Whether the last creates of the job were refused."""
     return decision.refusals > 0 or bool(s.attempt.refusals)
 
 
@@ -267,18 +263,16 @@ def _plan_finished(s: JobState) -> Plan:
     events = tuple(_refusals(s.before, built or ())) if status is not None else ()
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
-    if ttl is None or completed is None or not s.settings.delete_finished:
-        after = _earlier(scheduling.look_again(s))
-        return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
-    left = ttl - seconds_between(completed, s.now)
-    if left > 0:
-        after = _earlier(left, scheduling.look_again(s))
-        return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
-    return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
+    left = None
+    if ttl is not None and completed is not None and s.settings.delete_finished:
+        left = ttl - seconds_between(completed, s.now)
+    if left is not None and left <= 0:
+        return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
+    after = _earlier(left, scheduling.look_again(s))
+    return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
 
 
 def _refusals(before: DDPJobStatus, built: Sequence[Condition]) -> Iterable[Note]:
-    """Yield an event when a finished job begins to show a refused request."""
     known = {condition.type: condition.reason for condition in before.conditions or ()}
     for condition in built:
         if condition.reason in REFUSALS_TO_SHOW and known.get(condition.type) != condition.reason:
@@ -296,12 +290,10 @@ def _refuse(body: Json, before: DDPJobStatus, lines: list[str], now: datetime) -
 
 
 def _changed(before: DDPJobStatus, status: DDPJobStatus) -> Json | None:
-    """Return the status to write; None if it is as recorded."""
     return status.wire() if status != before else None
 
 
 def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> float | None:
-    """Return the seconds until a deadline or the end of a wait can change the plan; None if none can."""
     attempt = recorded_attempt(status, s.now)
     is_suspended = attempt.verdict == SUSPENDED and s.job.spec.suspend
     stops = [left for left, _ in s.stopping[:1] if isfinite(left) and not s.job.spec.suspend]
@@ -332,13 +324,6 @@ def _poll(s: JobState) -> tuple[str, str, int] | None:
     if pod is None or pod.state != "running" or pod.deleting or not pod.ip:
         return None
     return pod.name, pod.ip, s.job.spec.rendezvous.progress_port
-
-
-def _logs(s: JobState, decision: Decision) -> tuple[tuple[str, str], ...]:
-    """Return the pods whose logs to read while the attempt waits for the cause."""
-    if decision.kind != "continue" or not s.attempt.is_settling:
-        return ()
-    return tuple((pod.name, pod.uid) for pod in s.unread_logs)
 
 
 def _claims_of_unschedulable_pods(s: JobState) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import LONG_RUN_SECONDS, CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
-from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_running, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
@@ -201,8 +201,7 @@ class JobState:
         earlier = [pod for pod in self.pods if pod.attempt < number and not is_on_lost_node(pod)]
         if any(seconds_to_stop(pod, self.now) > 0 for pod in earlier):
             return None
-        known = self.attempt.room_since or (start if number <= 1 else None)
-        return known if known is not None and seconds_since(known, self.now) >= 0 else timestamp(self.now)
+        return since(self.attempt.room_since or (start if number <= 1 else None), self.now)
 
     @cached_property
     def partial_since(self) -> str | None:
@@ -216,13 +215,7 @@ class JobState:
         placed = {pod.node_name is not None for pod in self.current.values() if not pod.ended}
         if placed != {True, False}:
             return None
-        known = self.attempt.partial_since
-        return known if known is not None and seconds_since(known, self.now) >= 0 else timestamp(self.now)
-
-    @property
-    def pod_priority(self) -> int:
-        """The priority of the pods of this attempt."""
-        return next((pod.priority for pod in self.current.values()), 0)
+        return since(self.attempt.partial_since, self.now)
 
     @property
     def answer(self) -> TrainingReport | None:
@@ -253,11 +246,6 @@ class JobState:
     def new_lives(self) -> int:
         """How many restarts in place node 0 reports that the status does not have."""
         return spent(self.in_place) - spent(self.attempt.in_place)
-
-    @property
-    def restarts(self) -> int:
-        """All restarts until now, also those in place."""
-        return (self.before.restarts or 0) + self.new_lives
 
     @property
     def has_stepped(self) -> bool:
@@ -323,11 +311,6 @@ class JobState:
         """Return the name of a node's pod, by default of the current attempt."""
         number = self.attempt.number if attempt is None else attempt
         return names.pod_name(self.job.name, self.job.uid, number, node_rank)
-
-    @property
-    def grace_seconds(self) -> int:
-        """Seconds between SIGTERM and SIGKILL of a pod."""
-        return self.job.grace_seconds
 
     @property
     def finished(self) -> bool:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
@@ -60,24 +60,6 @@ _CHANGE: Mapping[Resource, str] = {
     names.POD_PRIORITIES: "change priorityClassName in spec.template",
 }
 """How a job asks for another object than one that does not exist, or may not be read."""
-
-
-class _Condition(NamedTuple):
-    """A condition of a Workload that the operator sets."""
-
-    type: str
-    status: bool
-    reason: str
-    message: str
-
-
-class _Overlay(NamedTuple):
-    """What an admission adds to every pod."""
-
-    node_selector: Json
-    tolerations: Sequence[Json]
-    labels: Json
-    annotations: Json
 
 
 def lookups(s: JobState) -> Sequence[_Lookup]:
@@ -133,14 +115,14 @@ def dress(pod: Json, s: JobState) -> Json:
     if workload is None or not _queue(s):
         return pod
     added, meta, spec = _overlay(s, workload), pod["metadata"], dict(pod["spec"])
-    if added.node_selector:
-        spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | added.node_selector
-    if added.tolerations:
+    if added["nodeSelector"]:
+        spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | added["nodeSelector"]
+    if tolerations := [each for part in _additions(s, workload) for each in part.get("tolerations") or ()]:
         given = spec.get("tolerations") or []
-        spec["tolerations"] = [*given, *(each for each in added.tolerations if each not in given)]
-    meta = meta | {"labels": added.labels | meta["labels"]}
-    if added.annotations:
-        meta["annotations"] = added.annotations | (meta.get("annotations") or {})
+        spec["tolerations"] = [*given, *(each for each in tolerations if each not in given)]
+    meta = meta | {"labels": added["labels"] | meta["labels"]}
+    if added["annotations"]:
+        meta["annotations"] = added["annotations"] | (meta.get("annotations") or {})
     return pod | {"metadata": meta, "spec": spec}
 
 
@@ -175,8 +157,7 @@ def _finish(s: JobState, workload: Json) -> Change | None:
     if not _nothing_runs(s):
         return None
     reason = "Failed" if s.before.state == "Failed" else "Succeeded"
-    done = _Condition("Finished", True, reason, f"DDPJob {s.job.name} has the state {s.before.state}")
-    return _status_change(s, workload, (done,))
+    return _status_change(s, workload, Finished=("True", reason, f"DDPJob {s.job.name} has the state {s.before.state}"))
 
 
 def _change(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
@@ -211,7 +192,6 @@ def _is_served(s: JobState) -> bool:
 
 
 def _workload(s: JobState) -> Json | None:
-    """Return the job's Workload, which may be being deleted; None if it does not exist."""
     name = names.service_name(s.job.name, s.job.uid)
     found = s.observed.objects.get(names.WORKLOADS, ())
     return next((each for each in found if each["metadata"]["name"] == name), None)
@@ -258,7 +238,6 @@ def seconds_to_look(s: JobState) -> float | None:
 
 
 def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
-    """Yield the pods that stop and use quota, with the seconds that they have left for that."""
     workload = _workload(s) if s.settings.kueue and _is_served(s) else None
     if workload is None or not is_true(workload["status"], "QuotaReserved"):
         return
@@ -282,7 +261,6 @@ def _because(workload: Json, kind: str) -> str:
 
 
 def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | None:
-    """Return why an attempt may not start with this Workload; None if it may."""
     status, name = workload["status"], workload["metadata"]["name"]
     where = f"the queue {queue}"
     if "deletionTimestamp" in workload["metadata"]:
@@ -330,14 +308,12 @@ def _why_no_workload(s: JobState) -> str:
 
 
 def _misnamed(s: JobState) -> Obstacle | None:
-    """Return the obstacle if no LocalQueue can have the name in the label of the queue; None if one can."""
     if is_object_name(_queue(s)):
         return None
     return QUEUE_UNAVAILABLE, f"no LocalQueue can have the name {_queue(s)}: correct the label {names.LABEL_QUEUE}"
 
 
 def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
-    """Return what a Workload in the queue waits for."""
     status = workload["status"]
     if is_true(status, "QuotaReserved"):
         checks = (c for c in status.get("admissionChecks") or () if c.get("state") != "Ready")
@@ -353,7 +329,6 @@ def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
 
 
 def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False) -> Obstacle | None:
-    """Return which object of the cluster could not be read; None if all were."""
     for kind, name in wanted:
         found = s.observed.found.get((kind, name), NOT_READ_YET)
         if isinstance(found, Unknown) and (found.is_final or not only_final):
@@ -374,40 +349,39 @@ def _flavors(workload: Json) -> list[str]:
     return sorted({str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values()})
 
 
-def _overlay(s: JobState, workload: Json) -> _Overlay:
-    """Return what flavors and admission checks add to every pod."""
-    added = _Overlay({}, [], {}, {})
+def _additions(s: JobState, workload: Json) -> Iterator[Json]:
+    """Yield what each flavor and each admission check adds to every pod."""
     for name in _flavors(workload):
         flavor = s.observed.found.get((names.FLAVORS, name))
         spec = (flavor.get("spec") or {}) if isinstance(flavor, dict) else {}
-        added.node_selector.update(spec.get("nodeLabels") or {})
-        added = added._replace(tolerations=[*added.tolerations, *(spec.get("tolerations") or ())])
+        yield {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
     for check in workload["status"].get("admissionChecks") or ():
-        for update in check.get("podSetUpdates") or ():
-            added.node_selector.update(update.get("nodeSelector") or {})
-            added.labels.update(update.get("labels") or {})
-            added.annotations.update(update.get("annotations") or {})
-            added = added._replace(tolerations=[*added.tolerations, *(update.get("tolerations") or ())])
+        yield from check.get("podSetUpdates") or ()
+
+
+def _overlay(s: JobState, workload: Json) -> Mapping[str, Json]:
+    added: dict[str, Json] = {"nodeSelector": {}, "labels": {}, "annotations": {}}
+    for part in _additions(s, workload):
+        for kind, values in added.items():
+            values.update(part.get(kind) or {})
     return added
 
 
 def _conflict(s: JobState, workload: Json) -> Obstacle | None:
     """Return a value of the job that the admission would change; Kueue's own jobs fail then."""
-    added, template = _overlay(s, workload), s.job.wire.get("template", {}).get("metadata", {})
-    given: Sequence[tuple[str, Mapping[str, Any], Json]] = (
-        ("nodeSelector", s.job.template_spec.get("nodeSelector") or {}, added.node_selector),
-        ("label", template.get("labels") or {}, added.labels),
-        ("annotation", template.get("annotations") or {}, added.annotations),
-    )
-    for what, own, wanted in given:
+    given = s.job.wire.get("template", {}).get("metadata", {}) | {
+        "nodeSelector": s.job.template_spec.get("nodeSelector")
+    }
+    for kind, wanted in _overlay(s, workload).items():
+        own = given.get(kind) or {}
         if key := next((key for key, value in wanted.items() if own.get(key, value) != value), None):
-            text = f"the admission wants {what} {key}={wanted[key]}, and spec.template has {own[key]}: remove it there"
+            what = f"{kind.removesuffix('s')} {key}={wanted[key]}"
+            text = f"the admission wants {what}, and spec.template has {own[key]}: remove it there"
             return QUEUE_UNAVAILABLE, text
     return None
 
 
 def _unusable(s: JobState, workload: Json) -> Hold | None:
-    """Return the hold that follows from an admission that the job cannot use; None if it can, or is not admitted."""
     if not (is_active(workload) and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
         return None
     flavors = _flavors(workload)
@@ -416,7 +390,6 @@ def _unusable(s: JobState, workload: Json) -> Hold | None:
 
 
 def _wanted_class(s: JobState) -> Sequence[_Lookup]:
-    """Return kind and name of the class that gives the job its priority in the queue; none for priority 0."""
     if name := s.labels.get(names.LABEL_QUEUE_PRIORITY):
         return [(names.WORKLOAD_PRIORITIES, name)]
     name = s.job.template_spec.get("priorityClassName")
@@ -428,7 +401,6 @@ def _kind_and_name(wanted: Sequence[_Lookup]) -> tuple[str, str]:
 
 
 def _priority_class(workload: Json) -> tuple[str, str]:
-    """Return kind and name of the class; empty if there is none."""
     reference = workload["spec"].get("priorityClassRef") or {}
     return str(reference.get("kind") or ""), str(reference.get("name") or "")
 
@@ -447,7 +419,6 @@ def _priority(s: JobState) -> Json | None:
 
 
 def _pod_set(s: JobState) -> Json:
-    """Return the podSet of all nodes."""
     pod = desired_pods(s.job, 1, s.settings, [0]).first["spec"]
     spec = {key: pod[key] for key in _POD_FIELDS if pod.get(key)}
     for kind in ("initContainers", "containers"):
@@ -523,7 +494,6 @@ def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
 
 
 def _relabelled(s: JobState, workload: Json) -> Change | None:
-    """Return what restores the labels that watch and list select, of a Workload that lost them."""
     given, labels = workload["metadata"].get("labels") or {}, _labels(s)
     if all(given.get(label) == labels[label] for label in (names.LABEL_JOB_UID, names.LABEL_JOB_NAME)):
         return None
@@ -549,14 +519,14 @@ def _release(s: JobState, workload: Json) -> Change:
     """Return the end of an evicted admission: Kueue gives the quota to others, and queues the Workload again."""
     cause = condition(workload["status"], "Evicted")
     reason, message = str(cause.get("reason") or "Evicted"), str(cause.get("message") or "")
-    changes = [
-        _Condition("QuotaReserved", False, "Pending", message),
-        _Condition("Admitted", False, "NoReservation", "The workload has no reservation"),
-        _Condition("Requeued", reason in _REQUEUED_AT_ONCE, reason, message),
-    ]
+    changes = {
+        "QuotaReserved": ("False", "Pending", message),
+        "Admitted": ("False", "NoReservation", "The workload has no reservation"),
+        "Requeued": ("True" if reason in _REQUEUED_AT_ONCE else "False", reason, message),
+    }
     if condition(workload["status"], "PodsReady"):
-        changes.append(_Condition("PodsReady", False, "WaitForStart", "Not all pods are ready or succeeded"))
-    return _status_change(s, workload, changes, {"admission": None})
+        changes["PodsReady"] = ("False", "WaitForStart", "Not all pods are ready or succeeded")
+    return _status_change(s, workload, {"admission": None}, **changes)
 
 
 def _readiness(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
@@ -569,33 +539,34 @@ def _readiness(s: JobState, workload: Json, number: int, *, runs: bool) -> Chang
         return None
     if is_ready:
         reason = "Recovered" if known.get("reason") in _RECOVERY else "Started"
-        return _status_change(s, workload, (_Condition("PodsReady", True, reason, "All pods run"),))
+        return _status_change(s, workload, PodsReady=("True", reason, "All pods run"))
     text = "At least one pod has failed, waiting for recovery"
-    return _status_change(s, workload, (_Condition("PodsReady", False, "WaitForRecovery", text),))
+    return _status_change(s, workload, PodsReady=("False", "WaitForRecovery", text))
 
 
 def _status_change(
-    s: JobState, workload: Json, changes: Iterable[_Condition], more: Mapping[str, Any] | None = None
+    s: JobState, workload: Json, value: Json | None = None, **conditions: tuple[str, str, str]
 ) -> Change:
-    """Return a patch of the status. It replaces the list of conditions, so the Workload must not have changed since."""
+    """Return a patch of the status. It replaces the list of conditions, so the Workload must not have changed since.
+
+    value: other fields. conditions: status, reason and message by type.
+    """
     meta = workload["metadata"]
     built = {str(each["type"]): each for each in workload["status"].get("conditions") or ()}
-    for change in changes:
-        status, before = "True" if change.status else "False", built.get(change.type, {})
-        same = before.get("status") == status
-        built[change.type] = {
-            "type": change.type,
+    for kind, (status, reason, message) in conditions.items():
+        before = built.get(kind, {})
+        built[kind] = {
+            "type": kind,
             "status": status,
-            "reason": change.reason,
-            "message": change.message,
+            "reason": reason,
+            "message": message,
             "observedGeneration": int(meta.get("generation") or 0),
-            "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(s.now),
+            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else timestamp(s.now),
         }
-    value = {**(more or {}), "conditions": [*built.values()]}
-    return _patch(workload, value, part="status", version=meta["resourceVersion"])
+    whole = (value or {}) | {"conditions": [*built.values()]}
+    return _patch(workload, whole, part="status", version=meta["resourceVersion"])
 
 
 def _patch(workload: Json, value: Json, **options: Any) -> Change:
-    """Return the PATCH of a Workload. options: of ``Change``."""
     meta = workload["metadata"]
     return Change(names.WORKLOADS, meta["name"], meta["uid"], value, **options)
