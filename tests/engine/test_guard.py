@@ -17,13 +17,13 @@ def a_partial_world(**spec: Any) -> World:
     """Return a job of which only rank 0's pod has a Kubernetes node."""
     world = a_started_world(a_job(**spec))
     place(world, 0)
-    world.settle()
     return world
 
 
 def place(world: World, *ranks: int) -> None:
     for rank in ranks:
         world.pod(rank)["spec"] |= {"nodeName": f"worker-{rank}"}
+    world.settle()
 
 
 def attempt(world: World) -> dict[str, Any]:
@@ -40,7 +40,6 @@ def test_it_is_recorded_since_when_only_some_pods_have_a_node() -> None:
     world.later(50)
     assert attempt(world)["partialSince"] == since
     place(world, 1)
-    world.settle()
     assert "partialSince" not in attempt(world)
     world.run_all_and_settle()
     assert world.status["state"] == "Running"
@@ -51,7 +50,6 @@ def test_the_priority_of_the_pods_is_recorded_with_it() -> None:
     for rank in range(2):
         world.pod(rank)["spec"]["priority"] = -7
     place(world, 0)
-    world.settle()
     assert attempt(world)["podPriority"] == -7
     assert "podPriority" not in attempt(a_partial_world())
     single = a_started_world(a_job(numNodes=1))
@@ -120,7 +118,6 @@ def test_backoff_doubles_until_all_pods_run() -> None:
         world.later(1)
         assert world.status["attempt"] == number + 1
         place(world, 0)
-        world.settle()
     for longest, seconds in zip((10, 20, 40, 80, 160, 320, 600, 600), waited, strict=True):
         assert longest * 0.75 <= seconds <= longest + 1
     assert waited[-1] != waited[-2]  # by the jitter
@@ -138,12 +135,10 @@ def test_the_time_as_the_first_job_is_counted_over_attempts_and_suspensions_unti
     world.settle()
     for expected in (1500, 3000):
         place(world, 0)
-        world.settle()
         world.later(1500)
         assert verdict(world) == "PartiallyScheduled" and attempt(world)["elderSeconds"] == expected
         world.later(601)
     place(world, 0)
-    world.settle()
     world.forward(100)
     world.edit(suspend=True)
     world.suspend(False)
@@ -237,7 +232,6 @@ def test_startup_deadline_counts_all_attempts_that_gave_their_nodes_back() -> No
         world.elder = None
         world.settle()
         place(world, 0)
-        world.settle()
         world.elder = RIVAL
     world.later(100)
     assert world.status["state"] == "Failed" and verdict(world) == "StartupDeadlineExceeded"

@@ -57,8 +57,9 @@ def raise_grace(world: World, seconds: float) -> None:
 
 
 def end_pods(world: World) -> None:
-    """End the pods that are being deleted; the kubelet then removes them."""
+    """End the pods that are being deleted, which the kubelet then removes, and settle."""
     world.pods = {name: pod for name, pod in world.pods.items() if "deletionTimestamp" not in pod["metadata"]}
+    world.settle()
 
 
 def be_not_ready(world: World) -> None:
@@ -77,7 +78,6 @@ def restart(world: World) -> None:
     fail(world)
     world.settle()
     end_pods(world)
-    world.settle()
     world.run_all_and_settle()
 
 
@@ -122,7 +122,6 @@ def test_the_next_attempt_waits_until_the_pods_of_the_last_one_have_ended(way: C
     world.forward(590)
     settle_alone(world)
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"], "the end of the last pod starts the next attempt"
 
 
@@ -156,7 +155,6 @@ def test_attempts_that_do_not_get_all_pods_end_before_the_next_one(spec: dict[st
     raise_grace(world, 600)
     settle_alone(world)
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"]
 
 
@@ -169,7 +167,6 @@ def test_abandoned_attempt_ends_before_the_next_one() -> None:
     settle_alone(world)
     assert world.status["currentAttempt"]["ending"]["verdict"] == "PodLost"
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"]
 
 
@@ -181,7 +178,6 @@ def test_attempt_after_a_restored_status_waits_for_the_pods_that_it_does_not_kno
     settle_alone(world, "2")
     assert world.status["currentAttempt"]["ending"]["verdict"] == "UnknownAttempt"
     end_pods(world)
-    world.settle()
     assert live(world) == ["3"]
 
 
@@ -194,7 +190,6 @@ def test_a_job_evicted_from_its_queue_starts_again_after_its_pods_have_ended() -
     settle_alone(world)
     assert world.conditions()["QuotaReserved"][0] == "True", "the pods on nodes that do not respond may run"
     end_pods(world)
-    world.settle()
     assert world.conditions()["QuotaReserved"][0] == "False"
     world.admits()
     world.settle()
@@ -246,7 +241,6 @@ def test_delay_of_a_restart_is_no_wait_for_pods() -> None:
     fail(world)
     world.settle()
     end_pods(world)
-    world.settle()
     assert world.status["attempt"] == 2 and world.condition("Running")["reason"] == "Error"
 
 
@@ -432,7 +426,6 @@ def test_in_local_mode_the_next_attempt_waits_without_a_volume_too() -> None:
     world.forward(11)
     settle_alone(world)
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"]
 
 
