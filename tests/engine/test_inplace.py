@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.report import training_report
 from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
-from ddpjob.engine.inplace import KEPT_LIVES, classify, fold, grant
+from ddpjob.engine.inplace import KEPT_LIVES, fold, grant
 from ddpjob.engine.obstacles import NO_PROGRESS
 from tests.builders import World, a_job, a_running_world, ended, failed
 
@@ -50,19 +50,6 @@ def test_nothing_is_granted_where_a_failure_may_have_to_end_the_job() -> None:
     for policy in ({"maxRestarts": 0}, {"rules": [rule]}):
         assert grant(None, 0, RestartPolicy.model_validate(policy)) == 0
     assert grant(None, 0, RestartPolicy.model_validate({"rules": [rule | {"action": "Restart"}]})) == 100
-
-
-@pytest.mark.parametrize(
-    ("in_place", "course"),
-    [
-        (None, "Unused"),
-        (of_lives(1, progressed=False), "Unused"),
-        (of_lives(2, progressed=True), "Progress"),
-        (of_lives(2, progressed=False), "NoProgress"),
-    ],
-)
-def test_course_of_an_attempt(in_place: InPlace | None, course: str) -> None:
-    assert classify(in_place) == course
 
 
 def test_reports_in_any_order_give_the_same_status() -> None:

@@ -44,12 +44,12 @@ def conditions(
         case "succeed" | "fail":
             aspects = _finished(decision)
         case "suspend":
-            aspects = _without_pods(*s.suspension, Suspended=True)
+            aspects = without_pods(*s.suspension, Suspended=True)
         case "continue" if s.suspended and s.job.spec.suspend:
             reason, text = s.suspension
-            aspects = _without_pods(reason, "; ".join(filter(None, (text, kept_quota(s)))), Suspended=True)
+            aspects = without_pods(reason, "; ".join(filter(None, (text, kept_quota(s)))), Suspended=True)
         case "hold" if s.suspended:
-            aspects = _without_pods(SUSPENDED, "suspended; it cannot be resumed yet", Suspended=True)
+            aspects = without_pods(SUSPENDED, "suspended; it cannot be resumed yet", Suspended=True)
             aspects["Stalled"] = (True, decision.reason, decision.message)
         case _:
             aspects = _active(s, decision, nodes, failures[-1] if failures else None, reached)
@@ -88,18 +88,14 @@ def finished(before: Sequence[Condition], problems: Sequence[Problem], now: date
     return [stalled if condition.type == "Stalled" else condition for condition in before]
 
 
-def invalid(message: str) -> dict[str, Aspect]:
-    """Return the true and false conditions of a job with an invalid spec, which an older CRD may accept."""
-    return _without_pods("InvalidSpec", message, Stalled=True)
-
-
 def _finished(decision: Decision) -> dict[str, Aspect]:
     failed = decision.kind == "fail"  # kstatus reads Stalled as Failed
     holds = {"Finished": True, "Failed": failed, "Succeeded": not failed, "Stalled": failed}
-    return _without_pods(decision.reason, decision.message, **holds)
+    return without_pods(decision.reason, decision.message, **holds)
 
 
-def _without_pods(reason: str, message: str, **holds: bool) -> dict[str, Aspect]:
+def without_pods(reason: str, message: str, **holds: bool) -> dict[str, Aspect]:
+    """Return the conditions of a job without pods; ``holds``: those that have another value than False."""
     return {kind: (value, reason, message) for kind, value in (holds | {"Running": False, "Scheduled": False}).items()}
 
 

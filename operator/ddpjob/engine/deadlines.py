@@ -104,10 +104,15 @@ def _completion(s: JobState) -> Deadline | None:
         f"node_rank {', '.join(map(str, left[:8]))} of attempt {s.attempt.number} still run {limit} s after the first "
         "node succeeded, and after the last progress of rank 0 (completionGraceSeconds)"
     )
-    if 0 in left and s.idle_seconds is not None:
-        waited = min(waited, s.idle_seconds)
+    polled, pod = s.observed.progress, s.current.get(0)
+    if 0 in left and s.answer is not None and polled.stalled_seconds is not None:
+        age = s.answer.age_seconds
+        waited = min(waited, polled.stalled_seconds, polled.stalled_seconds if age is None or age < 0 else age)
+    is_asked = pod is not None and pod.state == "running" and not pod.deleting and bool(pod.ip)
+    has_reported = s.answer is not None or s.attempt.first_step_time is not None
     # One request that failed, or a new operator's first plan, does not show that rank 0 stopped to work.
-    remaining = max(limit - waited, UNKNOWN_SECONDS) if 0 in left and s.awaits_answer else limit - waited
+    awaits_answer = is_asked and has_reported and polled.stalled_seconds is None and polled.problem is None
+    remaining = max(limit - waited, UNKNOWN_SECONDS) if 0 in left and awaits_answer else limit - waited
     return Deadline(remaining, "attempt", COMPLETION_EXCEEDED, text)
 
 

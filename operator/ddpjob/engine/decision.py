@@ -38,7 +38,6 @@ from ddpjob.engine.evidence import (
     evidence_named_by,
     evidence_of,
     evidence_of_early_end,
-    evidence_of_missing,
     evidence_of_waiting,
     failed_pods,
     may_have_waited,
@@ -103,11 +102,6 @@ class Decision:
         """Whether the current attempt gets its verdict, and no other starts now."""
         return self.kind in ("close", "suspend", "succeed", "fail")
 
-    @property
-    def is_final_or_destructive(self) -> bool:
-        """Whether the decision requires pods from a LIST instead of from the cache, which may be stale."""
-        return self.ends_attempt or self.kind in ("settle", "restart")
-
 
 CONTINUE = Decision("continue")
 RESIZED = "Resized"
@@ -125,10 +119,12 @@ def decide(s: JobState) -> Decision:
 
 
 def _success(s: JobState) -> Decision | None:
-    if not s.all_succeeded:
-        return None
     if s.job.spec.success_policy == "NodeZero":
+        if 0 not in s.succeeded_nodes:
+            return None
         return Decision("succeed", "NodeZeroSucceeded", f"node 0 of attempt {s.attempt.number} succeeded")
+    if not s.succeeded_nodes.issuperset(s.job.node_ranks):
+        return None
     text = f"all {len(s.job.node_ranks)} node(s) of attempt {s.attempt.number} succeeded"
     return Decision("succeed", "AllNodesSucceeded", text)
 
@@ -225,7 +221,8 @@ def _next_attempt(s: JobState) -> Decision | None:
 def _completion(s: JobState) -> Decision | None:
     if s.attempt.is_creating and token_is_lost(s):
         return _abandon(s, "PeersNotCreated", "its pods would not have one token, because another process began it")
-    exists = s.all_pods_exist and s.observed.service is not None
+    # A pod that is being deleted counts: it may have trained since an operator that was killed created it.
+    exists = not s.missing_nodes and s.observed.service is not None
     if s.attempt.is_creating and (exists or s.observed.round == "complete"):
         return Decision("created", RUNNING, "all pods exist")
     return None
@@ -246,7 +243,7 @@ def _failure(s: JobState) -> Decision | None:
         early = evidence_of_early_end(cause, s.succeeded_nodes, s.current)
         found = evidence_named_by(cause, s.current) or early or evidence_of(cause)
     else:  # a lost pod precedes one that only perhaps failed by itself
-        found = evidence_of_missing(lost[0])
+        found = Evidence(lost[0], "own")
     judgement = _judged(s, found)
     if creating and s.missing_nodes and (found.whose != "own" or found.report.code == RENDEZVOUS):
         # The API server does not accept its peers: this pod waited for them, and perhaps ended for no other reason.
@@ -480,7 +477,8 @@ def _give_back(s: JobState, reason: str, message: str) -> Decision:
     """End the attempt without a failure, so that its Kubernetes nodes are free for others for a while."""
     until = whole_second_after(s.now, guard.backoff(s))
     text = f"{message}: attempt {s.attempt.number} gives its nodes back and costs no restart"
-    text += f"; {guard.next_start(reason, until)}"
+    older = "when no older job waits, and " if reason == guard.YIELDED else ""
+    text += f"; the next one starts {older}at {until}{' at the latest' if older else ''}"
     return Decision("close", reason, text, gives_back=True, until=until, drain_until=_drain_until(s))
 
 

@@ -5,13 +5,13 @@ launcher must start the processes of the node and give each its rank; without on
 events of the operator, and warnings of ``validate`` and ``run``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job, overridden_fields
-from ddpjob.engine.injection import PROGRAM, PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS, launched
+from ddpjob.engine.injection import PROGRAM, PYTHON, WRAPPERS, launched, python_options
 
 LAUNCHERS = frozenset(
     {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
@@ -96,21 +96,19 @@ def _is_unlaunched(words: Iterator[str]) -> bool:
         if program in LAUNCHERS or program in SHELLS or program.endswith(".sh"):
             return False
         if PYTHON.fullmatch(program):
-            return _is_plain_python(words)
+            return _is_plain_python([*words])
         if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
             return True
     return False
 
 
-def _is_plain_python(words: Iterator[str]) -> bool:
+def _is_plain_python(words: Sequence[str]) -> bool:
     """Return whether Python runs a script or module that is no launcher; ``words``: what follows the interpreter."""
-    for word in words:
-        if word == "-m":
-            return next(words, "") not in LAUNCHER_MODULES
-        if word == "-c":
+    match words[python_options(words) :]:
+        case ["-m", *module]:
+            return not LAUNCHER_MODULES.issuperset(module[:1])
+        case [] | ["-c" | "-", *_]:
             return False
-        if word in PYTHON_OPTIONS_WITH_A_VALUE:
-            next(words, "")
-        elif not word.startswith("-"):
-            return PurePosixPath(word).name not in LAUNCHERS
+        case [path, *_]:
+            return PurePosixPath(path).name not in LAUNCHERS
     return False

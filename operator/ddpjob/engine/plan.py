@@ -88,7 +88,8 @@ def plan(
         # If reading takes so long that the first objects are too old, that is tried again later.
         return Plan(lookups=lookups, requeue_after=LOOKUP_SECONDS)
     decision = decide(state)
-    if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):
+    is_destructive = decision.ends_attempt or decision.kind in ("settle", "restart")
+    if not observed.live and (is_destructive or _fills_gaps(state, decision)):
         return Plan(needs_live=True)
     return _from_live_pods(_carry_out(state, decision), observed)
 

@@ -93,14 +93,6 @@ class JobState:
         return max((pod.attempt for pod in self.pods if pod.attempt <= limit), default=0)
 
     @cached_property
-    def all_pods_exist(self) -> bool:
-        """Whether each node of this attempt has a pod, or has succeeded.
-
-        A pod that is being deleted counts: it may have trained since an operator that was killed created it.
-        """
-        return self.attempt.number > 0 and not self.missing_nodes
-
-    @cached_property
     def missing_nodes(self) -> list[int]:
         """node_ranks that have no pod and have not succeeded.
 
@@ -117,13 +109,6 @@ class JobState:
             or (pod.created is not None and parse_time(pod.created) <= parse_time(ran))
         }
         return [node_rank for node_rank in self.job.node_ranks if node_rank not in done]
-
-    @property
-    def all_succeeded(self) -> bool:
-        """Whether the job has succeeded, by its success policy."""
-        if self.job.spec.success_policy == "NodeZero":
-            return 0 in self.succeeded_nodes
-        return self.succeeded_nodes.issuperset(self.job.node_ranks)
 
     @property
     def all_stopped(self) -> bool:
@@ -282,22 +267,6 @@ class JobState:
     def stalled_seconds(self) -> float | None:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
         return self.observed.progress.stalled_seconds if self.answer is not None and self.has_stepped else None
-
-    @property
-    def idle_seconds(self) -> float | None:
-        """For how long rank 0 has reported no new work; None if it does not report."""
-        if self.answer is None or self.observed.progress.stalled_seconds is None:
-            return None
-        stalled, age = self.observed.progress.stalled_seconds, self.answer.age_seconds
-        return stalled if age is None or age < 0 else min(stalled, age)
-
-    @property
-    def awaits_answer(self) -> bool:
-        """Whether requests to a rank 0 that has reported show soon whether it works, or that it stays silent."""
-        pod, polled = self.current.get(0), self.observed.progress
-        is_asked = pod is not None and pod.state == "running" and not pod.deleting and bool(pod.ip)
-        has_reported = self.answer is not None or self.attempt.first_step_time is not None
-        return is_asked and has_reported and polled.stalled_seconds is None and polled.problem is None
 
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""

@@ -29,7 +29,7 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund, total_restarts
-from ddpjob.engine.conditions import all_run, build, conditions, invalid
+from ddpjob.engine.conditions import all_run, build, conditions, without_pods
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
@@ -96,7 +96,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
 def invalid_status(before: DDPJobStatus, generation: int, lines: list[str], now: datetime) -> DDPJobStatus:
     """Return the status of a job whose spec is invalid; ``lines`` are the errors."""
     message = "; ".join(lines) + ": fix the spec, or update the CustomResourceDefinition, which accepted it"
-    built = build(before.conditions or (), invalid(message), now)
+    built = build(before.conditions or (), without_pods("InvalidSpec", message, Stalled=True), now)
     return before.changed(observed_generation=generation, state="Invalid", conditions=built)
 
 

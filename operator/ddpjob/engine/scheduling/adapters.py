@@ -28,7 +28,7 @@ def families(settings: EngineSettings) -> Sequence[Sequence[Resource]]:
 
 
 def _is_queued(s: JobState) -> bool:
-    """Whether Kueue has a say. Of a job that has left its queue, the Workload remains and must hold no quota."""
+    """Whether Kueue applies. Of a job that has left its queue, the Workload remains and must hold no quota."""
     return bool(s.settings.kueue and (s.labels.get(names.LABEL_QUEUE) or s.observed.objects.get(names.WORKLOADS)))
 
 

@@ -129,12 +129,6 @@ def verdict(s: JobState) -> Obstacle:
     return YIELDED, f"{text}, and {_elder(s)} waits for nodes, too"
 
 
-def next_start(reason: str, until: str) -> str:
-    """Return when the attempt after this verdict starts, for a person."""
-    when = f"when no older job waits, and at {until} at the latest" if reason == YIELDED else f"at {until}"
-    return f"the next one starts {when}"
-
-
 def backoff(s: JobState) -> float:
     """Return the seconds until the attempt after this one, if it gives its nodes back now."""
     longest = doubling(_FIRST_BACKOFF_SECONDS, (s.attempt.yields or 0) + 1, _MAX_BACKOFF_SECONDS)
