@@ -157,12 +157,6 @@ def test_sidecars_and_init_containers_get_the_profile_by_default() -> None:
     assert spec["containers"][1]["securityContext"] == restricted | {"allowPrivilegeEscalation": True}
 
 
-def test_users_toleration_is_added_to_those_for_lost_nodes() -> None:
-    tolerations = pod_of(template={"spec": {"tolerations": [{"key": "gpu"}]}})["spec"]["tolerations"]
-    assert {"key": "gpu"} in tolerations
-    assert [t["tolerationSeconds"] for t in tolerations if "tolerationSeconds" in t] == [30, 30]
-
-
 NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 
 
