@@ -80,7 +80,7 @@ def test_hour_of_training_that_only_the_ledger_shows_is_enough() -> None:
     """No operator ran while it trained, and the program reports nothing."""
     world = trained_world()
     del world.job["status"]["furthest"]
-    world.show(3, seven_gpus(world), node="bad")
+    world.show(3, wrong_usage(world), node="bad")
     world.later(11)
     assert world.status["failures"][-1]["action"] == "Restart"
 
