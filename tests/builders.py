@@ -171,12 +171,52 @@ class World:
     def settle_after_backoff(self) -> None:
         """Settle, and again after the longest delay before a restart."""
         self.settle()
-        self.forward(361)
+        self.later(361)
+
+    def later(self, seconds: float) -> None:
+        """Settle after so many seconds."""
+        self.forward(seconds)
+        self.settle()
+
+    def show(self, rank: int, status: dict[str, Any], *, node: str = "worker") -> None:
+        """Settle with this status of a pod."""
+        self.set_pod(rank, status, node=node)
+        self.settle()
+
+    def show_all(self, status: dict[str, Any]) -> None:
+        """Settle with this status of each pod of the attempt."""
+        for rank in range(self.job["spec"]["numNodes"]):
+            self.set_pod(rank, status)
+        self.settle()
+
+    def edit(self, **spec: Any) -> None:
+        """Settle with an edited spec of the next generation."""
+        self.job["spec"] |= spec
+        self.job["metadata"]["generation"] += 1
+        self.settle()
+
+    def fail(self, rank: int, code: int = 1, /, **report: Any) -> None:
+        """Settle with the failure of a rank; ``report``: as for ``failed``."""
+        self.show(rank, failed(code, **report))
+
+    def report(self, progress: dict[str, Any]) -> None:
+        """Settle with a report of rank 0's current pod."""
+        self.progress = progress, self.pod(0)["metadata"]["name"]
+        self.settle()
+
+    def suspend(self, value: bool) -> None:
+        """Settle with this value of spec.suspend."""
+        self.job["spec"]["suspend"] = value
         self.settle()
 
     def run_all(self) -> None:
         for rank in range(self.job["spec"]["numNodes"]):
             self.set_pod(rank, running())
+
+    def run_all_and_settle(self) -> None:
+        """Settle when all pods run."""
+        self.run_all()
+        self.settle()
 
     def set_pod(self, rank: int, status: dict[str, Any], *, node: str = "worker") -> dict[str, Any]:
         pod = self.pod(rank)
@@ -268,10 +308,15 @@ class World:
             self.pods[name] = body | {"metadata": meta, "status": {"phase": "Pending"}}
 
 
-def a_running_world(job: dict[str, Any]) -> World:
-    """Return a world in which all pods of the job's first attempt run and the status shows it."""
+def a_started_world(job: dict[str, Any]) -> World:
+    """Return a world in which the pods of the job's first attempt are created."""
     world = World(job)
     world.settle()
-    world.run_all()
-    world.settle()
+    return world
+
+
+def a_running_world(job: dict[str, Any]) -> World:
+    """Return a world in which all pods of the job's first attempt run and the status shows it."""
+    world = a_started_world(job)
+    world.run_all_and_settle()
     return world

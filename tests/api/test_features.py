@@ -68,7 +68,7 @@ restartedAt: "2026-03-01T12:00:00Z"
 managedBy: ddpjob.dev/operator
 checkpoint: {claimName: k, claimRetention: Retain, mountPath: /c, subPath: p, fenced: true}
 data: {claimName: d, mountPath: /d}
-scheduling: {schedulingPolicy: {basic: {}}, partialGangSeconds: 30, annotatePods: true}
+scheduling: {schedulingPolicy: {basic: {}}, partialGangSeconds: 30}
 """)
 CLAIM = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
 # What else a spec may have in place of a part of WHOLE, and other values of what a spec must have.
@@ -76,7 +76,7 @@ OTHER: dict[str, Any] = {
     "checkpoint.claimTemplate.spec": {"checkpoint": {"claimTemplate": CLAIM, "mountPath": "/c", "subPath": "p"}},
     "checkpoint.claimRetention": {"checkpoint": {"claimTemplate": CLAIM, "claimRetention": "Delete"}},
     "scheduling.schedulingPolicy.gang": {"scheduling": WHOLE["scheduling"] | {"schedulingPolicy": {"gang": {}}}},
-    "scheduling.schedulingPolicy.basic": {"scheduling": {"partialGangSeconds": 30, "annotatePods": True}},
+    "scheduling.schedulingPolicy.basic": {"scheduling": {"partialGangSeconds": 30}},
     "completionGraceSeconds": {"successPolicy": "AllNodes", "completionGraceSeconds": 401},
     "checkpoint.claimName": {"checkpoint": WHOLE["checkpoint"] | {"claimName": "other"}},
     "data.claimName": {"data": {"claimName": "other", "mountPath": "/d"}},

@@ -120,13 +120,11 @@ async def test_change_leaves_another_object_of_the_name_alone(bench: Bench) -> N
 
 async def test_annotations_of_a_pod_are_changed_and_nothing_else(bench: Bench) -> None:
     pod = bench.server.create(names.PODS, "default", bench.pod("a", annotations={"mine": "1"}))
-    change = Change(names.PODS, "a", pod["metadata"]["uid"], {}, annotations={names.ANNOTATION_PROGRESS: "42%"})
+    change = Change(names.PODS, "a", pod["metadata"]["uid"], {}, annotations={names.ANNOTATION_HELD: "42%"})
     assert await bench.act(changes=(change,)) == Outcome()
     left = bench.get("a")
-    assert left["metadata"]["annotations"] == {"mine": "1", names.ANNOTATION_PROGRESS: "42%"}
+    assert left["metadata"]["annotations"] == {"mine": "1", names.ANNOTATION_HELD: "42%"}
     assert left["spec"] == pod["spec"]
-    (view,) = bench.cache.pods("default", bench.job["metadata"]["uid"])
-    assert view.progress == "42%"
 
 
 async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> None:

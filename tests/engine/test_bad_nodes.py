@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api.times import parse_time, timestamp
-from tests.builders import World, a_job, a_running_world, ended, failed, running
+from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, running
 
 Json = dict[str, Any]
 DAY = 86_400
@@ -34,11 +34,9 @@ def run_on_good_nodes(world: World, *except_for: int) -> None:
 
 def trained_world(seconds: float = 30 * DAY, **spec: Any) -> World:
     """Return a job of four nodes that ran for so long, and whose second attempt gets a pod on another node."""
-    world = World(a_job(numNodes=4, **spec))
-    world.settle()
+    world = a_started_world(a_job(numNodes=4, **spec))
     run_on_good_nodes(world)
-    world.forward(seconds)
-    world.settle()
+    world.later(seconds)
     drain(world, 3)
     assert world.status["attempt"] == 2
     run_on_good_nodes(world, 3)
@@ -71,30 +69,25 @@ BROKEN = [start_error, no_command, seven_gpus, wrong_usage, mismatch]
 @pytest.mark.parametrize("broken", BROKEN)
 def test_one_bad_node_ends_no_job_that_has_trained(broken: Any) -> None:
     world = trained_world()
-    world.set_pod(3, broken(world), node="bad")
-    world.settle()
-    world.forward(11)
-    world.settle()
+    world.show(3, broken(world), node="bad")
+    world.later(11)
     assert world.status["attempt"] == 3 and world.status["state"] != "Failed"
     last = world.status["failures"][-1]
     assert (last["action"], last["counted"], last["nodeSuspected"], last["nodeName"]) == ("Restart", True, True, "bad")
 
 
 def test_hour_of_training_that_only_the_ledger_shows_is_enough() -> None:
-    """The earlier release recorded nothing else of a program without reports, and was replaced during a restart."""
+    """No operator ran while it trained, and the program reports nothing."""
     world = trained_world()
     del world.job["status"]["furthest"]
-    world.set_pod(3, seven_gpus(world), node="bad")
-    world.settle()
-    world.forward(11)
-    world.settle()
+    world.show(3, wrong_usage(world), node="bad")
+    world.later(11)
     assert world.status["failures"][-1]["action"] == "Restart"
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_failure_to_start_before_any_attempt_trained_is_final(broken: Any) -> None:
-    world = World(a_job(numNodes=4))
-    world.settle()
+    world = a_started_world(a_job(numNodes=4))
     for node_rank in range(4):
         world.set_pod(node_rank, broken(world), node=f"node-{node_rank}")
     world.settle()
@@ -111,8 +104,7 @@ def test_new_job_that_a_node_does_not_start_is_tried_on_up_to_four_nodes(broken:
         while world.status.get("attempt") != number or world.status["currentAttempt"].get("ending"):
             world.settle()
             world.forward(1)
-        world.set_pod(0, broken(world), node=f"bad-{number}")
-        world.settle()
+        world.show(0, broken(world), node=f"bad-{number}")
         assert world.status["state"] == ("Failed" if number == 4 else "Restarting")
     assert good < 5 or (world.now - began).total_seconds() <= 120
     names = [node["nodeName"] for node in world.status["avoidNodes"]]
@@ -122,8 +114,7 @@ def test_new_job_that_a_node_does_not_start_is_tried_on_up_to_four_nodes(broken:
 @pytest.mark.parametrize("broken", [start_error, no_command, seven_gpus])
 def test_same_node_twice_within_an_hour_ends_a_new_job(broken: Any) -> None:
     """It has no other node."""
-    world = World(a_job(numNodes=1))
-    world.settle()
+    world = a_started_world(a_job(numNodes=1))
     for _ in range(2):
         assert world.status["state"] != "Failed"
         world.set_pod(0, broken(world), node="only")
@@ -140,11 +131,9 @@ def test_same_node_twice_within_an_hour_ends_a_new_job(broken: Any) -> None:
     ],
 )
 def test_command_that_the_image_does_not_contain_is_final(text: str) -> None:
-    world = World(a_job(numNodes=1))
-    world.settle()
+    world = a_started_world(a_job(numNodes=1))
     message = f"failed to create containerd task: runc create failed: unable to start container process: {text}"
-    world.set_pod(0, ended(128, reason="StartError", message=message, at=world.now), node="any")
-    world.settle()
+    world.show(0, ended(128, reason="StartError", message=message, at=world.now), node="any")
     assert world.status["state"] == "Failed"
 
 
@@ -158,20 +147,16 @@ def test_command_that_the_image_does_not_contain_is_final(text: str) -> None:
     ],
 )
 def test_what_one_node_may_lack_is_tried_on_another_one(text: str) -> None:
-    world = World(a_job(numNodes=1))
-    world.settle()
+    world = a_started_world(a_job(numNodes=1))
     status = ended(128, reason="StartError", message=f"failed to create task: {text}", at=world.now)
-    world.set_pod(0, status, node="bad")
-    world.settle()
+    world.show(0, status, node="bad")
     assert world.status["state"] == "Restarting"
 
 
 def test_container_that_starts_on_another_node_contradicts_a_failure_to_start() -> None:
-    world = World(a_job(numNodes=4))
-    world.settle()
+    world = a_started_world(a_job(numNodes=4))
     run_on_good_nodes(world, 3)
-    world.set_pod(3, start_error(world), node="bad")
-    world.settle()
+    world.show(3, start_error(world), node="bad")
     assert world.status["attempt"] == 2 and world.status["failures"][-1]["nodeSuspected"]
 
 
@@ -180,8 +165,7 @@ def test_container_that_starts_on_another_node_contradicts_a_failure_to_start() 
 )
 def test_shell_that_runs_may_still_not_find_the_command(other: Json | None, state: str) -> None:
     """The shells of a job with a wrong command end one after the other."""
-    world = World(a_job(numNodes=4))
-    world.settle()
+    world = a_started_world(a_job(numNodes=4))
     for _ in range(2):
         run_on_good_nodes(world, 3)
         if other is not None:
@@ -217,8 +201,7 @@ ALONE = {"scheduling": {"partialGangSeconds": 0}}
 @pytest.mark.parametrize("full", [3, 4])
 def test_broken_node_is_used_again_soon_only_if_no_other_node_may_get_room(full: int) -> None:
     """In a cluster that is full, a broken node alone has room. The job's own pods hold three nodes."""
-    world = World(a_job(numNodes=4, **ALONE))
-    world.settle()
+    world = a_started_world(a_job(numNodes=4, **ALONE))
     run_on_good_nodes(world, 3)
     world.set_pod(3, start_error(world), node="bad")
     world.settle_after_backoff()
@@ -228,15 +211,13 @@ def test_broken_node_is_used_again_soon_only_if_no_other_node_may_get_room(full:
     seconds = 31 if full == 3 else int((until - world.now).total_seconds())
     for passed in (seconds - 2, 3):
         assert world.status["attempt"] == attempt and world.status["avoidNodes"]
-        world.forward(passed)
-        world.settle()
+        world.later(passed)
     assert world.status["attempt"] == attempt + 1 and not world.status["avoidNodes"]
 
 
 def test_a_wait_for_full_nodes_ends_only_if_the_scheduler_counts_none_for_30_s() -> None:
     """Seen: a text that was cut before the count, once, and the job went back to the broken node."""
-    world = World(a_job(numNodes=4, **ALONE))
-    world.settle()
+    world = a_started_world(a_job(numNodes=4, **ALONE))
     run_on_good_nodes(world, 3)
     world.set_pod(3, start_error(world), node="bad")
     world.settle_after_backoff()
@@ -244,14 +225,11 @@ def test_a_wait_for_full_nodes_ends_only_if_the_scheduler_counts_none_for_30_s()
     run_on_good_nodes(world, 3)
     for _ in range(3):
         wait_for_a_node(world, 3, full=8)
-        world.forward(300)
-        world.settle()
+        world.later(300)
         wait_for_a_node(world, 3, full=8, length=100)
-        world.forward(29)
-        world.settle()
+        world.later(29)
         assert world.status["attempt"] == attempt and world.status["avoidNodes"]
-    world.forward(2)
-    world.settle()
+    world.later(2)
     assert world.status["attempt"] == attempt + 1 and not world.status["avoidNodes"]
 
 
@@ -266,8 +244,7 @@ def test_one_broken_node_ends_no_job_of_a_full_cluster(has_trained: bool) -> Non
         world.settle_after_backoff()
         run_on_good_nodes(world, 3)
         wait_for_a_node(world, 3, full=8)
-        world.forward(3601)
-        world.settle()
+        world.later(3601)
     assert world.status["state"] != "Failed" and world.status["restartsCountedTowardsLimit"] == 1
 
 
@@ -283,8 +260,7 @@ def test_limit_of_restarts_holds_for_a_job_whose_only_node_does_not_start_it(is_
         world.settle_after_backoff()
         if world.status["state"] != "Failed":
             wait_for_a_node(world, 0, full=0)
-            world.forward(31)
-            world.settle()
+            world.later(31)
     assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == "MaxRestartsExceeded"
 
 
@@ -296,8 +272,7 @@ def test_node_that_did_not_start_a_job_before_is_avoided_at_its_next_failure() -
         world.set_pod(0, start_error(world), node="bad")
         world.settle_after_backoff()
         world.forward(3601)
-    world.set_pod(0, start_error(world), node="bad")
-    world.settle()
+    world.show(0, start_error(world), node="bad")
     assert [node["nodeName"] for node in world.status["avoidNodes"]] == ["bad"]
 
 
@@ -323,22 +298,6 @@ def test_node_is_not_suspected_of_what_pods_of_another_node_show() -> None:
     assert (last["action"], last["counted"]) == ("Restart", True) and "nodeSuspected" not in last
 
 
-def test_node_that_cannot_start_the_trainer_twice_is_avoided() -> None:
-    world = trained_world()
-    for _ in range(2):
-        run_on_good_nodes(world, 3)
-        world.set_pod(3, start_error(world), node="bad")
-        world.settle_after_backoff()
-    assert [node["nodeName"] for node in world.status["avoidNodes"]] == ["bad"]
-
-
-def test_advice_after_a_failure_to_start_of_a_job_that_has_trained_is_to_look_at_the_node() -> None:
-    world = trained_world()
-    world.set_pod(3, start_error(world), node="bad")
-    world.settle()
-    assert world.status["failures"][-1]["next"] == "ask an administrator to run kubectl describe node bad"
-
-
 @pytest.mark.parametrize("broken", BROKEN)
 def test_advice_for_a_job_that_restarts_does_not_ask_to_create_it_again(broken: Any) -> None:
     """All nodes show the failure: a volume or a Secret is away, and the job goes on when it is back."""
@@ -362,29 +321,13 @@ def test_job_without_reports_has_trained_when_all_its_pods_ran_for_a_minute(seco
 
 def test_program_that_reports_step_0_for_a_minute_has_not_trained() -> None:
     """It loads data: an error at its first step follows from the program, however long that takes."""
-    world = World(a_job(numNodes=1))
-    world.settle()
+    world = a_started_world(a_job(numNodes=1))
     world.run_all()
-    world.progress = ({"step": 0, "phase": "start"}, world.pod(0)["metadata"]["name"])
-    world.settle()
-    world.forward(600)
-    world.settle()
+    world.report({"step": 0, "phase": "start"})
+    world.later(600)
     drain(world, 0)
-    world.set_pod(0, wrong_usage(world))
-    world.settle()
+    world.show(0, wrong_usage(world))
     assert world.status["state"] == "Failed"
-
-
-def test_first_step_shows_that_the_job_has_trained() -> None:
-    world = World(a_job(numNodes=1))
-    world.settle()
-    world.run_all()
-    world.progress = ({"step": 1}, world.pod(0)["metadata"]["name"])
-    world.settle()
-    drain(world, 0)
-    world.set_pod(0, wrong_usage(world))
-    world.settle()
-    assert world.status["state"] != "Failed" and world.status["failures"][-1]["action"] == "Restart"
 
 
 def refused(world: World, reason: str = "CreateContainerConfigError") -> Json:
@@ -396,10 +339,8 @@ def refused(world: World, reason: str = "CreateContainerConfigError") -> Json:
 @pytest.mark.parametrize("reason", ["CreateContainerConfigError", "InvalidImageName"])
 def test_container_refused_for_a_minute_on_one_node_restarts_a_job_that_has_trained(reason: str) -> None:
     world = trained_world()
-    world.set_pod(3, refused(world, reason), node="bad")
-    world.settle()
-    world.forward(59)
-    world.settle()
+    world.show(3, refused(world, reason), node="bad")
+    world.later(59)
     assert world.status["attempt"] == 2
     world.forward(1)
     world.settle_after_backoff()
@@ -413,11 +354,9 @@ def test_job_that_has_trained_waits_half_an_hour_for_a_secret_that_all_its_pods_
     for node_rank in range(4):
         world.set_pod(node_rank, refused(world, reason), node=f"node-{node_rank}")
     world.settle()
-    world.forward(1799)
-    world.settle()
+    world.later(1799)
     assert world.status["attempt"] == 2 and len(world.status["failures"]) == 1
-    world.forward(1)
-    world.settle()
+    world.later(1)
     last = world.status["failures"][-1]
     assert (last["reason"], last["action"], last["counted"]) == (reason, "Restart", True)
     assert "nodeSuspected" not in last, "all nodes show it"
@@ -430,15 +369,5 @@ def test_loss_that_is_not_finite_restarts_the_job_once() -> None:
         world.set_pod(0, failed(79, kind="NotFinite", message="loss is nan", at=world.now))
         world.settle_after_backoff()
         if state == "Running":
-            world.run_all()
-            world.settle()
+            world.run_all_and_settle()
         assert world.status["state"] == state
-
-
-def test_container_that_the_kubelet_could_not_find_costs_no_restart() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
-    text = "The container could not be located when the pod was terminated"
-    world.set_pod(1, ended(137, reason="ContainerStatusUnknown", message=text, at=world.now))
-    world.settle()
-    last = world.status["failures"][-1]
-    assert (last["reason"], last["action"], last["counted"]) == ("ContainerStatusUnknown", "Restart", False)

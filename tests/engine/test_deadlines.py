@@ -7,7 +7,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import Problem
-from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle, running
+from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, is_idle, running
 
 DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
 DRAINED = running(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}])
@@ -15,8 +15,15 @@ EXCEEDED = Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", "exceeded quo
 STOPPED = failed(75, kind="Stopped", outcome="stopped", saved=True, message="saved step 9")
 
 
-def report(world: World, **progress: Any) -> None:
+def set_report(world: World, **progress: Any) -> None:
     world.progress = progress, world.pod(0)["metadata"]["name"]
+
+
+def report(world: World, *, after: float = 0, **progress: Any) -> None:
+    """Settle after so many seconds with a report of rank 0."""
+    world.forward(after)
+    set_report(world, **progress)
+    world.settle()
 
 
 def verdict(world: World) -> str:
@@ -24,14 +31,12 @@ def verdict(world: World) -> str:
 
 
 def test_attempt_that_never_ran_fails_the_job_after_the_startup_deadline() -> None:
-    world = World(a_job(startupDeadlineSeconds=600))
-    world.settle()
+    world = a_started_world(a_job(startupDeadlineSeconds=600))
     no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no gpu"}
     world.pod(1)["status"] = {"phase": "Pending", "conditions": [no_node]}
     world.settle()
     assert world.reconcile().requeue_after == pytest.approx(600)
-    world.forward(600)
-    world.settle()
+    world.later(600)
     failed = world.condition("Failed")
     assert failed["reason"] == "StartupDeadlineExceeded"
     assert "2 of 2 nodes have not started within 600 s" in failed["message"] and "no gpu" in failed["message"]
@@ -63,8 +68,7 @@ def test_startup_deadline_counts_from_the_first_of_several_refused_attempts() ->
     refuse_until(world, 590)
     assert world.status["currentAttempt"]["creatingSince"] == "2026-03-01T12:00:00Z"
     assert world.status["attempt"] > 5 and world.reconcile().requeue_after == pytest.approx(10)
-    world.forward(10)
-    world.settle()
+    world.later(10)
     failed = world.condition("Failed")
     assert (world.status["state"], failed["reason"]) == ("Failed", "StartupDeadlineExceeded")
     assert failed["message"] == (
@@ -77,14 +81,11 @@ def test_startup_deadline_of_the_attempt_whose_creates_are_accepted_begins_with_
     world.reconcile(crash_after=1)
     refuse(world)
     refuse_until(world, 500)
-    world.forward(world.reconcile().requeue_after or 0)
-    world.settle()
+    world.later(world.reconcile().requeue_after or 0)
     attempt = world.status["currentAttempt"]
     assert (attempt["phase"], "creatingSince" in attempt) == ("Running", False)
-    world.run_all()
-    world.settle()
-    world.forward(200)
-    world.settle()
+    world.run_all_and_settle()
+    world.later(200)
     assert world.status["state"] == "Running"
 
 
@@ -108,14 +109,12 @@ def test_startup_deadline_begins_again_after_a_suspension_or_an_edit(change: dic
     ("prepared", "reason", "noted"), [("False", "PodNotPrepared", True), ("True", "ContainerCreating", False)]
 )
 def test_pod_that_does_not_start_is_shown_after_ten_seconds(prepared: str, reason: str, noted: bool) -> None:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     waits = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
     ready = {"type": "PodReadyToStartContainers", "status": prepared}
     status = {"phase": "Pending", "startTime": "2026-03-01T12:00:00Z", "containerStatuses": waits}
     world.set_pod(1, status | {"conditions": [ready]})
-    world.set_pod(0, {"phase": "Pending"})
-    world.settle()
+    world.show(0, {"phase": "Pending"})
     assert world.condition("Running")["reason"] == "Starting"
     assert world.reconcile().requeue_after == pytest.approx(10)
     world.forward(10)
@@ -129,9 +128,7 @@ def test_pod_that_does_not_start_is_shown_after_ten_seconds(prepared: str, reaso
 def test_attempt_that_ran_but_reports_no_step_restarts_and_counts() -> None:
     world = a_running_world(a_job(startupDeadlineSeconds=600))
     report(world, phase="data", step=0)
-    world.settle()
-    world.forward(600)
-    world.settle()
+    world.later(600)
     assert world.status["failures"][0]["reason"] == "StartupDeadlineExceeded"
     assert (world.status["attempt"], world.status["restartsCountedTowardsLimit"]) == (2, 1)
 
@@ -141,22 +138,13 @@ def test_startup_ends_with_the_first_step_or_when_all_run_without_reports(progre
     world = a_running_world(a_job(startupDeadlineSeconds=600))
     if progress:
         report(world, **progress)
-        world.settle()
-    world.forward(700)
-    world.settle()
+    world.later(700)
     assert world.status["attempt"] == 1 and world.status["state"] == "Running"
-
-
-def test_resumed_step_is_no_first_step() -> None:
-    world = a_running_world(a_job(startupDeadlineSeconds=600))
-    report(world, step=40, resumedFrom={"step": 40, "path": "40.pt"})
-    world.settle()
-    assert "firstStepTime" not in world.status["currentAttempt"]
 
 
 def test_no_step_for_the_progress_deadline_restarts_and_counts() -> None:
     world = a_running_world(a_job(progressDeadlineSeconds=60))
-    report(world, step=5, phase="train")
+    set_report(world, step=5, phase="train")
     world.stalled_seconds = 59.0
     world.settle()
     assert world.status["attempt"] == 1 and world.reconcile().requeue_after == pytest.approx(1)
@@ -173,14 +161,13 @@ STALL = {"rank": 1, "step": 5, "where": "train.py:9", "message": "stalled: rank 
 @pytest.mark.parametrize("field", ["startupDeadlineSeconds", "progressDeadlineSeconds", "completionGraceSeconds"])
 def test_deadline_that_ends_an_attempt_names_the_rank_that_the_launcher_reports(field: str) -> None:
     world = a_running_world(a_job(**{field: 60}))
-    report(world, step=0 if field == "startupDeadlineSeconds" else 5, phase="train", ageSeconds=60.0, stall=STALL)
+    set_report(world, step=0 if field == "startupDeadlineSeconds" else 5, phase="train", ageSeconds=60.0, stall=STALL)
     if field == "completionGraceSeconds":
         world.set_pod(1, ended(0))
     world.settle()
     assert "failures" not in world.status, "a stall alone ends nothing"
     world.stalled_seconds = 60.0
-    world.forward(60)
-    world.settle()
+    world.later(60)
     failure = world.status["failures"][0]
     assert failure["reason"].endswith("DeadlineExceeded")
     assert (failure["rank"], failure["step"], failure["where"]) == (1, 5, "train.py:9")
@@ -204,7 +191,7 @@ def test_unknown_progress_is_shown_after_a_minute(problem: Literal["unreachable"
     assert "progressDeadlineSeconds" in running["message"] and world.status["state"] == "Running"
     assert [(note.type, note.reason) for note in made.events] == [("Warning", "ProgressUnknown")]
     assert is_idle(world.reconcile()) and world.reconcile().requeue_after is None
-    report(world, step=3)
+    set_report(world, step=3)
     world.progress_problem = None
     made = world.reconcile()
     assert world.condition("Running")["reason"] == "AllNodesRunning" and not made.events
@@ -215,7 +202,6 @@ def test_progress_is_expected_without_a_deadline_only_of_a_trainer_that_reported
     world = a_running_world(a_job())
     if reports:
         report(world, step=3)
-        world.settle()
     world.forward(100)
     world.progress_problem = "unreachable"
     world.settle()
@@ -228,54 +214,20 @@ def test_progress_is_expected_without_a_deadline_only_of_a_trainer_that_reported
 def test_trainer_that_has_reported_no_step_is_not_ended(progress: dict[str, Any] | None) -> None:
     world = a_running_world(a_job(progressDeadlineSeconds=60))
     if progress:
-        report(world, **progress)
+        set_report(world, **progress)
     world.stalled_seconds = 9999.0
     world.settle()
     assert world.status["attempt"] == 1
 
 
-def test_node_that_runs_on_after_the_first_success_restarts_the_job() -> None:
-    world = a_running_world(a_job(completionGraceSeconds=100))
-    world.set_pod(0, ended(0))
-    world.settle()
-    assert world.reconcile().requeue_after == pytest.approx(100)
-    world.forward(100)
-    world.settle()
-    failure = world.status["failures"][0]
-    assert failure["reason"] == "CompletionDeadlineExceeded" and "node_rank 1" in failure["message"]
-    assert world.status["attempt"] == 2
-
-
-def test_upload_of_twenty_minutes_after_the_end_of_the_peers_ends_no_job() -> None:
-    """The program reports nothing, so only a longer wait after each failure shows that node 0 works."""
-    world = a_running_world(a_job())
-    for grace in (300, 600, 1200):
-        world.set_pod(1, ended(0, at=world.now))
-        world.settle()
-        world.forward(grace - 1)
-        world.settle()
-        assert world.status["currentAttempt"].get("ending") is None
-        if grace == 1200:
-            break
-        world.forward(1)
-        world.settle_after_backoff()
-        world.run_all()
-        world.settle()
-    world.set_pod(0, ended(0, at=world.now))
-    world.settle()
-    assert world.status["state"] == "Succeeded"
-
-
 def test_grace_after_the_first_success_grows_to_eight_times() -> None:
     world = a_running_world(a_job(completionGraceSeconds=100, restartPolicy={"maxRestarts": 9}))
     for grace in (100, 200, 400, 800, 800, 800):
-        world.set_pod(1, ended(0, at=world.now))
-        world.settle()
+        world.show(1, ended(0, at=world.now))
         assert world.reconcile().requeue_after == pytest.approx(grace)
         world.forward(grace)
         world.settle_after_backoff()
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
 
 
 @pytest.mark.parametrize(("age", "stalled", "attempt"), [(2.0, 250.0, 1), (None, 20.0, 1), (None, 250.0, 2)])
@@ -283,9 +235,7 @@ def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, st
     """Rank 0 exports the model after its peers have ended; the age is that of its last work."""
     world = a_running_world(a_job(completionGraceSeconds=100))
     report(world, phase="export", step=9, ageSeconds=age)
-    world.settle()
-    world.set_pod(1, ended(0))
-    world.settle()
+    world.show(1, ended(0))
     world.forward(301)
     world.stalled_seconds = stalled
     world.settle()
@@ -296,9 +246,7 @@ def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, st
 def test_completion_grace_waits_until_it_is_known_whether_rank_0_works(seen: bool) -> None:
     world = a_running_world(a_job(completionGraceSeconds=100))
     report(world, phase="export", step=9, ageSeconds=2.0)
-    world.settle()
-    world.set_pod(1, ended(0))
-    world.settle()
+    world.show(1, ended(0))
     world.forward(301)
     world.stalled_seconds = None
     world.progress = world.progress if seen else None
@@ -311,12 +259,10 @@ def test_completion_grace_waits_until_it_is_known_whether_rank_0_works(seen: boo
 
 def test_completion_grace_passes_for_a_rank_that_waits_for_a_rank_0_that_ended() -> None:
     world = a_running_world(a_job(completionGraceSeconds=100))
-    report(world, phase="export", step=9, ageSeconds=2.0)
-    world.set_pod(0, ended(0))
-    world.settle()
+    set_report(world, phase="export", step=9, ageSeconds=2.0)
+    world.show(0, ended(0))
     world.stalled_seconds = 0.0
-    world.forward(101)
-    world.settle()
+    world.later(101)
     assert world.status["attempt"] == 2
 
 
@@ -324,21 +270,18 @@ def test_time_in_which_nodes_only_wait_for_the_others_is_no_progress() -> None:
     """The grace is doubled to 9,600 s: a program that reports nothing and hangs at its end would restart for ever."""
     world = a_running_world(a_job())
     for _ in range(14):
-        world.set_pod(0, ended(0, at=world.now))
-        world.settle()
+        world.show(0, ended(0, at=world.now))
         world.forward(9600)
         world.settle_after_backoff()
         if world.status["state"] == "Failed":
             break
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
     assert world.condition("Failed")["reason"] == "MaxRestartsExceeded" and world.status["attempt"] == 13
 
 
 def test_node_zero_policy_succeeds_with_node_zero() -> None:
     world = a_running_world(a_job(successPolicy="NodeZero"))
-    world.set_pod(0, ended(0))
-    world.settle()
+    world.show(0, ended(0))
     assert world.status["state"] == "Succeeded"
     assert world.condition("Succeeded")["reason"] == "NodeZeroSucceeded"
     assert list(world.pods) == ["mnist-0a1b2-1-0"]
@@ -346,17 +289,14 @@ def test_node_zero_policy_succeeds_with_node_zero() -> None:
 
 def test_node_zero_policy_waits_for_node_zero_without_a_limit() -> None:
     world = a_running_world(a_job(successPolicy="NodeZero"))
-    world.set_pod(1, ended(0))
-    world.settle()
+    world.show(1, ended(0))
     assert world.status["state"] == "Running" and world.reconcile().requeue_after is None
-    world.forward(1000)
-    world.settle()
+    world.later(1000)
     assert world.status["attempt"] == 1 and world.status["state"] == "Running"
 
 
 def test_pod_that_waits_for_a_queue_is_not_unschedulable() -> None:
-    world = World(a_job(template={"spec": {"schedulingGates": [{"name": "queue"}]}}))
-    world.settle()
+    world = a_started_world(a_job(template={"spec": {"schedulingGates": [{"name": "queue"}]}}))
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}
     world.pod(0)["status"] = {"phase": "Pending", "conditions": [gated]}
     world.settle()
@@ -383,35 +323,10 @@ def test_drained_pods_save_together_before_the_next_attempt() -> None:
     world.settle()
     assert world.status["attempt"] == 1 and world.status["state"] == "Restarting"
     for rank in (0, 1):
-        world.set_pod(rank, STOPPED if rank == 0 else STOPPED | {"conditions": DRAINED["conditions"]})
-        world.settle()
+        world.show(rank, STOPPED if rank == 0 else STOPPED | {"conditions": DRAINED["conditions"]})
         assert world.status["attempt"] == 1 + rank, "only when all have stopped"
     assert [f["reason"] for f in world.status["failures"]] == ["Drained"]
     assert (world.status["restarts"], world.status["restartsCountedTowardsLimit"]) == (1, 0)
-
-
-def test_next_attempt_starts_after_the_grace_period_of_a_pod_that_does_not_stop() -> None:
-    world = a_running_world(a_job(template={"spec": {"terminationGracePeriodSeconds": 100}}))
-    keep_pods(world)
-    drain(world)
-    world.forward(10)
-    world.settle()
-    assert world.condition("Running")["reason"] == "EarlierPodsRun"
-    assert world.reconcile().requeue_after == pytest.approx(25), "the deadline of the pod, and not of the spec"
-    world.forward(25)
-    world.settle()
-    assert world.status["attempt"] == 2
-
-
-def test_pod_on_a_lost_node_delays_no_attempt() -> None:
-    world = a_running_world(a_job())
-    keep_pods(world)
-    drain(world)
-    world.set_pod(0, STOPPED)
-    lost = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
-    world.pod(1)["status"]["conditions"] += lost
-    world.settle()
-    assert world.status["attempt"] == 2
 
 
 def test_restart_request_saves_restarts_and_is_carried_out_once() -> None:
@@ -420,34 +335,16 @@ def test_restart_request_saves_restarts_and_is_carried_out_once() -> None:
     world.job["spec"]["restartedAt"] = "2026-03-01T12:00:00Z"
     made = world.reconcile()
     assert len(made.deletes) == 2 and verdict(world) == "RestartRequested"
-    for rank in (0, 1):
-        world.set_pod(rank, STOPPED)
-    world.settle()
+    world.show_all(STOPPED)
     assert world.status["attempt"] == 2 and world.status["restarts"] == 0 and "failures" not in world.status
     assert world.status["restartedAt"] == "2026-03-01T12:00:00Z"
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.status["attempt"] == 2 and world.status["state"] == "Running"
 
 
 def test_job_created_with_a_restart_time_does_not_restart() -> None:
     world = a_running_world(a_job(restartedAt="2026-03-01T12:00:00Z"))
     assert world.status["attempt"] == 1 and world.status["restartedAt"] == "2026-03-01T12:00:00Z"
-
-
-def test_resumed_job_waits_until_the_suspended_pods_have_saved() -> None:
-    world = a_running_world(a_job())
-    keep_pods(world)
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    assert world.status["state"] == "Suspended"
-    world.job["spec"]["suspend"] = False
-    world.settle()
-    assert world.status["attempt"] == 1, "its pods still save"
-    for rank in (0, 1):
-        world.set_pod(rank, STOPPED)
-    world.settle()
-    assert world.status["attempt"] == 2
 
 
 AFFINITY = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
@@ -457,8 +354,7 @@ AFFINITY = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": 
 def test_suspended_job_may_be_placed_on_other_nodes(started: bool) -> None:
     template = {"spec": {"dnsPolicy": "Default"}}
     world = a_running_world(a_job(template=template)) if started else World(a_job(template=template, suspend=True))
-    world.job["spec"]["suspend"] = True
-    world.settle()
+    world.suspend(True)
     placed = {"nodeSelector": {"zone": "a"}, "affinity": AFFINITY}
     world.job["spec"] |= {"template": {"spec": {"dnsPolicy": "Default"} | placed}, "suspend": False}
     world.settle()
@@ -470,8 +366,7 @@ def test_suspended_job_may_be_placed_on_other_nodes(started: bool) -> None:
 @pytest.mark.parametrize("edit", [{"dnsPolicy": "None"}, {"dnsPolicy": "None", "affinity": AFFINITY}])
 def test_other_undeclared_fields_may_not_change_while_suspended(edit: dict[str, Any]) -> None:
     world = a_running_world(a_job(template={"spec": {"dnsPolicy": "Default"}}))
-    world.job["spec"]["suspend"] = True
-    world.settle()
+    world.suspend(True)
     world.job["spec"] |= {"template": {"spec": edit}, "suspend": False}
     world.settle()
     assert world.condition("Stalled")["reason"] == "SpecChanged" and world.status["attempt"] == 1
@@ -487,81 +382,23 @@ def test_affinity_may_not_change_while_the_job_runs() -> None:
 @pytest.mark.parametrize(("retention", "left"), [("LastAttempt", ["1", "2"]), ("All", ["1", "2"]), ("None", [])])
 def test_ended_pods_are_kept_as_the_retention_says(retention: str, left: list[str]) -> None:
     world = a_running_world(a_job(podRetention=retention))
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.run_all()
-    world.settle()
-    for rank in (0, 1):
-        world.set_pod(rank, ended(0))
-    world.settle()
+    world.fail(0)
+    world.run_all_and_settle()
+    world.show_all(ended(0))
     assert world.status["state"] == "Succeeded" and world.attempts() == left
-
-
-def test_all_ended_pods_of_many_attempts_are_kept_on_request() -> None:
-    world = a_running_world(a_job(podRetention="All"))
-    for _ in range(3):
-        world.set_pod(0, failed(1))
-        world.settle_after_backoff()
-        world.run_all()
-        world.settle()
-    assert world.attempts() == ["1", "2", "3", "4"]
 
 
 def test_job_of_another_controller_is_left_alone() -> None:
     world = World(a_job(managedBy="kueue.x-k8s.io/multikueue"))
     assert world.settle() == 0 and not world.pods and not world.status
-    own = World(a_job(managedBy="ddpjob.dev/operator"))
-    own.settle()
+    own = a_started_world(a_job(managedBy="ddpjob.dev/operator"))
     assert len(own.pods) == 2
-
-
-def test_timings_tell_start_first_step_and_recovery() -> None:
-    world = World(a_job())
-    world.settle()
-    world.forward(5)
-    world.run_all()
-    world.settle()
-    world.forward(3)
-    report(world, step=1)
-    world.settle()
-    assert world.status["timings"] == {"scheduleSeconds": 5, "firstStepSeconds": 8}
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.forward(4)
-    world.run_all()
-    world.settle()
-    world.forward(6)
-    report(world, step=9, resumedFrom={"step": 8, "path": "8.pt"})
-    world.settle()
-    assert world.status["timings"] == {"scheduleSeconds": 4, "firstStepSeconds": 10, "lastRecoverySeconds": 10}
-    assert world.now > NOW
 
 
 def edit(world: World, **spec: Any) -> None:
     """Change the spec as a user does."""
     world.job["spec"] |= spec
     world.job["metadata"]["generation"] += 1
-
-
-def test_plan_that_sees_the_first_success_sets_the_timer() -> None:
-    world = a_running_world(a_job(completionGraceSeconds=100))
-    world.set_pod(0, ended(0))
-    assert world.reconcile().requeue_after == pytest.approx(100), "no event follows if node 1 hangs"
-
-
-def test_resumed_job_starts_after_the_grace_period_of_a_pod_that_does_not_stop() -> None:
-    world = a_running_world(a_job())
-    keep_pods(world)
-    edit(world, suspend=True)
-    world.settle()
-    assert world.reconcile().requeue_after is None
-    world.forward(10)
-    edit(world, suspend=False)
-    world.settle()
-    assert world.reconcile().requeue_after == pytest.approx(25)
-    world.forward(25)
-    world.settle()
-    assert world.status["attempt"] == 2
 
 
 def test_restart_request_waits_until_a_change_of_the_template_is_undone() -> None:
@@ -576,44 +413,10 @@ def test_restart_request_waits_until_a_change_of_the_template_is_undone() -> Non
 
 def test_restart_request_is_a_normal_event_and_ends_the_row_of_failures() -> None:
     world = a_running_world(a_job())
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.run_all()
-    world.settle()
+    world.fail(0)
+    world.run_all_and_settle()
     assert world.status["currentAttempt"]["failuresInRow"] == 1
     edit(world, restartedAt="2026-03-01T12:00:00Z")
     assert next((note.type, note.reason) for note in world.reconcile().events) == ("Normal", "RestartRequested")
     world.settle()
     assert world.status["attempt"] == 3 and "failuresInRow" not in world.status["currentAttempt"]
-
-
-def test_recovery_is_measured_once_for_each_failure() -> None:
-    world = a_running_world(a_job())
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.forward(5)
-    world.run_all()
-    world.settle()
-    edit(world, suspend=True)
-    world.settle()
-    world.forward(86_400)
-    edit(world, suspend=False)
-    world.settle()
-    world.run_all()
-    world.settle()
-    assert world.status["attempt"] == 3 and world.status["timings"]["lastRecoverySeconds"] == 5
-    world.forward(100)
-    world.set_pod(0, failed(1))
-    world.settle()
-    assert "lastRecoverySeconds" not in world.status["timings"]
-    world.forward(7)
-    world.run_all()
-    world.settle()
-    assert world.status["timings"]["lastRecoverySeconds"] == 7
-
-
-def test_status_with_small_letters_in_its_times_is_read() -> None:
-    world = a_running_world(a_job())
-    world.job["status"]["currentAttempt"] |= {"startTime": "2026-03-01t12:00:00z"}
-    world.settle()
-    assert world.status["state"] == "Running"

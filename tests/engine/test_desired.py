@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, is_comparable, spec_hash
 from ddpjob.local.environment import expand
 from tests.api.specs import CLAIM
-from tests.builders import SETTINGS, UID, World, a_job, a_running_world, is_idle
+from tests.builders import SETTINGS, UID, a_job, a_running_world, a_started_world, is_idle
 
 
 def job_of(**spec: Any) -> Job:
@@ -65,6 +64,7 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
         "PET_RDZV_CONF": "timeout=60",
         "PET_RDZV_ID": f"{UID}-1",
         "DDPJOB_STOP_GRACE": "25",
+        "DDPJOB_INPLACE_RESTARTS": "0",
         "DDPJOB_COMPLETION_GRACE": "300",
         "DDPJOB_NAME": "mnist",
         "DDPJOB_UID": UID,
@@ -105,10 +105,6 @@ def expanded(pod: dict[str, Any]) -> dict[str, str]:
     return values
 
 
-def test_with_several_processes_rank_and_world_size_are_left_to_the_launcher() -> None:
-    assert not PROCESS_ENV & set(env_of(pod_of(nprocPerNode=2)))
-
-
 @pytest.mark.parametrize("spec", [{}, {"nprocPerNode": 1}, {"resources": {"limits": {"nvidia.com/gpu": 1}}}])
 def test_with_one_process_per_node_the_rank_is_that_of_the_node(spec: dict[str, Any]) -> None:
     for node_rank in range(3):
@@ -127,23 +123,6 @@ def test_rank_of_the_users_environment_overrides_the_operators(in_template: bool
     spec = {"template": {"spec": {"containers": [{"name": "trainer", "env": env}]}}} if in_template else {"env": env}
     values = expanded(pod_of(1, **spec))
     assert (values["RANK"], values["WORLD_SIZE"], values["PLACE"]) == ("71", "2", "71/2")
-
-
-@pytest.mark.parametrize(
-    ("rendezvous", "expected"),
-    [({}, {"rendezvous": 29500, "progress": 29501}),
-     ({"port": 3000, "progressPort": 3001}, {"rendezvous": 3000, "progress": 3001})],
-)  # fmt: skip
-def test_container_ports_are_those_of_the_spec(rendezvous: dict[str, Any], expected: dict[str, int]) -> None:
-    pod = pod_of(rendezvous=rendezvous)
-    assert {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]} == expected
-    assert env_of(pod)["DDPJOB_PROGRESS_PORT"] == str(expected["progress"])
-
-
-def test_operator_variables_come_before_the_users() -> None:
-    pod = pod_of(env=[{"name": "SEED", "value": "$(NODE_RANK)"}])
-    order = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
-    assert order.index("NODE_RANK") < order.index("SEED")
 
 
 def test_operator_values_override_the_template() -> None:
@@ -169,11 +148,6 @@ def test_spec_fields_override_the_template_and_it_overrides_defaults() -> None:
     assert pod["spec"]["enableServiceLinks"] is True
 
 
-def test_sidecar_of_the_template_follows_the_trainer() -> None:
-    pod = pod_of(template={"spec": {"containers": [{"name": "side", "image": "s"}]}})
-    assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "side"]
-
-
 def test_sidecars_and_init_containers_get_the_profile_by_default() -> None:
     own = {"name": "own", "image": "s", "securityContext": {"allowPrivilegeEscalation": True}}
     init = {"name": "init", "image": "s"}
@@ -181,12 +155,6 @@ def test_sidecars_and_init_containers_get_the_profile_by_default() -> None:
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert spec["initContainers"][0]["securityContext"] == restricted
     assert spec["containers"][1]["securityContext"] == restricted | {"allowPrivilegeEscalation": True}
-
-
-def test_users_toleration_is_added_to_those_for_lost_nodes() -> None:
-    tolerations = pod_of(template={"spec": {"tolerations": [{"key": "gpu"}]}})["spec"]["tolerations"]
-    assert {"key": "gpu"} in tolerations
-    assert [t["tolerationSeconds"] for t in tolerations if "tolerationSeconds" in t] == [30, 30]
 
 
 NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
@@ -321,11 +289,6 @@ def test_claim_with_retention_delete_is_owned_by_the_job() -> None:
     assert create.body["metadata"]["ownerReferences"][0]["uid"] == UID
 
 
-def test_no_claim_is_created_for_a_claim_name() -> None:
-    assert desired_claim(job_of(checkpoint={"claimName": "mine"})) is None
-    assert desired_claim(job_of()) is None
-
-
 def test_service_is_headless_and_publishes_not_ready_addresses() -> None:
     body = desired_service(job_of(rendezvous={"port": 3000})).body
     assert body["spec"]["clusterIP"] == "None"
@@ -339,11 +302,6 @@ def test_everything_namespaced_is_owned_by_the_job() -> None:
     for create in (*desired_pods(job, 1, SETTINGS), desired_service(job)):
         (owner,) = create.body["metadata"]["ownerReferences"]
         assert owner["uid"] == UID and owner["controller"] is True
-
-
-def test_the_cluster_domain_is_a_setting() -> None:
-    body = desired_pods(job_of(), 1, EngineSettings(cluster_domain="corp.example"))[0].body
-    assert env_of(body)["MASTER_ADDR"].endswith(".svc.corp.example")
 
 
 def hash_of(**spec: Any) -> str:
@@ -424,15 +382,6 @@ def test_edited_service_of_a_running_job_is_restored(edit: dict[str, Any]) -> No
     assert world.service["spec"] == whole
 
 
-def test_service_without_ports_is_restored() -> None:
-    world = a_running_world(a_job())
-    assert world.service is not None
-    whole = copy.deepcopy(world.service["spec"])
-    del world.service["spec"]["ports"]  # as the API server stores a headless Service whose ports a user removed
-    world.settle()
-    assert world.service["spec"] == whole
-
-
 def test_service_as_the_api_server_stores_it_is_not_changed() -> None:
     world = a_running_world(a_job())
     assert world.service is not None
@@ -450,8 +399,7 @@ def test_service_of_another_owner_is_not_changed() -> None:
 def test_values_of_the_template_that_the_operator_replaces_are_named_in_an_event() -> None:
     env = [{"name": "MASTER_ADDR", "value": "me"}, {"name": "MINE", "value": "x"}]
     template = {"hostname": "h", "subdomain": "s", "restartPolicy": "OnFailure"}
-    world = World(a_job(template={"spec": template | {"containers": [{"name": "trainer", "env": env}]}}))
-    world.settle()
+    world = a_started_world(a_job(template={"spec": template | {"containers": [{"name": "trainer", "env": env}]}}))
     (note,) = [note for plan in world.plans for note in plan.events if note.reason == "TemplateOverridden"]
     place = "spec.template.spec"
     for field in ("hostname", "subdomain", "restartPolicy", "containers[name=trainer].env[name=MASTER_ADDR]"):
@@ -459,9 +407,3 @@ def test_values_of_the_template_that_the_operator_replaces_are_named_in_an_event
     assert "MINE" not in note.message
     pod = world.pod(0)["spec"]
     assert pod["restartPolicy"] == "Never" and "h" not in (pod["hostname"], pod["subdomain"])
-
-
-def test_template_without_such_values_causes_no_event() -> None:
-    world = World(a_job(template={"spec": {"restartPolicy": "Never", "containers": [{"name": "side", "env": []}]}}))
-    world.settle()
-    assert not [note for plan in world.plans for note in plan.events if note.reason == "TemplateOverridden"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import World, a_job, ended, failed, running
+from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, running
 
 Json = dict[str, Any]
 BUG = {"exception": "ValueError", "kind": "ValueError", "where": "train.py:92", "message": "bad label"}
@@ -15,8 +15,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 def run(world: World, node: str) -> None:
     """Let all pods run; the pod of node 1 is on this Kubernetes node."""
     world.set_pod(0, running(), node="other")
-    world.set_pod(1, running(), node=node)
-    world.settle()
+    world.show(1, running(), node=node)
 
 
 def fail(world: World, node: str, report: Json) -> None:
@@ -34,8 +33,7 @@ def fail_on(*failures: tuple[str, Json], trained: bool = True, local: bool = Fal
     if trained:
         run(world, failures[0][0])
         report = {"step": 5, "checkpoint": {"path": "5.pt", "step": 5}}
-        world.progress = report, world.pod(0)["metadata"]["name"]
-        world.settle()
+        world.report(report)
     for node, report in failures:
         if world.status["state"] != "Failed":
             fail(world, node, report)
@@ -83,12 +81,6 @@ def test_machine_without_kubernetes_nodes_needs_no_second_node() -> None:
 )
 def test_other_repeated_failures_of_a_job_that_has_trained_are_not_final(second: Json) -> None:
     assert fail_on(("a", AT_7), ("b", second)).status["attempt"] == 3
-
-
-def test_same_error_before_the_first_step_is_not_final_after_the_job_has_trained() -> None:
-    """Without its volume, a script finds no data on any Kubernetes node, before each life has counted a step."""
-    empty = AT_7 | {"step": 0, "message": "num_samples should be a positive integer value, but got num_samples=0"}
-    assert fail_on(("a", empty), ("b", empty)).status["attempt"] == 3
 
 
 @pytest.mark.parametrize(
@@ -142,11 +134,9 @@ def test_error_of_the_program_is_final(change: Json) -> None:
 def test_error_that_only_the_log_shows_is_final_before_an_hour_of_training(seconds: float, reason: str) -> None:
     """Under torchrun, the last exception in the log and its place stand for the report, and no step is known."""
     trace = 'Traceback (most recent call last):\n  File "/app/train.py", line 92, in <module>\nKeyError: 1\n'
-    world = World(a_job(numNodes=1))
-    world.settle()
+    world = a_started_world(a_job(numNodes=1))
     for _ in range(2):
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
         world.forward(seconds)
         world.set_pod(0, ended(1, message=trace, at=world.now))
         world.settle_after_backoff()
@@ -172,10 +162,6 @@ def test_failed_device_suspects_its_node_and_never_the_program(report: Json) -> 
 
 def test_failed_device_in_the_log_of_torchrun_suspects_its_node() -> None:
     trace = f'Traceback (most recent call last):\n  File "/app/train.py", line 9, in <module>\nRuntimeError: {ECC}\n'
-    world = World(a_job(numNodes=1))
-    world.settle()
-    world.run_all()
-    world.settle()
-    world.set_pod(0, ended(1, message=trace, at=world.now))
-    world.settle()
+    world = a_running_world(a_job(numNodes=1))
+    world.show(0, ended(1, message=trace, at=world.now))
     assert verdicts(world) == [("DeviceFailed", True)]

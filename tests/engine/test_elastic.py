@@ -9,7 +9,7 @@ from ddpjob.api import names
 from ddpjob.api.exit_codes import RENDEZVOUS
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Create, EngineSettings
-from tests.builders import NOW, UID, World, a_job, ended, failed, is_idle, running
+from tests.builders import NOW, UID, World, a_job, a_started_world, ended, failed, is_idle, running
 
 LIMIT = 300
 REFUSED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]}
@@ -140,8 +140,8 @@ def test_running_smaller_is_shown_with_since_when_and_what_follows() -> None:
     ],
 )
 def test_job_keeps_its_size(spec: dict[str, Any], placed: tuple[int, ...]) -> None:
-    world = World(a_job(**{key: value for key, value in ({"numNodes": 3, "minNodes": 2} | spec).items() if value}))
-    world.settle()
+    given = {key: value for key, value in ({"numNodes": 3, "minNodes": 2} | spec).items() if value}
+    world = a_started_world(a_job(**given))
     place(world, *placed)
     go(world, LIMIT + 10)
     assert attempt(world)["number"] == 1 and trainers(world) == pod_names(1, 3)
@@ -156,26 +156,6 @@ def test_gang_scheduler_that_places_none_gets_a_group_of_min_nodes() -> None:
     assert trainers(world) == pod_names(2, 2)
     (group,) = world.groups[names.VOLCANO_GROUPS].values()
     assert group["spec"]["minMember"] == 2
-
-
-def test_all_nodes_of_a_smaller_attempt_succeed() -> None:
-    world = smaller()
-    for rank in range(2):
-        world.set_pod(rank, ended(0))
-    world.settle()
-    assert world.status["state"] == "Succeeded" and world.status["succeededNodes"] == [0, 1]
-
-
-def test_a_lost_node_ends_in_a_smaller_attempt() -> None:
-    world = elastic()
-    world.settle()
-    place(world, 0, 1, 2)
-    del world.pods[names.pod_name("mnist", UID, 1, 2)]
-    world.settle()
-    assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 3)
-    place(world, 0, 1)
-    go(world, LIMIT)
-    assert trainers(world) == pod_names(3, 2) and world.status["restartsCountedTowardsLimit"] == 0
 
 
 def test_probes_ask_for_the_room_of_a_pod_and_end_at_once() -> None:
@@ -322,10 +302,8 @@ def test_job_gets_smaller_only_once_in_ten_minutes() -> None:
 
 def test_resumed_job_has_all_nodes_again() -> None:
     world = smaller()
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.settle()
+    world.suspend(True)
+    world.suspend(False)
     assert trainers(world) == pod_names(3, 3)
 
 
@@ -365,12 +343,6 @@ def test_no_attempt_ends_for_another_size_while_none_could_follow() -> None:
     assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 2)
 
 
-def give_up(world: World, *ranks: int) -> None:
-    """Let pods end as after a rendezvous that not all nodes joined in time."""
-    for rank in ranks:
-        world.set_pod(rank, failed(RENDEZVOUS, at=world.now), node=f"worker-{rank}")
-
-
 def test_job_gets_smaller_when_its_pods_do_not_wait_as_long_as_the_limit() -> None:
     world = elastic(rendezvous={"timeoutSeconds": 60})
     world.settle()
@@ -383,13 +355,6 @@ def test_job_gets_smaller_when_its_pods_do_not_wait_as_long_as_the_limit() -> No
         go(world, 40)
     assert attempt(world)["size"]["nodes"] == 2 and trainers(world) == pod_names(5, 2)
     assert world.status["restartsCountedTowardsLimit"] == 0
-
-
-def test_status_of_a_release_without_sizes_means_all_nodes() -> None:
-    world = smaller()
-    del world.job["status"]["currentAttempt"]["size"]
-    world.settle()
-    assert trainers(world) == pod_names(3, 3)
 
 
 def test_probes_in_the_same_room_one_after_the_other_count_once() -> None:

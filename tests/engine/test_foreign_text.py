@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.report import training_report
 from ddpjob.progress.reader import parse
-from tests.builders import World, a_job, a_running_world, ended, failed
+from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202ebidi\r\nfake\x00\u2066"
 SHOWN = "\\u202ebidi"
@@ -64,8 +63,7 @@ def of_progress() -> World:
 
 
 def of_a_pod_that_waits() -> World:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": HOSTILE}}}
     for rank in (0, 1):
         world.set_pod(rank, {"phase": "Pending", "containerStatuses": [waiting]})
@@ -73,8 +71,7 @@ def of_a_pod_that_waits() -> World:
 
 
 def of_the_scheduler() -> World:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     target = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": HOSTILE}
     world.set_pod(0, {"phase": "Pending", "conditions": [target]})
     return world
@@ -96,8 +93,7 @@ def of_an_init_container() -> World:
 def test_no_text_of_a_program_controls_the_terminal(make: Any) -> None:
     world = make()
     world.settle()
-    world.forward(40)
-    world.settle()
+    world.later(40)
     assert controls(world) == set()
     text = "".join(texts(world.status))
     assert SHOWN in text and "pwned" not in text and "[2J" not in text
@@ -108,25 +104,15 @@ def test_report_with_raw_bidi_characters_and_c1_is_still_read() -> None:
     message = json.dumps(
         {"schema": 2, "cause": "own", "code": 1, "message": "a\u202eb\x9b31mc\x85d"}, ensure_ascii=False
     )
-    world.set_pod(1, ended(1, message=message))
-    world.settle()
+    world.show(1, ended(1, message=message))
     assert world.status["failures"][0]["message"].endswith("a\\u202ebc\\x85d")
 
 
 def test_log_shows_the_last_state_of_a_progress_bar() -> None:
     world = a_running_world(a_job(**ONCE))
-    world.set_pod(1, ended(1, message="  1%|\r 50%|\r 99%|\r\nKilled by the script\r\n"))
-    world.settle()
-    world.forward(40)
-    world.settle()
+    world.show(1, ended(1, message="  1%|\r 50%|\r 99%|\r\nKilled by the script\r\n"))
+    world.later(40)
     assert world.status["failures"][0]["logTail"] == "99%|\nKilled by the script"
-
-
-def test_title_that_is_not_closed_hides_no_line() -> None:
-    world = a_running_world(a_job(**ONCE))
-    world.set_pod(1, failed(1, message="\x1b]0;title\nthe error"))
-    world.settle()
-    assert world.status["failures"][0]["message"].endswith("the error")
 
 
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", "1e308", "-1e308", "1" * 400, "1.5e300"])
@@ -135,23 +121,10 @@ def test_odd_numbers_of_a_program_stay_short(value: str) -> None:
     fields = [f'"{name}": {value}' for name in (*names, "step")]
     body = "{" + ", ".join([*fields, f'"pause": {{"stepSeconds": {value}}}']) + "}"
     world = a_running_world(a_job())
-    world.progress = parse(body.encode()), world.pod(0)["metadata"]["name"]
-    world.settle()
+    world.report(parse(body.encode()))
     shown = world.status["progress"]
     assert all(len(str(item)) <= 32 for item in shown.values()), shown
     assert not {"inf", "-inf"} & {str(item) for name, item in shown.items() if name != "loss"}
-
-
-def test_numbers_as_trainings_have_them_are_unchanged() -> None:
-    report = {"loss": 2.3e20, "accuracy": 0.98765432, "samplesPerSecond": 1234567.8, "stepsPerSecond": 0.00123}
-    found = training_report(report)
-    assert (found.loss, found.accuracy) == (2.3e20, 0.98765432)
-    world = a_running_world(a_job())
-    world.progress = report, world.pod(0)["metadata"]["name"]
-    world.settle()
-    shown = world.status["progress"]
-    assert (shown["loss"], shown["accuracy"]) == ("2.3e+20", "0.987654")
-    assert (shown["samplesPerSecond"], shown["stepsPerSecond"]) == ("1234568", "0.00123")
 
 
 @pytest.mark.parametrize(
@@ -163,8 +136,7 @@ def test_numbers_as_trainings_have_them_are_unchanged() -> None:
 )  # fmt: skip
 def test_advice_of_a_report_is_marked_as_the_words_of_the_program(report: dict[str, str], wanted: list[str]) -> None:
     world = a_running_world(a_job(**ONCE))
-    world.set_pod(1, failed(1, message="m", exception="E", **report))
-    world.settle()
+    world.fail(1, 1, message="m", exception="E", **report)
     failure = world.status["failures"][0]
     assert failure.get("fromProgram") == wanted
     event = next(note.message for made in world.plans for note in made.events if note.reason == "Failed")

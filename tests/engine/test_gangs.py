@@ -67,15 +67,6 @@ def test_group_of_all_nodes_is_created_before_the_marked_pods(
     assert groups(world) == [group(1)]
 
 
-def test_the_served_version_of_kubernetes_is_used() -> None:
-    world = a_world("kubernetes")
-    world.served = frozenset({V1ALPHA2.api_version})
-    world.settle()
-    assert [*world.groups] == [V1ALPHA2]
-    found = world.groups[V1ALPHA2][group(1)]
-    assert found["apiVersion"] == "scheduling.k8s.io/v1alpha2" and found["spec"]["disruptionMode"] == "PodGroup"
-
-
 def test_queue_and_priority_of_the_template_are_the_groups() -> None:
     meta = {"annotations": {"scheduling.volcano.sh/queue-name": "research"}}
     world = a_world(template={"metadata": meta, "spec": {"priorityClassName": "high"}})
@@ -97,8 +88,7 @@ def test_scheduler_of_the_template_wins_over_the_settings() -> None:
 def test_each_attempt_has_its_own_group_and_the_old_one_goes_with_its_pods(scheduler: str) -> None:
     world = a_world(scheduler)
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.lingering = True
     world.set_pod(1, failed(1))
     world.settle_after_backoff()
@@ -112,17 +102,13 @@ def test_each_attempt_has_its_own_group_and_the_old_one_goes_with_its_pods(sched
 def test_no_group_is_left_of_a_finished_or_suspended_job() -> None:
     finished = a_world()
     finished.settle()
-    for rank in range(2):
-        finished.set_pod(rank, ended(0))
-    finished.settle()
+    finished.show_all(ended(0))
     assert finished.status["state"] == "Succeeded" and groups(finished) == []
     suspended = a_world()
     suspended.settle()
-    suspended.job["spec"]["suspend"] = True
-    suspended.settle()
+    suspended.suspend(True)
     assert suspended.status["state"] == "Suspended" and groups(suspended) == []
-    suspended.job["spec"]["suspend"] = False
-    suspended.settle()
+    suspended.suspend(False)
     assert groups(suspended) == [group(2)]
 
 
@@ -143,14 +129,6 @@ def test_a_refused_group_means_no_pods_and_a_retry_with_delay() -> None:
     assert not world.pods and world.condition("Running")["reason"] == "CreateRefused"
     world.settle_after_backoff()
     assert len(world.pods) == 2 and world.status["restarts"] == 0
-
-
-def test_a_group_that_a_user_deleted_is_created_again() -> None:
-    world = a_world()
-    world.settle()
-    world.groups.clear()
-    world.settle()
-    assert groups(world) == [group(1)]
 
 
 def test_basic_policy_needs_no_group() -> None:
@@ -187,8 +165,7 @@ def test_gang_without_its_scheduler_waits_and_starts_later(
 def test_a_gang_scheduler_that_vanishes_touches_no_running_pod() -> None:
     world = a_world()
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.served = frozenset()
     assert world.settle() == 0 and world.status["state"] == "Running"
     world.set_pod(1, failed(1))
@@ -216,16 +193,8 @@ def test_a_dropped_mark_of_the_group_is_shown() -> None:
         pod["spec"] = {key: value for key, value in pod["spec"].items() if key != "schedulingGroup"}
     world.settle()
     assert world.condition("Scheduled")["reason"] == "GangNotEnforced"
-    for rank in range(2):
-        world.set_pod(rank, running())
-    world.settle()
+    world.show_all(running())
     assert world.condition("Scheduled")["status"] == "True"
-
-
-def test_this_machine_needs_no_gang_scheduler() -> None:
-    world = a_world(None, scheduling={"schedulingPolicy": {"gang": {}}})
-    world.settle()
-    assert len(world.pods) == 2 and not world.groups
 
 
 def test_a_scheduler_that_vanishes_before_the_pods_exist_starts_none_without_it() -> None:
@@ -245,8 +214,7 @@ def test_groups_of_an_earlier_version_of_the_api_do_not_stop_the_job() -> None:
     world = a_world("kubernetes")
     world.served = frozenset({V1ALPHA2.api_version})
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.served = frozenset({V1BETA1.api_version})
     world.groups[V1BETA1] = dict(world.groups[V1ALPHA2])  # the same objects; the old version is no longer listed
     world.set_pod(1, failed(1))
@@ -259,8 +227,7 @@ def test_pods_that_run_without_a_group_get_none() -> None:
     """The gang scheduler was configured while the job ran."""
     world = a_world("")
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.settings = EngineSettings(gang_scheduler="volcano")
     assert world.settle() == 0 and not world.groups
 

@@ -10,21 +10,20 @@ import pytest
 from ddpjob.api.times import seconds_since, timestamp
 from ddpjob.engine.observed import Elder
 from ddpjob.engine.scheduling.guard import standing
-from tests.builders import NOW, World, a_job, ended, failed, running
+from tests.builders import NOW, World, a_job, a_started_world, ended, running
 
 
 def a_partial_world(**spec: Any) -> World:
     """Return a job of which only rank 0's pod has a Kubernetes node."""
-    world = World(a_job(**spec))
-    world.settle()
+    world = a_started_world(a_job(**spec))
     place(world, 0)
-    world.settle()
     return world
 
 
 def place(world: World, *ranks: int) -> None:
     for rank in ranks:
         world.pod(rank)["spec"] |= {"nodeName": f"worker-{rank}"}
+    world.settle()
 
 
 def attempt(world: World) -> dict[str, Any]:
@@ -32,70 +31,29 @@ def attempt(world: World) -> dict[str, Any]:
 
 
 def test_it_is_recorded_since_when_only_some_pods_have_a_node() -> None:
-    world = World(a_job())
-    world.settle()
-    world.forward(100)
-    world.settle()
+    world = a_started_world(a_job())
+    world.later(100)
     assert "partialSince" not in attempt(world)
     place(world, 0)
     since = timestamp(world.now)
     world.settle()
-    world.forward(50)
-    world.settle()
+    world.later(50)
     assert attempt(world)["partialSince"] == since
     place(world, 1)
-    world.settle()
     assert "partialSince" not in attempt(world)
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.status["state"] == "Running"
 
 
-@pytest.mark.parametrize("ending", ["suspended", "failed", "deleted"])
-def test_the_record_ends_with_the_attempt(ending: str) -> None:
-    world = a_partial_world()
-    assert "partialSince" in attempt(world)
-    match ending:
-        case "suspended":
-            world.job["spec"]["suspend"] = True
-        case "failed":
-            world.set_pod(0, ended(1))
-            world.forward(11)
-        case "deleted":
-            del world.pods[world.pod(1)["metadata"]["name"]]
-    world.settle_after_backoff()
-    assert "partialSince" not in attempt(world)
-
-
-def test_a_gang_that_ran_is_never_partial_again() -> None:
-    world = a_partial_world()
-    world.run_all()
-    world.settle()
-    world.pod(1)["spec"].pop("nodeName")
-    world.settle()
-    assert "partialSince" not in attempt(world)
-
-
-def test_a_clock_that_was_set_back_begins_again() -> None:
-    world = a_partial_world()
-    world.forward(-1000)
-    world.settle()
-    assert attempt(world)["partialSince"] == timestamp(world.now)
-
-
 def test_the_priority_of_the_pods_is_recorded_with_it() -> None:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     for rank in range(2):
         world.pod(rank)["spec"]["priority"] = -7
     place(world, 0)
-    world.settle()
     assert attempt(world)["podPriority"] == -7
     assert "podPriority" not in attempt(a_partial_world())
-    single = World(a_job(numNodes=1))
-    single.settle()
-    single.set_pod(0, running())
-    single.settle()
+    single = a_started_world(a_job(numNodes=1))
+    single.show(0, running())
     assert "partialSince" not in attempt(single)
 
 
@@ -117,26 +75,21 @@ def left(world: World) -> float:
 
 def test_without_a_rival_no_pod_is_deleted_for_five_times_as_long() -> None:
     world = a_partial_world(restartPolicy={"maxRestarts": 0})
-    world.forward(10)
-    world.settle()
+    world.later(10)
     assert left(world) == 1490
-    world.forward(1489)
-    world.settle()
+    world.later(1489)
     assert verdict(world) is None and len(world.pods) == 2
-    world.forward(1)
-    world.settle()
+    world.later(1)
     assert verdict(world) == "PartiallyScheduled" and not world.pods
     assert (world.status["state"], world.status["restarts"], attempt(world)["yields"]) == ("Queued", 0, 1)
-    world.forward(10)
-    world.settle()
+    world.later(10)
     assert (world.status["attempt"], len(world.pods), attempt(world)["yields"]) == (2, 2, 1)
 
 
 def test_younger_job_yields_and_starts_when_no_elder_is_partial() -> None:
     world = a_partial_world(restartPolicy={"maxRestarts": 0})
     world.elder = RIVAL
-    world.forward(299)
-    world.settle()
+    world.later(299)
     assert verdict(world) is None and left(world) == 1
     world.forward(1)
     events = world.reconcile().events
@@ -157,23 +110,18 @@ def test_backoff_doubles_until_all_pods_run() -> None:
     waited = []
     for number in range(1, 9):
         world.elder = RIVAL
-        world.forward(60)
-        world.settle()
+        world.later(60)
         assert verdict(world) == "YieldedTo" and attempt(world)["yields"] == number
         waited.append(-seconds_since(attempt(world)["ending"]["until"], world.now))
-        world.forward(waited[-1] - 1)
-        world.settle()
+        world.later(waited[-1] - 1)
         assert verdict(world) == "YieldedTo"
-        world.forward(1)
-        world.settle()
+        world.later(1)
         assert world.status["attempt"] == number + 1
         place(world, 0)
-        world.settle()
     for longest, seconds in zip((10, 20, 40, 80, 160, 320, 600, 600), waited, strict=True):
         assert longest * 0.75 <= seconds <= longest + 1
     assert waited[-1] != waited[-2]  # by the jitter
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert "yields" not in attempt(world) and world.status["restarts"] == 0
 
 
@@ -181,38 +129,28 @@ def test_the_time_as_the_first_job_is_counted_over_attempts_and_suspensions_unti
     """Others yield to it for a limited time, which neither a new attempt nor an edit may begin again."""
     world = a_partial_world()
     world.elder = RIVAL
-    world.forward(300)
-    world.settle()
+    world.later(300)
     assert verdict(world) == "YieldedTo" and "elderSeconds" not in attempt(world)
     world.elder = None
     world.settle()
     for expected in (1500, 3000):
         place(world, 0)
-        world.settle()
-        world.forward(1500)
-        world.settle()
+        world.later(1500)
         assert verdict(world) == "PartiallyScheduled" and attempt(world)["elderSeconds"] == expected
-        world.forward(601)
-        world.settle()
+        world.later(601)
     place(world, 0)
-    world.settle()
     world.forward(100)
-    world.job["spec"]["suspend"] = True
-    world.job["metadata"]["generation"] += 1
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.settle()
+    world.edit(suspend=True)
+    world.suspend(False)
     assert attempt(world)["elderSeconds"] == 3100 and attempt(world)["phase"] != "Ending"
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert "elderSeconds" not in attempt(world)
 
 
 def test_zero_keeps_the_nodes() -> None:
     world = a_partial_world(scheduling={"partialGangSeconds": 0})
     world.elder = RIVAL
-    world.forward(100_000)
-    world.settle()
+    world.later(100_000)
     assert verdict(world) is None and "partialGangSeconds is 0" in world.condition("Scheduled")["message"]
 
 
@@ -223,31 +161,8 @@ def test_an_elder_job_that_has_just_become_partial_is_given_time() -> None:
     world.elder = replace(RIVAL, since=timestamp(world.now))
     world.settle()
     assert verdict(world) is None and left(world) == 10
-    world.forward(10)
-    world.settle()
+    world.later(10)
     assert verdict(world) == "YieldedTo"
-
-
-def test_an_elder_job_of_a_wrong_clock_is_one() -> None:
-    world = a_partial_world()
-    world.forward(300)
-    world.elder = replace(RIVAL, since=timestamp(world.now + timedelta(hours=1)))
-    world.settle()
-    assert verdict(world) == "YieldedTo"
-
-
-def test_the_next_attempt_waits_for_the_pods_that_still_hold_nodes() -> None:
-    world = a_partial_world()
-    world.lingering, world.elder = True, RIVAL
-    world.set_pod(0, running())
-    world.forward(300)
-    world.settle()
-    world.elder = None
-    world.settle()
-    assert world.status["attempt"] == 1
-    world.pods.clear()
-    world.settle()
-    assert world.status["attempt"] == 2
 
 
 @pytest.mark.parametrize("crash_after", [0, 1, 2])
@@ -272,8 +187,7 @@ def test_a_crash_at_any_write_of_a_yield_changes_nothing(crash_after: int, resta
 def test_the_names_of_other_tenants_are_not_shown() -> None:
     world = a_partial_world()
     world.elder = STRANGER
-    world.forward(20)
-    world.settle()
+    world.later(20)
     shown = world.condition("Running")["message"]
     assert world.condition("Running")["reason"] == "PartiallyScheduled" and "in another namespace" in shown
     world.forward(280)
@@ -313,27 +227,14 @@ def test_startup_deadline_counts_all_attempts_that_gave_their_nodes_back() -> No
     world = a_partial_world(startupDeadlineSeconds=1000, scheduling={"partialGangSeconds": 300})
     world.elder = RIVAL
     for _ in range(3):
-        world.forward(300)
-        world.settle()
+        world.later(300)
         assert verdict(world) == "YieldedTo"
         world.elder = None
         world.settle()
         place(world, 0)
-        world.settle()
         world.elder = RIVAL
-    world.forward(100)
-    world.settle()
+    world.later(100)
     assert world.status["state"] == "Failed" and verdict(world) == "StartupDeadlineExceeded"
-
-
-def test_an_edit_of_the_spec_ends_the_wait() -> None:
-    world = a_partial_world()
-    world.elder = RIVAL
-    world.forward(300)
-    world.settle()
-    world.job["metadata"]["generation"] = 2
-    world.settle()
-    assert world.status["attempt"] == 2 and "yields" not in attempt(world)
 
 
 @pytest.mark.parametrize(
@@ -345,39 +246,24 @@ def test_an_edit_of_the_spec_ends_the_wait() -> None:
     ],
 )
 def test_rendezvous_timeout_counts_only_if_the_peers_had_the_time(peer: dict[str, Any], counts: bool) -> None:
-    world = World(a_job(restartPolicy={"maxRestarts": 1}))
-    world.settle()
+    world = a_started_world(a_job(restartPolicy={"maxRestarts": 1}))
     world.set_pod(0, running())
     node = peer.pop("node", "worker")
-    world.set_pod(1, {"phase": "Pending"} | peer, node=node)
-    world.settle()
+    world.show(1, {"phase": "Pending"} | peer, node=node)
     world.forward(650)
-    world.set_pod(0, failed(69, at=world.now))
-    world.settle()
+    world.fail(0, 69, at=world.now)
     assert world.status["restartsCountedTowardsLimit"] == int(counts)
     assert verdict(world) == (None if counts else "PeersNotPlaced")
 
 
 @pytest.mark.parametrize(("ran_for", "counts"), [(5, True), (400, False)])
 def test_program_without_a_report_that_waited_for_peers_costs_no_restart(ran_for: int, counts: bool) -> None:
-    world = World(a_job(restartPolicy={"maxRestarts": 1}))
-    world.settle()
-    world.set_pod(0, running())
-    world.settle()
+    world = a_started_world(a_job(restartPolicy={"maxRestarts": 1}))
+    world.show(0, running())
     world.forward(ran_for)
-    world.set_pod(0, ended(1, started=NOW, at=world.now))
-    world.settle()
-    world.forward(4)
-    world.settle()
+    world.show(0, ended(1, started=NOW, at=world.now))
+    world.later(4)
     assert world.status["restartsCountedTowardsLimit"] == int(counts)
-
-
-def test_a_failure_of_its_own_counts_while_peers_have_no_node() -> None:
-    world = World(a_job(restartPolicy={"maxRestarts": 1}))
-    world.settle()
-    world.set_pod(0, failed(1, cause="own"))
-    world.settle()
-    assert world.status["restartsCountedTowardsLimit"] == 1
 
 
 def test_no_job_yields_to_one_whose_record_is_not_kept() -> None:
@@ -385,5 +271,3 @@ def test_no_job_yields_to_one_whose_record_is_not_kept() -> None:
     assert standing(world.job) is not None
     status = copy.deepcopy(world.job["status"])
     assert standing(world.job | {"status": status | {"state": "Invalid"}}) is None
-    ran = status["currentAttempt"] | {"allRunningTime": timestamp(world.now)}  # by a release that does not know it
-    assert standing(world.job | {"status": status | {"currentAttempt": ran}}) is None

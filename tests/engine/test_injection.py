@@ -8,8 +8,8 @@ from ddpjob.api.names import LAUNCHER, LAUNCHER_PATH
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.injection import PROGRAM, launched
-from ddpjob.engine.launcher import injection_warning
-from tests.builders import World, a_job, a_running_world
+from ddpjob.engine.mistakes import injection_warning
+from tests.builders import World, a_job, a_running_world, a_started_world
 
 SETTINGS = EngineSettings(launcher_image="launcher:1")
 COPIED = ["python3", PROGRAM, "--python-of"]
@@ -68,8 +68,7 @@ def test_launcher_is_replaced_and_its_arguments_stay(command: list[str], becomes
 @pytest.mark.parametrize("command", UNCHANGED, ids=" ".join)
 def test_other_command_runs_unchanged_and_an_event_says_so(command: list[str]) -> None:
     assert pod_spec(command=command)["containers"][0]["command"] == command
-    world = World(a_job(launcher="Injected", command=command))
-    world.settle()
+    world = a_started_world(a_job(launcher="Injected", command=command))
     [text] = [note.message for plan in world.plans for note in plan.events if note.reason == "LauncherNotUsed"]
     assert " ".join(command[:3]) in text and f"python3 {PROGRAM}" in text
 
@@ -78,16 +77,6 @@ def test_entrypoint_of_the_image_is_not_replaced() -> None:
     trainer = pod_spec(args=["torchrun", "train.py"])["containers"][0]
     assert (trainer.get("command"), trainer["args"]) == (None, ["torchrun", "train.py"])
     assert "the entrypoint of the image runs unchanged" in str(injection_warning(job_of(args=["torchrun"])))
-
-
-def test_script_that_calls_the_copy_itself_gets_no_warning() -> None:
-    assert injection_warning(job_of(command=["sh", "-c", f"python3 {PROGRAM} train.py"])) is None
-    assert injection_warning(Job.of(a_job(command=["sh", "-c", "torchrun train.py"]))) is None
-
-
-def test_command_of_the_template_is_replaced() -> None:
-    template = {"spec": {"containers": [{"name": "trainer", "command": ["torchrun"], "args": ["train.py"]}]}}
-    assert pod_spec(template=template)["containers"][0]["command"] == [*COPIED, "torchrun", "train.py"]
 
 
 def test_init_container_copies_under_restricted_pod_security() -> None:
@@ -139,11 +128,6 @@ def test_what_the_template_has_stays_and_the_launcher_is_copied_first() -> None:
     assert "volumeMounts" not in side
 
 
-def test_job_without_the_field_gets_no_init_container() -> None:
-    pod = desired_pods(Job.of(a_job(command=["torchrun", "a.py"])), 1, EngineSettings())[0].body["spec"]
-    assert "initContainers" not in pod and pod["containers"][0]["command"] == ["torchrun", "a.py"]
-
-
 def test_machine_that_has_the_launcher_needs_no_init_container() -> None:
     pod = pod_spec(EngineSettings(launcher_image=""), command=["torchrun", "a.py"])
     assert "initContainers" not in pod and pod["containers"][0]["command"] == ["ddprun", "a.py"]
@@ -153,13 +137,11 @@ def test_machine_that_has_the_launcher_needs_no_init_container() -> None:
 
 
 def waiting_for_the_launcher(reason: str, message: str) -> World:
-    world = World(a_job(launcher="Injected"))
-    world.settle()
+    world = a_started_world(a_job(launcher="Injected"))
     init = {"name": LAUNCHER, "state": {"waiting": {"reason": reason, "message": message}}}
     trainer = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
     status = {"phase": "Pending", "initContainerStatuses": [init], "containerStatuses": [trainer]}
-    world.set_pod(1, status)
-    world.settle()
+    world.show(1, status)
     return world
 
 
@@ -174,8 +156,7 @@ def test_launcher_image_that_cannot_be_pulled_is_named_with_what_to_do() -> None
 @pytest.mark.parametrize("reason", ["CreateContainerConfigError", "InvalidImageName"])
 def test_wrong_setting_of_the_operator_fails_no_job(reason: str) -> None:
     world = waiting_for_the_launcher(reason, "image will run as root")
-    world.forward(1000)
-    world.settle()
+    world.later(1000)
     assert world.status["state"] == "Pending"
     assert world.condition("Running")["reason"] == reason, "it is shown"
 
@@ -184,8 +165,7 @@ def test_failed_copy_is_a_failure_of_its_own_with_what_to_do() -> None:
     world = a_running_world(a_job(numNodes=1, launcher="Injected"))
     report = '{"schema": 3, "code": 73, "message": "cannot write /opt: No space left on device"}'
     init = {"name": LAUNCHER, "state": {"terminated": {"exitCode": 73, "message": report}}}
-    world.set_pod(0, {"phase": "Failed", "initContainerStatuses": [init]})
-    world.settle()
+    world.show(0, {"phase": "Failed", "initContainerStatuses": [init]})
     failure = world.status["failures"][0]
     assert (failure["reason"], failure["action"]) == ("LauncherNotInjected", "Restart")
     text = f"init container {LAUNCHER} ended with exit code 73: cannot write /opt: No space left on device"

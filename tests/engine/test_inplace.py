@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.report import end_report, training_report
+from ddpjob.api.report import training_report
 from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
-from ddpjob.engine.inplace import KEPT_LIVES, classify, fold, grant
+from ddpjob.engine.inplace import KEPT_LIVES, fold, grant
 from ddpjob.engine.obstacles import NO_PROGRESS
 from tests.builders import World, a_job, a_running_world, ended, failed
 
@@ -50,19 +50,6 @@ def test_nothing_is_granted_where_a_failure_may_have_to_end_the_job() -> None:
     for policy in ({"maxRestarts": 0}, {"rules": [rule]}):
         assert grant(None, 0, RestartPolicy.model_validate(policy)) == 0
     assert grant(None, 0, RestartPolicy.model_validate({"rules": [rule | {"action": "Restart"}]})) == 100
-
-
-@pytest.mark.parametrize(
-    ("in_place", "course"),
-    [
-        (None, "Unused"),
-        (of_lives(1, progressed=False), "Unused"),
-        (of_lives(2, progressed=True), "Progress"),
-        (of_lives(2, progressed=False), "NoProgress"),
-    ],
-)
-def test_course_of_an_attempt(in_place: InPlace | None, course: str) -> None:
-    assert classify(in_place) == course
 
 
 def test_reports_in_any_order_give_the_same_status() -> None:
@@ -107,11 +94,6 @@ def test_report_of_another_form_changes_nothing(lives: Any) -> None:
     assert fold(in_place, training_report({"lives": lives})) is in_place
 
 
-def test_termination_message_repeats_the_lives() -> None:
-    found = end_report('{"code": 77, "life": 2, "lives": [{"life": 1, "node": 1, "message": "m"}]}')
-    assert found is not None and found.life == 2 and found.lives and found.lives[0].node == 1
-
-
 def granted_in_pods(world: World) -> set[str]:
     attempt = str(world.status["attempt"])
     pods = [p for p in world.pods.values() if p["metadata"]["labels"][names.LABEL_ATTEMPT] == attempt]
@@ -121,16 +103,6 @@ def granted_in_pods(world: World) -> set[str]:
 
 def a_world(**spec: Any) -> World:
     return a_running_world(a_job(restartPolicy={"maxTotalRestarts": 10}, **spec))
-
-
-def test_pods_get_the_recorded_grant() -> None:
-    world = a_world()
-    assert world.status["currentAttempt"]["inPlace"] == {"granted": 10}
-    assert granted_in_pods(world) == {"10"}
-
-
-def test_value_of_the_user_wins_so_that_restarts_in_place_can_be_switched_off() -> None:
-    assert granted_in_pods(a_world(env=[{"name": names.ENV_INPLACE_RESTARTS, "value": "0"}])) == {"0"}
 
 
 def test_pods_created_after_a_crash_get_the_recorded_grant() -> None:
@@ -177,14 +149,6 @@ def test_restarts_in_place_use_up_the_total_of_restarts() -> None:
     assert world.status["state"] == "Failed"
 
 
-def test_attempt_of_an_earlier_release_is_granted_nothing() -> None:
-    world = a_world()
-    del world.job["status"]["currentAttempt"]["inPlace"]
-    world.progress = report(3), world.pod(0)["metadata"]["name"]
-    world.reconcile()
-    assert "inPlace" not in world.status["currentAttempt"] and world.status["restarts"] == 0
-
-
 def _restart_in_place(world: World, life: int, **training: Any) -> list[str]:
     """Reconcile with this life, and return the reasons of the events."""
     world.progress = report(life, **training), world.pod(0)["metadata"]["name"]
@@ -218,8 +182,7 @@ def test_new_pods_without_progress_are_counted_like_restarts_in_place() -> None:
         world.reconcile()
         world.set_pod(1, ended(137) if number % 2 else failed(1, exception="ValueError", message="m"))
         world.settle_after_backoff()
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
     assert world.status["furthest"] == {"step": 9, "restartsSince": 3}
     assert [note.reason for made in world.plans for note in made.events].count(NO_PROGRESS) == 1
     assert "no step after 9" in world.condition("Running")["message"]

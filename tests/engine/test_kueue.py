@@ -11,7 +11,7 @@ from ddpjob.engine.actions import EngineSettings, Problem
 from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.scheduling.kueue import WAITING
-from tests.builders import UID, World, a_job, ended, failed, running
+from tests.builders import UID, World, a_job, a_started_world, ended, failed, running
 
 NAME = names.service_name("mnist", UID)
 UNSCHEDULABLE = {
@@ -55,13 +55,24 @@ class Queued(World):
     def evicts(self, reason: str = "Preempted", message: str = "Preempted to accommodate a workload") -> None:
         self.says("Evicted", "True", reason, message)
 
+    def admitted(self, **status: Any) -> None:
+        self.admits(**status)
+        self.settle()
+
+    def evicted(self, *why: str) -> None:
+        self.evicts(*why)
+        self.settle()
+
+    def label(self, labels: dict[str, str]) -> None:
+        """Settle with other labels of the job."""
+        self.job["metadata"]["labels"] = labels
+        self.settle()
+
     def starts(self) -> None:
         """Let the job run in its first attempt."""
         self.settle()
-        self.admits()
-        self.settle()
-        self.run_all()
-        self.settle()
+        self.admitted()
+        self.run_all_and_settle()
 
     def gives_back(self) -> None:
         """Settle, let Kueue evict what was deactivated, and check that the job rests then without quota."""
@@ -78,6 +89,13 @@ class Queued(World):
 
     def stops_pods(self) -> None:
         self.pods = {name: pod for name, pod in self.pods.items() if "deletionTimestamp" not in pod["metadata"]}
+
+
+def started(**given: Any) -> Queued:
+    """Return the world of a job in a queue that runs in its first attempt."""
+    world = Queued(**given)
+    world.starts()
+    return world
 
 
 def test_workload_of_scheduling_fields_is_created_and_the_job_waits_for_its_admission() -> None:
@@ -104,8 +122,7 @@ def test_admission_starts_the_pods_with_flavors_and_updates_of_checks() -> None:
     world = Queued()
     world.settle()
     update = {"name": "main", "annotations": {"note": "x"}, "labels": {"l": "y"}, "nodeSelector": {"rack": "7"}}
-    world.admits(admissionChecks=[{"name": "capacity", "state": "Ready", "podSetUpdates": [update]}])
-    world.settle()
+    world.admitted(admissionChecks=[{"name": "capacity", "state": "Ready", "podSetUpdates": [update]}])
     pod = world.pod(1)
     assert len(world.pods) == 2 and pod["spec"]["nodeSelector"] == {"gpu": "h100", "rack": "7"}
     assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
@@ -141,40 +158,23 @@ def test_priority_is_that_of_the_class_in_the_label_and_else_that_of_the_pods() 
     )
 
 
-def test_a_class_of_another_kind_with_the_same_name_is_another_class() -> None:
-    world = Queued(labels={names.LABEL_QUEUE_PRIORITY: "high"}, template={"spec": {"priorityClassName": "high"}})
-    world.found[names.WORKLOAD_PRIORITIES, "high"] = {"value": 1000}
-    world.settle()
-    del world.job["metadata"]["labels"][names.LABEL_QUEUE_PRIORITY]
-    world.settle()
-    assert "PriorityClass high cannot be read: not found" in world.condition("Running")["message"]
-    world.found[names.POD_PRIORITIES, "high"] = {"value": 7}
-    world.settle()
-    spec = world.workload["spec"]
-    assert (spec["priority"], spec["priorityClassRef"]["kind"]) == (7, "PriorityClass")
-
-
 def test_restart_leaves_the_admission_and_says_that_the_pods_recovered() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     assert world.conditions()["PodsReady"] == ("True", "Started")
     world.set_pod(1, failed(1))
     world.settle_after_backoff()
     assert world.status["attempt"] == 2 and world.conditions()["PodsReady"] == ("False", "WaitForRecovery")
     assert world.conditions()["Admitted"][0] == "True" and world.pod(0)["spec"]["nodeSelector"] == {"gpu": "h100"}
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.conditions()["PodsReady"] == ("True", "Recovered")
     writes = [change for made in world.plans for change in made.changes if change.resource is names.WORKLOADS]
     assert all([*change.value] == ["conditions"] for change in writes) and len(writes) == 3
 
 
 def test_eviction_ends_the_attempt_uncounted_and_quota_is_released_when_all_pods_stopped() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.lingering = True
-    world.evicts()
-    world.settle()
+    world.evicted()
     assert all("deletionTimestamp" in pod["metadata"] for pod in world.pods.values())
     assert world.status["currentAttempt"]["ending"]["verdict"] == "EvictedFromQueue"
     assert world.conditions()["QuotaReserved"][0] == "True", "the pods still use it"
@@ -187,155 +187,85 @@ def test_eviction_ends_the_attempt_uncounted_and_quota_is_released_when_all_pods
     assert found["Evicted"] == ("True", "Preempted"), "Kueue's own"
     assert world.status["state"] == "Queued" and world.status["restarts"] == 0
     world.forward(3600)
-    world.admits()
-    world.settle()
+    world.admitted()
     assert world.status["attempt"] == 2 and len(world.pods) == 2
     assert world.status["time"]["queued"] >= 3600 and world.status["restartsCountedTowardsLimit"] == 0
 
 
 def test_the_wait_after_an_eviction_is_not_active_time() -> None:
-    world = Queued(activeDeadlineSeconds=600)
-    world.starts()
+    world = started(activeDeadlineSeconds=600)
     world.forward(100)
-    world.evicts()
-    world.settle()
-    world.forward(3600)
-    world.settle()
+    world.evicted()
+    world.later(3600)
     assert world.status["state"] == "Queued" and world.status["activeSeconds"] == 100
 
 
 @pytest.mark.parametrize("reason", ["PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "Deactivated"])
 def test_kueue_decides_when_a_job_is_queued_again_that_was_not_preempted(reason: str) -> None:
-    world = Queued()
-    world.starts()
-    world.evicts(reason)
-    world.settle()
+    world = started()
+    world.evicted(reason)
     assert world.conditions()["Requeued"] == ("False", reason)
 
 
-def test_a_failure_that_precedes_the_eviction_counts() -> None:
-    world = Queued()
-    world.starts()
-    world.set_pod(1, failed(1))
-    world.evicts()
-    world.settle_after_backoff()
-    assert world.status["restartsCountedTowardsLimit"] == 1 and world.status["state"] == "Queued"
-    assert world.conditions()["QuotaReserved"][0] == "False"
-
-
 def test_no_deadline_passes_while_a_job_waits_that_lost_its_quota_after_a_failure() -> None:
-    world = Queued(activeDeadlineSeconds=600)
-    world.starts()
+    world = started(activeDeadlineSeconds=600)
     world.forward(100)
     world.set_pod(1, failed(1))
-    world.evicts()
-    world.settle()
-    world.forward(3600)
-    world.settle()
+    world.evicted()
+    world.later(3600)
     assert (world.status["state"], world.status["activeSeconds"]) == ("Queued", 100)
-    world.admits()
-    world.settle()
+    world.admitted()
     assert world.status["attempt"] == 2
     assert world.status["time"]["queued"] == 3600 and world.status["restarts"] == 1
 
 
-def test_no_start_deadline_passes_while_a_job_waits_whose_pods_were_refused() -> None:
-    world = Queued(startupDeadlineSeconds=600)
-    world.settle()
-    world.admits()
-    world.problems = (Problem("CreateRefused", names.PODS, "mnist-1-0", "exceeded quota: small"),)
-    world.reconcile(crash_after=1)
-    world.problems = (Problem("CreateRefused", names.PODS, "mnist-1-0", "exceeded quota: small"),)
-    world.reconcile()
-    assert world.status["currentAttempt"]["ending"]["verdict"] == "CreateRefused"
-    world.problems = ()
-    world.evicts("PodsReadyTimeout")
-    world.settle()
-    world.forward(3600)
-    world.settle()
-    assert world.status["state"] == "Queued"
-
-
 def test_an_eviction_between_attempts_leaves_the_delay_before_the_next_one() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     for _ in range(3):
-        world.set_pod(1, failed(1))
-        world.settle()
+        world.fail(1)
         if world.status["currentAttempt"]["phase"] == "Ending":
             break
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
     until = world.status["currentAttempt"]["ending"]["until"]
-    world.evicts()
-    world.settle()
+    world.evicted()
     ending = world.status["currentAttempt"]["ending"]
     assert ending["until"] == until is not None and ending["verdict"] == "EvictedFromQueue"
-    world.admits()
-    world.settle()
+    world.admitted()
     number = world.status["attempt"]
-    world.forward(61)
-    world.settle()
+    world.later(61)
     assert world.status["attempt"] == number + 1
 
 
 def test_suspension_deactivates_the_workload_and_resume_activates_it() -> None:
-    world = Queued()
-    world.starts()
-    world.job["spec"]["suspend"] = True
-    world.settle()
+    world = started()
+    world.suspend(True)
     assert world.workload["spec"]["active"] is False and world.status["state"] == "Suspended"
-    world.evicts("Deactivated", "The workload is deactivated")
-    world.settle()
+    world.evicted("Deactivated", "The workload is deactivated")
     assert world.conditions()["QuotaReserved"][0] == "False"
-    world.job["spec"] |= {"suspend": False, "numNodes": 3}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(suspend=False, numNodes=3)
     assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 3
     assert world.condition("Running")["reason"] == WAITING
-    world.admits()
-    world.settle()
+    world.admitted()
     assert len([pod for pod in world.pods if "-2-" in pod]) == 3
 
 
 def test_a_job_that_is_resumed_before_kueue_saw_the_suspension_keeps_its_quota() -> None:
-    world = Queued()
-    world.starts()
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.settle()
+    world = started()
+    world.suspend(True)
+    world.suspend(False)
     assert world.status["attempt"] == 2 and len(world.pods) == 2 and world.workload["spec"]["active"] is True
-
-
-def test_a_new_size_leaves_the_queue_before_the_pod_sets_change() -> None:
-    """Another operator saw the job neither suspended nor resumed."""
-    world = Queued()
-    world.starts()
-    world.job["spec"]["numNodes"] = 3
-    world.job["metadata"]["generation"] += 1
-    world.settle()
-    assert world.workload["spec"]["active"] is False and world.workload["spec"]["podSets"][0]["count"] == 2
-    world.evicts("Deactivated")
-    world.settle()
-    assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 3
-    assert world.status["state"] == "Queued" and not world.pods
 
 
 def test_a_new_size_is_not_started_on_the_old_quota_after_a_failure() -> None:
     """A pod fails while another operator sees the job neither suspended nor resumed."""
-    world = Queued()
-    world.starts()
+    world = started()
     world.job["spec"]["numNodes"] = 4
     world.job["metadata"]["generation"] += 1
-    world.set_pod(1, failed(1))
-    world.settle()
+    world.fail(1)
     assert world.workload["spec"]["active"] is False and not world.pods_in_use()
-    world.evicts("Deactivated")
-    world.settle()
+    world.evicted("Deactivated")
     assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 4
-    world.admits()
-    world.settle()
+    world.admitted()
     assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 4
 
 
@@ -346,26 +276,20 @@ def test_what_a_person_activated_and_an_administrator_deactivates_later_stays_so
     world.gives_back()
     world.found[names.FLAVORS, "h100"] = {"spec": {"nodeLabels": {"gpu": "a100"}}}
     world.workload["spec"]["active"] = True
-    world.admits()
-    world.settle()
-    world.run_all()
-    world.settle()
+    world.admitted()
+    world.run_all_and_settle()
     assert world.status["state"] == "Running"
     world.workload["spec"]["active"] = False
-    world.evicts("Deactivated", "The workload is deactivated")
-    world.settle()
+    world.evicted("Deactivated", "The workload is deactivated")
     assert world.workload["spec"]["active"] is False and not world.pods_in_use()
     assert world.condition("Running")["reason"] == "QueueDeactivated"
 
 
 def test_no_deadline_passes_while_a_job_waits_for_a_kueue_that_was_removed() -> None:
-    world = Queued(activeDeadlineSeconds=3600)
-    world.starts()
+    world = started(activeDeadlineSeconds=3600)
     world.served = frozenset()
-    world.set_pod(1, failed(1))
-    world.settle()
-    world.forward(4000)
-    world.settle()
+    world.fail(1)
+    world.later(4000)
     assert world.condition("Running")["reason"] == "QueueUnavailable"
     world.served = None
     world.settle()
@@ -373,30 +297,24 @@ def test_no_deadline_passes_while_a_job_waits_for_a_kueue_that_was_removed() -> 
 
 
 def test_a_workload_that_an_administrator_deactivated_holds_the_job_until_it_is_activated() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.workload["spec"]["active"] = False
-    world.evicts("Deactivated", "The workload is deactivated")
-    world.settle()
+    world.evicted("Deactivated", "The workload is deactivated")
     running = world.condition("Running")
     assert (
         running["reason"] == "QueueDeactivated"
         and f"ask an administrator to run kubectl patch workload {NAME}" in running["message"]
     )
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.settle()
+    world.suspend(True)
+    world.suspend(False)
     assert world.workload["spec"]["active"] is False, "resume does not overrule the administrator"
     world.workload["spec"]["active"] = True
-    world.admits()
-    world.settle()
+    world.admitted()
     assert world.status["attempt"] == 2 and len(world.pods) == 2
 
 
 def test_end_of_the_job_releases_the_quota_when_all_pods_stopped() -> None:
-    world = Queued(podRetention="All")
-    world.starts()
+    world = started(podRetention="All")
     sidecar = {"name": "sidecar", "state": {"running": {}}}
     for rank in range(2):
         pod = world.set_pod(rank, ended(0))
@@ -416,15 +334,13 @@ def test_queue_without_kueue_holds_the_job_and_starts_it_later(kueue: bool) -> N
     assert world.condition("Running")["reason"] == "QueueUnavailable"
     world.settings, world.served = EngineSettings(kueue=True), frozenset({names.WORKLOADS.api_version})
     world.settle()
-    world.admits()
-    world.settle()
+    world.admitted()
     assert len(world.pods) == 2
 
 
 def test_a_job_without_a_queue_needs_no_kueue_and_this_machine_has_none() -> None:
     world = Queued()
-    world.job["metadata"]["labels"] = {}
-    world.settle()
+    world.label({})
     assert len(world.pods) == 2 and not world.groups
     here = Queued(kueue=None)
     here.settle()
@@ -432,16 +348,14 @@ def test_a_job_without_a_queue_needs_no_kueue_and_this_machine_has_none() -> Non
 
 
 def test_kueue_that_is_removed_touches_no_running_pod() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.served = frozenset()
     world.groups.clear()
     assert world.settle() == 0 and world.status["state"] == "Running"
 
 
 def test_a_workload_that_a_user_deleted_is_created_again_and_the_attempt_waits_for_it() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.groups.clear()
     world.reconcile()
     assert len(world.pods) == 2 and world.workload["spec"]["queueName"] == "research"
@@ -454,13 +368,10 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     """Its Workload was deleted, or it got a queue while it ran, and the class of its priority does not exist."""
     world = Queued()
     world.settings = EngineSettings(kueue=was_queued)
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"} if was_queued else {}
-    world.settle()
+    world.label({names.LABEL_QUEUE: "research"} if was_queued else {})
     if was_queued:
-        world.admits()
-        world.settle()
-    world.run_all()
-    world.settle()
+        world.admitted()
+    world.run_all_and_settle()
     world.settings = EngineSettings(kueue=True)
     world.groups.clear()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
@@ -483,8 +394,7 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
     assert f"or change {names.LABEL_QUEUE_PRIORITY}" in shown["message"]
     world.found[wanted] = {"value": 7}
     world.settle()
-    world.admits()
-    world.settle()
+    world.admitted()
     assert world.status["attempt"] == 2 and len(world.pods) == 2
 
 
@@ -492,8 +402,7 @@ def test_a_running_job_that_its_queue_can_never_admit_saves_and_waits(was_queued
 def test_a_running_job_whose_workload_cannot_be_created_shows_it_beside_other_problems(reason: str) -> None:
     world = Queued(kueue=None)
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.settings, world.progress_problem = EngineSettings(kueue=True), "unreachable"
     world.job["spec"]["progressDeadlineSeconds"] = 600
     world.problems = problems = (Problem(reason, names.WORKLOADS, NAME, "failed calling webhook"),)
@@ -509,10 +418,8 @@ def test_a_running_job_whose_workload_cannot_be_created_shows_it_beside_other_pr
 
 def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_corrected() -> None:
     world = Queued()
-    world.job["metadata"]["labels"] = {}
-    world.settle()
-    world.run_all()
-    world.settle()
+    world.label({})
+    world.run_all_and_settle()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
     world.workload_answers = False
     assert world.settle() == 1 and world.reconcile().requeue_after == LOOKUP_SECONDS
@@ -520,18 +427,14 @@ def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_cor
     world.settle()
     assert not world.pods and not world.groups.get(names.WORKLOADS) and world.status["state"] == "Queued"
     assert "correct the label" in world.condition("Running")["message"]
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
-    world.settle()
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
-    world.settle()
+    world.label({names.LABEL_QUEUE: "research"})
+    world.label({names.LABEL_QUEUE: "Research_A"})
     assert world.workload["spec"]["active"] is False and world.workload["spec"]["queueName"] == "research"
     assert world.settle() == 0
     assert "correct the label" in world.condition("Running")["message"]
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
-    world.settle()
+    world.label({names.LABEL_QUEUE: "research"})
     assert world.workload["spec"] == world.workload["spec"] | {"queueName": "research", "active": True}
-    world.admits()
-    world.settle()
+    world.admitted()
     assert world.status["attempt"] == 2 and len(world.pods) == 2
 
 
@@ -541,17 +444,14 @@ def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
     world.settle()
     world.admits()
     world.says("Admitted", "False", "NoChecks")
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
-    world.settle()
+    world.label({names.LABEL_QUEUE: "Research_A"})
     assert "quota is reserved" in world.condition("Running")["message"] and world.workload["spec"]["active"] is True
-    world.admits()
-    world.settle()
+    world.admitted()
     world.set_pod(0, failed())
     world.settle_after_backoff()
     assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
     world.lingering = True
-    world.evicts()
-    world.settle()
+    world.evicted()
     world.lingering = False
     world.stops_pods()
     (change,) = (each for each in world.reconcile().changes if each.resource is names.WORKLOADS)
@@ -564,8 +464,7 @@ def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
 
 
 def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     labels = dict(world.workload["metadata"]["labels"])
     del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
     assert world.settle() == 1 and world.workload["metadata"]["labels"] == labels
@@ -573,12 +472,10 @@ def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> 
 
 
 def test_labels_that_cannot_be_restored_keep_no_quota() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
     world.lingering = True
-    world.evicts()
-    world.settle()
+    world.evicted()
     del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]  # as a policy of the cluster does
     world.stops_pods()
     (change,) = (each for each in world.reconcile().changes if each.resource is names.WORKLOADS)
@@ -594,28 +491,21 @@ def test_a_workload_of_another_owner_is_left_alone_and_named() -> None:
 
 
 def test_a_job_that_leaves_its_queue_gives_the_quota_back_after_its_attempt() -> None:
-    world = Queued()
-    world.starts()
-    world.job["metadata"]["labels"] = {}
-    world.settle()
+    world = started()
+    world.label({})
     assert world.workload["spec"]["active"] is False and world.status["state"] == "Running"
     world.evicts("Deactivated")
     assert world.settle() == 0 and world.conditions()["QuotaReserved"][0] == "True"
-    for rank in range(2):
-        world.set_pod(rank, ended(0))
-    world.settle()
+    world.show_all(ended(0))
     assert world.status["state"] == "Succeeded" and world.conditions()["Finished"][0] == "True"
 
 
 def test_quota_of_a_job_that_left_its_queue_is_released_although_the_next_attempt_starts_at_once() -> None:
-    world = Queued()
-    world.starts()
-    world.job["metadata"]["labels"] = {}
-    world.settle()
+    world = started()
+    world.label({})
     world.evicts("Deactivated")
     world.lingering, world.round = True, None  # the operator is another process from here on
-    world.set_pod(1, failed(1))
-    world.settle()
+    world.fail(1)
     assert world.status["attempt"] == 2 and world.conditions()["QuotaReserved"][0] == "True", "pod 0 still saves"
     world.stops_pods()
     world.settle()
@@ -624,43 +514,25 @@ def test_quota_of_a_job_that_left_its_queue_is_released_although_the_next_attemp
 
 
 def test_quota_of_a_job_that_left_its_queue_while_a_deactivation_ended_its_attempt_is_released() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.lingering = True
     world.workload["spec"]["active"] = False
-    world.evicts("Deactivated", "exceeded the maximum number of re-queuing retries")
-    world.settle()
+    world.evicted("Deactivated", "exceeded the maximum number of re-queuing retries")
     assert world.status["currentAttempt"]["ending"]["verdict"] == "EvictedFromQueue" and world.pods_in_use()
     del world.job["metadata"]["labels"][names.LABEL_QUEUE]
     world.settle()
     world.stops_pods()
     world.lingering = False
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.status["attempt"] == 2 and world.status["state"] == "Running"
     assert world.conditions()["QuotaReserved"][0] == "False"
-
-
-def test_quota_of_a_job_that_left_its_queue_between_two_attempts_is_released() -> None:
-    world = Queued()
-    world.starts()
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.job["spec"]["suspend"] = False
-    world.job["metadata"]["labels"] = {}  # both while no operator ran
-    world.settle()
-    world.evicts("Deactivated")
-    world.settle()
-    assert world.status["attempt"] == 2 and len([pod for pod in world.pods if "-2-" in pod]) == 2
-    assert world.conditions()["QuotaReserved"][0] == "False" and world.workload["spec"]["active"] is False
 
 
 def test_another_queue_is_entered_when_no_quota_is_reserved() -> None:
     world = Queued()
     world.settle()
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "urgent"}
-    world.settle()
+    world.label({names.LABEL_QUEUE: "urgent"})
     assert world.workload["spec"]["queueName"] == "urgent"
     world.starts()
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
@@ -678,21 +550,18 @@ def test_crash_between_any_two_writes_changes_nothing(moment: str, crash_after: 
     if moment == "admit":
         world.reconcile(crash_after=crash_after)
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.evicts()
     if moment == "evict":
         world.reconcile(crash_after=crash_after)
     world.settle()
     assert not world.pods and world.conditions()["QuotaReserved"] == ("False", "Pending")
-    world.admits()
-    world.settle()
+    world.admitted()
     assert len(world.pods) == 2 and world.status["attempt"] == 2 and len(world.groups[names.WORKLOADS]) == 1
 
 
 def test_a_status_is_written_only_to_the_workload_that_the_plan_has_seen() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     (change,) = [c for made in world.plans for c in made.changes]
     assert change.part == "status" and change.body["metadata"]["resourceVersion"] == change.version != ""
     types = [each["type"] for each in change.value["conditions"]]
@@ -700,74 +569,47 @@ def test_a_status_is_written_only_to_the_workload_that_the_plan_has_seen() -> No
 
 
 def test_digest_of_another_release_takes_no_quota_away() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.workload["metadata"]["annotations"][names.ANNOTATION_POD_SETS] = "v0:other"
     for number in (2, 3):  # the second restart has a delay, in which no pod runs
         world.set_pod(1, failed(1))
         world.settle_after_backoff()
         assert world.status["attempt"] == number and world.workload["spec"]["active"] is True
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
     assert world.conditions()["Admitted"][0] == "True"
 
 
 def test_a_job_with_a_changed_template_gives_its_quota_back_until_the_change_is_undone() -> None:
-    world = Queued(template={"spec": {"dnsPolicy": "None"}})
-    world.starts()
-    world.job["spec"]["template"] = {"spec": {"dnsPolicy": "Default"}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world = started(template={"spec": {"dnsPolicy": "None"}})
+    world.edit(template={"spec": {"dnsPolicy": "Default"}})
     assert world.workload["spec"]["active"] is True and len(world.pods_in_use()) == 2, "the attempt goes on"
     world.set_pod(1, failed(1))
     world.gives_back()
     assert world.condition("Stalled")["reason"] == "SpecChanged"
-    world.job["spec"]["template"] = {"spec": {"dnsPolicy": "None"}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(template={"spec": {"dnsPolicy": "None"}})
     assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
-    world.admits()
-    world.settle()
+    world.admitted()
     assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
 
 
 def test_a_job_with_a_refused_template_gives_its_quota_back_when_no_pod_runs() -> None:
-    world = Queued(template={"spec": {"volumes": []}})
-    world.starts()
-    world.job["spec"]["template"] = {"spec": {"volumes": {"a": 1}}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world = started(template={"spec": {"volumes": []}})
+    world.edit(template={"spec": {"volumes": {"a": 1}}})
     assert world.status["state"] == "Invalid" and world.workload["spec"]["active"] is True
-    world.evicts()
-    world.settle()
+    world.evicted()
     assert len(world.pods_in_use()) == 2 and world.conditions()["QuotaReserved"][0] == "True"
     for rank in range(2):
         world.set_pod(rank, ended(0))
     world.gives_back()
-    world.job["spec"]["template"] = {"spec": {"volumes": []}}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    world.edit(template={"spec": {"volumes": []}})
     assert world.status["state"] == "Succeeded"
 
 
-def test_a_queued_job_with_a_refused_template_waits_again_when_that_is_corrected() -> None:
-    world = Queued()
-    world.settle()
-    world.admits()
-    world.job["spec"]["template"] = {"spec": {"volumes": {"a": 1}}}
-    world.gives_back()
-    del world.job["spec"]["template"]
-    world.settle()
-    assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
-
-
 def test_a_flavor_that_cannot_be_read_is_read_again_before_a_pod_that_stops_has_ended() -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.lingering = True
     world.found[names.FLAVORS, "h100"] = Unknown("no answer", is_final=False)
-    world.set_pod(1, failed(1))
-    world.settle()
+    world.fail(1)
     assert world.status["state"] == "Queued" and world.pods_in_use()
     for pod in world.pods.values():
         pod["metadata"]["deletionTimestamp"] = timestamp(world.now + timedelta(seconds=300))
@@ -778,8 +620,7 @@ def test_a_hold_has_no_long_value_of_the_template() -> None:
     world = Queued(template={"metadata": {"annotations": {"a": "\u00e9" * 60_000}}})
     world.settle()
     update = {"name": "main", "annotations": {"a": "x"}}
-    world.admits(admissionChecks=[{"name": "c", "state": "Ready", "podSetUpdates": [update]}])
-    world.settle()
+    world.admitted(admissionChecks=[{"name": "c", "state": "Ready", "podSetUpdates": [update]}])
     assert len(world.workload["metadata"]["annotations"][names.ANNOTATION_HELD]) < 10_000
 
 
@@ -802,14 +643,11 @@ def test_a_job_whose_admission_contradicts_its_template_leaves_the_queue_until_s
             world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "other"}
         case "suspend":
             for suspend in (True, False):
-                world.job["spec"]["suspend"] = suspend
-                world.job["metadata"]["generation"] += 1
-                world.settle()
+                world.edit(suspend=suspend)
     world.settle()
     assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
     assert names.ANNOTATION_HELD not in world.workload["metadata"]["annotations"]
-    world.admits()
-    world.settle()
+    world.admitted()
     assert len(world.pods) == (2 if change in ("flavor", "job") else 0)
 
 
@@ -817,8 +655,7 @@ def test_a_flavor_that_does_not_exist_holds_no_quota_and_one_that_does_not_answe
     world = Queued()
     world.settle()
     world.found[names.FLAVORS, "h100"] = Unknown("no answer within 10 s", is_final=False)
-    world.admits()
-    world.settle()
+    world.admitted()
     assert "no answer" in world.condition("Running")["message"]
     assert world.workload["spec"]["active"] is True and world.conditions()["QuotaReserved"][0] == "True"
     world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
@@ -827,8 +664,7 @@ def test_a_flavor_that_does_not_exist_holds_no_quota_and_one_that_does_not_answe
     assert world.settle() == 0 and world.workload["spec"]["active"] is False
     world.found[names.FLAVORS, "h100"] = FLAVOR
     world.settle()
-    world.admits()
-    world.settle()
+    world.admitted()
     world.run_all()
     world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
     world.settle()
@@ -845,17 +681,8 @@ def test_an_edited_hold_holds_nothing(text: str) -> None:
     assert world.workload["spec"]["active"] is True
 
 
-def test_an_admission_that_contradicts_the_template_is_shown() -> None:
-    world = Queued(template={"spec": {"nodeSelector": {"gpu": "a100"}}})
-    world.settle()
-    world.admits()
-    world.settle()
-    assert not world.pods and "nodeSelector gpu=h100" in world.condition("Running")["message"]
-
-
 def test_gate_of_pods_that_kueue_manages_by_itself_is_named() -> None:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     world.pod(0)["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
     world.settle()
     scheduled = world.condition("Scheduled")
@@ -866,8 +693,7 @@ def test_a_smaller_attempt_leaves_the_workload_of_all_nodes_as_it_is() -> None:
     """Kueue refuses other podSets while quota is reserved, and the job is to grow into its quota again."""
     world = Queued(numNodes=3, minNodes=2)
     world.settle()
-    world.admits()
-    world.settle()
+    world.admitted()
     spec = dict(world.workload["spec"])
     for rank in (0, 1):
         world.set_pod(rank, running(), node=f"worker-{rank}")
@@ -887,12 +713,10 @@ def test_a_smaller_attempt_leaves_the_workload_of_all_nodes_as_it_is() -> None:
     changes = [change for made in world.plans for change in made.changes if change.resource is names.WORKLOADS]
     assert {change.part for change in changes} == {"status"}
     assert all([*change.value] == ["conditions"] for change in changes), "no admission is cleared"
-    world.evicts()
-    world.settle()
+    world.evicted()
     assert world.conditions()["QuotaReserved"][0] == "False" and world.workload["spec"] == spec
     world.settle_after_backoff()
-    world.admits()
-    world.settle()
+    world.admitted()
     assert len([name for name in world.pods if "-4-" in name]) == 3, "it waited for the quota of all nodes"
     assert "reclaimablePods" not in world.workload["status"], "Kueue lets no job take them back without an eviction"
 
@@ -902,8 +726,7 @@ def test_queue_and_gang_scheduler_compose() -> None:
     world.settings = EngineSettings(kueue=True, gang_scheduler="volcano")
     world.settle()
     assert [*world.groups] == [names.WORKLOADS]
-    world.admits()
-    world.settle()
+    world.admitted()
     assert len(world.groups[names.VOLCANO_GROUPS]) == 1
     assert world.pod(0)["spec"]["schedulerName"] == "volcano" and world.pod(0)["spec"]["nodeSelector"] == {
         "gpu": "h100"
@@ -912,22 +735,18 @@ def test_queue_and_gang_scheduler_compose() -> None:
 
 @pytest.mark.parametrize("end", ["evicted", "suspended"])
 def test_pod_that_hangs_on_a_ready_node_and_keeps_the_quota_is_named(end: str) -> None:
-    world = Queued()
-    world.starts()
+    world = started()
     world.lingering = True
     if end == "suspended":
-        world.job["spec"]["suspend"] = True
-        world.settle()
-    world.evicts()
-    world.settle()
+        world.suspend(True)
+    world.evicted()
     shown = "Suspended" if end == "suspended" else "Running"
     assert "keeps the quota" not in world.condition(shown)["message"], "it may still save"
     del world.pods[world.pod(0)["metadata"]["name"]]
     hung = world.pod(1)["metadata"]
     made = world.reconcile()
     assert made.requeue_after is not None and made.requeue_after <= 35
-    world.forward(36)
-    world.settle()
+    world.later(36)
     message = world.condition(shown)["message"]
     for part in (
         f"pod {hung['name']} on Kubernetes node worker",

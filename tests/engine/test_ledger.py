@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.status import TIME_CATEGORIES, TimeSpent, recorded_status
+from ddpjob.api.status import TimeSpent, recorded_status
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.actions import Problem
 from tests.builders import NOW, World, a_job, ended, failed, is_idle
@@ -25,11 +25,9 @@ def new_world(**spec: Any) -> World:
 def a_training_world(**spec: Any) -> World:
     """Return a world whose job waited 5 s, was scheduled in 30 s, started in 20 s, and has made step 1 of 100."""
     world = new_world(**spec)
-    world.forward(5)
-    world.settle()
+    world.later(5)
     world.forward(30)
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     report(world, step=0)
     world.settle()
     world.forward(20)
@@ -38,8 +36,15 @@ def a_training_world(**spec: Any) -> World:
     return world
 
 
-def report(world: World, **progress: Any) -> None:
+def set_report(world: World, **progress: Any) -> None:
     world.progress = {"totalSteps": 100} | progress, world.pod(0)["metadata"]["name"]
+
+
+def report(world: World, *, after: float = 0, **progress: Any) -> None:
+    """Settle after so many seconds with a report of rank 0."""
+    world.forward(after)
+    set_report(world, **progress)
+    world.settle()
 
 
 def spent(world: World) -> dict[str, int]:
@@ -60,21 +65,17 @@ def current(world: World) -> str | None:
 def restart(world: World, *, seconds: int, resumed: int, step: int, **more: float) -> None:
     """Let the pods of the next attempt run, and rank 0 report a step after that time."""
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.forward(seconds)
     place = {"step": resumed, "path": f"{resumed}.pt"} if resumed else None
     report(world, step=step, resumedFrom=place, checkpoint=place, stepsPerSecond=1000.0, **more)
-    world.settle()
 
 
 def test_a_training_is_queued_scheduled_started_and_trained() -> None:
     world = a_training_world()
     assert spent(world) == {"queued": 5, "scheduling": 30, "starting": 20} and current(world) == "training"
     world.forward(45)
-    for rank in range(2):
-        world.set_pod(rank, ended(0, at=world.now))
-    world.settle()
+    world.show_all(ended(0, at=world.now))
     assert spent(world) == {"queued": 5, "scheduling": 30, "starting": 20, "training": 45}
     assert current(world) is None and world.status["time"]["asOf"] == world.status["completionTime"]
 
@@ -85,7 +86,6 @@ def test_a_job_without_events_is_not_written_for_its_time() -> None:
         world.forward(3600)
         assert is_idle(world.reconcile())
     report(world, step=2)
-    world.settle()
     assert spent(world)["training"] == 5 * 3600
 
 
@@ -107,23 +107,16 @@ def test_goodput_does_not_count_the_queue_and_suspensions() -> None:
 
 def test_steps_that_are_trained_again_are_lost_and_all_until_then_is_recovery() -> None:
     world = a_training_world()
-    world.forward(100)
-    report(world, step=51)
-    world.settle()
+    report(world, step=51, after=100)
     world.set_pod(0, failed(1))
-    world.forward(7)
-    world.settle()
+    world.later(7)
     before = spent(world)
     restart(world, seconds=13, resumed=31, step=32)
     assert spent(world) == before | {"recovering": 13} and before["training"] == 107
     assert current(world) == "lost"
-    world.forward(10)
-    report(world, step=41, resumedFrom={"step": 31, "path": "31.pt"})
-    world.settle()
+    report(world, step=41, resumedFrom={"step": 31, "path": "31.pt"}, after=10)
     assert spent(world)["lost"] == 10 and current(world) == "lost"
-    world.forward(20)
-    report(world, step=61, resumedFrom={"step": 31, "path": "31.pt"})
-    world.settle()
+    report(world, step=61, resumedFrom={"step": 31, "path": "31.pt"}, after=20)
     assert (spent(world)["lost"], spent(world)["training"]) == (20, before["training"] + 10), "10 of 20 steps again"
     assert current(world) == "training"
 
@@ -131,41 +124,30 @@ def test_steps_that_are_trained_again_are_lost_and_all_until_then_is_recovery() 
 def test_steps_of_a_script_that_reports_nothing_else_begin_at_zero_in_each_attempt() -> None:
     world = new_world()
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     for step in (0, 1, 50):
         world.forward(10)
-        world.progress = {"step": step}, world.pod(0)["metadata"]["name"]
-        world.settle()
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.run_all()
-    world.settle()
+        world.report({"step": step})
+    world.fail(0)
+    world.run_all_and_settle()
     for step in (1, 30):
         world.forward(10)
-        world.progress = {"step": step}, world.pod(0)["metadata"]["name"]
-        world.settle()
+        world.report({"step": step})
     assert spent(world) == {"starting": 20, "training": 20, "recovering": 10}, "nobody knows what was trained again"
 
 
 def test_a_script_that_does_not_say_from_where_it_resumed_continues_from_its_checkpoint() -> None:
     world = a_training_world()
     for step in (21, 41):
-        world.forward(20)
-        report(world, step=step, checkpoint={"path": "a.pt", "step": 21})
-        world.settle()
-    world.set_pod(0, failed(1))
-    world.settle()
+        report(world, step=step, checkpoint={"path": "a.pt", "step": 21}, after=20)
+    world.fail(0)
     world.forward(5)
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.forward(30)
-    world.progress = {"step": 31, "stepsPerSecond": 1.0}, world.pod(0)["metadata"]["name"]
-    world.settle()
+    world.report({"step": 31, "stepsPerSecond": 1.0})
     assert (spent(world)["recovering"], spent(world)["lost"], current(world)) == (25, 10, "lost")
     world.forward(20)
-    world.progress = {"step": 51, "stepsPerSecond": 1.0}, world.pod(0)["metadata"]["name"]
-    world.settle()
+    world.report({"step": 51, "stepsPerSecond": 1.0})
     assert (spent(world)["lost"], spent(world)["training"]) == (20, 50)
 
 
@@ -173,14 +155,9 @@ def test_first_step_of_a_restarted_program_is_seen_if_it_does_not_say_from_where
     """Its steps may be of the attempt or of the training, so their number does not tell when it began."""
     world = a_training_world()
     report(world, step=50)
-    world.settle()
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.run_all()
-    world.settle()
-    world.forward(30)
-    report(world, step=51, stepsPerSecond=2.0)
-    world.settle()
+    world.fail(0)
+    world.run_all_and_settle()
+    report(world, step=51, stepsPerSecond=2.0, after=30)
     assert spent(world)["recovering"] == 30 and current(world) == "training"
 
 
@@ -188,29 +165,22 @@ def test_a_program_without_reports_trains_as_soon_as_all_its_pods_run() -> None:
     world = new_world()
     world.settle()
     world.forward(3)
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.forward(600)
-    world.set_pod(0, failed(1, at=world.now))
-    world.settle()
+    world.fail(0, 1, at=world.now)
     world.forward(8)
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert spent(world) == {"scheduling": 3, "training": 600, "recovering": 8} and current(world) == "training"
 
 
 def pause(world: World, step: int, seconds: float, **more: Any) -> None:
     """Let the launcher report a pause that has lasted so long; a step takes 2 s."""
-    world.forward(seconds)
-    report(world, step=step, ageSeconds=seconds, pause={"stepSeconds": 2.0}, **more)
-    world.settle()
+    report(world, step=step, ageSeconds=seconds, pause={"stepSeconds": 2.0}, **more, after=seconds)
 
 
 def test_a_pause_beyond_a_few_steps_is_stalled_until_a_step_is_seen() -> None:
     world = a_training_world()
-    world.forward(100)
-    report(world, step=51, ageSeconds=0.0)
-    world.settle()
+    report(world, step=51, ageSeconds=0.0, after=100)
     pause(world, 51, 24)
     assert (spent(world)["training"], spent(world)["stalled"], current(world)) == (106, 18, "stalled")
     world.forward(3600)
@@ -218,143 +188,65 @@ def test_a_pause_beyond_a_few_steps_is_stalled_until_a_step_is_seen() -> None:
     ledger = recorded_status(world.status).time
     assert ledger is not None and ledger.at(world.now).goodput == pytest.approx(106 / (50 + 106 + 3618))
     report(world, step=54)
-    world.settle()
     trained = (spent(world)["training"], spent(world)["stalled"], current(world))
     assert trained == (112, 3612, "training"), "three steps of 2 s since then"
-    world.forward(10)
-    report(world, step=59)
-    world.settle()
+    report(world, step=59, after=10)
     assert (spent(world)["training"], spent(world)["stalled"]) == (122, 3612)
 
 
 def test_a_pause_that_began_before_the_last_write_is_stalled_from_its_begin() -> None:
     world = a_training_world()
-    world.forward(100)
-    report(world, step=51, ageSeconds=8.0)
-    world.settle()
-    world.forward(10)
-    report(world, step=51, ageSeconds=18.0, pause={"stepSeconds": 0.5})
-    world.settle()
+    report(world, step=51, ageSeconds=8.0, after=100)
+    report(world, step=51, ageSeconds=18.0, pause={"stepSeconds": 0.5}, after=10)
     assert (spent(world)["training"], spent(world)["stalled"]) == (94, 16)
-
-
-def test_a_pause_until_the_failure_is_stalled_and_then_all_is_recovery() -> None:
-    world = a_training_world()
-    pause(world, 1, 24)
-    world.forward(100)
-    world.set_pod(0, failed(1))
-    world.settle()
-    assert (spent(world)["training"], spent(world)["stalled"]) == (6, 118)
-    restart(world, seconds=13, resumed=1, step=2)
-    assert (spent(world)["stalled"], spent(world)["recovering"], current(world)) == (118, 13, "training")
 
 
 @pytest.mark.parametrize("seconds", [1e-300, 1e308, 1e300, float("nan")])
 def test_a_pause_with_a_step_of_no_possible_time_is_counted(seconds: float) -> None:
     world = a_training_world()
     report(world, step=51, ageSeconds=24.0, pause={"stepSeconds": seconds})
-    world.settle()
     shown = recorded_status(world.status).pause
     assert shown is not None and len(shown.text(world.now)) < 100
-    world.forward(100)
-    report(world, step=2**53)
-    world.settle()
+    report(world, step=2**53, after=100)
     assert recorded_status(world.status).pause is None and current(world) == "training"
-
-
-def test_a_pause_while_steps_are_repeated_is_not_lost_time() -> None:
-    world = a_training_world()
-    report(world, step=51)
-    world.settle()
-    world.set_pod(0, failed(1))
-    restart(world, seconds=13, resumed=31, step=32)
-    pause(world, 32, 30, resumedFrom={"step": 31, "path": "31.pt"})
-    world.forward(100)
-    report(world, step=33, resumedFrom={"step": 31, "path": "31.pt"})
-    world.settle()
-    assert (spent(world)["stalled"], current(world)) == (122, "lost")
-    assert spent(world).get("lost", 0) + spent(world).get("training", 0) == 8
 
 
 def test_saves_are_taken_out_of_the_training_once() -> None:
     world = a_training_world()
     for seconds, step, saved in ((50, 10, 4.6), (50, 20, 4.6), (2, 21, 9.2)):
-        world.forward(seconds)
-        report(world, step=step, savingSeconds=saved)
-        world.settle()
+        report(world, step=step, savingSeconds=saved, after=seconds)
     assert (spent(world)["saving"], spent(world)["training"]) == (9, 93), "5 s of 2: the rest was counted as training"
-    world.forward(10)
-    report(world, step=22, savingSeconds=1e7)
-    world.settle()
+    report(world, step=22, savingSeconds=1e7, after=10)
     assert spent(world)["saving"] == 9 + 93 + 10 and "training" not in spent(world), "no report can make it negative"
 
 
 def test_an_older_report_does_not_make_saves_count_twice() -> None:
     world = a_training_world()
     for step, saved in ((10, 20.0), (11, 5.0), (12, None), (13, 20.0)):
-        world.forward(50)
-        report(world, step=step, **({} if saved is None else {"savingSeconds": saved}))
-        world.settle()
+        report(world, step=step, **({} if saved is None else {"savingSeconds": saved}), after=50)
     assert (spent(world)["saving"], spent(world)["training"]) == (20, 180)
-
-
-def test_saves_of_the_next_attempt_are_counted_from_zero() -> None:
-    world = a_training_world()
-    world.forward(50)
-    report(world, step=10, savingSeconds=20.0)
-    world.settle()
-    world.set_pod(0, failed(1))
-    restart(world, seconds=6, resumed=10, step=11, savingSeconds=5.0)
-    assert (spent(world)["saving"], spent(world)["training"]) == (25, 30)
-    world.forward(50)
-    report(world, step=20, savingSeconds=35.0, resumedFrom={"step": 10, "path": "10.pt"})
-    world.settle()
-    assert (spent(world)["saving"], spent(world)["training"]) == (55, 50)
 
 
 def test_a_restart_in_place_is_recovery_for_as_long_as_the_launchers_measured() -> None:
     world = a_training_world()
     report(world, step=50)
-    world.settle()
     life = {"life": 1, "node": 1, "kind": "Killed", "message": "killed", "progressed": True}
-    world.forward(10)
-    report(world, step=50, life=2, lives=[life])
-    world.settle()
+    report(world, step=50, life=2, lives=[life], after=10)
     assert spent(world)["training"] == 10, "until the next step it is not known how long it takes"
     world.forward(20)
     recovered = life | {"recoveryMilliseconds": 14_200}
     report(world, step=60, life=2, lives=[recovered], resumedFrom={"step": 40, "path": "40.pt"})
-    world.settle()
     # 6 s of the last 20 trained 20 steps; 10 of them again.
     assert (spent(world)["recovering"], spent(world)["lost"], spent(world)["training"]) == (14, 3, 13)
-    world.forward(10)
-    report(world, step=61, life=2, lives=[recovered], resumedFrom={"step": 40, "path": "40.pt"})
-    world.settle()
+    report(world, step=61, life=2, lives=[recovered], resumedFrom={"step": 40, "path": "40.pt"}, after=10)
     assert (spent(world)["recovering"], spent(world)["lost"]) == (14, 3), "each recovery once"
-
-
-def test_a_suspended_job_is_stopped_and_scheduled_again() -> None:
-    world = a_training_world()
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.forward(86_400)
-    world.job["spec"]["suspend"] = False
-    world.settle()
-    world.forward(12)
-    world.run_all()
-    world.settle()
-    before = spent(world)
-    assert (before["stopped"], before["scheduling"], current(world)) == (86_400, 42, "starting")
-    assert "recovering" not in before
 
 
 def test_a_job_that_is_created_suspended_is_stopped() -> None:
     world = new_world(suspend=True)
+    world.later(100)
     world.forward(100)
-    world.settle()
-    world.forward(100)
-    world.job["spec"]["suspend"] = False
-    world.settle()
+    world.suspend(False)
     assert spent(world) == {"stopped": 200} and current(world) == "scheduling"
 
 
@@ -365,8 +257,7 @@ def test_a_job_whose_pods_are_refused_is_queued() -> None:
     world.reconcile()
     world.problems = ()
     assert current(world) == "queued"
-    world.forward(40)
-    world.settle()
+    world.later(40)
     assert spent(world) == {"queued": 40} and current(world) == "scheduling"
 
 
@@ -395,8 +286,7 @@ def test_a_clock_of_a_node_that_is_wrong_changes_no_sum_and_no_training_that_was
     for rank in range(2):
         status = ended(1, at=began + timedelta(seconds=220), started=began)
         world.set_pod(rank, status)
-    world.forward(1000)
-    world.settle()
+    world.later(1000)
     # The pods ran for 220 s, 20 of them before the first step.
     assert (spent(world)["training"], spent(world)["recovering"]) == (200, 800)
 
@@ -406,21 +296,16 @@ def test_the_wait_for_the_operator_after_the_end_is_no_training() -> None:
     began = world.now - timedelta(seconds=20)
     for rank in range(2):
         world.set_pod(rank, ended(0, at=world.now + timedelta(seconds=100), started=began))
-    world.forward(1000)
-    world.settle()
+    world.later(1000)
     assert (spent(world)["training"], spent(world)["stopped"]) == (100, 900)
 
 
 def test_a_clock_that_was_set_back_adds_nothing_until_it_has_caught_up() -> None:
     world = a_training_world()
     before = spent(world)
-    world.forward(-3000)
-    report(world, step=2)
-    world.settle()
+    report(world, step=2, after=-3000)
     assert spent(world) == before
-    world.forward(3010)
-    report(world, step=3)
-    world.settle()
+    report(world, step=3, after=3010)
     assert spent(world) == before | {"training": 10}
 
 
@@ -428,66 +313,9 @@ def test_a_patch_that_is_made_again_counts_nothing_twice() -> None:
     """A conflict, or a second operator with the same cache: each computes from what is recorded."""
     world = a_training_world()
     world.forward(30)
-    report(world, step=5)
+    set_report(world, step=5)
     recorded = copy.deepcopy(world.job)
     for _ in range(3):
         world.job = copy.deepcopy(recorded)
         world.reconcile()
     assert spent(world)["training"] == 30
-
-
-def test_a_status_of_a_release_without_the_ledger_gets_one_with_the_next_write() -> None:
-    world = a_training_world()
-    world.job["status"] = {key: value for key, value in world.status.items() if key != "time"}
-    assert is_idle(world.reconcile()), "nothing is written for it"
-    world.forward(100)
-    report(world, step=50)
-    world.settle()
-    # firstStepTime was recorded: all else is in the recorded times, too.
-    assert spent(world) == {"queued": 5, "scheduling": 30, "starting": 20, "training": 100}
-
-
-def test_a_later_attempt_of_such_a_status_shows_how_long_the_ones_before_were_active() -> None:
-    world = a_training_world()
-    world.forward(100)
-    world.job["spec"]["suspend"] = True
-    world.settle()
-    world.forward(1000)
-    world.job["spec"]["suspend"] = False
-    world.settle()
-    world.run_all()
-    world.settle()
-    world.job["status"] = {key: value for key, value in world.status.items() if key != "time"}
-    world.forward(10)
-    report(world, step=50, stepsPerSecond=1000.0)
-    world.settle()
-    assert spent(world) == {"queued": 5, "training": 150, "stopped": 1000, "starting": 10}
-
-
-def test_what_a_release_without_the_ledger_did_meanwhile_is_read_from_its_times() -> None:
-    world = a_training_world()
-    ledger = world.status["time"]
-    world.forward(100)
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.forward(10)
-    restart(world, seconds=20, resumed=1, step=2)
-    world.job["status"] = world.status | {"time": ledger}
-    world.forward(50)
-    report(world, step=30, resumedFrom={"step": 1, "path": "1.pt"})
-    world.settle()
-    assert (spent(world)["training"], spent(world)["recovering"]) == (150, 30)
-
-
-def test_a_category_that_is_not_known_here_is_replaced() -> None:
-    world = a_training_world()
-    world.job["status"] = world.status | {"time": world.status["time"] | {"current": "compiling", "compiling": 7}}
-    world.forward(10)
-    report(world, step=2)
-    world.settle()
-    assert current(world) == "training" and spent(world)["training"] == 10
-    assert world.status["time"]["compiling"] == 7, "fields of other releases stay"
-
-
-def test_every_category_is_a_field_of_the_status() -> None:
-    assert set(TIME_CATEGORIES) <= TimeSpent.model_fields.keys()

@@ -80,13 +80,6 @@ def test_without_labels_every_pod_of_the_operators_namespace_is_admitted() -> No
     assert network.connects(Place("ops", {"a": "b"}), pod_of(an_isolated_job()), 29501)
 
 
-def test_the_policy_belongs_to_the_job() -> None:
-    meta = policy_of()["metadata"]
-    assert meta["name"] == names.service_name("mnist", UID)
-    assert meta["labels"][names.LABEL_JOB_UID] == UID
-    assert [(owner["kind"], owner["uid"]) for owner in meta["ownerReferences"]] == [("DDPJob", UID)]
-
-
 def kinds(world: World) -> list[list[str]]:
     """Return the kinds of each phase of the creates that the world's plans made."""
     return [
@@ -98,21 +91,6 @@ def test_the_policy_is_created_before_the_pods() -> None:
     world = World(an_isolated_job())
     world.settle()
     assert kinds(world) == [["NetworkPolicy"], ["Pod", "Service"]]
-
-
-def test_a_job_without_the_field_has_no_policy() -> None:
-    world = World(a_job())
-    world.settle()
-    assert kinds(world) == [["Pod", "Service"]]
-
-
-def test_a_new_attempt_keeps_the_policy() -> None:
-    world = a_running_world(an_isolated_job())
-    policy = copy.deepcopy(world.policy)
-    del world.pods[world.pod(1)["metadata"]["name"]]
-    world.settle_after_backoff()
-    assert world.status["attempt"] == 2 and world.policy == policy
-    assert kinds(world).count(["NetworkPolicy"]) == 1
 
 
 EDITS: tuple[Json, ...] = (
@@ -136,13 +114,6 @@ def test_an_edited_policy_is_restored(edit: Json) -> None:
     assert is_idle(world.reconcile())
 
 
-def test_a_deleted_policy_of_a_running_job_is_created_again() -> None:
-    world = a_running_world(an_isolated_job())
-    world.policy = None
-    world.settle()
-    assert world.policy is not None and world.status["attempt"] == 1
-
-
 def test_a_policy_follows_the_operator_to_another_namespace() -> None:
     world = a_running_world(an_isolated_job())
     world.settings = SETTINGS
@@ -153,21 +124,9 @@ def test_a_policy_follows_the_operator_to_another_namespace() -> None:
 def test_the_field_of_a_running_job_can_be_switched_on_and_off() -> None:
     world = a_running_world(a_job())
     for wanted in ("Isolated", None, "Isolated"):
-        world.job["spec"]["networkPolicy"] = wanted
-        world.job["metadata"]["generation"] += 1
-        world.settle()
+        world.edit(networkPolicy=wanted)
         assert (world.policy is not None) == (wanted is not None)
     assert world.status["attempt"] == 1
-
-
-def test_the_policy_of_a_suspended_job_is_deleted_when_it_is_switched_off() -> None:
-    world = a_running_world(an_isolated_job())
-    world.job["spec"] |= {"suspend": True}
-    world.settle()
-    assert world.policy is not None
-    del world.job["spec"]["networkPolicy"]
-    world.settle()
-    assert world.policy is None
 
 
 def test_the_policy_is_whole_before_the_pods_of_the_next_attempt_are_created() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api import names
-from ddpjob.api.text import clean, shorten
+from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Problem
-from tests.builders import NOW, World, a_job, a_running_world, ended
+from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended
 
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -40,15 +40,13 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Terminatio
 @given(st.dictionaries(st.sampled_from(FIELDS), junk), st.sampled_from([0, 1, 77, 137, 255]))
 def test_any_report_gives_a_valid_status(report: dict[str, Any], code: int) -> None:
     world = a_running_world(a_job(numNodes=1))
-    world.set_pod(0, ended(code, message=json.dumps(report)))
-    world.settle()
+    world.show(0, ended(code, message=json.dumps(report)))
     json.dumps(world.status, ensure_ascii=False).encode()
 
 
 def failure_of(report: dict[str, Any], code: int = 1) -> World:
     world = a_running_world(a_job(numNodes=1))
-    world.set_pod(0, ended(code, message=json.dumps(report)))
-    world.settle()
+    world.show(0, ended(code, message=json.dumps(report)))
     return world
 
 
@@ -100,8 +98,7 @@ def test_kind_hint_and_next_that_are_too_long_are_shortened() -> None:
 
 def test_truncated_report_is_quoted_as_text() -> None:
     world = a_running_world(a_job(numNodes=1))
-    world.set_pod(0, ended(78, message=json.dumps(SCHEMA_2)[:-20]))
-    world.settle()
+    world.show(0, ended(78, message=json.dumps(SCHEMA_2)[:-20]))
     failure = world.status["failures"][0]
     assert failure["reason"] == "Error"
     assert "ended with exit code 78" in failure["message"] and "ConfigMismatch" in failure["message"]
@@ -113,16 +110,14 @@ def test_truncated_report_is_quoted_as_text() -> None:
 )
 def test_malformed_message_does_not_block_its_job(message: str) -> None:
     world = a_running_world(a_job(numNodes=1))
-    world.set_pod(0, ended(1, message=message))
-    world.settle()
+    world.show(0, ended(1, message=message))
     assert world.status["attempt"] == 2
     json.dumps(world.status, ensure_ascii=False).encode()
 
 
 def test_long_log_keeps_its_end_and_the_name_of_its_pod() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
-    world.set_pod(1, ended(1, message="x" * 3000 + "\nValueError: the cause"))
-    world.settle()
+    world.show(1, ended(1, message="x" * 3000 + "\nValueError: the cause"))
     world.forward(4)
     made = world.reconcile()
     message = world.status["failures"][0]["message"]
@@ -135,23 +130,12 @@ def test_long_log_keeps_its_end_and_the_name_of_its_pod() -> None:
 def test_failed_init_container_is_quoted() -> None:
     world = a_running_world(a_job(numNodes=1))
     failed = {"name": "fetch", "state": {"terminated": {"exitCode": 3, "message": "no such bucket"}}}
-    world.set_pod(0, {"phase": "Failed", "initContainerStatuses": [failed]})
-    world.settle()
+    world.show(0, {"phase": "Failed", "initContainerStatuses": [failed]})
     assert "init container fetch ended with exit code 3: no such bucket" in world.status["failures"][0]["message"]
 
 
-def test_kubelets_eviction_message_precedes_the_log() -> None:
-    world = a_running_world(a_job(numNodes=1))
-    status = ended(137, message="step 5") | {"reason": "Evicted", "message": "The node was low on memory."}
-    world.set_pod(0, status | {"conditions": [DISRUPTED]})
-    world.settle()
-    failure = world.status["failures"][0]
-    assert failure["reason"] == "Evicted" and "low on memory" in failure["message"]
-
-
 def test_init_container_that_cannot_be_pulled_is_the_reason_of_running() -> None:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     trainer = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
     sidecar = {"name": "side", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     states = {"containerStatuses": [trainer], "initContainerStatuses": [sidecar]}
@@ -161,8 +145,7 @@ def test_init_container_that_cannot_be_pulled_is_the_reason_of_running() -> None
 
 
 def test_repeatedly_failing_pull_causes_one_event() -> None:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     reasons = []
     for reason in ("ErrImagePull", "ImagePullBackOff") * 3:
         state = {"waiting": {"reason": reason, "message": "not found"}}
@@ -194,23 +177,14 @@ def test_success_that_was_seen_before_the_deletion_stays_one() -> None:
     pod = world.set_pod(0, ended(0))
     world.settle()
     pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
-    world.set_pod(1, ended(0))
-    world.settle()
+    world.show(1, ended(0))
     assert world.status["state"] == "Succeeded"
-
-
-def test_exit_0_of_an_evicted_pod_is_no_success() -> None:
-    world = a_running_world(a_job(numNodes=1))
-    world.set_pod(0, ended(0) | {"phase": "Failed", "reason": "Evicted"})
-    world.settle()
-    assert world.status["attempt"] == 2
 
 
 def test_exit_0_after_suspension_is_no_success() -> None:
     world = a_running_world(a_job(numNodes=1))
     pod = world.pod(0)
-    world.job["spec"]["suspend"] = True
-    world.settle()
+    world.suspend(True)
     world.pods[pod["metadata"]["name"]] = pod | {"status": ended(0)}
     world.settle()
     assert world.status["state"] == "Suspended"
@@ -221,10 +195,6 @@ def test_shortened_text_fits_and_keeps_both_ends(text: str, limit: int) -> None:
     short = shorten(text, limit)
     assert len(short) <= limit
     assert short[:3] == text[:3] and short[-3:] == text[-3:]
-
-
-def test_clean_text_can_be_encoded() -> None:
-    assert clean("caf\ud83d").encode() == rb"caf\ud83d"
 
 
 @pytest.mark.parametrize(("code", "after"), [(0, "False"), (139, "True")])

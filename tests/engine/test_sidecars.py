@@ -27,15 +27,12 @@ def a_world_with_proxies(**spec: Any) -> World:
 
 
 def end_all(world: World) -> None:
-    for node_rank in (0, 1):
-        world.set_pod(node_rank, beside_a_proxy(ended(0)))
-    world.settle()
+    world.show_all(beside_a_proxy(ended(0)))
 
 
 def test_failed_pod_with_a_sidecar_stays_with_its_log_and_holds_no_resources() -> None:
     world = a_world_with_proxies()
-    world.set_pod(1, beside_a_proxy(ended(139, message=LOG)))
-    world.settle()
+    world.show(1, beside_a_proxy(ended(139, message=LOG)))
     (failure,) = world.status["failures"]
     assert failure["pod"] == "mnist-0a1b2-1-1" and failure["logTail"] == LOG and failure["pod"] in failure["next"]
     assert world.pods["mnist-0a1b2-1-1"]["status"]["phase"] == "Failed", "its sidecar has been stopped"
@@ -72,18 +69,14 @@ def test_running_sidecar_does_not_delay_the_attempt_after_a_planned_loss() -> No
     world.lingering = True
     world.pod(1)["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
     world.settle()
-    for node_rank in (0, 1):
-        world.set_pod(node_rank, beside_a_proxy(failed(75, outcome="stopped", message="saved")))
-    world.settle()
+    world.show_all(beside_a_proxy(failed(75, outcome="stopped", message="saved")))
     assert world.status["attempt"] == 2
 
 
 def test_pod_of_the_failed_attempt_is_deleted_after_the_next_one() -> None:
     world = a_world_with_proxies()
-    world.set_pod(1, beside_a_proxy(ended(139)))
-    world.settle()
-    world.run_all()
-    world.settle()
+    world.show(1, beside_a_proxy(ended(139)))
+    world.run_all_and_settle()
     world.set_pod(0, ended(139))
     world.settle_after_backoff()
     assert "mnist-0a1b2-1-1" not in world.pods and "mnist-0a1b2-2-0" in world.pods

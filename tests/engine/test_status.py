@@ -6,15 +6,13 @@ from datetime import timedelta
 import pytest
 
 from ddpjob.api import limits, names
-from ddpjob.api.status import recorded_status
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Problem
-from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle, running
+from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended, is_idle, running
 
 
 def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
-    world = World(a_job(nprocPerNode=2))
-    world.settle()
+    world = a_started_world(a_job(nprocPerNode=2))
     world.run_all()
     made = world.reconcile()
     assert [note.reason for note in made.events] == ["Running"]
@@ -106,8 +104,7 @@ def test_a_name_conflict_is_shown_as_stalled() -> None:
     ],
 )  # fmt: skip
 def test_obstacle_of_a_pod_is_quoted(status: dict, condition: str, reason: str, text: str) -> None:  # type: ignore[type-arg]
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     world.pod(1)["status"] = status
     made = world.reconcile()
     assert world.condition(condition)["reason"] == reason
@@ -117,30 +114,25 @@ def test_obstacle_of_a_pod_is_quoted(status: dict, condition: str, reason: str, 
 
 
 def test_progress_is_requested_from_the_port_of_the_spec() -> None:
-    world = World(a_job(rendezvous={"progressPort": 3001}))
-    world.settle()
+    world = a_started_world(a_job(rendezvous={"progressPort": 3001}))
     world.run_all()
     world.reconcile()
     assert world.reconcile().poll == ("mnist-0a1b2-1-0", "127.0.0.1", 3001)
 
 
 def test_late_progress_of_an_old_attempt_is_ignored() -> None:
-    world = World(a_job())
-    world.settle()
+    world = a_started_world(a_job())
     world.run_all()
     made = world.reconcile()
     assert world.reconcile().poll == ("mnist-0a1b2-1-0", "127.0.0.1", limits.PROGRESS_PORT) and made.poll
     report = {"schema": 1, "seq": 4, "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 30, "totalSteps": 120,
               "loss": 0.25, "samplesPerSecond": 1234.5, "checkpoint": {"step": 20, "path": "20.pt"}}  # fmt: skip
-    world.progress = (report, "mnist-0a1b2-1-0")
-    world.settle()
+    world.report(report)
     assert world.status["progress"]["display"] == "25% 30/120"
     assert world.status["progress"]["loss"] == "0.25"
     assert world.status["checkpoint"]["path"] == "20.pt"
-    world.set_pod(0, failed(1))
-    world.settle()
-    world.run_all()
-    world.settle()
+    world.fail(0)
+    world.run_all_and_settle()
     world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
     assert is_idle(world.reconcile())
 
@@ -148,8 +140,7 @@ def test_late_progress_of_an_old_attempt_is_ignored() -> None:
 def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
     world = a_running_world(a_job())
     report = {"schema": 3, "phase": "train", "step": 30, "stall": None}
-    world.progress = (report, "mnist-0a1b2-1-0")
-    world.settle()
+    world.report(report)
     assert world.condition("Running")["reason"] == "AllNodesRunning"
     world.progress = (
         report
@@ -163,8 +154,7 @@ def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
     assert "2 of 2 nodes run, but stalled: rank 5 (node 1)" in running["message"]
     assert [(note.type, note.reason) for note in made.events] == [("Warning", "TrainingStalled")]
     assert is_idle(world.reconcile())
-    world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
-    world.settle()
+    world.report(report | {"step": 31})
     assert "stall" not in world.status
     assert world.condition("Running")["reason"] == "AllNodesRunning"
     assert not world.status.get("failures")
@@ -173,8 +163,7 @@ def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
 def test_pause_is_written_when_it_is_reported_and_when_it_ends_and_not_while_it_lasts() -> None:
     world = a_running_world(a_job())
     report = {"schema": 3, "phase": "train", "step": 30, "ageSeconds": 0.5, "pause": None}
-    world.progress = (report, "mnist-0a1b2-1-0")
-    world.settle()
+    world.report(report)
     world.forward(12)
     world.progress = (report | {"ageSeconds": 12.0, "pause": {"stepSeconds": 0.0512}}, "mnist-0a1b2-1-0")
     made = world.reconcile()
@@ -187,8 +176,7 @@ def test_pause_is_written_when_it_is_reported_and_when_it_ends_and_not_while_it_
         assert is_idle(world.reconcile())
     world.progress = None
     assert is_idle(world.reconcile()), "an operator that has just started has no answer yet"
-    world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
-    world.settle()
+    world.report(report | {"step": 31})
     assert "pause" not in world.status
 
 
@@ -196,31 +184,10 @@ def test_pause_of_another_step_has_its_own_time_and_the_end_of_an_attempt_ends_i
     world = a_running_world(a_job())
     for step in (30, 50):
         world.forward(100)
-        world.progress = ({"step": step, "ageSeconds": 20.0, "pause": {"stepSeconds": 1.0}}, "mnist-0a1b2-1-0")
-        world.settle()
+        world.report({"step": step, "ageSeconds": 20.0, "pause": {"stepSeconds": 1.0}})
         assert world.status["pause"]["since"] == timestamp(world.now - timedelta(seconds=20))
-    world.set_pod(0, failed(1))
-    world.settle()
+    world.fail(0)
     assert "pause" not in world.status
-
-
-@pytest.mark.parametrize("pause", [7, [], {}, {"stepSeconds": "long"}, {"stepSeconds": float("nan")}, "paused"])
-def test_pause_of_another_form_does_no_harm(pause: object) -> None:
-    world = a_running_world(a_job())
-    world.progress = ({"step": 30, "pause": pause}, "mnist-0a1b2-1-0")
-    world.settle()
-    assert world.condition("Running")["status"] == "True"
-    if "pause" in world.status:
-        found = recorded_status(world.status).pause
-        assert found is not None and found.text(world.now + timedelta(seconds=9)) == "no step for 9 s"
-
-
-@pytest.mark.parametrize("stall", [7, [], {}, {"message": 3}, "stalled"])
-def test_stall_of_another_form_does_no_harm(stall: object) -> None:
-    world = a_running_world(a_job())
-    world.progress = ({"step": 30, "stall": stall}, "mnist-0a1b2-1-0")
-    world.settle()
-    assert world.condition("Running")["status"] == "True"
 
 
 def test_last_progress_is_read_from_the_termination_message() -> None:
@@ -241,8 +208,7 @@ def test_last_progress_is_read_from_the_termination_message() -> None:
 @pytest.mark.parametrize("message", ["", "Traceback ...", "{", "[1]", '{"progress": 3}', '{"progress": {"step": "x"}}'])
 def test_trainer_without_a_json_report_succeeds(message: str) -> None:
     world = a_running_world(a_job(numNodes=1))
-    world.set_pod(0, ended(0, message=message))
-    world.settle()
+    world.show(0, ended(0, message=message))
     assert world.status["state"] == "Succeeded"
 
 
@@ -270,16 +236,5 @@ def test_node_that_does_not_respond_is_named_and_nothing_follows(nodes: int) -> 
         assert part in found["message"]
     assert (world.status["state"], world.status["attempt"]) == ("Running", 1)
     assert [note.reason for made in world.plans for note in made.events].count("NodeNotResponding") == 1
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     assert world.condition("Running")["reason"] == "AllNodesRunning"
-
-
-def test_of_several_silent_nodes_the_first_is_named_and_the_others_are_counted() -> None:
-    world = a_running_world(a_job(numNodes=4))
-    not_ready(world, 2)
-    world.forward(60)
-    not_ready(world, 0, 1)
-    world.settle()
-    message = world.condition("Running")["message"]
-    assert "node_rank 2" in message and "like those of 2 other pods" in message

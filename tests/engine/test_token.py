@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +57,7 @@ def test_status_has_the_digest_of_the_token_and_nothing_else_has_it() -> None:
     (token,) = tokens(world)
     assert token is not None
     assert world.status["currentAttempt"]["tokenHash"] == digest(token)
-    world.set_pod(1, failed(1))
-    world.settle()
+    world.fail(1)
     texts = [world.job, [str(note) for made in world.plans for note in made.events], world.service]
     assert token not in json.dumps(texts)
     assert token not in repr(list(map(pod_view, world.pods.values())))
@@ -74,16 +72,6 @@ def test_pods_created_after_a_crash_of_the_operator_get_the_token_of_the_others(
     world.token_key = b"of the next process"
     world.settle()
     assert len(world.pods) == 4 and tokens(world) == known and world.status["attempt"] == 1
-
-
-def test_first_attempt_whose_status_was_not_written_keeps_its_token() -> None:
-    world = World(a_job(numNodes=3))
-    world.reconcile(crash_after=2)
-    known = tokens(world)
-    world.job["status"], world.token_key = {}, b"of the next process"
-    world.settle()
-    assert len(world.pods) == 3 and tokens(world) == known and world.status["attempt"] == 1
-    assert world.status["currentAttempt"]["tokenHash"] == digest(known.pop())
 
 
 def digest(token: str | None) -> str:
@@ -149,27 +137,6 @@ def test_pods_of_a_first_attempt_with_two_tokens_are_not_adopted() -> None:
     world.job["status"] = {}
     world.settle()
     assert world.status["attempt"] == 2 and world.attempts() == ["2"] and len(tokens(world)) == 1
-
-
-def of_an_older_operator(world: World) -> None:
-    give(world, 0, None)
-    del world.job["status"]["currentAttempt"]["tokenHash"]
-
-
-def with_an_older_crd(world: World) -> None:
-    del world.job["status"]["currentAttempt"]["tokenHash"]
-
-
-@pytest.mark.parametrize(("happened", "has_token"), [(of_an_older_operator, False), (with_an_older_crd, True)])
-def test_attempt_without_a_recorded_digest_is_completed(happened: Callable[[World], None], has_token: bool) -> None:
-    world = World(a_job(numNodes=3))
-    world.reconcile(crash_after=2)
-    happened(world)
-    world.token_key = b"of the next process"
-    world.settle()
-    assert world.status["attempt"] == 1 and len(world.pods) == 3
-    (token,) = tokens(world)
-    assert (token is not None) is has_token
 
 
 def test_webhook_that_removes_the_token_from_all_pods_stops_no_attempt() -> None:

@@ -11,7 +11,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.desired import Job
-from tests.builders import NOW, World, a_job, a_running_world, ended, failed, running
+from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended, running
 from tests.engine.test_kueue import Queued
 
 CHECKPOINT = {"claimName": "c", "mountPath": "/c"}
@@ -23,8 +23,7 @@ def a_saving_world(**spec: Any) -> World:
     """Return the running world of a plain script with a checkpoint volume, whose deleted pods save for a while."""
     world = a_running_world(a_job(**{"checkpoint": CHECKPOINT} | spec))
     world.lingering = True
-    world.forward(3600)
-    world.settle()
+    world.later(3600)
     return world
 
 
@@ -58,8 +57,9 @@ def raise_grace(world: World, seconds: float) -> None:
 
 
 def end_pods(world: World) -> None:
-    """End the pods that are being deleted; the kubelet then removes them."""
+    """End the pods that are being deleted, which the kubelet then removes, and settle."""
     world.pods = {name: pod for name, pod in world.pods.items() if "deletionTimestamp" not in pod["metadata"]}
+    world.settle()
 
 
 def be_not_ready(world: World) -> None:
@@ -69,8 +69,7 @@ def be_not_ready(world: World) -> None:
 
 
 def fail(world: World) -> None:
-    world.set_pod(1, ended(1, at=world.now, message="RuntimeError: boom"))
-    world.settle()
+    world.show(1, ended(1, at=world.now, message="RuntimeError: boom"))
     world.forward(4)
 
 
@@ -79,9 +78,7 @@ def restart(world: World) -> None:
     fail(world)
     world.settle()
     end_pods(world)
-    world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
 
 
 def suspend_and_resume(world: World) -> None:
@@ -125,7 +122,6 @@ def test_the_next_attempt_waits_until_the_pods_of_the_last_one_have_ended(way: C
     world.forward(590)
     settle_alone(world)
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"], "the end of the last pod starts the next attempt"
 
 
@@ -138,13 +134,11 @@ def test_a_pod_that_never_ends_delays_the_next_attempt_to_its_own_deadline_and_a
     way(world)
     world.settle()
     raise_grace(world, 600)
-    world.forward(11)
-    world.settle()
+    world.later(11)
     assert world.reconcile().requeue_after == pytest.approx(594)
     world.forward(593)
     settle_alone(world)
-    world.forward(1)
-    world.settle()
+    world.later(1)
     assert live(world) == ["1", "2"]
 
 
@@ -153,8 +147,7 @@ def test_attempts_that_do_not_get_all_pods_end_before_the_next_one(spec: dict[st
     world = World(a_job(checkpoint=CHECKPOINT, scheduling={"partialGangSeconds": 60}, **spec))
     world.lingering = True
     world.settle()
-    world.set_pod(0, running())
-    world.settle()
+    world.show(0, running())
     world.forward(300)
     settle_alone(world)
     assert world.status["currentAttempt"]["ending"]["verdict"] == verdict
@@ -162,7 +155,6 @@ def test_attempts_that_do_not_get_all_pods_end_before_the_next_one(spec: dict[st
     raise_grace(world, 600)
     settle_alone(world)
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"]
 
 
@@ -175,7 +167,6 @@ def test_abandoned_attempt_ends_before_the_next_one() -> None:
     settle_alone(world)
     assert world.status["currentAttempt"]["ending"]["verdict"] == "PodLost"
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"]
 
 
@@ -187,7 +178,6 @@ def test_attempt_after_a_restored_status_waits_for_the_pods_that_it_does_not_kno
     settle_alone(world, "2")
     assert world.status["currentAttempt"]["ending"]["verdict"] == "UnknownAttempt"
     end_pods(world)
-    world.settle()
     assert live(world) == ["3"]
 
 
@@ -200,7 +190,6 @@ def test_a_job_evicted_from_its_queue_starts_again_after_its_pods_have_ended() -
     settle_alone(world)
     assert world.conditions()["QuotaReserved"][0] == "True", "the pods on nodes that do not respond may run"
     end_pods(world)
-    world.settle()
     assert world.conditions()["QuotaReserved"][0] == "False"
     world.admits()
     world.settle()
@@ -215,8 +204,7 @@ def test_quota_of_pods_on_lost_nodes_is_released_at_their_deadline() -> None:
     world.evicts()
     world.settle()
     assert world.reconcile().requeue_after == pytest.approx(35)
-    world.forward(35)
-    world.settle()
+    world.later(35)
     assert world.conditions()["QuotaReserved"][0] == "False"
 
 
@@ -225,24 +213,11 @@ def test_quota_of_a_finished_job_is_released_at_the_deadline_of_a_pod_on_a_lost_
     world.starts()
     world.lingering = True
     world.set_pod(0, ended(0))
-    world.set_pod(1, running(conditions=NOT_READY))
-    world.settle()
+    world.show(1, running(conditions=NOT_READY))
     assert world.status["state"] == "Succeeded" and world.reconcile().requeue_after == pytest.approx(35)
     assert "Finished" not in world.conditions()
-    world.forward(35)
-    world.settle()
+    world.later(35)
     assert world.conditions()["Finished"][0] == "True"
-
-
-def test_a_pod_that_hangs_on_a_node_that_responds_keeps_its_quota() -> None:
-    world = Queued(numNodes=1)
-    world.starts()
-    world.lingering = True
-    world.evicts()
-    world.settle()
-    world.forward(3600)
-    world.settle()
-    assert world.conditions()["QuotaReserved"][0] == "True"
 
 
 def test_status_names_pod_node_and_time_that_are_waited_for() -> None:
@@ -250,8 +225,7 @@ def test_status_names_pod_node_and_time_that_are_waited_for() -> None:
     fail(world)
     world.settle()
     assert world.condition("Running")["reason"] == "Error", "most pods end at once"
-    world.forward(10)
-    world.settle()
+    world.later(10)
     found = world.condition("Running")
     assert found["reason"] == "EarlierPodsRun" and world.status["state"] == "Restarting"
     until = timestamp(parse_time(world.pod(0)["metadata"]["deletionTimestamp"]) + timedelta(seconds=5))
@@ -267,7 +241,6 @@ def test_delay_of_a_restart_is_no_wait_for_pods() -> None:
     fail(world)
     world.settle()
     end_pods(world)
-    world.settle()
     assert world.status["attempt"] == 2 and world.condition("Running")["reason"] == "Error"
 
 
@@ -287,8 +260,7 @@ def test_a_clock_that_was_set_back_delays_no_attempt_for_longer_than_any_grace_p
     world = a_saving_world()
     fail(world)
     world.settle()
-    world.forward(-365 * 86_400)
-    world.settle()
+    world.later(-365 * 86_400)
     assert world.status["attempt"] == 2
 
 
@@ -313,8 +285,7 @@ FENCED = {"fenced": True}
 
 
 def report_progress(world: World) -> None:
-    world.progress = ({"step": 5} | FENCED, world.pod(0)["metadata"]["name"])
-    world.settle()
+    world.report({"step": 5} | FENCED)
     world.progress = None  # of rank 0, which then failed
 
 
@@ -336,8 +307,7 @@ def test_fenced_program_is_restarted_beside_pods_that_save(
     if learn:
         learn(world)
         assert world.status["currentAttempt"]["fenced"] is True
-    world.set_pod(1, failed(1, at=world.now, **message))
-    world.settle()
+    world.fail(1, 1, at=world.now, **message)
     assert live(world) == (["1"] if is_waiting else ["1", "2"])
     assert "fenced" not in world.status["currentAttempt"] or is_waiting, "each attempt reports for itself"
 
@@ -345,16 +315,13 @@ def test_fenced_program_is_restarted_beside_pods_that_save(
 def test_report_of_a_failed_pod_counts_although_a_user_deletes_the_pod_before_the_restart() -> None:
     world = a_saving_world()
     for attempt in (1, 2):
-        world.set_pod(1, failed(1, at=world.now, **FENCED))
-        world.settle()
+        world.fail(1, 1, at=world.now, **FENCED)
         if attempt == 1:
             end_pods(world)
-            world.run_all()
-            world.settle()
+            world.run_all_and_settle()
     assert live(world) == ["2"], "the second restart has a delay"
     del world.pods[world.pod(1)["metadata"]["name"]]
-    world.forward(15)
-    world.settle()
+    world.later(15)
     assert live(world) == ["2", "3"]
 
 
@@ -400,13 +367,6 @@ def test_volumes_that_pods_of_two_attempts_can_write(spec: dict[str, Any], write
     assert Job.of(a_job(**spec)).writes_volume is writes
 
 
-def test_failed_attempt_without_a_writable_volume_is_restarted_at_once() -> None:
-    world = a_saving_world(checkpoint=None)
-    world.set_pod(1, failed(1, at=world.now))
-    world.settle()
-    assert live(world) == ["1", "2"]
-
-
 def a_first_attempt(pod: dict[str, Any], **metadata: Any) -> World:
     """Return the world of a new job beside a pod of another one."""
     world = World(a_job(checkpoint=CHECKPOINT))
@@ -421,8 +381,7 @@ def test_first_attempt_waits_without_limit_for_pods_that_nothing_deletes() -> No
     """``kubectl delete --cascade=orphan``: the pods of the deleted job have no owner, and run on."""
     world = a_first_attempt(running())
     world.settle()
-    world.forward(86_400)
-    world.settle()
+    world.later(86_400)
     found = world.condition("Running")
     assert not world.pods and found["reason"] == "FormerPodsRun"
     assert f"kubectl delete pod -n default -l {names.LABEL_JOB_UID}=99999" in found["message"]
@@ -437,8 +396,7 @@ def test_pods_of_another_job_are_waited_for_to_their_own_deadline() -> None:
     world.settle()
     assert world.reconcile().requeue_after == pytest.approx(605)
     assert timestamp(NOW + timedelta(seconds=605)) in world.condition("Running")["message"]
-    world.forward(605)
-    world.settle()
+    world.later(605)
     assert live(world) == ["1"]
 
 
@@ -461,15 +419,13 @@ def test_in_local_mode_the_next_attempt_waits_without_a_volume_too() -> None:
     world = World(a_job())
     world.settings = replace(world.settings, is_local=True)
     world.settle()
-    world.run_all()
-    world.settle()
+    world.run_all_and_settle()
     world.lingering = True
     world.set_pod(1, ended(1, at=world.now))
     settle_alone(world)
     world.forward(11)
     settle_alone(world)
     end_pods(world)
-    world.settle()
     assert live(world) == ["2"]
 
 
@@ -479,8 +435,7 @@ def test_first_attempt_of_a_job_that_waited_for_days_follows_the_pods_of_a_delet
     world.job["metadata"]["creationTimestamp"] = timestamp(NOW)
     world.settle()
     world.forward(2 * 86_400)
-    pod = World(a_job("former"))
-    pod.settle()
+    pod = a_started_world(a_job("former"))
     pod.set_pod(0, running())
     former = pod.pod(0)
     former["metadata"] |= {"deletionTimestamp": timestamp(world.now + timedelta(seconds=600))}
@@ -488,15 +443,13 @@ def test_first_attempt_of_a_job_that_waited_for_days_follows_the_pods_of_a_delet
     edit(world, suspend=False)
     world.settle()
     assert not world.pods and world.condition("Running")["reason"] == "FormerPodsRun"
-    world.forward(605)
-    world.settle()
+    world.later(605)
     assert len(world.pods) == 2
 
 
 def test_pods_whose_deletion_was_refused_for_days_are_waited_for_once_they_are_deleted() -> None:
     world = a_saving_world()
-    world.set_pod(1, ended(1, at=world.now))
-    world.settle()
+    world.show(1, ended(1, at=world.now))
     world.forward(11)
     settle_alone(world)
     del world.pod(0)["metadata"]["deletionTimestamp"]

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from ddpjob.engine.desired import spec_hash
 from tests.builders import World, a_job, a_running_world, failed
 
 LATER = {"compression": "none", "rendezvous": {"port": 29500, "backend": {"name": "static"}}}
@@ -19,23 +18,9 @@ def world() -> World:
     return world
 
 
-def test_running_job_with_fields_of_a_later_release_is_not_touched(world: World) -> None:
-    pods, status = dict(world.pods), world.status
-    world.settle()
-    assert world.pods == pods
-    assert world.status == status
-
-
 def test_failure_of_a_job_with_fields_of_a_later_release_restarts_it(world: World) -> None:
-    world.set_pod(0, failed(1))
-    world.settle()
+    world.fail(0)
     assert (world.status["attempt"], world.status["restarts"]) == (2, 1)
-
-
-def test_new_job_with_fields_of_a_later_release_starts() -> None:
-    world = World(a_job(**LATER))
-    world.settle()
-    assert len(world.pods) == 2
 
 
 def test_wrong_value_of_a_known_field_is_reported_beside_an_unknown_field(world: World) -> None:
@@ -60,39 +45,11 @@ NEGATIVE = [
 @pytest.mark.parametrize("edit", NEGATIVE, ids=lambda edit: next(iter(edit)))
 def test_negative_number_of_an_edited_status_is_dropped(edit: dict[str, Any]) -> None:
     world = a_running_world(a_job())
-    world.set_pod(0, failed(1))
-    world.settle()
+    world.fail(0)
     world.job["status"] |= edit
     world.settle()
     for _ in range(2):
-        world.run_all()
-        world.settle()
+        world.run_all_and_settle()
         world.set_pod(0, failed(1))
         world.settle_after_backoff()
     assert world.status["restarts"] >= 0 and world.status["attempt"] >= 2
-
-
-@pytest.mark.parametrize("recorded", ["0123456789abcdef", "v2:0123456789abcdef", None])
-def test_digest_that_another_release_recorded_is_replaced(recorded: str | None) -> None:
-    world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
-    own, pods = world.status["specHash"], dict(world.pods)
-    forget(world, recorded)
-    world.settle()
-    assert world.status["specHash"] == own == spec_hash(world.job["spec"])
-    assert world.condition("Stalled")["status"] == "False"
-    assert world.pods == pods
-
-
-def test_template_change_after_the_digest_was_replaced_is_detected() -> None:
-    world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
-    forget(world, "0123456789abcdef")
-    world.settle()
-    world.job["spec"]["template"]["spec"]["dnsPolicy"] = "Default"
-    world.settle()
-    assert world.condition("Stalled")["reason"] == "SpecChanged"
-
-
-def forget(world: World, recorded: str | None) -> None:
-    status: dict[str, Any] = world.job["status"]
-    status.pop("specHash")
-    world.job["status"] = status | ({"specHash": recorded} if recorded else {})

@@ -36,7 +36,7 @@ _MARKS = {name: "fixed" for name in IMMUTABLE if "." not in name} | dict.fromkey
 
 
 _EXPLAINED = {
-    *("CurrentAttempt", "RefusedStart", "InPlace", "LifeFailure", "Size", "Ending", "Timings", "Nodes"),
+    *("CurrentAttempt", "RefusedStart", "InPlace", "LifeFailure", "Size", "Ending", "Nodes"),
     *("EnvValueSource", "KeySelector", "FieldSelector", "ResourceFieldSelector", "ObjectReference", "LocalReference"),
     *("NamedEntry", "Toleration"),
 }

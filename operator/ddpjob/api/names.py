@@ -99,12 +99,6 @@ ANNOTATION_HELD: Final = f"{GROUP}/held"
 ANNOTATIONS_OF_WORKLOADS: Final = (ANNOTATION_POD_SETS, ANNOTATION_SUSPENDED, ANNOTATION_HELD)
 LABEL_PROBE: Final = f"{GROUP}/probe"
 """Of a pod that only asks the scheduler whether there is room for another node; it is of no attempt."""
-ANNOTATION_CHECKPOINT_TIME: Final = f"{GROUP}/last-checkpoint-time"
-"""Of a running pod, if ``scheduling.annotatePods``: when its job saved last."""
-ANNOTATION_PROGRESS: Final = f"{GROUP}/progress"
-"""And how far the training is: "42%", or the step where the percentage is not known."""
-ANNOTATION_PROGRESS_TIME: Final = f"{GROUP}/progress-time"
-"""And when the operator wrote the two."""
 ANNOTATION_PROGRESS_PORT: Final = f"{GROUP}/progress-port"
 """Of a pod of this machine: its DDPJOB_PROGRESS_PORT, which differs from the spec's."""
 # The label that an object of each kind has if it is of this operator; a selector of a key alone means that the label

@@ -24,6 +24,13 @@ def is_true(status: Mapping[str, Any] | None, kind: str) -> bool:
     return condition(status, kind).get("status") == "True"
 
 
+def value_at(value: Any, keys: Iterable[str]) -> Any:
+    """Return the value at a path of fields; None if it is absent."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def owner_uid(obj: Mapping[str, Any]) -> str | None:
     """Return the uid of an object's controlling owner, or None."""
     owners = obj["metadata"].get("ownerReferences") or ()

@@ -28,7 +28,6 @@ The kubelet stops them, and the pod and its logs stay."""
 _CLOCK_SKEW = timedelta(seconds=2)
 _LONGEST_SKEW = timedelta(minutes=10)
 """By how much a node's clock may be slow before a job that was drained could be taken for one that succeeded."""
-_MAX_ANNOTATION = 32  # a user may write any text
 _MAX_TOKEN = 64
 # Reasons of DisruptionTarget of the kubelet, and of controllers that act on the loss of a node.
 _WITHOUT_DELETION = frozenset({"TerminationByKubelet", "DeletionByPodGC", "DeletionByTaintManager"})
@@ -52,7 +51,6 @@ class PodView:
     group: the PodGroup that the API server stored for ``spec.schedulingGroup``, or "".
     gated: Kueue manages the pod by itself, and has not admitted it (``names.QUEUE_GATE``).
     token: of its attempt (``names.ENV_TOKEN``), or "". Secret.
-    checkpoint_time, progress, progress_time: the annotations of ``engine.annotations``, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: its phase is Pending, and its trainer has not started. A kubelet that ends a pod at its deadline before
         it has reported the phase Running leaves it at Pending until all containers have ended.
@@ -110,9 +108,6 @@ class PodView:
     is_probe: bool = False
     claim: str = ""
     token: str = field(default="", repr=False)
-    checkpoint_time: str = ""
-    progress: str = ""
-    progress_time: str = ""
 
     @property
     def waiting_text(self) -> str:
@@ -142,9 +137,34 @@ class PodView:
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Return the view of a pod of the API server; parts that its status does not have yet are no error."""
-    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    meta, spec = pod["metadata"], pod.get("spec") or {}
     labels = meta.get("labels") or {}
     trainer = element(spec.get("containers"), "name", names.TRAINER_CONTAINER)
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        job_uid=_shared(labels.get(names.LABEL_JOB_UID)) or "",
+        owner_uid=_shared(owner_uid(pod)),
+        attempt=_number(labels.get(names.LABEL_ATTEMPT)),
+        node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
+        deleting="deletionTimestamp" in meta,
+        deletion_deadline=meta.get("deletionTimestamp"),
+        created=meta.get("creationTimestamp"),
+        node_name=_shared(spec.get("nodeName")),
+        priority=spec.get("priority") or 0,
+        gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
+        is_probe=names.LABEL_PROBE in labels and names.LABEL_ATTEMPT not in labels,
+        claim=_claim(spec, trainer),
+        group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
+        token=_shared(_token(trainer)) or "",
+        **_of_status(pod, meta, spec, pod.get("status") or {}),
+    )
+
+
+def _of_status(
+    pod: Mapping[str, Any], meta: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields that the status decides."""
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
     text = str(ended.get("message") or "")
@@ -155,63 +175,41 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     if is_told:  # what the kubelet then writes is not about the trainer
         status = {key: value for key, value in status.items() if key not in ("reason", "message")}
     failed_init, failure_of_init = ("", "") if text else _init_failure(status)
-    message = "\n".join(part for part in (clean(status.get("message") or ""), failure_of_init) if part)
     evicted = status.get("phase") == "Failed" and bool(status.get("reason") or disruption)
-    deleting = "deletionTimestamp" in meta
     succeeded = ended.get("exitCode") == 0 and report is not None and report.before_stop
     was_drained = bool(ended) and not succeeded and _was_drained(meta, ended)
     state = _state(status, container, ended, interrupted=was_drained or (evicted and not succeeded))
     waiting, waiting_init = _waiting(status, container)
     drained = was_drained if ended else state not in ("succeeded", "failed")
-    return PodView(
-        name=meta["name"],
-        uid=meta["uid"],
-        job_uid=_shared(labels.get(names.LABEL_JOB_UID)) or "",
-        owner_uid=_shared(owner_uid(pod)),
-        attempt=_number(labels.get(names.LABEL_ATTEMPT)),
-        node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
-        state=state,
-        deleting=deleting,
-        unstarted=status.get("phase") == "Pending" and state == "pending",
-        is_told=is_told,
-        stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
-        deletion_deadline=meta.get("deletionTimestamp"),
-        deleted=deleting and drained,
-        evicted=evicted,
-        disruption=disruption,
-        unready_since=_node_unready_since(status),
-        created=meta.get("creationTimestamp"),
-        start_time=status.get("startTime"),
-        prepared=_prepared(status),
-        node_name=_shared(spec.get("nodeName")),
-        ip=status.get("podIP"),
-        exit_code=ended.get("exitCode"),
-        signal=ended.get("signal") or None,
-        reason=clean(status.get("reason") or ended.get("reason") or ""),
-        message=message,
-        failed_init=failed_init,
-        log=clean_lines(text) if text and not report else "",
-        report=report,
-        logged=log_failure(text) if text and not report and ended.get("exitCode") else None,
-        started_at=(ended or (container.get("state") or {}).get("running") or {}).get("startedAt"),
-        finished_at=ended.get("finishedAt"),
-        waiting=waiting,
-        waiting_init=waiting_init,
-        unschedulable=_unschedulable(status),
-        priority=spec.get("priority") or 0,
-        gated=bool(element(spec.get("schedulingGates"), "name", names.QUEUE_GATE)),
-        is_probe=names.LABEL_PROBE in labels and names.LABEL_ATTEMPT not in labels,
-        claim=_claim(spec, trainer),
-        group=_shared((spec.get("schedulingGroup") or {}).get("podGroupName")) or "",
-        token=_shared(_token(trainer)) or "",
-        checkpoint_time=_annotation(meta, names.ANNOTATION_CHECKPOINT_TIME),
-        progress=_annotation(meta, names.ANNOTATION_PROGRESS),
-        progress_time=_annotation(meta, names.ANNOTATION_PROGRESS_TIME),
-    )
+    return {
+        "state": state,
+        "unstarted": status.get("phase") == "Pending" and state == "pending",
+        "is_told": is_told,
+        "stopped": status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
+        "deleted": "deletionTimestamp" in meta and drained,
+        "evicted": evicted,
+        "disruption": disruption,
+        "unready_since": _node_unready_since(status),
+        "start_time": status.get("startTime"),
+        "prepared": _prepared(status),
+        "ip": status.get("podIP"),
+        "exit_code": ended.get("exitCode"),
+        "signal": ended.get("signal") or None,
+        "reason": clean(status.get("reason") or ended.get("reason") or ""),
+        "message": "\n".join(part for part in (clean(status.get("message") or ""), failure_of_init) if part),
+        "failed_init": failed_init,
+        "log": clean_lines(text) if text and not report else "",
+        "report": report,
+        "logged": log_failure(text) if text and not report and ended.get("exitCode") else None,
+        "started_at": (ended or (container.get("state") or {}).get("running") or {}).get("startedAt"),
+        "finished_at": ended.get("finishedAt"),
+        "waiting": waiting,
+        "waiting_init": waiting_init,
+        "unschedulable": _unschedulable(status),
+    }
 
 
 def _claim(spec: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
-    """Return claim and subPath of the volume of the checkpoints; empty without one."""
     for volume in spec.get("volumes") or ():
         if volume.get("name") == names.CHECKPOINT_VOLUME and (source := volume.get("persistentVolumeClaim")):
             mount = element(trainer.get("volumeMounts"), "name", names.CHECKPOINT_VOLUME)
@@ -299,7 +297,6 @@ def _node_unready_since(status: Mapping[str, Any]) -> str | None:
 
 
 def _init_failure(status: Mapping[str, Any]) -> tuple[str, str]:
-    """Return name, and exit code and message, of the init container that failed, or empty strings."""
     for container in status.get("initContainerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
@@ -339,14 +336,7 @@ def _token(trainer: Mapping[str, Any]) -> str:
     return str(element(env, "name", names.ENV_TOKEN).get("value") or "")[:_MAX_TOKEN]
 
 
-def _annotation(meta: Mapping[str, Any], name: str) -> str:
-    """Return an annotation, or "" for one that is too long to be the operator's. Pods of a job share the text."""
-    text = (meta.get("annotations") or {}).get(name) or ""
-    return intern(text) if len(text) <= _MAX_ANNOTATION else ""
-
-
 def _shared(text: str | None) -> str | None:
-    """Return the text as one object for all pods that have it."""
     return intern(text) if text is not None else None
 
 

@@ -1,9 +1,12 @@
-"""Quantities of resources such as ``1.5Gi``, ``500m`` or ``1024``.
+"""Quantities of resources such as ``1.5Gi``, ``500m`` or ``1024``, and the number of devices in them.
 
-https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/.
+https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Devices, for ``nprocPerNode: auto``:
+https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/; MIG devices have the names of NVIDIA's device plugin with
+``MIG_STRATEGY=mixed``, for example ``nvidia.com/mig-1g.5gb``.
 """
 
 import re
+from collections.abc import Mapping
 from decimal import Context, Decimal
 
 _FORM = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))((?:[KMGTPE]i)|[numkMGTPE]|(?:[eE][+-]?[0-9]+)|)", re.ASCII)
@@ -29,3 +32,25 @@ def _parts(value: str | float) -> tuple[Decimal, str]:
     if found is None:
         raise ValueError(f"{value!r} is not a quantity")
     return Decimal(found[1]), found[2]
+
+
+def count_devices(limits: Mapping[str, int | str], requests: Mapping[str, int | str]) -> int:
+    """Return the number of devices of a container; a resource without a limit counts with its request.
+
+    Raises:
+        ValueError: a quantity is not a whole number of devices.
+    """
+    given = {**requests, **limits}.items()
+    return sum(_whole(name, n) for name, n in given if is_device(name))
+
+
+def is_device(resource: str) -> bool:
+    """Return whether a resource is a kind of GPU or MIG device."""
+    return resource.endswith("/gpu") or resource.startswith("nvidia.com/mig-")
+
+
+def _whole(name: str, value: int | str) -> int:
+    number = amount(value)
+    if number != number.to_integral_value() or number < 0:
+        raise ValueError(f"{name}: {value} is not a whole number of devices")
+    return int(number)

@@ -28,7 +28,6 @@ _CONFIG = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ign
 
 
 def _integer(low: int, high: int) -> PlainValidator:
-    """Return the reader of an integer from ``low`` to ``high``; a bool is none."""
     return PlainValidator(lambda value: value if type(value) is int and low <= value <= high else None)
 
 

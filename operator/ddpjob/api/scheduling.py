@@ -6,10 +6,6 @@ from pydantic import Field
 
 from ddpjob.api.model import ApiModel, Rule
 
-PARTIAL_SECONDS = 300
-"""Default of partialGangSeconds: a cluster autoscaler takes some minutes to add a Kubernetes node."""
-MAX_PARTIAL_SECONDS = 86_400
-
 
 class GangPolicy(ApiModel):
     """All pods get a Kubernetes node, or none does."""
@@ -41,15 +37,8 @@ class Scheduling(ApiModel):
 
     scheduling_policy: SchedulingPolicy | None = None
     """Default: gang where the operator is configured for a gang scheduler, otherwise basic."""
-    partial_gang_seconds: Annotated[int, Field(ge=0, le=MAX_PARTIAL_SECONDS)] | None = None
+    # By default as long as a cluster autoscaler may take to add a Kubernetes node.
+    partial_gang_seconds: Annotated[int, Field(ge=0, le=86_400)] = 300
     """Seconds for which an attempt waits while not all its pods get a Kubernetes node: a job with minNodes then starts
     with fewer, any other gives its nodes back if an older job waits, too, or after five times as long. It costs no
-    restart. Default: 300; 0: without end."""
-    annotate_pods: bool = False
-    """Whether the running pods get annotations with the time of the last checkpoint and with the progress, at most once
-    a minute: pods of a job that has just saved are the cheapest to preempt."""
-
-    @property
-    def partial_seconds(self) -> int:
-        """``partialGangSeconds`` with its default."""
-        return PARTIAL_SECONDS if self.partial_gang_seconds is None else self.partial_gang_seconds
+    restart. 0: without end."""

@@ -18,10 +18,9 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationError,
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from ddpjob.api import limits, names
-from ddpjob.api.devices import count_devices
 from ddpjob.api.limits import MAX_REASON
 from ddpjob.api.model import ApiModel, Rule
-from ddpjob.api.objects import levels
+from ddpjob.api.objects import levels, value_at
 from ddpjob.api.pods import (
     EnvFromSource,
     EnvVar,
@@ -36,6 +35,7 @@ from ddpjob.api.pods import (
     Resources,
     TemplateContainer,
 )
+from ddpjob.api.quantities import count_devices
 from ddpjob.api.scheduling import Scheduling
 from ddpjob.api.status import Time
 from ddpjob.api.volumes import Checkpoint, Data
@@ -92,7 +92,7 @@ class Rendezvous(ApiModel):
 
     rules: ClassVar = (
         Rule(
-            f"self.port != (has(self.progressPort) ? self.progressPort : {limits.PROGRESS_PORT})",
+            "self.port != self.progressPort",
             "port and progressPort must differ: rank 0 listens on both",
             lambda rendezvous: rendezvous.port != rendezvous.progress_port,
         ),
@@ -100,16 +100,10 @@ class Rendezvous(ApiModel):
 
     port: Annotated[int, Field(ge=1024, le=65535)] = limits.MASTER_PORT
     """Port of the rendezvous on rank 0 (MASTER_PORT)."""
-    # No default in the schema: the API server would add it to every job, and the release before refuses the field.
-    given_progress_port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(default=None, alias="progressPort")
-    """Port on which rank 0 serves its progress (DDPJOB_PROGRESS_PORT); default: 29501."""
+    progress_port: Annotated[int, Field(ge=1024, le=65535)] = limits.PROGRESS_PORT
+    """Port on which rank 0 serves its progress (DDPJOB_PROGRESS_PORT)."""
     timeout_seconds: Annotated[int, Field(ge=10, le=DAY)] = 600
     """Seconds that a rank waits for the others before it fails."""
-
-    @property
-    def progress_port(self) -> int:
-        """Port on which rank 0 serves its progress."""
-        return limits.PROGRESS_PORT if self.given_progress_port is None else self.given_progress_port
 
 
 class SharedMemory(ApiModel):
@@ -285,13 +279,6 @@ def _immutable(name: str) -> str:
     return f"{name} is immutable: delete the job and apply it again to change it (its checkpoints stay)"
 
 
-def _size_rule(name: str) -> Rule:
-    return Rule(
-        f"({_same(name)}) || {_SUSPENDED}",
-        f"{_immutable(name)}, or change it while the job is suspended",
-    )
-
-
 def _template_rule() -> Rule:
     """The template is immutable; while the job is suspended, only its declared fields that do not affect scheduling."""
     scheduling = {path[-1] for path in SCHEDULING_PARTS}
@@ -299,47 +286,20 @@ def _template_rule() -> Rule:
     fixed = " && ".join(_same(field) for field in fields if field.rpartition(".")[2] not in scheduling)
     return Rule(
         f"({_same('template')}) || ({_SUSPENDED} && {fixed})",
-        "template is immutable: delete the job and apply it again to change it (its checkpoints stay); only labels, "
-        "annotations, nodeSelector, tolerations, affinity and schedulingGates may change while the job is suspended",
+        f"{_immutable('template')}; only labels, annotations, nodeSelector, tolerations, affinity and schedulingGates "
+        "may change while the job is suspended",
     )
 
 
 # Rules of the spec, with has(): a rule of the field itself does not see that the field is added or removed.
-_IMMUTABLE_RULES = (
-    {
-        name: Rule(
-            _same(name),
-            _immutable(name),
-        )
-        for name in IMMUTABLE
-    }
-    | {name: _size_rule(name) for name in SIZE}
-    | {"template": _template_rule()}
-)
+_IMMUTABLE_RULES = {name: Rule(_same(name), _immutable(name)) for name in IMMUTABLE}
+for _name in SIZE:
+    _text = f"{_immutable(_name)}, or change it while the job is suspended"
+    _IMMUTABLE_RULES[_name] = Rule(f"({_same(_name)}) || {_SUSPENDED}", _text)
+_IMMUTABLE_RULES["template"] = _template_rule()
 
 
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
-
-
-_NAMED_AS_LAUNCHER = " || ".join(
-    f"(has(self.template.spec.{kind}) && self.template.spec.{kind}.exists(c, c.name == '{names.LAUNCHER}'))"
-    for kind in ("initContainers", "containers")
-)
-_MOUNTED_AT_LAUNCHER = " || ".join(
-    f"(has(self.{volume}) && self.{volume}.mountPath.startsWith('{names.LAUNCHER_PATH}'))"
-    for volume in ("checkpoint", "data")
-)
-_LAUNCHER_MOUNT = f"launcher: Injected mounts a volume at {names.LAUNCHER_PATH}: choose another mountPath"
-
-
-def _is_at_launcher(paths: Iterable[str]) -> bool:
-    return any(path.startswith(names.LAUNCHER_PATH) for path in paths)
-
-
-def _texts(key: str, *lists: Any) -> list[str]:
-    """Return the texts at ``key`` of all objects in lists that the schema does not declare."""
-    items = [item for given in lists if isinstance(given, list) for item in given if isinstance(item, dict)]
-    return [item[key] for item in items if isinstance(item.get(key), str)]
 
 
 _DEFAULT_SCHEDULING = Scheduling()
@@ -384,28 +344,14 @@ class DDPJobSpec(ApiModel):
             lambda spec: not (spec.checkpoint and spec.data and spec.checkpoint.mount_path == spec.data.mount_path),
         ),
         Rule(
-            f"!has(self.launcher) || !has(self.template) || !has(self.template.spec) || !({_NAMED_AS_LAUNCHER})",
-            f"launcher: Injected adds an init container named {names.LAUNCHER}: give that of the template another name",
-            lambda spec: spec.launcher is None or names.LAUNCHER not in spec.template_containers,
-        ),
-        Rule(
-            f"!has(self.launcher) || !({_MOUNTED_AT_LAUNCHER})",
-            _LAUNCHER_MOUNT,
-            lambda spec: (
-                spec.launcher is None
-                or not _is_at_launcher(volume.mount_path for volume in (spec.checkpoint, spec.data) if volume)
-            ),
-        ),
-        Rule(
             "!has(self.minNodes) || self.minNodes <= self.numNodes",
             "minNodes must not exceed numNodes",
             lambda spec: spec.min_nodes is None or spec.min_nodes <= spec.num_nodes,
         ),
         Rule(
-            "!has(self.minNodes) || !has(self.scheduling) || !has(self.scheduling.partialGangSeconds)"
-            " || self.scheduling.partialGangSeconds > 0",
+            "!has(self.minNodes) || !has(self.scheduling) || self.scheduling.partialGangSeconds > 0",
             "minNodes needs scheduling.partialGangSeconds above 0: after this time a job starts with fewer nodes",
-            lambda spec: spec.min_nodes is None or spec.placement.partial_seconds > 0,
+            lambda spec: spec.min_nodes is None or spec.placement.partial_gang_seconds > 0,
         ),
         *_IMMUTABLE_RULES.values(),
     )
@@ -432,7 +378,6 @@ class DDPJobSpec(ApiModel):
     """Pod template, for settings without a field of their own here. Its container `trainer` runs the training."""
     num_nodes: Annotated[int, Field(ge=1, le=limits.MAX_NODES)] = 1
     """Number of nodes, with one pod each."""
-    # No default in the schema, as for networkPolicy.
     min_nodes: Annotated[int, Field(ge=1, le=limits.MAX_NODES)] | None = None
     """Elastic: fewer nodes, at least this number, where not all of numNodes get a Kubernetes node; default: numNodes.
 
@@ -448,14 +393,12 @@ class DDPJobSpec(ApiModel):
     """/dev/shm of the trainer."""
     pod_security: PodSecurity = _defaulted(PodSecurity)
     """Security context of the pods."""
-    # No default in the schema: the API server would add it to every job, and the release before refuses the field.
     network_policy: Literal["Isolated"] | None = None
     """Isolated: only the job's own pods, and the operator for the progress, can connect to the pods; default: anyone.
 
     It is a NetworkPolicy for connections to the pods; those that they open are free. It needs a network plugin that
     enforces NetworkPolicies, and has no effect on pods with hostNetwork.
     """
-    # No default in the schema, as for networkPolicy.
     launcher: Literal["Injected"] | None = None
     """Injected: the pods get `ddprun`, which runs in place of torchrun; the image needs Python 3.10 and torch only.
 
@@ -513,13 +456,6 @@ class DDPJobSpec(ApiModel):
         return self.template.spec if self.template else None
 
     @property
-    def template_containers(self) -> set[str]:
-        """Names of all containers of the template."""
-        pod = self.pod_template
-        kinds = (pod.containers, pod.init_containers) if pod else ()
-        return {container.name for containers in kinds for container in containers or ()}
-
-    @property
     def trainers(self) -> list[TemplateContainer]:
         """The trainer's container in the template, if there is one."""
         containers = (self.pod_template.containers if self.pod_template else None) or []
@@ -547,19 +483,6 @@ class DDPJobSpec(ApiModel):
         if count and (size := len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())) > MAX_BYTES:
             raise ValueError(_too_large(size))
         return value
-
-    @model_validator(mode="after")
-    def _launcher_has_its_place(self) -> Self:
-        """Refuse a template with the launcher's volume or path; CEL cannot see these fields of the template."""
-        if self.launcher is None:
-            return self
-        extra = (self.pod_template.model_extra if self.pod_template else None) or {}
-        mounts = [(trainer.model_extra or {}).get("volumeMounts") for trainer in self.trainers]
-        if names.LAUNCHER in _texts("name", extra.get("volumes")):
-            raise ValueError(f"launcher: Injected adds a volume named {names.LAUNCHER}: rename that of the template")
-        if _is_at_launcher(_texts("mountPath", *mounts)):
-            raise ValueError(_LAUNCHER_MOUNT)
-        return self
 
     @model_validator(mode="after")
     def _devices_are_countable(self) -> Self:
@@ -592,15 +515,11 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if old.get("suspend") or new.get("suspend"):
         old, new = (without_scheduling(spec) for spec in (old, new))
         rules = {name: rule for name, rule in rules.items() if name not in SIZE}
-    return [rule.message for name, rule in rules.items() if not _is_equal(_at(old, name), _at(new, name))]
-
-
-def _at(spec: dict[str, Any], path: str) -> Any:
-    """Return the value at a path of fields; None if it is absent."""
-    value: Any = spec
-    for key in path.split("."):
-        value = (value or {}).get(key)
-    return value
+    return [
+        rule.message
+        for name, rule in rules.items()
+        if not _is_equal(*(value_at(spec, name.split(".")) for spec in (old, new)))
+    ]
 
 
 def without_scheduling(spec: dict[str, Any]) -> dict[str, Any]:

@@ -50,13 +50,7 @@ def _time(value: str) -> str:
 Time = Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})]
 
 
-def _not_negative(value: int) -> int:
-    if value < 0:
-        raise PydanticCustomError("number_type", "must not be negative")
-    return value
-
-
-Count = Annotated[int, AfterValidator(_not_negative)]
+Count = Annotated[int, Field(ge=0)]
 """A number that decisions read. The CRD accepts any, so that a release with other limits can be mixed with this one."""
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 """Phases of an attempt."""
@@ -288,17 +282,6 @@ class AvoidedNode(StatusPart):
     """Reason of the last failure on it."""
     until: Time
     """When the node is used again. Attempts that started before keep avoiding it."""
-
-
-class Timings(StatusPart):
-    """How long the parts of the job took, in whole seconds."""
-
-    schedule_seconds: Count | None = None
-    """From the start of the current attempt until all its pods ran."""
-    first_step_seconds: Count | None = None
-    """From the start of the current attempt until the operator saw its first step reported."""
-    last_recovery_seconds: Count | None = None
-    """From the last failure until the next attempt reported a step, or if it reports none, until all its pods ran."""
 
 
 class TimeSpent(StatusPart):
@@ -541,8 +524,6 @@ class DDPJobStatus(StatusPart):
     """Why the last attempts ended, newest last."""
     avoid_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] | None = None
     """Kubernetes nodes on which new attempts do not run, because two failures point to them."""
-    timings: Timings | None = None
-    """How long the parts of the job took."""
     time: TimeSpent | None = None
     """Where the time of the job went."""
     restarted_at: Time | None = None
@@ -555,7 +536,7 @@ class DDPJobStatus(StatusPart):
         """Whether it is recorded that an attempt made a step, saved a checkpoint, or ran for long enough."""
         if self.furthest is not None or (self.current_attempt and self.current_attempt.first_step_time is not None):
             return True
-        # Without an operator, or under an earlier release, an attempt may have begun and ended with no other trace.
+        # Without an operator, an attempt may have begun and ended with no other trace.
         return self.time is not None and self.time.training >= LONG_RUN_SECONDS
 
     def is_true(self, kind: str) -> bool:

@@ -23,6 +23,11 @@ def seconds_between(start: str, end: datetime) -> float:
     return max(seconds_since(start, end), 0.0)
 
 
+def since(known: str | None, now: datetime) -> str:
+    """Return the recorded time at which something was first seen; ``now`` if none is, or if a clock was set back."""
+    return known if known is not None and seconds_since(known, now) >= 0 else timestamp(now)
+
+
 def remaining(wait: float, start: str, end: datetime) -> float:
     """Return how many of ``wait`` seconds from ``start`` on are left at ``end``; negative if they are over.
 

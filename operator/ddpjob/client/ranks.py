@@ -96,7 +96,7 @@ def require_running(job: DDPJob) -> int:
 def no_ranks(job: DDPJob, why: str) -> DDPJobError:
     """Return the error of a job whose node 0 has no launcher that knows the ranks."""
     from ddpjob.engine.desired import Job
-    from ddpjob.engine.launcher import trainer_command
+    from ddpjob.engine.mistakes import trainer_command
 
     words = trainer_command(Job.of(job.manifest))
     if job.spec.launcher is None and any(word.rpartition("/")[2] in _OF_TORCH for word in words):

@@ -5,8 +5,8 @@ import json
 import re
 
 from ddpjob.api import names
-from ddpjob.api.devices import is_device
 from ddpjob.api.objects import Json, element
+from ddpjob.api.quantities import is_device
 from ddpjob.convert.fields import Note, require_pod_template
 from ddpjob.convert.torchrun import Launch, launch
 from ddpjob.errors import InvalidJobError

@@ -15,7 +15,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.spec import DAY
 from ddpjob.convert.fields import Note
 from ddpjob.engine.injection import PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS
-from ddpjob.engine.launcher import LAUNCHER_MODULES, LAUNCHERS, SHELLS
+from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
 _LEAST_SECONDS = 10  # of a rendezvous of a DDPJob
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})

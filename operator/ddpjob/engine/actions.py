@@ -143,7 +143,7 @@ class Plan:
     needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
         Never set if the pods came from a LIST.
     changes: a Service or NetworkPolicy that a user edited, pods to keep whose sidecars run on after the trainer,
-        the Workload of a job in a queue, and running pods to annotate.
+        and the Workload of a job in a queue.
     claims: the claims of the job if no node fits one of its pods; the next plan shows why they are not bound.
     creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
         ended. A sequence may render its objects when they are read.

@@ -12,15 +12,15 @@ from typing import NamedTuple
 class Row(NamedTuple):
     """What a text means.
 
-    pattern: of the text. reason: in one word, for the tables in which it depends on the text. local: hint and next on
-    one machine; True if they are the same, False if the text is about a cluster or an image.
+    pattern: of the text. reason: in one word, for the tables in which it depends on the text. local: what to do on one
+    machine; True if it is the same, False if the text is about a cluster or an image.
     """
 
     pattern: str
     hint: str
     next: str
     reason: str = ""
-    local: tuple[str, str] | bool = False
+    local: str | bool = False
 
 
 BY_ADMINISTRATOR = "ask an administrator to run "
@@ -37,42 +37,33 @@ GPU_MEMORY = "model, batch and activations need more memory than is free on the 
 ROWS: Sequence[Row] = (
     Row(
         r"out of shared memory|shared memory (?:segment|object)|(?:to write to|open) file </?torch_|/dev/shm",
-        "/dev/shm of the pod is too small for the data loader or for NCCL",
+        "/dev/shm is too small for the data loader or for NCCL",
         "increase sharedMemory.sizeLimit, or use fewer data loader workers",
-        local=(
-            "/dev/shm of this machine is too small for the data loader or for NCCL",
-            "make room in /dev/shm, or use fewer data loader workers",
-        ),
+        local="make room in /dev/shm, or use fewer data loader workers",
     ),
     Row(
         r"DataLoader worker \(pid.*(?:signal: Killed|exited unexpectedly)|OOM-killed",
-        "the kernel killed a process of the pod, which often means that its memory limit was reached",
+        "the kernel killed a process, which often means that the memory was used up",
         f"{{logs}}; {LESS_MEMORY}",
-        local=(
-            "the kernel killed a process, which often means that the memory of this machine was used up",
-            f"{{logs}}; {LESS_MEMORY_HERE}",
-        ),
+        local=f"{{logs}}; {LESS_MEMORY_HERE}",
     ),
     Row(
         r"\bibv_\w+ failed|memlock",
-        "the container may not lock as much memory as InfiniBand needs",
+        "the process may not lock as much memory as InfiniBand needs",
         "add the capability IPC_LOCK in spec.template; the administrator of the nodes raises the limit memlock",
-        local=("the process may not lock as much memory as InfiniBand needs", "raise the limit memlock: ulimit -l"),
+        local="raise the limit memlock: ulimit -l",
     ),
     Row(
         r"^MemoryError|Cannot allocate memory|bad_alloc",
         "the program needs more memory than there is",
         LESS_MEMORY,
-        local=("the program needs more memory than there is", LESS_MEMORY_HERE),
+        local=LESS_MEMORY_HERE,
     ),
     Row(
         r"driver on your system is too old|driver version is insufficient|unsatisfied condition: (?:cuda|driver)",
-        "the driver of the Kubernetes node is older than CUDA in the image",
+        "the GPU driver is older than the CUDA of PyTorch",
         "use an image with an older CUDA, or nodes with a newer driver",
-        local=(
-            "the driver of this machine is older than CUDA in its PyTorch",
-            "install a newer driver, or a PyTorch for an older CUDA",
-        ),
+        local="install a newer driver, or a PyTorch for an older CUDA",
     ),
     Row(
         r"unable to apply cgroup",
@@ -91,18 +82,15 @@ ROWS: Sequence[Row] = (
     ),
     Row(
         r"No CUDA GPUs are available|Found no NVIDIA driver|no GPUs found|libcuda\.so\S*: cannot open",
-        "the container has no GPU",
+        "PyTorch finds no GPU",
         "request nvidia.com/gpu in spec.resources; without GPUs, use the backend gloo",
-        local=(
-            "PyTorch finds no GPU on this machine",
-            "nvidia-smi shows the GPUs; correct CUDA_VISIBLE_DEVICES, or use the backend gloo",
-        ),
+        local="nvidia-smi shows the GPUs; correct CUDA_VISIBLE_DEVICES, or use the backend gloo",
     ),
     Row(
         r"invalid device ordinal|You requested gpu",
         "a node has more ranks than GPUs",
         "correct nprocPerNode, or nvidia.com/gpu in spec.resources",
-        local=("a node has more ranks than GPUs", "correct nprocPerNode, or CUDA_VISIBLE_DEVICES"),
+        local="correct nprocPerNode, or CUDA_VISIBLE_DEVICES",
     ),
     Row(
         r"Duplicate GPU detected",
@@ -112,12 +100,9 @@ ROWS: Sequence[Row] = (
     ),
     Row(
         r"no kernel image|kernel image is invalid|invalid device function",
-        "PyTorch in the image is not built for this GPU",
+        "PyTorch is not built for this GPU",
         "use an image whose PyTorch supports the architecture of the GPU, or other nodes",
-        local=(
-            "PyTorch on this machine is not built for its GPU",
-            "install a PyTorch that supports the architecture of the GPU",
-        ),
+        local="install a PyTorch that supports the architecture of the GPU",
     ),
     Row(
         r"device-side assert",
@@ -128,18 +113,15 @@ ROWS: Sequence[Row] = (
     Row(r"ALLOC_FAILED|NOT_INITIALIZED|'out of memory'", GPU_MEMORY, LESS_GPU_MEMORY, local=True),
     Row(
         r"system not yet initialized|cudaGetDeviceCount|nvidia-container-cli|error running \w*hook|CDI devices",
-        "the driver of the Kubernetes node, or the fabric manager of its GPUs, does not work",
+        "the GPU driver, or the fabric manager of the GPUs, does not work",
         f"{DESCRIBE_NODE}, and to restart the driver or the fabric manager",
-        local=(
-            "the driver of this machine, or the fabric manager of its GPUs, does not work",
-            "nvidia-smi shows whether the driver works; restart the driver or the fabric manager",
-        ),
+        local="nvidia-smi shows whether the driver works; restart the driver or the fabric manager",
     ),
     Row(
         r"cuDNN version incompatibility",
         "another cuDNN is found before the one of PyTorch",
         "remove its directory from LD_LIBRARY_PATH, or use another image",
-        local=("another cuDNN is found before the one of PyTorch", "remove its directory from LD_LIBRARY_PATH"),
+        local="remove its directory from LD_LIBRARY_PATH",
     ),
     Row(r"Mismatched NCCL version", "the nodes do not run the same image", "name the image with its digest"),
     Row(
@@ -158,7 +140,7 @@ ROWS: Sequence[Row] = (
         r"gai error|[Nn]ame resolution|Name or service not known|getaddrinfo",
         "a host name does not resolve",
         "correct the name (the operator sets MASTER_ADDR); look at DNS, and at NetworkPolicies for it",
-        local=("a host name does not resolve", "correct the name, or look at the name servers of this machine"),
+        local="correct the name, or look at the name servers of this machine",
     ),
     Row(
         r"^Rendezvous(?:Timeout|Connection)|waiting for (?:clients|workers)|client socket has (?:timed out|failed)",
@@ -169,35 +151,26 @@ ROWS: Sequence[Row] = (
         r"EADDRINUSE|[Aa]ddress already in use",
         "another process listens on the port",
         "use another rendezvous.port, or no hostNetwork; without it, the program itself opened the port before",
-        local=(
-            "another process listens on the port",
-            "use another rendezvous.port, or end the other process; or the program itself opened the port before",
-        ),
+        local="use another rendezvous.port, or end the other process; or the program itself opened the port before",
     ),
     Row(
         r"certificate verify failed|CERTIFICATE_VERIFY_FAILED",
-        "the image does not have the certificate of the server or of a proxy",
+        "the certificate of the server or of a proxy is not known where the program runs",
         "add the CA certificate to the image, or mount it and name it in SSL_CERT_FILE and REQUESTS_CA_BUNDLE",
-        local=(
-            "this machine does not have the certificate of the server or of a proxy",
-            "name the CA certificate in SSL_CERT_FILE and REQUESTS_CA_BUNDLE",
-        ),
+        local="name the CA certificate in SSL_CERT_FILE and REQUESTS_CA_BUNDLE",
     ),
     Row(
         r"credentials(?: were)? not found|locate credentials|api_key not configured|gated repo|401\)"
         r"|\b401 (?:Client|Un)|\bUnauthorized|ExpiredToken|InvalidAccessKey",
         "the credentials of a service are missing, or it refuses them",
         "put them into a Secret that env or envFrom names (HF_TOKEN, AWS_ACCESS_KEY_ID), or set serviceAccountName",
-        local=(
-            "the credentials of a service are missing, or it refuses them",
-            "set them in env (HF_TOKEN, AWS_ACCESS_KEY_ID), or log in with the program of the service",
-        ),
+        local="set them in env (HF_TOKEN, AWS_ACCESS_KEY_ID), or log in with the program of the service",
     ),
     Row(
         r"Access ?Denied|\b403 (?:Client|Forb)|403\)|\bForbidden(?! \w)|does not have \S+ access",
         "the account of the program lacks a right",
         "give the right to the role of its serviceAccountName, or use other credentials in a Secret",
-        local=("the account of the program lacks a right", "give the right to the account, or use other credentials"),
+        local="give the right to the account, or use other credentials",
     ),
     Row(
         r"SlowDown|reduce your request rate|\b429 (?:Client|Too)|429\)|rate limit",
@@ -208,42 +181,33 @@ ROWS: Sequence[Row] = (
     Row(
         r"(?i)^\w*(?:timeout|connection)\w*(?:error)?\b|n(?:o|')t connect to|max retries exceeded"
         r"|check your (?:internet )?connection|network is unreachable",
-        "a service cannot be reached from the pod, or does not answer in time",
+        "a service cannot be reached, or does not answer in time",
         "look at its endpoint, at NetworkPolicies for egress, and at the proxy in HTTPS_PROXY; allow more retries",
-        local=(
-            "a service cannot be reached, or does not answer in time",
-            "look at its endpoint, and at the proxy in HTTPS_PROXY; allow more retries",
-        ),
+        local="look at its endpoint, and at the proxy in HTTPS_PROXY; allow more retries",
     ),
     Row(
         r"No space left on device|PytorchStreamWriter failed|[Qq]uota exceeded",
         "the volume or the disk is full, or its quota is used up",
         "make room on the volume, or increase its claim; for files of the container, limits.ephemeral-storage",
-        local=("the disk is full, or its quota is used up", "make room, or use another directory with --volume"),
+        local="make room, or use another directory with --volume",
     ),
     Row(
         r"\[Errno 13\]|^PermissionError",
         "the file or its directory belongs to another user",
         "set podSecurity.fsGroup to the group of the volume; for caches, set HOME or HF_HOME to another directory",
-        local=(
-            "the file or its directory belongs to another user",
-            "correct its owner or its rights; for caches, set HOME or HF_HOME to another directory",
-        ),
+        local="correct its owner or its rights; for caches, set HOME or HF_HOME to another directory",
     ),
     Row(
         r"Read-only file system",
-        "the volume or the file system of the container is read-only",
+        "the volume or the file system is read-only",
         "mount the volume without readOnly, or write to another path",
-        local=("the file system is read-only", "write to another path"),
+        local="write to another path",
     ),
     Row(
         r"[Ss]tale file handle|Input/output error|[Tt]ransport endpoint",
         "the storage of a volume failed, or the connection to its server",
         f"look at the server of the volume, at its mount and at its network; {DESCRIBE_NODE}",
-        local=(
-            "the storage failed, or the connection to its server",
-            "look at the server of the file system, at its mount and at its network",
-        ),
+        local="look at the server of the file system, at its mount and at its network",
     ),
     Row(
         r"Too many open files",
@@ -253,27 +217,21 @@ ROWS: Sequence[Row] = (
     ),
     Row(
         r"not compiled with CUDA",
-        "PyTorch in the image has no CUDA",
+        "PyTorch has no CUDA",
         "use an image with PyTorch for CUDA, or run without GPUs",
-        local=("PyTorch on this machine has no CUDA", "install a PyTorch for CUDA, or run without GPUs"),
+        local="install a PyTorch for CUDA, or run without GPUs",
     ),
     Row(
         r"^(?:ModuleNotFound|Import)Error|cannot open shared object file|Failed to find C compiler",
-        "the image lacks a module, a library or a compiler, or has another version of it",
+        "a module, a library or a compiler is missing, or has another version",
         "install the right version in the image; send modules of your own with submit --workdir",
-        local=(
-            "this machine lacks a module, a library or a compiler, or has another version of it",
-            "install the right version, a module with pip install for the Python that runs the program",
-        ),
+        local="install the right version, a module with pip install for the Python that runs the program",
     ),
     Row(
         r"can't open file|error: (?:unrecognized|the following) arguments|error: argument ",
         "the command names a file that does not exist, or an argument that the program does not know",
         "correct command or args, and create the job again",
-        local=(
-            "the command names a file that does not exist, or an argument that the program does not know",
-            "correct command or args, and run the job again",
-        ),
+        local="correct command or args, and run the job again",
     ),
     Row(
         r"PytorchStreamReader|in loading state_dict|[Ww]eights only load failed",
@@ -283,27 +241,21 @@ ROWS: Sequence[Row] = (
     ),
     Row(
         r"^FileNotFoundError|No such file or directory",
-        "the path is wrong, or its volume is not mounted",
+        "the path is wrong, or what it leads to is not mounted",
         "correct the path, or mount the volume: spec.data, or volumes in spec.template",
-        local=(
-            "the path is wrong, or its directory is not mapped",
-            "correct the path, or map its directory with --volume",
-        ),
+        local="correct the path, or map its directory with --volume",
     ),
     Row(
         r"^SIG(?:TERM|INT|HUP)$",
-        "another process asked the program to end: in the pod a script or timeout, or the kubelet after failed probes",
+        "another process asked the program to end, for example a script or a timeout",
         "{logs}; kubectl describe pod {pod} shows failed probes",
-        local=("another process asked the program to end", "{logs}"),
+        local="{logs}",
     ),
     Row(
         r"^SIGKILL$",
-        "the kernel's out-of-memory killer ended a process, or another process of the pod did",
+        "the kernel's out-of-memory killer ended a process, or another process did",
         f"{{logs}}; {LESS_MEMORY}",
-        local=(
-            "the kernel's out-of-memory killer ended a process, or another process did",
-            f"{{logs}}; {LESS_MEMORY_HERE}",
-        ),
+        local=f"{{logs}}; {LESS_MEMORY_HERE}",
     ),
     Row(
         r"^SIGABRT$",
@@ -319,21 +271,15 @@ ROWS: Sequence[Row] = (
     ),
     Row(
         r"^SIGBUS$",
-        "/dev/shm of the pod is full, or a file that is mapped into memory became shorter",
+        "/dev/shm is full, or a file that is mapped into memory became shorter",
         "increase sharedMemory.sizeLimit, or use fewer data loader workers; {logs}",
-        local=(
-            "/dev/shm is full, or a file that is mapped into memory became shorter",
-            "make room in /dev/shm, or use fewer data loader workers; {logs}",
-        ),
+        local="make room in /dev/shm, or use fewer data loader workers; {logs}",
     ),
     Row(
         r"^SIGILL$",
-        "the processor lacks an instruction, such as AVX-512, that a library of the image uses",
+        "the processor lacks an instruction, such as AVX-512, that a library uses",
         "use an image that is built for this processor, or other nodes with nodeSelector in spec.template; {logs}",
-        local=(
-            "the processor lacks an instruction, such as AVX-512, that a library uses",
-            "install a build of the library for this processor; {logs}",
-        ),
+        local="install a build of the library for this processor; {logs}",
     ),
     Row(
         r"^FloatingPointError|loss is nan",
@@ -416,5 +362,5 @@ def advice(text: str, rows: Sequence[Row] = ROWS, is_local: bool = False, **name
     row = next((row for row in rows if re.search(row.pattern, text)), None)
     if row is None or (is_local and not row.local):
         return None
-    hint, todo = row.local if is_local and isinstance(row.local, tuple) else (row.hint, row.next)
-    return hint, todo.format(**names) if names else todo
+    todo = row.local if is_local and isinstance(row.local, str) else row.next
+    return row.hint, todo.format(**names) if names else todo

@@ -40,14 +40,13 @@ MAX_GRACE_SECONDS = 86_400  # of terminationGracePeriodSeconds
 def recorded_attempt(status: DDPJobStatus, now: datetime) -> CurrentAttempt:
     """Return the attempt in a status; its number is 0 before the first attempt.
 
-    A status without ``currentAttempt``, written by an earlier release, has only a number. The phase is then Creating,
-    which becomes Running at once if all pods exist.
+    Of an attempt that a user has spoiled, only the number is known. The phase is then Creating, which becomes Running
+    at once if all pods exist.
     """
     attempt, number = status.current_attempt, status.attempt or 0
     if attempt is not None and attempt.number == number > 0:
         return attempt
-    started = status.start_time if status.active_seconds is None else None
-    return CurrentAttempt(number=number, phase=CREATING, start_time=started or timestamp(now))
+    return CurrentAttempt(number=number, phase=CREATING, start_time=timestamp(now))
 
 
 def waits(attempt: CurrentAttempt, now: datetime) -> bool:

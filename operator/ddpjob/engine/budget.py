@@ -119,7 +119,12 @@ def refund(s: JobState) -> DDPJobStatus:
     refunded = 0
     for index in range(_first_in_counter(failures, used), len(failures)):
         failure = failures[index]
-        if _is_refundable(failure, s) and (lost := _lost_pod(s, failure)) is not None:
+        recent = 0 <= seconds_since(failure.time, s.now) <= PROVISIONAL_SECONDS
+        if not (recent and failure.provisional and failure.counted):
+            continue
+        # A pod whose lost Kubernetes node explains the failure.
+        pods, here = (pod for pod in s.pods if is_on_lost_node(pod)), failure.node_name or ""
+        if lost := next((pod for pod in pods if pod.attempt == failure.attempt or pod.node_name == here), None):
             failures[index] = _refunded(s, failure, lost)
             refunded += 1
     if not refunded:
@@ -131,11 +136,6 @@ def _first_in_counter(failures: Sequence[Failure], used: int) -> int:
     """Return the index of the first failure whose restart the counter contains: a reset removes earlier ones."""
     counted = [index for index, failure in enumerate(failures) if failure.counted]
     return counted[max(len(counted) - used, 0)] if counted and used else len(failures)
-
-
-def _lost_pod(s: JobState, failure: Failure) -> PodView | None:
-    """Return a pod whose lost Kubernetes node explains the failure."""
-    return next((pod for pod in s.pods if is_on_lost_node(pod) and _explains(pod, failure)), None)
 
 
 def _refunded(s: JobState, failure: Failure, lost: PodView) -> Failure:
@@ -156,13 +156,3 @@ def _refunded(s: JobState, failure: Failure, lost: PodView) -> Failure:
         counted=False,
         provisional=None,
     )
-
-
-def _is_refundable(failure: Failure, s: JobState) -> bool:
-    recent = 0 <= seconds_since(failure.time, s.now) <= PROVISIONAL_SECONDS
-    return recent and bool(failure.provisional) and failure.counted
-
-
-def _explains(lost: PodView, failure: Failure) -> bool:
-    is_same_node = lost.node_name is not None and lost.node_name == failure.node_name
-    return lost.attempt == failure.attempt or is_same_node

@@ -97,7 +97,6 @@ def _label(claim: Json) -> str | None:
 
 
 def _misfits(found: Json, wanted: Json) -> Iterator[str]:
-    """Yield what the template requires and the claim lacks."""
     if missing := sorted(set(wanted.get("accessModes") or ()) - set(found.get("accessModes") or ())):
         yield f"it lacks the access mode {', '.join(missing)}"
     if not _is_large_enough(_storage(found), _storage(wanted)):

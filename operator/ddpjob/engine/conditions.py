@@ -44,13 +44,13 @@ def conditions(
         case "succeed" | "fail":
             aspects = _finished(decision)
         case "suspend":
-            aspects = _suspended(*s.suspension)
+            aspects = without_pods(*s.suspension, Suspended=True)
         case "continue" if s.suspended and s.job.spec.suspend:
             reason, text = s.suspension
-            aspects = _suspended(reason, "; ".join(filter(None, (text, kept_quota(s)))))
+            aspects = without_pods(reason, "; ".join(filter(None, (text, kept_quota(s)))), Suspended=True)
         case "hold" if s.suspended:
-            stalled: Aspect = (True, decision.reason, decision.message)
-            aspects = _suspended(SUSPENDED, "suspended; it cannot be resumed yet") | {"Stalled": stalled}
+            aspects = without_pods(SUSPENDED, "suspended; it cannot be resumed yet", Suspended=True)
+            aspects["Stalled"] = (True, decision.reason, decision.message)
         case _:
             aspects = _active(s, decision, nodes, failures[-1] if failures else None, reached)
     return build(s.before.conditions or (), aspects, s.now)
@@ -88,28 +88,15 @@ def finished(before: Sequence[Condition], problems: Sequence[Problem], now: date
     return [stalled if condition.type == "Stalled" else condition for condition in before]
 
 
-def invalid(message: str) -> dict[str, Aspect]:
-    """Return the true and false conditions of a job with an invalid spec, which an older CRD may accept."""
-    why = ("InvalidSpec", message)
-    return {"Stalled": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
-
-
 def _finished(decision: Decision) -> dict[str, Aspect]:
-    failed = decision.kind == "fail"
-    why = (decision.reason, decision.message)
-    return {
-        "Finished": (True, *why),
-        "Failed": (failed, *why),
-        "Succeeded": (not failed, *why),
-        "Running": (False, *why),
-        "Scheduled": (False, *why),
-        "Stalled": (failed, *why),  # kstatus reads Stalled as Failed
-    }
+    failed = decision.kind == "fail"  # kstatus reads Stalled as Failed
+    holds = {"Finished": True, "Failed": failed, "Succeeded": not failed, "Stalled": failed}
+    return without_pods(decision.reason, decision.message, **holds)
 
 
-def _suspended(reason: str, message: str) -> dict[str, Aspect]:
-    why = (reason, message)
-    return {"Suspended": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
+def without_pods(reason: str, message: str, **holds: bool) -> dict[str, Aspect]:
+    """Return the conditions of a job without pods; ``holds``: those that have another value than False."""
+    return {kind: (value, reason, message) for kind, value in (holds | {"Running": False, "Scheduled": False}).items()}
 
 
 def all_run(nodes: Nodes) -> bool:

@@ -8,6 +8,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, is_refused
+from ddpjob.engine.failures import COMPLETION_EXCEEDED
 from ddpjob.engine.obstacles import UNKNOWN_SECONDS, obstacles
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS, avoided, no_other_node_since, others_are_full
@@ -16,7 +17,6 @@ REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
 """How long the kubelet may refuse to start a container: a Secret may have been applied together with the job."""
 REFUSED_LATER_SECONDS, REFUSED_EVERYWHERE_SECONDS = 60, 1800
 """The same for a job that has trained; the second if none of its pods starts: a Secret is away while it is replaced."""
-COMPLETION_EXCEEDED = "CompletionDeadlineExceeded"
 _LONGEST_COMPLETION = 8
 """How many times completionGraceSeconds an attempt waits at most: a hang holds the GPUs for hours, and not for days."""
 
@@ -35,8 +35,6 @@ class Deadline:
     ends: Literal["job", "attempt", "abandons"]
     reason: str
     message: str
-    hint: str = ""
-    next: str = ""
     refused: PodView | None = None
 
 
@@ -69,8 +67,7 @@ def _startup(s: JobState) -> Deadline | None:
     left = limit - seconds_between(s.attempt.creating_since or s.attempt.start_time, s.now)
     if all_ran:
         text = f"attempt {s.attempt.number} has reported no step within {limit} s (startupDeadlineSeconds)"
-        hint = "loading data or the rendezvous takes longer than expected, or a rank hangs"
-        return Deadline(left, "attempt", "StartupDeadlineExceeded", text, hint, s.logs_command())
+        return Deadline(left, "attempt", "StartupDeadlineExceeded", text)
     pods = {} if s.attempt.is_closed else s.current
     waiting = [r for r in s.job.node_ranks if r not in pods or pods[r].state == "pending"]
     text = f"{len(waiting)} of {len(s.job.node_ranks)} nodes have not started within {limit} s (startupDeadlineSeconds)"
@@ -86,15 +83,7 @@ def _progress(s: JobState) -> Deadline | None:
         return None
     step = s.answer.step if s.answer else None
     text = f"step {step} of attempt {s.attempt.number} has been the last for {limit} s (progressDeadlineSeconds)"
-    hint = "a rank, the data loader or the network stopped without an error"
-    return Deadline(
-        limit - s.stalled_seconds,
-        "attempt",
-        "ProgressDeadlineExceeded",
-        text,
-        hint,
-        s.logs_command(),
-    )
+    return Deadline(limit - s.stalled_seconds, "attempt", "ProgressDeadlineExceeded", text)
 
 
 def _completion(s: JobState) -> Deadline | None:
@@ -115,19 +104,16 @@ def _completion(s: JobState) -> Deadline | None:
         f"node_rank {', '.join(map(str, left[:8]))} of attempt {s.attempt.number} still run {limit} s after the first "
         "node succeeded, and after the last progress of rank 0 (completionGraceSeconds)"
     )
-    hint = "a rank waits for peers that have ended, for example in a collective after the last step"
-    if 0 in left and s.idle_seconds is not None:
-        waited = min(waited, s.idle_seconds)
+    polled, pod = s.observed.progress, s.current.get(0)
+    if 0 in left and s.answer is not None and polled.stalled_seconds is not None:
+        age = s.answer.age_seconds
+        waited = min(waited, polled.stalled_seconds, polled.stalled_seconds if age is None or age < 0 else age)
+    is_asked = pod is not None and pod.state == "running" and not pod.deleting and bool(pod.ip)
+    has_reported = s.answer is not None or s.attempt.first_step_time is not None
     # One request that failed, or a new operator's first plan, does not show that rank 0 stopped to work.
-    remaining = max(limit - waited, UNKNOWN_SECONDS) if 0 in left and s.awaits_answer else limit - waited
-    return Deadline(
-        remaining,
-        "attempt",
-        COMPLETION_EXCEEDED,
-        text,
-        hint,
-        "end with torch.distributed.destroy_process_group() on every rank, or increase completionGraceSeconds",
-    )
+    awaits_answer = is_asked and has_reported and polled.stalled_seconds is None and polled.problem is None
+    remaining = max(limit - waited, UNKNOWN_SECONDS) if 0 in left and awaits_answer else limit - waited
+    return Deadline(remaining, "attempt", COMPLETION_EXCEEDED, text)
 
 
 def _avoided_nodes(s: JobState) -> Deadline | None:
@@ -150,7 +136,6 @@ def _avoided_nodes(s: JobState) -> Deadline | None:
 
 
 def _refused_start(s: JobState) -> Deadline | None:
-    """A container that the kubelet does not start."""
     if s.attempt.is_closed or (refused := s.refused_start) is None:
         return None
     limit = REFUSED_SECONDS[refused.reason]

@@ -9,7 +9,6 @@ from typing import Literal
 
 from ddpjob.api import names
 from ddpjob.api.exit_codes import RENDEZVOUS
-from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Failure, Size
 from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
@@ -39,7 +38,6 @@ from ddpjob.engine.evidence import (
     evidence_named_by,
     evidence_of,
     evidence_of_early_end,
-    evidence_of_missing,
     evidence_of_waiting,
     failed_pods,
     may_have_waited,
@@ -50,8 +48,7 @@ from ddpjob.engine.evidence import (
     whose_failure,
 )
 from ddpjob.engine.failures import Context, Judgement
-from ddpjob.engine.judgement import failure_record, failure_text, judge
-from ddpjob.engine.rules import overrule
+from ddpjob.engine.judgement import failure_record, failure_text, judge, judge_deadline, overrule
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
@@ -105,11 +102,6 @@ class Decision:
         """Whether the current attempt gets its verdict, and no other starts now."""
         return self.kind in ("close", "suspend", "succeed", "fail")
 
-    @property
-    def is_final_or_destructive(self) -> bool:
-        """Whether the decision requires pods from a LIST instead of from the cache, which may be stale."""
-        return self.ends_attempt or self.kind in ("settle", "restart")
-
 
 CONTINUE = Decision("continue")
 RESIZED = "Resized"
@@ -127,10 +119,12 @@ def decide(s: JobState) -> Decision:
 
 
 def _success(s: JobState) -> Decision | None:
-    if not s.all_succeeded:
-        return None
     if s.job.spec.success_policy == "NodeZero":
+        if 0 not in s.succeeded_nodes:
+            return None
         return Decision("succeed", "NodeZeroSucceeded", f"node 0 of attempt {s.attempt.number} succeeded")
+    if not s.succeeded_nodes.issuperset(s.job.node_ranks):
+        return None
     text = f"all {len(s.job.node_ranks)} node(s) of attempt {s.attempt.number} succeeded"
     return Decision("succeed", "AllNodesSucceeded", text)
 
@@ -179,8 +173,7 @@ def _attempt_deadline(s: JobState) -> Decision | None:
     if passed.refused is not None:
         return _react(s, _judged(s, evidence_of_waiting(passed.refused)))
     stall = s.answer.stall if s.answer is not None else None
-    text = f"{passed.message}; {stall.message}" if stall is not None and stall.message else passed.message
-    judgement = Judgement(passed.reason, message=text, hint=passed.hint, next=passed.next, stall=stall)
+    judgement = judge_deadline(passed.reason, passed.message, s.logs_command(), stall)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
 
 
@@ -210,7 +203,6 @@ def _unknown_attempt(s: JobState) -> Decision | None:
 
 
 def _next_attempt(s: JobState) -> Decision | None:
-    """Start the attempt that follows a closed one, when its time has come."""
     if not s.attempt.is_closed:
         return None
     if s.spec_changed:
@@ -229,7 +221,8 @@ def _next_attempt(s: JobState) -> Decision | None:
 def _completion(s: JobState) -> Decision | None:
     if s.attempt.is_creating and token_is_lost(s):
         return _abandon(s, "PeersNotCreated", "its pods would not have one token, because another process began it")
-    exists = s.all_pods_exist and s.observed.service is not None
+    # A pod that is being deleted counts: it may have trained since an operator that was killed created it.
+    exists = not s.missing_nodes and s.observed.service is not None
     if s.attempt.is_creating and (exists or s.observed.round == "complete"):
         return Decision("created", RUNNING, "all pods exist")
     return None
@@ -250,7 +243,7 @@ def _failure(s: JobState) -> Decision | None:
         early = evidence_of_early_end(cause, s.succeeded_nodes, s.current)
         found = evidence_named_by(cause, s.current) or early or evidence_of(cause)
     else:  # a lost pod precedes one that only perhaps failed by itself
-        found = evidence_of_missing(lost[0])
+        found = Evidence(lost[0], "own")
     judgement = _judged(s, found)
     if creating and s.missing_nodes and (found.whose != "own" or found.report.code == RENDEZVOUS):
         # The API server does not accept its peers: this pod waited for them, and perhaps ended for no other reason.
@@ -260,7 +253,9 @@ def _failure(s: JobState) -> Decision | None:
     if is_planned or is_own or lost or creating or (s.all_stopped and not s.unread_logs):
         return _conclude(s, found, judgement)
     if (until := _settling_until(s, found)) is not None:
-        return Decision("settle", "Failing", _settling_text(s, cause), until=until)
+        where = cause.where if cause else "a pod"
+        text = f"attempt {s.attempt.number} failed: {where} ended; waiting for the other nodes to find the cause"
+        return Decision("settle", "Failing", text, until=until)
     # Each process tries each log once, and for a short time: also a process that starts after the end of the wait.
     is_open = waits(s.attempt, s.now) or bool(s.unread_logs)
     return CONTINUE if is_open else _conclude(s, found, judgement)
@@ -295,7 +290,6 @@ def _settling_until(s: JobState, found: Evidence) -> str | None:
 
 
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
-    """Return what follows from a failure by the table and the user's rules."""
     context = Context(
         earlier=s.earlier_failures,
         repeated=reasons_since_progress(s),
@@ -336,11 +330,6 @@ def _unconfirmed(s: JobState) -> Decision | None:
     if not s.attempt.is_settling:
         return None
     return CONTINUE if waits(s.attempt, s.now) else Decision("created", RUNNING, "all pods exist")
-
-
-def _settling_text(s: JobState, seen: PodView | None) -> str:
-    where = seen.where if seen else "a pod"
-    return f"attempt {s.attempt.number} failed: {where} ended; waiting for the other nodes to find the cause"
 
 
 def _react(s: JobState, judgement: Judgement) -> Decision:
@@ -387,7 +376,7 @@ def _drain_until(s: JobState) -> str | None:
     """Return until when the running pods may write after SIGTERM, if they keep the job's grace; None if none runs."""
     if not any(s.may_save(pod) for pod in s.pods if not pod.ended):
         return None
-    return whole_second_after(s.now, s.grace_seconds + DRAIN_MARGIN_SECONDS)
+    return whole_second_after(s.now, s.job.grace_seconds + DRAIN_MARGIN_SECONDS)
 
 
 def _eviction(s: JobState) -> Decision | None:
@@ -418,7 +407,7 @@ def _shrink(s: JobState) -> Decision | None:
 
 
 def _smaller(s: JobState, size: Size) -> Decision:
-    number, limit = s.attempt.number, s.job.spec.placement.partial_seconds
+    number, limit = s.attempt.number, s.job.spec.placement.partial_gang_seconds
     text = (
         f"not all {len(s.job.node_ranks)} pods of attempt {number} got a Kubernetes node within {limit} s: the next "
         f"one has {size.nodes} nodes (minNodes is {s.job.spec.min_nodes}), and costs no restart"
@@ -427,7 +416,6 @@ def _smaller(s: JobState, size: Size) -> Decision:
 
 
 def _grow(s: JobState) -> Decision | None:
-    """End an attempt that has fewer nodes than the spec when there is room for more, after a checkpoint."""
     if (size := elastic.grown(s)) is None:
         return None
     text = (
@@ -482,14 +470,15 @@ def _abandon(s: JobState, reason: str, message: str) -> Decision:
 def _partial_gang(s: JobState) -> Decision | None:
     """End an attempt that has held only a part of its Kubernetes nodes for too long."""
     left = guard.seconds_left(s)
-    return _give_back(s, guard.verdict(s), guard.verdict_text(s)) if left is not None and left <= 0 else None
+    return _give_back(s, *guard.verdict(s)) if left is not None and left <= 0 else None
 
 
 def _give_back(s: JobState, reason: str, message: str) -> Decision:
     """End the attempt without a failure, so that its Kubernetes nodes are free for others for a while."""
     until = whole_second_after(s.now, guard.backoff(s))
     text = f"{message}: attempt {s.attempt.number} gives its nodes back and costs no restart"
-    text += f"; {guard.next_start(reason, until)}"
+    older = "when no older job waits, and " if reason == guard.YIELDED else ""
+    text += f"; the next one starts {older}at {until}{' at the latest' if older else ''}"
     return Decision("close", reason, text, gives_back=True, until=until, drain_until=_drain_until(s))
 
 

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, element, owner_uid
+from ddpjob.api.objects import Json, element, owner_uid, value_at
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
 from ddpjob.engine.injection import with_launcher
@@ -150,7 +150,7 @@ def has_same_fixed_part(one: str, other: str) -> bool:
 
 
 def _digest(spec: Json, paths: Iterable[tuple[str, ...]]) -> str:
-    given = {".".join(path): part for path in paths if (part := _at(spec, path)) is not None}
+    given = {".".join(path): part for path in paths if (part := value_at(spec, path)) is not None}
     text = json.dumps(given, sort_keys=True)
     if "null" in text:  # otherwise a large spec need not be copied
         text = json.dumps(_without_nulls(given), sort_keys=True)
@@ -160,12 +160,6 @@ def _digest(spec: Json, paths: Iterable[tuple[str, ...]]) -> str:
 def is_comparable(recorded: str | None) -> TypeGuard[str]:
     """Return whether ``spec_hash`` of this release made the recorded digest; another release may hash other parts."""
     return recorded is not None and recorded.startswith(_HASH_FORM)
-
-
-def _at(value: Any, path: Iterable[str]) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _without_nulls(value: Any) -> Any:
@@ -338,15 +332,14 @@ def desired_pods(
     *,
     beside: Sequence[Create] = (),
     avoid: Sequence[str] = (),
-    granted: int | None = None,
+    granted: int = 0,
     token: str = "",
     dress: Callable[[Json], Json] = lambda pod: pod,
 ) -> DesiredPods:
     """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order.
 
-    avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place; None of an attempt that
-        an earlier release began. token: of the attempt (``engine.token``). dress: returns the pod of node 0 as the
-        systems need it that place the pods.
+    avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place. token: of the attempt
+        (``engine.token``). dress: returns the pod of node 0 as the systems need it that place the pods.
     """
     ranks = job.node_ranks if node_ranks is None else node_ranks
     first = _pod_of_node_0(job, attempt, settings, granted, token)
@@ -451,7 +444,7 @@ def process_environment(job: Job) -> dict[str, str]:
     }
 
 
-def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int | None, token: str) -> Json:
+def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int, token: str) -> Json:
     spec = job.spec
     wire = job.wire
     security = spec.pod_security
@@ -462,8 +455,11 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
         run_as_user=_DEFAULT_USER,
         fs_group=_DEFAULT_USER,
         process_env=process_environment(job)
-        | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}", names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds))}
-        | ({} if granted is None else {names.ENV_INPLACE_RESTARTS: str(granted)})
+        | {
+            names.ENV_RDZV_ID: f"{job.uid}-{attempt}",
+            names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds)),
+            names.ENV_INPLACE_RESTARTS: str(granted),
+        }
         | _deadlines(spec),
     )
     template = wire.get("template", {})

@@ -90,7 +90,6 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
 
 
 def _lives(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
-    """Yield a note for each restart in place that is new in the status."""
     attempt = status.current_attempt
     if attempt is None or attempt.in_place is None or attempt.number != s.attempt.number:
         return
@@ -102,7 +101,6 @@ def _lives(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
 
 
 def _changes(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
-    """Yield notes about the budget and the avoided nodes."""
     provisional = {failure.attempt for failure in s.earlier_failures if failure.provisional}
     for failure in status.failures or ():
         if failure.attempt in provisional and not failure.provisional:

@@ -332,11 +332,6 @@ def is_refused(pod: PodView) -> bool:
     return reason in REFUSALS and not message.startswith(FAILED_TO_SYNC)
 
 
-def evidence_of_missing(node_rank: int) -> Evidence:
-    """Return the facts of a node whose pod no longer exists."""
-    return Evidence(node_rank, "own")
-
-
 def may_have_waited(evidence: Evidence) -> bool:
     """Return whether a failure before all pods ran may only show that the peers did not come.
 

@@ -6,7 +6,7 @@ The first row that matches applies. ``make generate`` prints the table as docs/r
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ NOT_FINITE = "NotFinite"
 DIVERGED = "the training diverged, or a device computed wrong values"
 PEER_LOST = "PeerLost"
 """Reason of a failure that only shows that the connection to a peer was closed; also the trainer's."""
+COMPLETION_EXCEEDED = "CompletionDeadlineExceeded"
 COLLECTIVE_TIMEOUT = "CollectiveTimeout"
 """Reason of a failure of ranks that waited for another one until the time of torch.distributed was over."""
 _OF_A_TIMEOUT = re.compile(r"Watchdog caught collective|Timed out waiting \d+ms for|failed to pass monitoredBarrier")
@@ -124,7 +125,7 @@ class Judgement:
     hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
         that shows the log, {pod} and {node} are names.
     from_program: which of hint and next the trainer's report says.
-    local: hint and next in local mode, which has neither Kubernetes nodes nor images; None if they are the same.
+    local: next in local mode, which has neither Kubernetes nodes nor images; empty if it is the same.
     texts: of errors, with their own hint and next, which go before those of the row; not where ``local`` applies.
     message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
     stall: what the launcher reported then.
@@ -141,7 +142,7 @@ class Judgement:
     hint: str = ""
     next: str = ""
     from_program: tuple[str, ...] = ()
-    local: tuple[str, str] | None = None
+    local: str = ""
     texts: Sequence[Row] = ()
     message: str = ""
     evidence: Evidence | None = None
@@ -174,7 +175,6 @@ def _has_failed_device(e: Evidence) -> bool:
 
 
 def _is_of_program(e: Evidence) -> bool:
-    """Whether an exception follows from the code or the data, and names neither machine nor network nor a service."""
     raised = {e.facts.exception, *(name.rpartition(".")[2] for name in _ANOTHER.findall(text_of(e)))}
     return (
         e.whose != "peer" and e.exit_code == 1 and raised <= _OF_PROGRAMS and not _OF_THE_ENVIRONMENT.search(text_of(e))
@@ -213,12 +213,7 @@ def _is_deterministic(e: Evidence, context: Context) -> bool:
 
 
 DESCRIBE_POD = "kubectl describe pod {pod}"
-_DEVICE = "the GPU or its driver failed, or a kernel used memory that is not its own"
-_MISMATCH = "the checkpoints were written with other settings or other data"
-_NOT_INSTALLED = (
-    "the command is not installed on this machine, is not executable, or is for another architecture",
-    "local mode uses the programs of this machine: install it, or correct command and args",
-)
+_INSTALL_HERE = "local mode uses the programs of this machine: install it, or correct command and args"
 
 TABLE: tuple[Judgement, ...] = (
     Judgement(
@@ -321,12 +316,9 @@ TABLE: tuple[Judgement, ...] = (
         "a container or a rank exceeded the memory limit",
         lambda e, _: e.oom,
         action="RestartOnce",
-        hint="the trainer needs more memory than its limit, or it leaks",
+        hint="the ranks need more memory than they may use, or they leak",
         next=LESS_MEMORY,
-        local=(
-            "the ranks need more memory than this machine lets them use, or they leak",
-            LESS_MEMORY_HERE,
-        ),
+        local=LESS_MEMORY_HERE,
     ),
     Judgement(
         GPU_OUT_OF_MEMORY,
@@ -336,7 +328,7 @@ TABLE: tuple[Judgement, ...] = (
         hint=GPU_MEMORY,
         next=f"{LESS_GPU_MEMORY}; ask an administrator to run nvidia-smi on node {{node}}, which shows other "
         "processes on the GPU",
-        local=(GPU_MEMORY, f"{LESS_GPU_MEMORY}; nvidia-smi shows other processes on the GPU"),
+        local=f"{LESS_GPU_MEMORY}; nvidia-smi shows other processes on the GPU",
     ),
     Judgement(
         INVALID_IMAGE,
@@ -370,10 +362,10 @@ TABLE: tuple[Judgement, ...] = (
         "the runtime's error `exec format error`, also in the log after exit code 255 or 1",
         lambda e, _: e.report.code is None and e.is_wrong_format,
         action="FailAtStart",
-        hint="the image is for another architecture than the Kubernetes node, or the command is a script without #!",
+        hint="the command is for another architecture than the machine, or is a script without #!",
         next="build the image for the architecture of the nodes, or select nodes with kubernetes.io/arch in "
         "template.spec.nodeSelector",
-        local=_NOT_INSTALLED,
+        local=_INSTALL_HERE,
     ),
     Judgement(
         "StartError",
@@ -383,9 +375,9 @@ TABLE: tuple[Judgement, ...] = (
         action="FailAtStart",
         node_suspected=True,
         texts=ROWS,
-        hint="the command is not in the image, is not executable, or is for another architecture",
+        hint="the command is not installed, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
-        local=_NOT_INSTALLED,
+        local=_INSTALL_HERE,
     ),
     Judgement(
         "",
@@ -401,21 +393,18 @@ TABLE: tuple[Judgement, ...] = (
         _reports(exit_codes.RANKS),
         action="FailAtStart",
         node_suspected=True,
-        hint="the pod has fewer devices than processes, or the image lacks the backend",
+        hint="the node has fewer devices than processes, or its PyTorch lacks the backend",
         next="correct nprocPerNode, resources or image and create the job again",
-        local=(
-            "this machine has fewer devices than processes, or its PyTorch lacks the backend",
-            "correct nprocPerNode or the installation of PyTorch, and run the job again",
-        ),
+        local="correct nprocPerNode or the installation of PyTorch, and run the job again",
     ),
     Judgement(
         "",
         "the trainer reports a checkpoint or data that do not match this run (exit code 78)",
         _reports(exit_codes.MISMATCH),
         action="FailAtStart",
-        hint=_MISMATCH,
+        hint="the checkpoints were written with other settings or other data",
         next="use another checkpoint.subPath, or the settings of the run that wrote the checkpoints",
-        local=(_MISMATCH, "--fresh removes the checkpoints, another --name keeps them"),
+        local="--fresh removes the checkpoints, another --name keeps them",
     ),
     Judgement(
         "",
@@ -431,9 +420,9 @@ TABLE: tuple[Judgement, ...] = (
         _reports(exit_codes.STOPPED),
         counted=False,
         planned=True,
-        hint="something sent SIGTERM to the trainer, for example a node that shuts down",
+        hint="something sent SIGTERM to the trainer, for example a machine that shuts down",
         next="nothing; training continues from the checkpoint",
-        local=("something on this machine sent SIGTERM to the trainer", "run the job again to resume it"),
+        local="run the job again to resume it",
     ),
     Judgement(
         "",
@@ -449,9 +438,9 @@ TABLE: tuple[Judgement, ...] = (
         "ECC error`",
         lambda e, _: _has_failed_device(e),
         node_suspected=True,
-        hint=_DEVICE,
+        hint="the GPU or its driver failed, or a kernel used memory that is not its own",
         next="{logs}; ask an administrator to look for Xid in dmesg of node {node}",
-        local=(_DEVICE, "look for Xid in dmesg; {logs}"),
+        local="look for Xid in dmesg; {logs}",
     ),
     Judgement(
         "DeterministicError",
@@ -494,37 +483,33 @@ TABLE: tuple[Judgement, ...] = (
         "",
         "the trainer reports data that are absent or damaged (exit code 66)",
         _reports(exit_codes.DATA),
-        hint="the data volume is not mounted, or a download failed",
+        hint="the data are not where the program looks for them, or a download failed",
         next="look at spec.data and at --data-dir",
-        local=("the directory of the data is another, or a download failed", "look at --volume and at --data-dir"),
+        local="look at --volume and at --data-dir",
     ),
     Judgement(
         "",
         "the trainer reports that ranks are missing at the rendezvous (exit code 69)",
         _reports(exit_codes.RENDEZVOUS),
-        hint="a pod started late, or the network does not connect the pods",
+        hint="a node started late or ended without a report, or the network does not connect it",
         next="look at NetworkPolicies and DNS, or increase rendezvous.timeoutSeconds",
-        local=("a node started late, or ended without a report", "{logs}; or increase rendezvous.timeoutSeconds"),
+        local="{logs}; or increase rendezvous.timeoutSeconds",
     ),
     Judgement(
         "",
         "the trainer reports a volume that it cannot write (exit code 73)",
         _reports(exit_codes.VOLUME),
-        hint="the volume is full, read-only, or belongs to another user",
+        hint="the volume or the disk is full, read-only, or belongs to another user",
         next="increase the claim's size, or set podSecurity.fsGroup to the group that owns the volume",
-        local=(
-            "the disk is full, or the directory is read-only or belongs to another user",
-            "make room, or use another directory with --volume",
-        ),
+        local="make room, or use another directory with --volume",
     ),
     Judgement(
         "",
         "the trainer reports a lost peer, or its log shows one, and no other pod shows a failure of its own",
         lambda e, _: e.whose == "peer",
         provisional=True,
-        hint="a pod or its network failed without a report; its Kubernetes node may be down",
+        hint="another node, or the network to it, failed without a report",
         next="{logs}",
-        local=("a process of another node ended without a report", "{logs}"),
     ),
     Judgement(
         COLLECTIVE_TIMEOUT,
@@ -533,7 +518,6 @@ TABLE: tuple[Judgement, ...] = (
         provisional=True,
         hint="a rank did not take part in the collective: it hangs, ended without a message, or called another one",
         next="{logs}, and of the other nodes: look for the rank that did not wait; ddprun names it, with its stack",
-        local=("a rank did not take part in the collective: it hangs, or called another one", "{logs}"),
     ),
     Judgement(
         "",
@@ -561,3 +545,25 @@ TABLE: tuple[Judgement, ...] = (
         next=DESCRIBE_POD,
     ),
 )
+
+OF_DEADLINES: Mapping[str, Judgement] = {
+    row.reason: row
+    for row in (
+        Judgement(
+            "StartupDeadlineExceeded",
+            hint="loading data or the rendezvous takes longer than expected, or a rank hangs",
+            next="{logs}",
+        ),
+        Judgement(
+            "ProgressDeadlineExceeded",
+            hint="a rank, the data loader or the network stopped without an error",
+            next="{logs}",
+        ),
+        Judgement(
+            COMPLETION_EXCEEDED,
+            hint="a rank waits for peers that have ended, for example in a collective after the last step",
+            next="end with torch.distributed.destroy_process_group() on every rank, or increase completionGraceSeconds",
+        ),
+    )
+}
+"""What follows from a deadline of the operator that ended an attempt, by its reason."""

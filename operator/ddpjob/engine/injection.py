@@ -74,7 +74,7 @@ def launched(words: Sequence[str], program: str | None) -> list[str] | None:
         # The Python of the image's torchrun has torch; the copy reads it from that program.
         given = first if PurePosixPath(first).name == "torchrun" else "torchrun"
         return [*before, *(["python3", program, "--python-of", given] if program else ["ddprun"]), *rest]
-    options = _options(rest)
+    options = python_options(rest)
     match rest[options:]:
         case ["-m", module, *arguments] if module in REPLACED_MODULES:
             pass
@@ -114,7 +114,7 @@ def _runs_a_script(words: Sequence[str]) -> bool:
     )
 
 
-def _options(words: Sequence[str]) -> int:
+def python_options(words: Sequence[str]) -> int:
     """Return how many of the words after Python are its options, before a script or ``-m``."""
     count = 0
     while count < len(words) and words[count].startswith("-") and words[count] not in ("-m", "-c", "-"):

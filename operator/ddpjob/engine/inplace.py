@@ -5,14 +5,11 @@ themselves, within the number that the operator has granted with the attempt, so
 operator. When they end the attempt instead, the table of failures applies as to any other attempt.
 """
 
-from typing import Literal
-
 from ddpjob.api.report import EndReport, TrainingReport
 from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
 
 KEPT_LIVES = 5
-Course = Literal["Unused", "Progress", "NoProgress"]
 
 
 def grant(before: InPlace | None, restarts: int, policy: RestartPolicy) -> int:
@@ -25,14 +22,9 @@ def grant(before: InPlace | None, restarts: int, policy: RestartPolicy) -> int:
         before: of the attempt before. restarts: towards maxTotalRestarts until now.
     """
     may_fail = policy.max_restarts == 0 or any(rule.action == "Fail" for rule in policy.restart_rules or ())
-    return 0 if may_fail or classify(before) == "NoProgress" else max(policy.max_total_restarts - restarts, 0)
-
-
-def classify(in_place: InPlace | None) -> Course:
-    """Return what the restarts in place of an attempt were good for."""
-    if in_place is None or not spent(in_place):
-        return "Unused"
-    return "Progress" if any(failure.progressed for failure in in_place.failures or ()) else "NoProgress"
+    failures = (before.failures if before else None) or ()
+    is_fruitless = spent(before) > 0 and not any(failure.progressed for failure in failures)
+    return 0 if may_fail or is_fruitless else max(policy.max_total_restarts - restarts, 0)
 
 
 def spent(in_place: InPlace | None) -> int:

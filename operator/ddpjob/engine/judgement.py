@@ -1,5 +1,6 @@
-"""The judgement of one failure by the table of ``failures``, and its record in ``status.failures``."""
+"""The judgement of one failure by the table of ``failures`` and the user's rules, and its record in the status."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from signal import SIGKILL
 
@@ -7,12 +8,22 @@ from ddpjob.api import exit_codes
 from ddpjob.api.failure import FailureFacts
 from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
-from ddpjob.api.report import EndReport
+from ddpjob.api.report import EndReport, Stall
+from ddpjob.api.spec import RestartRule
 from ddpjob.api.status import Failure
 from ddpjob.api.text import attributed, shorten
 from ddpjob.engine.advice import DESCRIBE_NODE, advice
 from ddpjob.engine.evidence import OOM_KILLED, Evidence, signal_name
-from ddpjob.engine.failures import DESCRIBE_POD, DEVICE_FAILED, PEER_LOST, TABLE, Context, Judgement, text_of
+from ddpjob.engine.failures import (
+    DESCRIBE_POD,
+    DEVICE_FAILED,
+    OF_DEADLINES,
+    PEER_LOST,
+    TABLE,
+    Context,
+    Judgement,
+    text_of,
+)
 
 _NO_REPORT = EndReport()
 _MAX_MESSAGE = 2000
@@ -27,7 +38,7 @@ _OF_THE_NODE, _OF_ALL_NODES = (
 def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     """Return what follows from these facts. logs: the command that shows the log of the node."""
     row = next(row for row in TABLE if row.matches(evidence, context))
-    hint, todo = (row.local if context.is_local else None) or (row.hint, row.next)
+    hint, todo = row.hint, (row.local if context.is_local else "") or row.next
     if row.texts and not (context.is_local and row.local):
         signal = signal_name(evidence.signal) if evidence.signal is not None else ""
         texts = (_error(evidence), signal)
@@ -65,8 +76,37 @@ def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
     )
 
 
+def judge_deadline(reason: str, message: str, logs: str, stall: Stall | None) -> Judgement:
+    """Return what follows from a deadline of the operator that ended an attempt. stall: what the launcher reported."""
+    row = OF_DEADLINES[reason]
+    text = f"{message}; {stall.message}" if stall is not None and stall.message else message
+    return replace(row, message=text, next=row.next.format(logs=logs), stall=stall)
+
+
+def overrule(judgement: Judgement, rules: Sequence[RestartRule]) -> Judgement:
+    """Return the judgement with the action of the first rule that matches it, or unchanged if none does.
+
+    A rule does not change how pods are stopped: after a planned loss they still save a checkpoint.
+    """
+    rule = next((rule for rule in rules if _matches(rule, judgement)), None)
+    if rule is None:
+        return judgement
+    if rule.action == "Fail":
+        return replace(judgement, action="Fail")
+    counted = rule.action == "Restart"
+    return replace(judgement, action="Restart", counted=counted, provisional=judgement.provisional and counted)
+
+
+def _matches(rule: RestartRule, judgement: Judgement) -> bool:
+    if rule.on_exit_codes is None:
+        return judgement.reason in (rule.on_reasons or ())
+    code = judgement.evidence.exit_code if judgement.evidence else None
+    if not code:
+        return False  # no exit code, for example of a deleted pod, or 0 after SIGTERM
+    return (code in rule.on_exit_codes.values) == (rule.on_exit_codes.operator == "In")
+
+
 def _error(e: Evidence) -> str:
-    """Return the type of the exception and its text; without one, what the kubelet or the last line of the log says."""
     if e.facts.exception is not None:
         return f"{e.facts.exception}: {text_of(e)}"
     return text_of(e) or e.message or (e.logged.last_line if e.logged is not None else "")

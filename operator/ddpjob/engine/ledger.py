@@ -14,7 +14,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, PauseStatus, Progress, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
-from ddpjob.engine.attempt import EVICTED, SUSPENDED
+from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.inplace import newly_recovered, spent
 from ddpjob.engine.progress import reports_itself, saved_for
@@ -24,7 +24,6 @@ Happening = Literal["queued", "started", "ran", "stepped", "ended", "abandoned",
 """What ends one category and begins the next; see ``_next``."""
 _TRAINS = ("training", "lost")
 _USUAL_STEPS = 3  # a pause is training for the time of so many steps
-_EMPTY = TimeSpent(as_of="1970-01-01T00:00:00Z")
 
 
 def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpent:
@@ -33,13 +32,14 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
     Args:
         after: the status after the decision, still with the ledger before.
     """
-    before = s.before.time or _beginning(s)
+    new = TimeSpent(as_of=s.job.created or timestamp(s.now), current="stopped" if s.job.spec.suspend else "queued")
+    before = s.before.time or new
     if decision.kind == "created" and any(pod.ended for pod in s.current.values()):
         return before  # the next plan judges these pods, and then it is known until when they trained
     begin = _second(before.as_of)
     end = max(begin, int(s.now.timestamp()))  # a clock that was set back adds nothing until it has caught up
     current = _recorded_category(s, before)
-    happenings = _happenings(s, decision, after, begin, end)
+    happenings = _happenings(s, decision, after, end)
     spans, current = _divided(begin, end, current, happenings, reports=_has_steps(after.progress))
     totals = before.by_category
     if s.before.pause is None and after.pause is not None and current in _TRAINS:
@@ -71,12 +71,6 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
         furthest_step=furthest,
         **totals,
     )
-
-
-def _beginning(s: JobState) -> TimeSpent:
-    """Return the ledger of a job without one: it is new, or another release wrote its status."""
-    is_stopped = s.attempt.number == 0 and s.job.spec.suspend
-    return _EMPTY.changed(as_of=s.job.created or timestamp(s.now), current="stopped" if is_stopped else "queued")
 
 
 def _divided(
@@ -126,48 +120,16 @@ def _next(current: str, happening: Happening, *, reports: bool) -> str:
     return "queued"
 
 
-def _happenings(
-    s: JobState, decision: Decision, after: DDPJobStatus, begin: int, end: int
-) -> Iterator[tuple[int, Happening]]:
-    """Yield what happened since ``begin``, in order, each with its time.
-
-    That is what this plan sees first. What is recorded and later than ``begin`` was seen by an operator of another
-    release, which writes no ledger.
-    """
-    attempt, has_ledger = s.attempt, s.before.time is not None
-
-    def recorded(time: str | None, happening: Happening) -> Iterator[tuple[int, Happening]]:
-        if time is not None and (not has_ledger or _second(time) > begin):
-            yield _second(time), happening
-
-    if not attempt.number:
+def _happenings(s: JobState, decision: Decision, after: DDPJobStatus, end: int) -> Iterator[tuple[int, Happening]]:
+    if not s.attempt.number:
         if not decision.begins_attempt:
             yield end, "suspended" if s.job.spec.suspend else "queued"
-    else:
-        if not has_ledger and attempt.number > 1:
-            yield from _earlier_attempts(s)
-        yield from recorded(attempt.start_time, "started")
-        yield from recorded(attempt.all_running_time, "ran")
-        yield from recorded(attempt.first_step_time, "stepped")
-        if attempt.ending is None:
-            yield from _seen_now(s, decision, after, end)
-        else:
-            yield from recorded(attempt.ending.since, "suspended" if attempt.verdict == SUSPENDED else "ended")
+    elif s.attempt.ending is None:
+        yield from _seen_now(s, decision, after, end)
     yield from _decided(s, decision, end)
 
 
-def _earlier_attempts(s: JobState) -> Iterator[tuple[int, Happening]]:
-    """Yield what a status without a ledger shows of the attempts before the current one: how long they were active."""
-    if s.before.start_time is not None:
-        first = _second(s.before.start_time)
-        yield first, "stepped"
-        yield first + (s.before.active_seconds or 0), "suspended"
-    if s.last_failure is not None and s.last_failure.attempt == s.attempt.number - 1:
-        yield _second(s.last_failure.time), "ended"
-
-
 def _seen_now(s: JobState, decision: Decision, after: DDPJobStatus, end: int) -> Iterator[tuple[int, Happening]]:
-    """Yield what this plan sees first of an attempt that has not ended before."""
     attempt, ended = s.attempt, end
     if decision.kind == "succeed":
         ended = _end_of(s, s.current.values(), max, end)
@@ -185,7 +147,6 @@ def _seen_now(s: JobState, decision: Decision, after: DDPJobStatus, end: int) ->
 
 
 def _decided(s: JobState, decision: Decision, end: int) -> Iterator[tuple[int, Happening]]:
-    """Yield what follows from the decision itself."""
     match decision.kind:
         case "created" if s.attempt.ending is not None:  # the failure proved to be none
             yield end, "stepped" if s.attempt.first_step_time else "ran"
@@ -316,14 +277,12 @@ def _seconds_since(pause: PauseStatus, s: JobState) -> int:
 
 
 def _newly_saved(s: JobState) -> int:
-    """Return the seconds of saves that rank 0 reports and that the status does not have."""
     saved = saved_for(s.report) if s.report is not None else None
     known = s.before.progress.saving_seconds if s.before.progress else None
     return max((saved or 0) - (known or 0), 0)
 
 
 def _newly_recovered(s: JobState) -> int:
-    """Return the seconds of recoveries in place that have ended, as the launchers measured them."""
     recovered = newly_recovered(s.attempt.in_place, s.in_place)
     return round(sum(failure.recovery_milliseconds or 0 for failure in recovered) / 1000)
 

@@ -56,7 +56,10 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
     if (wait := admission_obstacle(s)) is not None:
         yield wait
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
-    yield from ((pod.waiting[0], f"{pod.where}: {_waiting_text(pod)}") for pod in pods if pod.waiting)
+    for pod in pods:
+        if pod.waiting:
+            todo = f"; {_LAUNCHER_ADVICE}" if pod.waiting_init == LAUNCHER else ""
+            yield pod.waiting[0], f"{pod.where}: {pod.waiting_text}{todo}"
     if (partial := guard.obstacle(s, next(_not_placed(s, pods), ("", ""))[1])) is not None:
         yield partial
     yield from _not_placed(s, pods)
@@ -92,7 +95,6 @@ def ending_command(message: str) -> str | None:
 
 
 def _seconds_to_earlier_pods(s: JobState) -> float:
-    """Return after how many seconds it is shown that pods of earlier attempts still run."""
     ending = s.attempt.ending
     return _PREPARATION_SECONDS - seconds_between(ending.since, s.now) if ending is not None else 0.0
 
@@ -103,11 +105,6 @@ def shared_volume(s: JobState) -> Obstacle | None:
         return None
     text = f"the job {s.observed.sharing[0]} saves in the same directory of the claim {s.job.claim}, and the two may"
     return SHARED, f"{text} overwrite each other's checkpoints: give each its own checkpoint.subPath"
-
-
-def _waiting_text(pod: PodView) -> str:
-    advice = f"; {_LAUNCHER_ADVICE}" if pod.waiting_init == LAUNCHER else ""
-    return f"{pod.waiting_text}{advice}"
 
 
 def admission_obstacle(s: JobState) -> Obstacle | None:
@@ -207,7 +204,6 @@ def waits(s: JobState) -> list[float]:
 
 
 def _gated(s: JobState) -> Iterator[Obstacle]:
-    """Yield that Kueue does not know that the pods belong to a DDPJob."""
     for pod in s.current.values():
         if pod.gated and not (pod.ended or pod.deleting):
             text = (
@@ -220,7 +216,6 @@ def _gated(s: JobState) -> Iterator[Obstacle]:
 
 
 def _not_placed(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:
-    """Yield what the schedulers say about pods without a Kubernetes node."""
     if (found := scheduling.obstacle(s)) is not None:
         yield found
     yield from _gated(s)

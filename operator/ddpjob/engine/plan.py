@@ -20,7 +20,6 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import obstacles
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
-from ddpjob.engine.annotations import annotated
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
@@ -40,7 +39,7 @@ from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS, Ending
+from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
 from ddpjob.engine.token import attempt_token, seconds_to_wait
@@ -89,7 +88,8 @@ def plan(
         # If reading takes so long that the first objects are too old, that is tried again later.
         return Plan(lookups=lookups, requeue_after=LOOKUP_SECONDS)
     decision = decide(state)
-    if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):
+    is_destructive = decision.ends_attempt or decision.kind in ("settle", "restart")
+    if not observed.live and (is_destructive or _fills_gaps(state, decision)):
         return Plan(needs_live=True)
     return _from_live_pods(_carry_out(state, decision), observed)
 
@@ -113,42 +113,38 @@ def _fills_gaps(s: JobState, decision: Decision) -> bool:
 
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
-    upkeep = scheduling.upkeep(s, _ending(s, decision))
+    number, runs = next_number(s, decision), not _nothing_runs(s, decision)
+    upkeep = scheduling.upkeep(s, number, runs=runs)
     first = tuple(request for request in upkeep if isinstance(request, Create))
     creates = (*((first,) if first else ()), *_creates(s, decision, status))
     requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
+    makes_pods = any(phase[0].resource is names.PODS and not phase[0].optional for phase in creates)
     goes_on = decision.kind in ("continue", "hold")
+    waits_for_cause = decision.kind == "continue" and s.attempt.is_settling
     requests += map(_deletion, elastic.unused_probes(s, goes_on=goes_on))
-    annotates, due = annotated(s, decision, status)
-    requests += annotates
     return Plan(
         status=_changed(s.before, status),
-        urgent=decision.kind not in ("continue", "hold"),
+        urgent=not goes_on,
         deletes=tuple(request for request in requests if isinstance(request, Delete)),
         changes=tuple(request for request in requests if isinstance(request, Change)),
         creates=creates,
-        creates_attempt=next_number(s, decision) if any(map(_is_of_attempt, creates)) else None,
+        creates_attempt=number if makes_pods else None,
         events=tuple(notes(s, decision, status)),
-        requeue_after=_earlier(_requeue_after(s, decision, status), due, scheduling.look_again(s)),
+        requeue_after=_earlier(_requeue_after(s, decision, status), scheduling.look_again(s)),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         claims=() if decision.begins_attempt or decision.ends_attempt else _claims_of_unschedulable_pods(s),
-        logs=_logs(s, decision),
+        logs=tuple((pod.name, pod.uid) for pod in s.unread_logs) if waits_for_cause else (),
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=_is_cautious(s, decision),
     )
-
-
-def _is_of_attempt(phase: Sequence[Create]) -> bool:
-    return phase[0].resource is names.PODS and not phase[0].optional
 
 
 def _deletion(pod: PodView) -> Delete:
     return Delete(names.PODS, pod.name, pod.uid)
 
 
-def _ending(s: JobState, decision: Decision) -> Ending:
-    closed = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
-    return Ending(next_number(s, decision), pods_may_run=not closed)
+def _nothing_runs(s: JobState, decision: Decision) -> bool:
+    return decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
 
 
 def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
@@ -160,7 +156,7 @@ def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
         return
     number = next_number(s, decision)
     retention = s.job.spec.pod_retention
-    nothing_runs = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
+    nothing_runs = _nothing_runs(s, decision)
     rests = decision.kind in ("succeed", "fail", "suspend") or (s.suspended and nothing_runs)
     # The pods of an ended attempt stay until the next attempt starts, so that users can read their logs.
     failure = (decision.failure if decision.begins_attempt else None) or s.last_failure
@@ -226,15 +222,15 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     claim = desired_claim(s.job) if needs_claim else None
     has_policy = s.observed.policy is not None and owner_uid(s.observed.policy) == s.job.uid
     policy = None if has_policy else desired_policy(s.job, s.settings)
-    # A scheduler that has placed all pods needs the group no more, and pods of an earlier release are in none.
+    # A scheduler that has placed all pods needs the group no more.
     needs_group = begins or (not held and s.attempt.all_running_time is None)
     after = replace(s, job=job) if job is not s.job else s
     groups = scheduling.objects(after, number) if needs_group else ()
     first = (*(create for create in (policy, claim) if create is not None), *groups)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
-    in_place = status.current_attempt.in_place if status.current_attempt else None
-    granted = in_place.granted if in_place else None
+    in_place = recorded_attempt(status, s.now).in_place
+    granted = in_place.granted if in_place else 0
     pods: Sequence[Create] = ()
     dress = partial(scheduling.dress, s=after, attempt=number)
     rendered = partial(desired_pods, job, number, s.settings, avoid=avoid, granted=granted, dress=dress)
@@ -250,7 +246,6 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
 
 
 def _is_cautious(s: JobState, decision: Decision) -> bool:
-    """Whether the last creates of the job were refused."""
     return decision.refusals > 0 or bool(s.attempt.refusals)
 
 
@@ -260,7 +255,7 @@ def _plan_finished(s: JobState) -> Plan:
     ends = [
         *(_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods),
         *map(_deletion, elastic.unused_probes(s, goes_on=False)),
-        *scheduling.upkeep(s, Ending(s.attempt.number, pods_may_run=False)),
+        *scheduling.upkeep(s, s.attempt.number, runs=False),
     ]
     deletes = tuple(end for end in ends if isinstance(end, Delete))
     changes = tuple(end for end in ends if isinstance(end, Change))
@@ -269,18 +264,16 @@ def _plan_finished(s: JobState) -> Plan:
     events = tuple(_refusals(s.before, built or ())) if status is not None else ()
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
-    if ttl is None or completed is None or not s.settings.delete_finished:
-        after = _earlier(scheduling.look_again(s))
-        return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
-    left = ttl - seconds_between(completed, s.now)
-    if left > 0:
-        after = _earlier(left, scheduling.look_again(s))
-        return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
-    return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
+    left = None
+    if ttl is not None and completed is not None and s.settings.delete_finished:
+        left = ttl - seconds_between(completed, s.now)
+    if left is not None and left <= 0:
+        return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
+    after = _earlier(left, scheduling.look_again(s))
+    return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
 
 
 def _refusals(before: DDPJobStatus, built: Sequence[Condition]) -> Iterable[Note]:
-    """Yield an event when a finished job begins to show a refused request."""
     known = {condition.type: condition.reason for condition in before.conditions or ()}
     for condition in built:
         if condition.reason in REFUSALS_TO_SHOW and known.get(condition.type) != condition.reason:
@@ -298,12 +291,10 @@ def _refuse(body: Json, before: DDPJobStatus, lines: list[str], now: datetime) -
 
 
 def _changed(before: DDPJobStatus, status: DDPJobStatus) -> Json | None:
-    """Return the status to write; None if it is as recorded."""
     return status.wire() if status != before else None
 
 
 def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> float | None:
-    """Return the seconds until a deadline or the end of a wait can change the plan; None if none can."""
     attempt = recorded_attempt(status, s.now)
     is_suspended = attempt.verdict == SUSPENDED and s.job.spec.suspend
     stops = [left for left, _ in s.stopping[:1] if isfinite(left) and not s.job.spec.suspend]
@@ -334,13 +325,6 @@ def _poll(s: JobState) -> tuple[str, str, int] | None:
     if pod is None or pod.state != "running" or pod.deleting or not pod.ip:
         return None
     return pod.name, pod.ip, s.job.spec.rendezvous.progress_port
-
-
-def _logs(s: JobState, decision: Decision) -> tuple[tuple[str, str], ...]:
-    """Return the pods whose logs to read while the attempt waits for the cause."""
-    if decision.kind != "continue" or not s.attempt.is_settling:
-        return ()
-    return tuple((pod.name, pod.uid) for pod in s.unread_logs)
 
 
 def _claims_of_unschedulable_pods(s: JobState) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import LONG_RUN_SECONDS, CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
-from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_running, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
@@ -93,14 +93,6 @@ class JobState:
         return max((pod.attempt for pod in self.pods if pod.attempt <= limit), default=0)
 
     @cached_property
-    def all_pods_exist(self) -> bool:
-        """Whether each node of this attempt has a pod, or has succeeded.
-
-        A pod that is being deleted counts: it may have trained since an operator that was killed created it.
-        """
-        return self.attempt.number > 0 and not self.missing_nodes
-
-    @cached_property
     def missing_nodes(self) -> list[int]:
         """node_ranks that have no pod and have not succeeded.
 
@@ -117,13 +109,6 @@ class JobState:
             or (pod.created is not None and parse_time(pod.created) <= parse_time(ran))
         }
         return [node_rank for node_rank in self.job.node_ranks if node_rank not in done]
-
-    @property
-    def all_succeeded(self) -> bool:
-        """Whether the job has succeeded, by its success policy."""
-        if self.job.spec.success_policy == "NodeZero":
-            return 0 in self.succeeded_nodes
-        return self.succeeded_nodes.issuperset(self.job.node_ranks)
 
     @property
     def all_stopped(self) -> bool:
@@ -201,8 +186,7 @@ class JobState:
         earlier = [pod for pod in self.pods if pod.attempt < number and not is_on_lost_node(pod)]
         if any(seconds_to_stop(pod, self.now) > 0 for pod in earlier):
             return None
-        known = self.attempt.room_since or (start if number <= 1 else None)
-        return known if known is not None and seconds_since(known, self.now) >= 0 else timestamp(self.now)
+        return since(self.attempt.room_since or (start if number <= 1 else None), self.now)
 
     @cached_property
     def partial_since(self) -> str | None:
@@ -216,13 +200,7 @@ class JobState:
         placed = {pod.node_name is not None for pod in self.current.values() if not pod.ended}
         if placed != {True, False}:
             return None
-        known = self.attempt.partial_since
-        return known if known is not None and seconds_since(known, self.now) >= 0 else timestamp(self.now)
-
-    @property
-    def pod_priority(self) -> int:
-        """The priority of the pods of this attempt."""
-        return next((pod.priority for pod in self.current.values()), 0)
+        return since(self.attempt.partial_since, self.now)
 
     @property
     def answer(self) -> TrainingReport | None:
@@ -253,11 +231,6 @@ class JobState:
     def new_lives(self) -> int:
         """How many restarts in place node 0 reports that the status does not have."""
         return spent(self.in_place) - spent(self.attempt.in_place)
-
-    @property
-    def restarts(self) -> int:
-        """All restarts until now, also those in place."""
-        return (self.before.restarts or 0) + self.new_lives
 
     @property
     def has_stepped(self) -> bool:
@@ -295,22 +268,6 @@ class JobState:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
         return self.observed.progress.stalled_seconds if self.answer is not None and self.has_stepped else None
 
-    @property
-    def idle_seconds(self) -> float | None:
-        """For how long rank 0 has reported no new work; None if it does not report."""
-        if self.answer is None or self.observed.progress.stalled_seconds is None:
-            return None
-        stalled, age = self.observed.progress.stalled_seconds, self.answer.age_seconds
-        return stalled if age is None or age < 0 else min(stalled, age)
-
-    @property
-    def awaits_answer(self) -> bool:
-        """Whether requests to a rank 0 that has reported show soon whether it works, or that it stays silent."""
-        pod, polled = self.current.get(0), self.observed.progress
-        is_asked = pod is not None and pod.state == "running" and not pod.deleting and bool(pod.ip)
-        has_reported = self.answer is not None or self.attempt.first_step_time is not None
-        return is_asked and has_reported and polled.stalled_seconds is None and polled.problem is None
-
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""
         job, number = self.job, self.attempt.number if attempt is None else attempt
@@ -323,11 +280,6 @@ class JobState:
         """Return the name of a node's pod, by default of the current attempt."""
         number = self.attempt.number if attempt is None else attempt
         return names.pod_name(self.job.name, self.job.uid, number, node_rank)
-
-    @property
-    def grace_seconds(self) -> int:
-        """Seconds between SIGTERM and SIGKILL of a pod."""
-        return self.job.grace_seconds
 
     @property
     def finished(self) -> bool:

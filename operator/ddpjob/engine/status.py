@@ -23,14 +23,13 @@ from ddpjob.api.status import (
     PauseStatus,
     Progress,
     StallStatus,
-    Timings,
     World,
 )
 from ddpjob.api.text import shorten
-from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.api.times import timestamp
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund, total_restarts
-from ddpjob.engine.conditions import all_run, build, conditions, invalid
+from ddpjob.engine.conditions import all_run, build, conditions, without_pods
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
@@ -54,25 +53,22 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     # The nodes of an attempt of another size than the spec's say nothing about the job.
     forgets = decision.begins_attempt or (decision.ends_attempt and elastic.is_resized(s))
     ends = decision.begins_attempt or finishes or decision.kind == "suspend" or decision.reason == EVICTED
-    failures = before.failures
+    asked, failures = s.job.spec.restarted_at if decision.begins_attempt else None, before.failures
     if decision.failure is not None:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
     reached = _furthest(s, decision)
     built = conditions(s, decision, nodes, failures or (), reached)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
-    is_queued = decision.gives_back or (
-        decision.kind == "continue" and (admission_obstacle(s) is not None or s.attempt.verdict in guard.VERDICTS)
-    )
     counted, total = before.restarts_counted_towards_limit or 0, _total_restarts(s, decision)
     if decision.kind in ("restart", "close", "suspend"):
         counted = counted_restarts(s) + (restarted is not None and restarted.counted)
     after = before.changed(
         observed_generation=s.job.generation,
         spec_hash=_spec_hash(s),
-        state=_state(built, is_settling=settles, is_queued=is_queued),
+        state=_state(s, decision, built, is_settling=settles),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
-        restarts=s.restarts + (restarted is not None),
+        restarts=(before.restarts or 0) + s.new_lives + (restarted is not None),
         restarts_in_place=((before.restarts_in_place or 0) + s.new_lives) or before.restarts_in_place,
         restarts_counted_towards_limit=counted,
         restarts_counted_towards_total=total or None,
@@ -91,8 +87,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         furthest=reached,
         failures=failures,
         avoid_nodes=_avoided_nodes(s, decision),
-        timings=_timings(s, attempt, decision) if attempt else before.timings,
-        restarted_at=_restarted_at(s, decision),
+        restarted_at=decision.restarted_at or asked or before.restarted_at,
     )
     # The time is written with other changes only: a job without events is not written for it.
     return s.before if after == s.before else after.changed(time=time_spent(s, decision, after))
@@ -101,7 +96,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
 def invalid_status(before: DDPJobStatus, generation: int, lines: list[str], now: datetime) -> DDPJobStatus:
     """Return the status of a job whose spec is invalid; ``lines`` are the errors."""
     message = "; ".join(lines) + ": fix the spec, or update the CustomResourceDefinition, which accepted it"
-    built = build(before.conditions or (), invalid(message), now)
+    built = build(before.conditions or (), without_pods("InvalidSpec", message, Stalled=True), now)
     return before.changed(observed_generation=generation, state="Invalid", conditions=built)
 
 
@@ -121,72 +116,74 @@ def _spec_hash(s: JobState) -> str:
     return recorded if is_comparable(recorded) and not is_replaced else s.job.spec_hash
 
 
-def _restarted_at(s: JobState, decision: Decision) -> str | None:
-    asked = s.job.spec.restarted_at if decision.begins_attempt else None
-    return decision.restarted_at or asked or s.before.restarted_at
-
-
 def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt after the decision: the only place where its phase changes."""
-    now, attempt = timestamp(s.now), s.attempt
+    attempt = s.attempt
     if s.in_place is not attempt.in_place:
         attempt = attempt.changed(in_place=s.in_place)
     if s.reports_fenced and not attempt.fenced:
         attempt = attempt.changed(fenced=True)
-    row = failures_in_row(s, is_free=decision.is_free) if decision.restarted else attempt.failures_in_row
     yields = None if s.spec_edited or s.suspended else attempt.yields
     if decision.begins_attempt:
-        return CurrentAttempt(
-            number=number_of_next(s),
-            phase=CREATING,
-            start_time=now,
-            token_hash=token_hash(attempt_token(s, number_of_next(s))),
-            refusals=decision.refusals or None,
-            creating_since=attempt.creating_since if decision.refusals or yields else None,
-            yields=yields,
-            failures_in_row=None if attempt.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else row or None,
-            in_place=InPlace(granted=_grant(s, decision, attempt)),
-            size=elastic.next_size(s),
-            elder_seconds=attempt.elder_seconds,
-        )
-    since = attempt.ending.since if attempt.ending else now
-    match decision.kind:
-        case "created":
-            first = attempt.creating_since if yields else None
-            return attempt.changed(phase=RUNNING, refusals=None, creating_since=first, ending=None)
-        case "settle":
-            ending = Ending(message=decision.message, since=since, until=decision.until)
-            return attempt.changed(phase=ENDING, ending=ending)
-        case "close" | "suspend" | "succeed" | "fail":
-            ending = Ending(
-                verdict=decision.reason,
-                message=shorten(decision.message, MAX_MESSAGE),
-                since=since,
-                until=decision.until,
-                drain_until=decision.drain_until,
-            )
-            return attempt.changed(
-                number=next_number(s, decision),
-                phase=ENDING,
-                ending=ending,
-                refusals=decision.refusals or None,
-                creating_since=_creating_since(attempt, decision),
-                failures_in_row=row or None,
-                partial_since=None,
-                elder_seconds=guard.elder_seconds(s),
-                next_size=decision.size,
-                yields=(attempt.yields or 0) + 1 if decision.gives_back else attempt.yields,
-            )
+        return _new_attempt(s, decision, attempt, yields)
+    if decision.ends_attempt:
+        return _ended_attempt(s, decision, attempt)
+    since = attempt.ending.since if attempt.ending else timestamp(s.now)
+    if decision.kind == "created":
+        first = attempt.creating_since if yields else None
+        return attempt.changed(phase=RUNNING, refusals=None, creating_since=first, ending=None)
+    if decision.kind == "settle":
+        return attempt.changed(phase=ENDING, ending=Ending(message=decision.message, since=since, until=decision.until))
     if not attempt.is_closed:
         return _with_first_times(s, decision, attempt, nodes)
     if (number := next_number(s, decision)) == attempt.number:
         return attempt
-    ended = attempt.ending or Ending(since=now, verdict=SUSPENDED)
+    ended = attempt.ending or Ending(since=since, verdict=SUSPENDED)
     return attempt.changed(number=number, phase=ENDING, ending=ended)
 
 
-def _grant(s: JobState, decision: Decision, ended: CurrentAttempt) -> int:
-    return grant(ended.in_place, _total_restarts(s, decision), s.job.spec.restart_policy)
+def _new_attempt(s: JobState, decision: Decision, before: CurrentAttempt, yields: int | None) -> CurrentAttempt:
+    number = number_of_next(s)
+    row = None if before.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else _failures_in_row(s, decision)
+    return CurrentAttempt(
+        number=number,
+        phase=CREATING,
+        start_time=timestamp(s.now),
+        token_hash=token_hash(attempt_token(s, number)),
+        refusals=decision.refusals or None,
+        creating_since=before.creating_since if decision.refusals or yields else None,
+        yields=yields,
+        failures_in_row=row or None,
+        in_place=InPlace(granted=grant(before.in_place, _total_restarts(s, decision), s.job.spec.restart_policy)),
+        size=elastic.next_size(s),
+        elder_seconds=before.elder_seconds,
+    )
+
+
+def _ended_attempt(s: JobState, decision: Decision, attempt: CurrentAttempt) -> CurrentAttempt:
+    ending = Ending(
+        verdict=decision.reason,
+        message=shorten(decision.message, MAX_MESSAGE),
+        since=attempt.ending.since if attempt.ending else timestamp(s.now),
+        until=decision.until,
+        drain_until=decision.drain_until,
+    )
+    return attempt.changed(
+        number=next_number(s, decision),
+        phase=ENDING,
+        ending=ending,
+        refusals=decision.refusals or None,
+        creating_since=_creating_since(attempt, decision),
+        failures_in_row=_failures_in_row(s, decision) or None,
+        partial_since=None,
+        elder_seconds=guard.elder_seconds(s),
+        next_size=decision.size,
+        yields=(attempt.yields or 0) + 1 if decision.gives_back else attempt.yields,
+    )
+
+
+def _failures_in_row(s: JobState, decision: Decision) -> int | None:
+    return failures_in_row(s, is_free=decision.is_free) if decision.restarted else s.attempt.failures_in_row
 
 
 def _total_restarts(s: JobState, decision: Decision) -> int:
@@ -201,7 +198,6 @@ def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
 
 
 def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, nodes: Nodes) -> CurrentAttempt:
-    """Return the attempt with the times of what was seen for the first time."""
     now = timestamp(s.now)
     if attempt.is_creating and not s.current:  # the process that began it may have ended before it created a pod
         attempt = attempt.changed(token_hash=token_hash(attempt_token(s, attempt.number)) or attempt.token_hash)
@@ -216,7 +212,8 @@ def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, 
     if attempt.no_other_node_since != (since := no_other_node_since(s)):
         attempt = attempt.changed(no_other_node_since=since)
     if attempt.partial_since != s.partial_since:
-        attempt = attempt.changed(partial_since=s.partial_since, pod_priority=s.pod_priority or None)
+        priority = next((pod.priority for pod in s.current.values()), 0)
+        attempt = attempt.changed(partial_since=s.partial_since, pod_priority=priority or None)
     if attempt.size is not None and decision.kind == "continue" and elastic.asks(s):
         attempt = attempt.changed(size=attempt.size.changed(probe_time=now))
     if attempt.refused_start != s.refused_start:
@@ -232,30 +229,6 @@ def _waits_for_nodes(s: JobState) -> bool:
     if s.job.spec.min_nodes is not None:  # a gang scheduler does not say that it places none
         return any(pod.node_name is None for pod in pods)
     return bool(s.before.avoid_nodes) and any(pod.unschedulable is not None for pod in pods)
-
-
-def _timings(s: JobState, attempt: CurrentAttempt, decision: Decision) -> Timings | None:
-    """Return how long the start of the attempt took, and the recovery from the failure before it."""
-    schedule, step = (
-        _seconds(attempt.start_time, time) if time else None
-        for time in (attempt.all_running_time, attempt.first_step_time)
-    )
-    failure, recovered = s.last_failure, attempt.first_step_time or attempt.all_running_time
-    recovery = s.before.timings.last_recovery_seconds if s.before.timings else None  # of this failure, see below
-    is_over = (
-        failure and recovery is not None and recovery < seconds_since(failure.time, parse_time(attempt.start_time))
-    )
-    if failure and failure.attempt < attempt.number and recovered and not is_over:
-        recovery = _seconds(failure.time, recovered)
-    elif decision.failure is not None:
-        recovery = None
-    if s.before.timings is None and (schedule, step, recovery) == (None, None, None):
-        return None
-    return Timings(schedule_seconds=schedule, first_step_seconds=step, last_recovery_seconds=recovery)
-
-
-def _seconds(start: str, end: str) -> int:
-    return int(seconds_between(start, parse_time(end)))
 
 
 def _count_nodes(s: JobState, decision: Decision) -> Nodes:
@@ -300,7 +273,6 @@ def _checkpoint(s: JobState, decision: Decision) -> CheckpointStatus | None:
 
 
 def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
-    """Return the rank of a stall that the conditions show."""
     reported = s.answer.stall if s.answer is not None else None
     if reported is None or not any(condition.reason == TRAINING_STALLED for condition in built):
         return None
@@ -308,7 +280,6 @@ def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
 
 
 def _pause(s: JobState, decision: Decision) -> PauseStatus | None:
-    """Return the pause of rank 0 in an attempt that goes on."""
     if decision.begins_attempt or decision.ends_attempt or s.attempt.is_closed:
         return None
     return pause_status(s.report, s.before, s.now) if s.report else s.before.pause
@@ -337,9 +308,12 @@ def _world(s: JobState, decision: Decision, attempt: int) -> World:
     return World(num_nodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, master_address=address)
 
 
-def _state(built: Sequence[Condition], *, is_settling: bool, is_queued: bool) -> str:
+def _state(s: JobState, decision: Decision, built: Sequence[Condition], *, is_settling: bool) -> str:
     holds = {condition.type for condition in built if condition.status == "True"}
     for state in ("Succeeded", "Failed", "Suspended", "Running", "Restarting"):
         if state in holds:
             return state
-    return "Ending" if is_settling else "Queued" if is_queued else "Pending"
+    if is_settling:
+        return "Ending"
+    waits = decision.kind == "continue" and (admission_obstacle(s) is not None or s.attempt.verdict in guard.VERDICTS)
+    return "Queued" if decision.gives_back or waits else "Pending"

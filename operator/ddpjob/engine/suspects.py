@@ -10,7 +10,7 @@ from datetime import datetime
 from ddpjob.api.limits import MAX_AVOIDED
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import AvoidedNode, DDPJobStatus, Failure
-from ddpjob.api.times import seconds_since, timestamp
+from ddpjob.api.times import seconds_since, since
 from ddpjob.engine.attempt import whole_second_after
 from ddpjob.engine.failures import Before
 from ddpjob.engine.judgement import suspects_at_start
@@ -70,8 +70,7 @@ def no_other_node_since(s: JobState) -> str | None:
     is_waiting = bool(s.before.avoid_nodes) and any(pod.unschedulable is not None for pod in pods)
     if not (is_starting and is_waiting) or others_are_full(pods):
         return None
-    known = s.attempt.no_other_node_since
-    return known if known is not None and seconds_since(known, s.now) >= 0 else timestamp(s.now)
+    return since(s.attempt.no_other_node_since, s.now)
 
 
 def _was_suspected(status: DDPJobStatus, node: str, now: datetime) -> bool:

@@ -71,7 +71,6 @@ def _parse(skeleton: str) -> Any:
 
 
 def _fill(part: Any, values: list[Any]) -> Any:
-    """Return a copy of a part of a skeleton in which each placeholder is replaced by its value."""
     if isinstance(part, dict):
         return {_fill(key, values): _fill(item, values) for key, item in part.items()}
     if isinstance(part, list):

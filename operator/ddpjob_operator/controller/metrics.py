@@ -112,8 +112,8 @@ class Metrics:
         step_time = new.get("firstStepTime")
         if failure and step_time and step_time != old.get("firstStepTime"):
             seconds = seconds_between(failure["time"], parse_time(step_time))
-            # Another number there is of an earlier attempt, which has recovered from this failure.
-            if int(seconds) == (after.get("timings") or {}).get("lastRecoverySeconds"):
+            # An attempt after a later one, for example after a suspension, does not recover from this failure.
+            if failure["attempt"] == new["number"] - 1:
                 self.recovery_seconds.labels("new_pods").observe(seconds)
         self.restarts_in_place.inc(max((after.get("restartsInPlace") or 0) - (before.get("restartsInPlace") or 0), 0))
         known_lives = set(_recovered(old))

@@ -11,7 +11,7 @@ from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS,
 from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.failures import DIVERGED, NOT_FINITE
-from ddpjob.engine.launcher import trainer_command
+from ddpjob.engine.mistakes import trainer_command
 from ddpjob.engine.obstacles import (
     NEAR_LIMIT,
     NO_PROGRESS,

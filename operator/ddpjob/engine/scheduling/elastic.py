@@ -191,9 +191,10 @@ def obstacle(s: JobState) -> Obstacle | None:
     size, nodes, wanted = s.attempt.size, len(s.job.node_ranks), s.job.spec.num_nodes
     if size is None or nodes >= wanted:
         return None
+    then = max(parse_time(time) + timedelta(seconds=wait) for time, wait in _times_before_asking(size))
     text = (
         f"numNodes is {wanted}: the job has fewer since {size.smaller_since}, because no Kubernetes node was free "
-        f"for the others; from {timestamp(_time_to_ask(size))} on the operator looks for room, and when there is some, "
+        f"for the others; from {timestamp(then)} on the operator looks for room, and when there is some, "
         "the job goes on from a checkpoint with more nodes"
     )
     return RUNNING_SMALLER, text
@@ -225,14 +226,13 @@ def _placeable(s: JobState, *, gave_up: bool = False) -> int | None:
 
 
 def _seconds_to_shrink(s: JobState) -> float | None:
-    """Return after how many seconds the attempt ends because it cannot have all its nodes; None if it can, or runs."""
     if s.attempt.phase != RUNNING or _placeable(s) is None:
         return None
     return _seconds_left(s, s.partial_since or s.room_since or timestamp(s.now))
 
 
 def _seconds_left(s: JobState, since: str) -> float | None:
-    attempt, limit = s.attempt, s.job.spec.placement.partial_seconds
+    attempt, limit = s.attempt, s.job.spec.placement.partial_gang_seconds
     if not limit or attempt.all_running_time is not None:
         return None
     left = limit - seconds_between(since, s.now)
@@ -243,14 +243,14 @@ def _seconds_left(s: JobState, since: str) -> float | None:
 
 def _misses(s: JobState, size: Size) -> int | None:
     """Return how many growths in a row failed, if the attempt that ends now was placed only in part."""
-    if size.grown_time is None or _is_before(size.grown_time, size.shrunk_time):
+    shrunk = size.shrunk_time
+    if size.grown_time is None or (shrunk is not None and parse_time(size.grown_time) < parse_time(shrunk)):
         return None
-    soon = s.job.spec.placement.partial_seconds + RESIZE_SECONDS
+    soon = s.job.spec.placement.partial_gang_seconds + RESIZE_SECONDS
     return (size.misses or 0) + 1 if _is_recent(size.grown_time, s.now, soon) else None
 
 
 def _seconds_to_ask(s: JobState) -> float | None:
-    """Return after how many seconds probes are created; None if the attempt does not run, or has all nodes."""
     attempt, size = s.attempt, s.attempt.size
     if size is None or len(s.job.node_ranks) >= s.job.spec.num_nodes or _may_not_start_again(s):
         return None
@@ -259,10 +259,6 @@ def _seconds_to_ask(s: JobState) -> float | None:
     if attempt.phase != RUNNING or running < len(s.job.node_ranks):
         return None
     return max(remaining(wait, time, s.now) for time, wait in _times_before_asking(size))
-
-
-def _time_to_ask(size: Size) -> datetime:
-    return max(parse_time(time) + timedelta(seconds=wait) for time, wait in _times_before_asking(size))
 
 
 def _times_before_asking(size: Size) -> list[tuple[str, float]]:
@@ -278,7 +274,3 @@ def _seconds_asking(s: JobState) -> float:
 
 def _is_recent(time: str, now: datetime, seconds: float) -> bool:
     return 0 <= seconds_since(time, now) < seconds
-
-
-def _is_before(time: str, other: str | None) -> bool:
-    return other is not None and parse_time(time) < parse_time(other)

@@ -14,21 +14,23 @@ from ddpjob.api.objects import Json, condition
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Create, Delete
 from ddpjob.engine.desired import job_labels, owner_reference
-from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
+from ddpjob.engine.scheduling.base import MAX_TEXT, Obstacle
 from ddpjob.engine.state import JobState
 
 NOT_ENFORCED = "GangNotEnforced"
 """The API server dropped the mark of the group: the scheduler places each pod by itself."""
 
 
-class Gang(Adapter):
+class Gang:
     """A system with PodGroups.
 
+    kinds: of its groups, which the operator watches where they are served; the first that is served is used.
     scheduler: ``schedulerName`` of the pods where neither the template nor the operator's settings give one; "" for
         that of Kubernetes.
     not_placed: the condition of a PodGroup that is not placed, and the status that it then has.
     """
 
+    kinds: ClassVar[tuple[Resource, ...]] = ()
     scheduler: ClassVar[str] = ""
     not_placed: ClassVar[Sequence[tuple[str, str]]] = ()
 
@@ -46,6 +48,7 @@ class Gang(Adapter):
         return next((kind for kind in self.kinds if served is None or kind.api_version in served), self.kinds[0])
 
     def objects(self, s: JobState, attempt: int) -> Sequence[Create]:
+        """Return the group of an attempt, which must exist before its pods, if it does not."""
         name, kind = names.group_name(s.job.name, s.job.uid, attempt), self.kind(s)
         if any(group["metadata"]["name"] == name for group in s.observed.objects.get(kind, ())):
             return ()
@@ -59,24 +62,26 @@ class Gang(Adapter):
         return (Create(kind, name, body),)
 
     def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
+        """Return the rendered pod of node 0 as a member of the group, with its scheduler."""
         marked = self.marked(pod, names.group_name(s.job.name, s.job.uid, attempt))
         scheduler = s.job.template_spec.get("schedulerName") or s.settings.scheduler_name or self.scheduler
         return marked | {"spec": marked["spec"] | {"schedulerName": scheduler}} if scheduler else marked
 
-    def upkeep(self, s: JobState, ending: Ending) -> Sequence[Delete]:
+    def unused(self, s: JobState, number: int, *, runs: bool) -> Sequence[Delete]:
         """Return the deletes of groups whose pods have stopped; a scheduler may still read that of a running pod."""
         used = {names.group_name(s.job.name, s.job.uid, pod.attempt) for pod in s.pods if not pod.stopped}
-        if ending.pods_may_run:
-            used.add(names.group_name(s.job.name, s.job.uid, ending.number))
+        if runs:
+            used.add(names.group_name(s.job.name, s.job.uid, number))
         kind = self.kind(s)
         groups = [group["metadata"] for group in s.observed.objects.get(kind, ())]
         return [
             Delete(kind, meta["name"], meta["uid"])
             for meta in groups
-            if meta["name"] not in used and "deletionTimestamp" not in meta and _attempt(meta["name"]) <= ending.number
+            if meta["name"] not in used and "deletionTimestamp" not in meta and _attempt(meta["name"]) <= number
         ]
 
     def obstacle(self, s: JobState) -> Obstacle | None:
+        """Return why the system does not place all pods of the attempt, or not as the job asks for."""
         if not any(pod.node_name is None and not pod.ended for pod in s.current.values()):
             return None
         name = names.group_name(s.job.name, s.job.uid, s.attempt.number)

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling, jittered
-from ddpjob.api.devices import is_device
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
+from ddpjob.api.quantities import is_device
 from ddpjob.api.status import recorded_status
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, remaining, seconds_between
@@ -71,8 +71,8 @@ def standing(job: Json) -> Standing | None:
     if not isinstance(given, Mapping) or not given.keys() & {"partialSince", "yields"}:
         return None  # as almost all jobs: the rest takes longer
     attempt = recorded_status({"currentAttempt": given}).current_attempt
-    if attempt is None or attempt.all_running_time is not None or status.get("state") == "Invalid":
-        return None  # an earlier release keeps partialSince, and of an invalid job nothing is recorded any more
+    if attempt is None or status.get("state") == "Invalid":
+        return None  # of an invalid job nothing is recorded any more
     spec = _decoded(job.get("spec"))
     if "completionTime" in status or meta.get("deletionTimestamp") or spec.get("managedBy") not in _OURS:
         return None
@@ -112,7 +112,7 @@ def elder_seconds(s: JobState) -> int | None:
 
 def seconds_left(s: JobState) -> float | None:
     """Return after how many seconds the job gives its nodes back; None if it is not partial, or keeps them."""
-    limit, since = s.job.spec.placement.partial_seconds, s.partial_since
+    limit, since = s.job.spec.placement.partial_gang_seconds, s.partial_since
     if since is None or not limit:
         return None
     waited = seconds_between(since, s.now)
@@ -121,21 +121,12 @@ def seconds_left(s: JobState) -> float | None:
     return max(limit - waited, remaining(min(_NOTICE_SECONDS, limit), elder.since, s.now))
 
 
-def verdict(s: JobState) -> str:
-    """Return the verdict of an attempt that gives its nodes back now."""
-    return YIELDED if s.observed.elder is not None else PARTIAL
-
-
-def verdict_text(s: JobState) -> str:
-    """Return why the attempt gives its nodes back now."""
-    rival = f", and {_elder(s)} waits for nodes, too" if s.observed.elder is not None else ""
-    return f"only {_counted(s)} pods have a Kubernetes node, since {s.partial_since}{rival}"
-
-
-def next_start(reason: str, until: str) -> str:
-    """Return when the attempt after this verdict starts, for a person."""
-    when = f"when no older job waits, and at {until} at the latest" if reason == YIELDED else f"at {until}"
-    return f"the next one starts {when}"
+def verdict(s: JobState) -> Obstacle:
+    """Return the verdict of an attempt that gives its nodes back now, and why."""
+    text = f"only {_counted(s)} pods have a Kubernetes node, since {s.partial_since}"
+    if s.observed.elder is None:
+        return PARTIAL, text
+    return YIELDED, f"{text}, and {_elder(s)} waits for nodes, too"
 
 
 def backoff(s: JobState) -> float:
@@ -175,7 +166,7 @@ def obstacle(s: JobState, why: str) -> Obstacle | None:
     """
     if (left := _seconds_to_show(s)) is None or left > 0:
         return None
-    limit, since = s.job.spec.placement.partial_seconds, parse_time(s.partial_since or "")
+    limit, since = s.job.spec.placement.partial_gang_seconds, parse_time(s.partial_since or "")
     at, last = (whole_second_after(since, factor * limit) for factor in (1, _ELDEST_FACTOR))
     if not limit:
         follows = "they keep their nodes, because partialGangSeconds is 0"
@@ -196,7 +187,7 @@ def waits(s: JobState) -> list[float]:
 def _seconds_to_show(s: JobState) -> float | None:
     if s.partial_since is None:
         return None
-    limit = s.job.spec.placement.partial_seconds
+    limit = s.job.spec.placement.partial_gang_seconds
     return min(_NOTICE_SECONDS, limit or _NOTICE_SECONDS) - seconds_between(s.partial_since, s.now)
 
 

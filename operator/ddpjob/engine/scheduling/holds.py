@@ -68,7 +68,6 @@ def why_held(s: JobState, workload: Json) -> str:
 
 
 def _edition(s: JobState) -> str:
-    """Return what identifies spec and queue of the job."""
     return json.dumps([s.job.generation, *(s.labels.get(label, "") for label in names.LABELS_OF_QUEUES)])
 
 

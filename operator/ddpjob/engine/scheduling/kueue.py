@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
@@ -24,7 +24,7 @@ from ddpjob.engine.attempt import DRAIN_MARGIN_SECONDS, seconds_to_stop
 from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Unknown
-from ddpjob.engine.scheduling.base import MAX_TEXT, Adapter, Ending, Obstacle
+from ddpjob.engine.scheduling.base import MAX_TEXT, Obstacle
 from ddpjob.engine.scheduling.holds import NOT_READ_YET, Hold, is_active, new_hold, recorded_hold, why_held
 from ddpjob.engine.state import JobState
 
@@ -62,138 +62,125 @@ _CHANGE: Mapping[Resource, str] = {
 """How a job asks for another object than one that does not exist, or may not be read."""
 
 
-class _Condition(NamedTuple):
-    """A condition of a Workload that the operator sets."""
-
-    type: str
-    status: bool
-    reason: str
-    message: str
-
-
-class _Overlay(NamedTuple):
-    """What an admission adds to every pod."""
-
-    node_selector: Json
-    tolerations: Sequence[Json]
-    labels: Json
-    annotations: Json
+def lookups(s: JobState) -> Sequence[_Lookup]:
+    """Return the flavors of an admission, or the class of a priority that is to be written."""
+    if not _is_served(s) or s.finished or not _queue(s):
+        return ()
+    workload = _workload(s)
+    if workload is not None and _is_admitted(workload):
+        return [(names.FLAVORS, name) for name in _flavors(workload)]
+    writes = workload is None or _priority_class(workload) != _kind_and_name(_wanted_class(s))
+    hold = recorded_hold(workload) if workload is not None else None
+    held = [(names.FLAVORS, name) for name in (hold.flavors if hold is not None else ())]
+    return [*held, *(_wanted_class(s) if writes else ())]
 
 
-class Kueue(Adapter):
-    """https://kueue.sigs.k8s.io/docs/concepts/workload/"""
+def wait(s: JobState) -> Obstacle | None:
+    """Return why no attempt may start; None if it may."""
+    if not (queue := _queue(s)):
+        return None
+    if not _is_served(s):
+        kind = names.WORKLOADS
+        return QUEUE_UNAVAILABLE, f"the API server does not serve {kind.api_version}: install Kueue 0.15 or newer"
+    problem = next((p for p in s.observed.problems if p.resource is names.WORKLOADS), None)
+    if (workload := _workload(s)) is None:
+        waits = (WAITING, f"its Workload for the queue {queue} is being created")
+        created = waits if problem is None else (problem.reason, problem.message)
+        return _misnamed(s) or _unread(s, _wanted_class(s)) or created
+    return _why_not_admitted(s, workload, queue)
 
-    kinds = (names.WORKLOADS,)
 
-    def lookups(self, s: JobState) -> Sequence[_Lookup]:
-        """Return the flavors of an admission, or the class of a priority that is to be written."""
-        if not _is_served(s) or s.finished or not _queue(s):
-            return ()
-        workload = _workload(s)
-        if workload is not None and _is_admitted(workload):
-            return [(names.FLAVORS, name) for name in _flavors(workload)]
-        writes = workload is None or _priority_class(workload) != _kind_and_name(_wanted_class(s))
-        hold = recorded_hold(workload) if workload is not None else None
-        held = [(names.FLAVORS, name) for name in (hold.flavors if hold is not None else ())]
-        return [*held, *(_wanted_class(s) if writes else ())]
+def stop(s: JobState) -> str:
+    """Return why the attempt has no quota. Without a Workload it goes on as long as one may be created."""
+    if not (_is_served(s) and _queue(s)):
+        return ""
+    if (workload := _workload(s)) is None:
+        return _why_no_workload(s)
+    if is_true(workload["status"], "Evicted"):
+        return f"Kueue evicted the job{_because(workload, 'Evicted')}"
+    return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
 
-    def wait(self, s: JobState) -> Obstacle | None:
-        if not (queue := _queue(s)):
-            return None
-        if not _is_served(s):
-            kind = names.WORKLOADS
-            return QUEUE_UNAVAILABLE, f"the API server does not serve {kind.api_version}: install Kueue 0.15 or newer"
-        problem = next((p for p in s.observed.problems if p.resource is names.WORKLOADS), None)
-        if (workload := _workload(s)) is None:
-            waits = (WAITING, f"its Workload for the queue {queue} is being created")
-            created = waits if problem is None else (problem.reason, problem.message)
-            return _misnamed(s) or _unread(s, _wanted_class(s)) or created
-        return _why_not_admitted(s, workload, queue)
 
-    def stop(self, s: JobState) -> str:
-        """Return why the attempt has no quota. Without a Workload it goes on as long as one may be created."""
-        if not (_is_served(s) and _queue(s)):
-            return ""
-        if (workload := _workload(s)) is None:
-            return _why_no_workload(s)
-        if is_true(workload["status"], "Evicted"):
-            return f"Kueue evicted the job{_because(workload, 'Evicted')}"
-        return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
+def without_quota(s: JobState) -> Obstacle | None:
+    """Return why the job has no Workload; None if it has one, or if Kueue is away, when its pods run on."""
+    if not (_is_served(s) and _queue(s)) or _workload(s) is not None:
+        return None
+    reason, text = wait(s) or (WAITING, "")
+    return (QUEUE_UNAVAILABLE, f"without quota: {text}") if reason != WAITING else None
 
-    def without_quota(self, s: JobState) -> Obstacle | None:
-        """Return why the job has no Workload; None if it has one, or if Kueue is away, when its pods run on."""
-        if not (_is_served(s) and _queue(s)) or _workload(s) is not None:
-            return None
-        reason, text = self.wait(s) or (WAITING, "")
-        return (QUEUE_UNAVAILABLE, f"without quota: {text}") if reason != WAITING else None
 
-    def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
-        workload = _workload(s)
-        if workload is None or not _queue(s):
-            return pod
-        added, meta, spec = _overlay(s, workload), pod["metadata"], dict(pod["spec"])
-        if added.node_selector:
-            spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | added.node_selector
-        if added.tolerations:
-            given = spec.get("tolerations") or []
-            spec["tolerations"] = [*given, *(each for each in added.tolerations if each not in given)]
-        meta = meta | {"labels": added.labels | meta["labels"]}
-        if added.annotations:
-            meta["annotations"] = added.annotations | (meta.get("annotations") or {})
-        return pod | {"metadata": meta, "spec": spec}
+def dress(pod: Json, s: JobState) -> Json:
+    """Return the pod of node 0 with what the admission adds."""
+    workload = _workload(s)
+    if workload is None or not _queue(s):
+        return pod
+    added, meta, spec = _overlay(s, workload), pod["metadata"], dict(pod["spec"])
+    if added["nodeSelector"]:
+        spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | added["nodeSelector"]
+    if tolerations := [each for part in _additions(s, workload) for each in part.get("tolerations") or ()]:
+        given = spec.get("tolerations") or []
+        spec["tolerations"] = [*given, *(each for each in tolerations if each not in given)]
+    meta = meta | {"labels": added["labels"] | meta["labels"]}
+    if added["annotations"]:
+        meta["annotations"] = added["annotations"] | (meta.get("annotations") or {})
+    return pod | {"metadata": meta, "spec": spec}
 
-    def upkeep(self, s: JobState, ending: Ending) -> Sequence[Create | Change]:
-        """Return the next write to the Workload: they follow each other, each planned from the result of the last."""
-        if not _is_served(s):
-            return ()
-        if (workload := _workload(s)) is None:
-            create = _create(s) if _queue(s) and not (s.finished or s.job.spec.suspend) else None
-            return (create,) if create is not None else ()
-        if _is_ended(workload):
-            return ()
-        change = self._finish(s, workload) if s.finished else self._change(s, workload, ending)
-        # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
-        change = change or _relabelled(s, workload)
-        return (change,) if change is not None else ()
 
-    def leave(self, s: JobState) -> Sequence[Change]:
-        workload = _workload(s) if _is_served(s) else None
-        if workload is None or _is_ended(workload) or not _nothing_runs(s):
-            return ()
-        change = _activation(s, workload, is_wanted=False)
-        if change is None and is_true(workload["status"], "QuotaReserved") and is_true(workload["status"], "Evicted"):
-            change = _release(s, workload)
-        return (change,) if change is not None else ()
+def upkeep(s: JobState, number: int, *, runs: bool) -> Sequence[Create | Change]:
+    """Return the next write to the Workload: they follow each other, each planned from the result of the last."""
+    if not _is_served(s):
+        return ()
+    if (workload := _workload(s)) is None:
+        create = _create(s) if _queue(s) and not (s.finished or s.job.spec.suspend) else None
+        return (create,) if create is not None else ()
+    if _is_ended(workload):
+        return ()
+    change = _finish(s, workload) if s.finished else _change(s, workload, number, runs=runs)
+    # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
+    change = change or _relabelled(s, workload)
+    return (change,) if change is not None else ()
 
-    def _finish(self, s: JobState, workload: Json) -> Change | None:
-        """Return the end of the Workload, which releases its quota, when nothing uses that any more."""
-        if not _nothing_runs(s):
-            return None
-        reason = "Failed" if s.before.state == "Failed" else "Succeeded"
-        done = _Condition("Finished", True, reason, f"DDPJob {s.job.name} has the state {s.before.state}")
-        return _status_change(s, workload, (done,))
 
-    def _change(self, s: JobState, workload: Json, ending: Ending) -> Change | None:
-        status, rests = workload["status"], _is_unused(s, workload, ending)
-        is_reserved = is_true(status, "QuotaReserved")
-        if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
-            return change
-        if rests and (hold := _unusable(s, workload)) is not None:
-            return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
-        # A job that only its user can let start again holds no quota. A label applies when the job has no quota, even
-        # one with an impossible name. The job leaves its queue before its quota is free, or Kueue might admit it again.
-        has_quota = is_reserved and is_active(workload) and not is_true(status, "Evicted")
-        is_misplaced = _misnamed(s) is not None and not has_quota
-        is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
-        # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
-        is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
-        if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
-            is_wanted = False
-        if (change := _activation(s, workload, is_wanted=is_wanted)) is not None:
-            return change
-        if is_reserved and is_true(status, "Evicted"):
-            return _release(s, workload) if rests else None
-        return _readiness(s, workload, ending) if _is_admitted(workload) and _queue(s) else None
+def leave(s: JobState) -> tuple[Change, ...]:
+    """Return what gives back the quota of a job whose template is refused."""
+    workload = _workload(s) if _is_served(s) else None
+    if workload is None or _is_ended(workload) or not _nothing_runs(s):
+        return ()
+    change = _activation(s, workload, is_wanted=False)
+    if change is None and is_true(workload["status"], "QuotaReserved") and is_true(workload["status"], "Evicted"):
+        change = _release(s, workload)
+    return (change,) if change is not None else ()
+
+
+def _finish(s: JobState, workload: Json) -> Change | None:
+    """Return the end of the Workload, which releases its quota, when nothing uses that any more."""
+    if not _nothing_runs(s):
+        return None
+    reason = "Failed" if s.before.state == "Failed" else "Succeeded"
+    return _status_change(s, workload, Finished=("True", reason, f"DDPJob {s.job.name} has the state {s.before.state}"))
+
+
+def _change(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
+    status, rests = workload["status"], _is_unused(s, workload, number, runs=runs)
+    is_reserved = is_true(status, "QuotaReserved")
+    if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
+        return change
+    if rests and (hold := _unusable(s, workload)) is not None:
+        return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
+    # A job that only its user can let start again holds no quota. A label applies when the job has no quota, even
+    # one with an impossible name. The job leaves its queue before its quota is free, or Kueue might admit it again.
+    has_quota = is_reserved and is_active(workload) and not is_true(status, "Evicted")
+    is_misplaced = _misnamed(s) is not None and not has_quota
+    is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
+    # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
+    is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
+    if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
+        is_wanted = False
+    if (change := _activation(s, workload, is_wanted=is_wanted)) is not None:
+        return change
+    if is_reserved and is_true(status, "Evicted"):
+        return _release(s, workload) if rests else None
+    return _readiness(s, workload, number, runs=runs) if _is_admitted(workload) and _queue(s) else None
 
 
 def _queue(s: JobState) -> str:
@@ -205,7 +192,6 @@ def _is_served(s: JobState) -> bool:
 
 
 def _workload(s: JobState) -> Json | None:
-    """Return the job's Workload, which may be being deleted; None if it does not exist."""
     name = names.service_name(s.job.name, s.job.uid)
     found = s.observed.objects.get(names.WORKLOADS, ())
     return next((each for each in found if each["metadata"]["name"] == name), None)
@@ -252,7 +238,6 @@ def seconds_to_look(s: JobState) -> float | None:
 
 
 def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
-    """Yield the pods that stop and use quota, with the seconds that they have left for that."""
     workload = _workload(s) if s.settings.kueue and _is_served(s) else None
     if workload is None or not is_true(workload["status"], "QuotaReserved"):
         return
@@ -261,11 +246,11 @@ def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
             yield DRAIN_MARGIN_SECONDS - seconds_since(pod.deletion_deadline, s.now), pod
 
 
-def _is_unused(s: JobState, workload: Json, ending: Ending) -> bool:
+def _is_unused(s: JobState, workload: Json, number: int, *, runs: bool) -> bool:
     """Return whether the quota can be released. An attempt that starts after the job has left its queue uses none."""
     recorded = str(_annotations(workload).get(names.ANNOTATION_SUSPENDED) or "")
     last = int(recorded) if recorded.isdecimal() and len(recorded) <= MAX_DIGITS and not _queue(s) else None
-    is_used = ending.pods_may_run and (last is None or ending.number <= last)
+    is_used = runs and (last is None or number <= last)
     return not is_used and _nothing_runs(s, last)
 
 
@@ -276,7 +261,6 @@ def _because(workload: Json, kind: str) -> str:
 
 
 def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | None:
-    """Return why an attempt may not start with this Workload; None if it may."""
     status, name = workload["status"], workload["metadata"]["name"]
     where = f"the queue {queue}"
     if "deletionTimestamp" in workload["metadata"]:
@@ -324,14 +308,12 @@ def _why_no_workload(s: JobState) -> str:
 
 
 def _misnamed(s: JobState) -> Obstacle | None:
-    """Return the obstacle if no LocalQueue can have the name in the label of the queue; None if one can."""
     if is_object_name(_queue(s)):
         return None
     return QUEUE_UNAVAILABLE, f"no LocalQueue can have the name {_queue(s)}: correct the label {names.LABEL_QUEUE}"
 
 
 def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
-    """Return what a Workload in the queue waits for."""
     status = workload["status"]
     if is_true(status, "QuotaReserved"):
         checks = (c for c in status.get("admissionChecks") or () if c.get("state") != "Ready")
@@ -347,7 +329,6 @@ def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
 
 
 def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False) -> Obstacle | None:
-    """Return which object of the cluster could not be read; None if all were."""
     for kind, name in wanted:
         found = s.observed.found.get((kind, name), NOT_READ_YET)
         if isinstance(found, Unknown) and (found.is_final or not only_final):
@@ -368,40 +349,39 @@ def _flavors(workload: Json) -> list[str]:
     return sorted({str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values()})
 
 
-def _overlay(s: JobState, workload: Json) -> _Overlay:
-    """Return what flavors and admission checks add to every pod."""
-    added = _Overlay({}, [], {}, {})
+def _additions(s: JobState, workload: Json) -> Iterator[Json]:
+    """Yield what each flavor and each admission check adds to every pod."""
     for name in _flavors(workload):
         flavor = s.observed.found.get((names.FLAVORS, name))
         spec = (flavor.get("spec") or {}) if isinstance(flavor, dict) else {}
-        added.node_selector.update(spec.get("nodeLabels") or {})
-        added = added._replace(tolerations=[*added.tolerations, *(spec.get("tolerations") or ())])
+        yield {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
     for check in workload["status"].get("admissionChecks") or ():
-        for update in check.get("podSetUpdates") or ():
-            added.node_selector.update(update.get("nodeSelector") or {})
-            added.labels.update(update.get("labels") or {})
-            added.annotations.update(update.get("annotations") or {})
-            added = added._replace(tolerations=[*added.tolerations, *(update.get("tolerations") or ())])
+        yield from check.get("podSetUpdates") or ()
+
+
+def _overlay(s: JobState, workload: Json) -> Mapping[str, Json]:
+    added: dict[str, Json] = {"nodeSelector": {}, "labels": {}, "annotations": {}}
+    for part in _additions(s, workload):
+        for kind, values in added.items():
+            values.update(part.get(kind) or {})
     return added
 
 
 def _conflict(s: JobState, workload: Json) -> Obstacle | None:
     """Return a value of the job that the admission would change; Kueue's own jobs fail then."""
-    added, template = _overlay(s, workload), s.job.wire.get("template", {}).get("metadata", {})
-    given: Sequence[tuple[str, Mapping[str, Any], Json]] = (
-        ("nodeSelector", s.job.template_spec.get("nodeSelector") or {}, added.node_selector),
-        ("label", template.get("labels") or {}, added.labels),
-        ("annotation", template.get("annotations") or {}, added.annotations),
-    )
-    for what, own, wanted in given:
+    given = s.job.wire.get("template", {}).get("metadata", {}) | {
+        "nodeSelector": s.job.template_spec.get("nodeSelector")
+    }
+    for kind, wanted in _overlay(s, workload).items():
+        own = given.get(kind) or {}
         if key := next((key for key, value in wanted.items() if own.get(key, value) != value), None):
-            text = f"the admission wants {what} {key}={wanted[key]}, and spec.template has {own[key]}: remove it there"
+            what = f"{kind.removesuffix('s')} {key}={wanted[key]}"
+            text = f"the admission wants {what}, and spec.template has {own[key]}: remove it there"
             return QUEUE_UNAVAILABLE, text
     return None
 
 
 def _unusable(s: JobState, workload: Json) -> Hold | None:
-    """Return the hold that follows from an admission that the job cannot use; None if it can, or is not admitted."""
     if not (is_active(workload) and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
         return None
     flavors = _flavors(workload)
@@ -410,7 +390,6 @@ def _unusable(s: JobState, workload: Json) -> Hold | None:
 
 
 def _wanted_class(s: JobState) -> Sequence[_Lookup]:
-    """Return kind and name of the class that gives the job its priority in the queue; none for priority 0."""
     if name := s.labels.get(names.LABEL_QUEUE_PRIORITY):
         return [(names.WORKLOAD_PRIORITIES, name)]
     name = s.job.template_spec.get("priorityClassName")
@@ -422,7 +401,6 @@ def _kind_and_name(wanted: Sequence[_Lookup]) -> tuple[str, str]:
 
 
 def _priority_class(workload: Json) -> tuple[str, str]:
-    """Return kind and name of the class; empty if there is none."""
     reference = workload["spec"].get("priorityClassRef") or {}
     return str(reference.get("kind") or ""), str(reference.get("name") or "")
 
@@ -441,7 +419,6 @@ def _priority(s: JobState) -> Json | None:
 
 
 def _pod_set(s: JobState) -> Json:
-    """Return the podSet of all nodes."""
     pod = desired_pods(s.job, 1, s.settings, [0]).first["spec"]
     spec = {key: pod[key] for key in _POD_FIELDS if pod.get(key)}
     for kind in ("initContainers", "containers"):
@@ -517,7 +494,6 @@ def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
 
 
 def _relabelled(s: JobState, workload: Json) -> Change | None:
-    """Return what restores the labels that watch and list select, of a Workload that lost them."""
     given, labels = workload["metadata"].get("labels") or {}, _labels(s)
     if all(given.get(label) == labels[label] for label in (names.LABEL_JOB_UID, names.LABEL_JOB_NAME)):
         return None
@@ -543,53 +519,54 @@ def _release(s: JobState, workload: Json) -> Change:
     """Return the end of an evicted admission: Kueue gives the quota to others, and queues the Workload again."""
     cause = condition(workload["status"], "Evicted")
     reason, message = str(cause.get("reason") or "Evicted"), str(cause.get("message") or "")
-    changes = [
-        _Condition("QuotaReserved", False, "Pending", message),
-        _Condition("Admitted", False, "NoReservation", "The workload has no reservation"),
-        _Condition("Requeued", reason in _REQUEUED_AT_ONCE, reason, message),
-    ]
+    changes = {
+        "QuotaReserved": ("False", "Pending", message),
+        "Admitted": ("False", "NoReservation", "The workload has no reservation"),
+        "Requeued": ("True" if reason in _REQUEUED_AT_ONCE else "False", reason, message),
+    }
     if condition(workload["status"], "PodsReady"):
-        changes.append(_Condition("PodsReady", False, "WaitForStart", "Not all pods are ready or succeeded"))
-    return _status_change(s, workload, changes, {"admission": None})
+        changes["PodsReady"] = ("False", "WaitForStart", "Not all pods are ready or succeeded")
+    return _status_change(s, workload, {"admission": None}, **changes)
 
 
-def _readiness(s: JobState, workload: Json, ending: Ending) -> Change | None:
+def _readiness(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
     """Return the condition PodsReady, by which Kueue evicts jobs that do not start, or do not recover, in time."""
     ranks = s.job.node_ranks
-    runs = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
-    is_ready = ending.pods_may_run and ending.number == s.attempt.number and runs.issuperset(ranks)
+    running = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
+    is_ready = runs and number == s.attempt.number and running.issuperset(ranks)
     known = condition(workload["status"], "PodsReady")
     if is_ready == (known.get("status") == "True"):
         return None
     if is_ready:
         reason = "Recovered" if known.get("reason") in _RECOVERY else "Started"
-        return _status_change(s, workload, (_Condition("PodsReady", True, reason, "All pods run"),))
+        return _status_change(s, workload, PodsReady=("True", reason, "All pods run"))
     text = "At least one pod has failed, waiting for recovery"
-    return _status_change(s, workload, (_Condition("PodsReady", False, "WaitForRecovery", text),))
+    return _status_change(s, workload, PodsReady=("False", "WaitForRecovery", text))
 
 
 def _status_change(
-    s: JobState, workload: Json, changes: Iterable[_Condition], more: Mapping[str, Any] | None = None
+    s: JobState, workload: Json, value: Json | None = None, **conditions: tuple[str, str, str]
 ) -> Change:
-    """Return a patch of the status. It replaces the list of conditions, so the Workload must not have changed since."""
+    """Return a patch of the status. It replaces the list of conditions, so the Workload must not have changed since.
+
+    value: other fields. conditions: status, reason and message by type.
+    """
     meta = workload["metadata"]
     built = {str(each["type"]): each for each in workload["status"].get("conditions") or ()}
-    for change in changes:
-        status, before = "True" if change.status else "False", built.get(change.type, {})
-        same = before.get("status") == status
-        built[change.type] = {
-            "type": change.type,
+    for kind, (status, reason, message) in conditions.items():
+        before = built.get(kind, {})
+        built[kind] = {
+            "type": kind,
             "status": status,
-            "reason": change.reason,
-            "message": change.message,
+            "reason": reason,
+            "message": message,
             "observedGeneration": int(meta.get("generation") or 0),
-            "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(s.now),
+            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else timestamp(s.now),
         }
-    value = {**(more or {}), "conditions": [*built.values()]}
-    return _patch(workload, value, part="status", version=meta["resourceVersion"])
+    whole = (value or {}) | {"conditions": [*built.values()]}
+    return _patch(workload, whole, part="status", version=meta["resourceVersion"])
 
 
 def _patch(workload: Json, value: Json, **options: Any) -> Change:
-    """Return the PATCH of a Workload. options: of ``Change``."""
     meta = workload["metadata"]
     return Change(names.WORKLOADS, meta["name"], meta["uid"], value, **options)

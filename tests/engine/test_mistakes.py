@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ddpjob.engine.desired import Job
-from ddpjob.engine.launcher import launch_warning, trainer_command
-from tests.builders import World, a_job
+from ddpjob.engine.mistakes import launch_warning, trainer_command
+from tests.builders import a_job, a_started_world
 
 LAUNCHED = [
     ["torchrun", "train.py"],
@@ -63,11 +63,6 @@ def test_other_command_is_named_with_what_to_do(command: list[str]) -> None:
     assert "torchrun" in warning
 
 
-@pytest.mark.parametrize("command", ALONE, ids=" ".join)
-def test_one_process_per_node_needs_no_launcher(command: list[str]) -> None:
-    assert launch_warning(job_of(command, nprocPerNode=1)) is None
-
-
 def test_command_may_come_from_the_template_and_its_arguments_from_the_spec() -> None:
     trainer = {"name": "trainer", "command": ["python"], "args": ["ignored.py"]}
     template = {"spec": {"containers": [{"name": "side", "command": ["torchrun"]}, trainer]}}
@@ -79,7 +74,6 @@ def test_command_may_come_from_the_template_and_its_arguments_from_the_spec() ->
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_start_of_the_job_has_the_warning_as_an_event(nproc: int) -> None:
-    world = World(a_job(command=["python", "train.py"], nprocPerNode=nproc))
-    world.settle()
+    world = a_started_world(a_job(command=["python", "train.py"], nprocPerNode=nproc))
     notes = [note for plan in world.plans for note in plan.events if note.reason == "NoLauncher"]
     assert [note.type for note in notes] == ["Warning"] * (nproc - 1)
