@@ -66,7 +66,7 @@ def test_the_newest_is_the_highest_run_then_the_highest_step(tmp_path: Path) -> 
 def test_invalid_checkpoints_are_set_aside_until_a_valid_one_is_found(tmp_path: Path) -> None:
     writer = store(tmp_path, keep=9)
     for step in (1, 2, 3, 4, 5):
-        writer.save(step, b"content %d" % step, {"cursor": {"epoch": 0, "position": 32 * step}})
+        writer.save(step, b"content %d" % step, {"position": 32 * step})
     folder = tmp_path / "run-000001"
     manifest = folder / "step-000000005.json"
     manifest.write_text(manifest.read_text().replace('"position": 160', '"position": 161'))
@@ -281,7 +281,6 @@ def test_the_next_start_deletes_leftovers_of_a_killed_writer(tmp_path: Path) -> 
     leftovers = [
         run / ".step-000000050.pt.host.17.0badcafe.tmp",
         run / "step-000000050.pt",  # renamed, but its manifest was never written
-        tmp_path / ".progress.json.host.17.0badcafe.tmp",
     ]
     for leftover in leftovers:
         leftover.write_bytes(b"half")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddprun.reporting.console import Output
+from ddprun.reporting.metrics import effective_rows
 from tests.ddptrain.builders import SMALL
 from tests.ddptrain.runs import PATIENCE, ForkServer, Run
 
@@ -62,7 +63,7 @@ def test_training_without_working_output_finishes_and_saves(
         return ddptrain.start(*verb, *settings, module="ddptrain", streams=streams)
 
     assert begin(start, tmp_path).wait() == 0
-    assert json.loads((checkpoints / "progress.json").read_bytes())["phase"] == "done"
+    assert effective_rows(checkpoints, "eval")
 
 
 LOUD = """

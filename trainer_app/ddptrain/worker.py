@@ -60,7 +60,8 @@ class Worker:
 
     def __post_init__(self) -> None:
         shared = self.diagnostics.progress_text() if self.diagnostics else None
-        self._progress = Progress(self.ranks.world_size, self.config.data, shared, is_fenced=True)
+        own = {"accuracy": None, "data": self.config.data}
+        self._progress = Progress(self.ranks.world_size, shared, own=own, is_fenced=True)
         memory = self.diagnostics.memory() if self.diagnostics else None
         self._fault = fault_injection.planned(self.config, self.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(memory, self._fault)
@@ -183,9 +184,6 @@ class Worker:
         accuracy, loss, place = result.evaluation["accuracy"], result.evaluation["loss"], result.checkpoint
         self._progress.update(phase="done", accuracy=accuracy, checkpoint=place)
         group.close()
-        if ranks.is_zero:
-            self._heartbeat.mark("save", limit=config.volume_timeout)  # of the last progress report
-            self._progress.wait_for_file()
         if not result.already_finished:
             fault_injection.check_occurred(self._fault)
         message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"

@@ -149,7 +149,7 @@ def test_old_attempts_keep_their_reports_longer_than_their_dumps(
 def test_refused_metrics_are_a_checkpoint_problem_only_with_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], with_checkpoints: bool
 ) -> None:
-    progress = Progress(1, "idx")
+    progress = Progress(1)
     metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
     metrics.open(tmp_path, 1, with_checkpoints=with_checkpoints)
     replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")

@@ -293,7 +293,7 @@ class HangDetector:
         return any(0 < limit <= 2 * pause.place.seconds for limit in limits)
 
     def _is_stalled(self, worker: WorkerProcess, record: HeartbeatRecord, pause: _Pause) -> bool:
-        """Return whether the rank has made no step for longer than an evaluation or a save takes.
+        """Return whether the rank has made no step for longer than a test or a save takes.
 
         Nobody knows how long a program works before its first step and after its last, or whether it makes steps at
         all. There a rank is stalled if its main thread does nothing, for longer.
