@@ -15,11 +15,10 @@ import pytest
 
 from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics
 from ddprun.distributed.topology import Ranks
-from ddprun.launcher.agreed_life import AgreedLife
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.hang_detector import WorkMeter
-from ddprun.launcher.life_messages import Abort, Failure, Life, Start
-from ddprun.launcher.lives import Connected, Exit, LeaveAlone, OtherVersion, RanksEnded, RanksFailed, Received
+from ddprun.launcher.life_messages import Abort, End, Life, Release, Start
+from ddprun.launcher.lives import Connected, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
@@ -188,27 +187,26 @@ def test_rank_that_ends_by_itself_is_blamed_although_its_launcher_has_not_heard_
 def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor() -> None:
     ranks = Ranks(nnodes=2, node_rank=1, world_size=2)
     peers = Peers(ranks, None)
-    agreement = Agreement(ranks, peers, grant=5)
+    agreed = Agreement(ranks, peers, 5, NodeProgress(2), print)
     life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
-    first, second = (AgreedLife(agreement, number, 2, NodeProgress(2), print) for number in (1, 2))
     peers.life_events += [Connected(), Received(Abort(life))]
-    assert first.turn([]) and first.must_end
-    first.ended(healthy=True, failure=None)
+    assert agreed.turn([]) and agreed.must_end
+    agreed.ended(healthy=True, failure=None)
     # A rank of another node has failed while this launcher did not run: it hears of both at once.
     peers.life_events += [Received(Start(life.next, 29500)), Received(Abort(life.next))]
-    assert not first.turn([])
-    assert first.next_life is not None and not first.must_end
-    assert second.turn([]) and second.must_end and second.next_life is None
+    assert not agreed.turn([])
+    assert agreed.next_life is not None and not agreed.must_end
+    agreed.begin(2)
+    assert agreed.turn([]) and agreed.must_end and agreed.next_life is None
 
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """The supervisor of a node that trains alone, whose rank it has just killed."""
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
-    settings, peers = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None)
-    services = Services(
-        NodeProgress(1), peers, RankTable(Ranks(), peers), None, agreement=Agreement(Ranks(), peers, grant=5)
-    )
+    settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
+    agreement = Agreement(Ranks(), peers, 5, progress, LogPrinter("text").launcher_line)
+    services = Services(progress, peers, RankTable(Ranks(), peers), agreement, None)
     options = LaunchOptions(Script("script", "train.py", (), settings))
     found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)
     found._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL, killed_by_us=True)]
@@ -242,7 +240,7 @@ def test_signal_that_was_passed_on_ends_the_wait_for_the_files_of_a_stall(superv
 def test_report_of_a_node_whose_ranks_others_have_ended(supervisor: Supervisor, tmp_path: Path) -> None:
     (tmp_path / "run-000001").mkdir()
     (tmp_path / "run-000001" / "step-000000005.json").touch()
-    told = Exit("a signal has stopped node 1")
+    told = End(Life("uid", "1"), "a signal has stopped node 1")
     lost = supervisor._report_of_exit(told)
     assert (lost["code"], lost["checkpoint"]) == (77, place(1, 5))
     supervisor.stop_signal = signal.SIGTERM
@@ -275,19 +273,16 @@ def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("reason", "said"),
     [
-        (LeaveAlone("node 1 is absent"), "no restart in place: node 1 is absent; this attempt ends on all nodes, and "),
-        (OtherVersion(1, 7), "node 1 has another version of ddprun (its launcher speaks version 7"),
-        (LeaveAlone(), ""),
+        ("node 1 is absent", "no restart in place: node 1 is absent; this attempt ends on all nodes, and "),
+        ("", ""),
     ],
 )
 def test_line_says_why_no_life_follows(
-    supervisor: Supervisor, capsys: pytest.CaptureFixture[str], order: LeaveAlone | OtherVersion, said: str
+    supervisor: Supervisor, capsys: pytest.CaptureFixture[str], reason: str, said: str
 ) -> None:
-    agreement = supervisor.services.agreement
-    assert agreement
-    agreement.orders.append(order)
+    supervisor._agreed.orders.append(Release(Life("uid", "1"), reason))
     assert not supervisor._agreed.obey()
     out = capsys.readouterr().out
     assert said in out if said else not out
@@ -401,10 +396,9 @@ def test_hang_ends_a_life_and_its_node_is_blamed_once(ddptrain: ForkServer, tmp_
 
 def test_ranks_that_work_before_the_first_step_of_a_later_life_are_not_given_up(supervisor: Supervisor) -> None:
     agreement = supervisor.services.agreement
-    assert agreement and agreement._leader
-    agreement.tell(RanksFailed(1, Failure(1)))
-    agreement.tell(RanksEnded(1))
-    supervisor._agreed.number = 2
+    agreement.failed({"code": 1})
+    agreement.ended(healthy=True, failure=None)
+    agreement.begin(2)
     loading = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
 
     def work_is_seen() -> bool:

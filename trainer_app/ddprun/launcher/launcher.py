@@ -70,7 +70,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         else:
             placed, restarts = _holding_port(ranks, options), restarts + 1
             supervisor.printer.launcher_line(f"restart {restarts} of {options.max_restarts}: {message}")
-    termination.write(ending.report | services.lives(), termination.destination())
+    termination.write(ending.report | services.agreement.reports(), termination.destination())
     if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
         for line in termination.root_cause_lines(ending.report):
             supervisor.printer.launcher_line(line)

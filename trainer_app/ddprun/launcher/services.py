@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 
 from ddprun.distributed.topology import Ranks, loopback_of
-from ddprun.files import Json
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers, leader_port
@@ -23,15 +22,14 @@ class Services:
     Attributes:
         port: of node 0; None on other nodes, or if it cannot be opened.
         trainer_port: beside it, for a script of a user; None if the user has another server for its reports.
-        agreement: on restarts in place; None if none are granted.
     """
 
     progress: NodeProgress
     peers: Peers
     table: RankTable
+    agreement: Agreement
     port: ProgressPort | None
     trainer_port: TrainerPort | None = None
-    agreement: Agreement | None = None
 
     @classmethod
     def started(
@@ -46,12 +44,12 @@ class Services:
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
         table = RankTable(ranks, peers)
-        agreement = Agreement(ranks, peers, grant, gpus=visible_gpus() > 0) if grant else None
+        agreement = Agreement(ranks, peers, grant, progress, printer.launcher_line, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
                 port = ProgressPort(
-                    number, lambda: progress.snapshot() | (agreement.reports() if agreement else {}), peers.takes,
+                    number, lambda: progress.snapshot() | agreement.reports(), peers.takes,
                     ranks=table.answer, host=loopback_of(ranks.master_addr),
                 )  # fmt: skip
             except (OSError, OverflowError) as error:
@@ -61,15 +59,12 @@ class Services:
                     trainer_port = TrainerPort(progress.take, printer.launcher_line)
                 except OSError as error:
                     printer.launcher_line(f"warning: no port for the reports of the script: {error}")
-        return cls(progress, peers, table, port, trainer_port, agreement)
+        return cls(progress, peers, table, agreement, port, trainer_port)
 
     def begin(self, life: int) -> None:
         """Set the variables for the ranks of this life."""
         if life > 1:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(life - 1)
+        self.agreement.begin(life)
         if self.trainer_port:
             self.trainer_port.begin(life)
-
-    def lives(self) -> Json:
-        """Return what node 0 reports of restarts in place."""
-        return self.agreement.reports() if self.agreement else {}

@@ -17,10 +17,8 @@ from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
 from ddprun.launcher import processes
-from ddprun.launcher.agreed_life import AgreedLife
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
-from ddprun.launcher.life_messages import Failure
-from ddprun.launcher.lives import Exit, StartRanks
+from ddprun.launcher.life_messages import End, Failure, Start
 from ddprun.launcher.log_files import LogFiles, log_file
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
@@ -106,9 +104,7 @@ class Supervisor:
             self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
-        self._agreed = AgreedLife(
-            services.agreement, self.life, self.ranks.nnodes, services.progress, self.printer.launcher_line
-        )
+        self._agreed = services.agreement
         self._hangs = False  # a rank of this node hangs, and all nodes are asked for their stacks
         self._orphans = Orphans()
         self._workers: list[WorkerProcess] = []
@@ -123,7 +119,7 @@ class Supervisor:
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
     @property
-    def next_life(self) -> StartRanks | None:
+    def next_life(self) -> Start | None:
         """What the launchers have agreed on after the end of the ranks; None for no restart in place."""
         return self._agreed.next_life
 
@@ -511,7 +507,7 @@ class Supervisor:
             self.has_reported = True
             self.reports.write(report, self._states, workers)
 
-    def _report_of_exit(self, told: Exit) -> Report:
+    def _report_of_exit(self, told: End) -> Report:
         """Return the report of a node that is to exit: its own failure, or the failure of the node which is blamed."""
         self.printer.launcher_line(f"no restart in place: {told.reason}")
         failure, blamed = self._failure(), told.blamed
