@@ -21,7 +21,7 @@ from ddprun.launcher.node_reports import explain
 from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.preload import is_path_safe
 from ddprun.reporting import termination
-from ddprun.reporting.console import escape_unencodable, finish_output, log_as_json, never_fail_or_wait
+from ddprun.reporting.console import escape_unencodable, finish_output, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
 from ddprun.script import Kind, Script
 from ddprun.script_metrics import print_rows
@@ -30,7 +30,7 @@ from ddprun.signals import StopFlag
 
 _PREFIX = "DDPRUN_"
 _SETTINGS = (
-    "checkpoint_dir", "hang_timeout", "stall_report", "volume_timeout", "stop_grace", "log_format", "chaos", "show_env",
+    "checkpoint_dir", "hang_timeout", "stall_report", "volume_timeout", "stop_grace", "chaos", "show_env",
 )  # fmt: skip
 # A script may work for long without a step of its optimizer: only the user knows for how long.
 _DEFAULTS = {"hang_timeout": 0.0}
@@ -203,8 +203,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _launch(arguments: argparse.Namespace) -> int:
     stop, settings = StopFlag.installed(), resolve(arguments, os.environ)
-    if settings.log_format == "json":
-        log_as_json(None, ("stderr",))
     environment = topology.without_operator_rank(os.environ)
     if "RANK" in environment and "WORLD_SIZE" in environment:
         raise UsageError(

@@ -94,7 +94,7 @@ class SelfWatchdog:
             return
         with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
             stacks = os.memfd_create("ddprun-stacks", os.MFD_CLOEXEC)
-            faulthandler.dump_traceback(stacks)  # then printed by Python, so that --log-format json applies
+            faulthandler.dump_traceback(stacks)  # then printed by Python, which never waits for a reader
             print(os.pread(stacks, 2**20, 0).decode(errors="replace"), file=sys.stderr, flush=True)
         error = Hang(
             f"no heartbeat for {limit:g} s {activity(record.phase, record.collective)} of step {record.step}",

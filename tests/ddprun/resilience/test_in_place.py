@@ -22,7 +22,7 @@ from ddprun.launcher.lives import Connected, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.processes import LogPrinter, WorkerProcess, is_exiting
+from ddprun.launcher.processes import WorkerProcess, is_exiting, launcher_line
 from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.services import Services
 from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
@@ -205,7 +205,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """The supervisor of a node that trains alone, whose rank it has just killed."""
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
     settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
-    agreement = Agreement(Ranks(), peers, 5, progress, LogPrinter("text").launcher_line)
+    agreement = Agreement(Ranks(), peers, 5, progress, launcher_line)
     services = Services(progress, peers, RankTable(Ranks(), peers), agreement, None)
     options = LaunchOptions(Script("script", "train.py", (), settings))
     found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)
@@ -268,7 +268,7 @@ def test_rank_that_hung_within_a_longer_limit_than_its_peers_is_blamed(
 
 
 def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    LogPrinter("text").launcher_line("restart in place 1 of 5: node 1: \x1b[2J\udcff wrong")
+    launcher_line("restart in place 1 of 5: node 1: \x1b[2J\udcff wrong")
     assert capsys.readouterr().out == "restart in place 1 of 5: node 1: \\x1b[2J\\udcff wrong\n"
 
 
@@ -301,15 +301,6 @@ def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain:
     assert "no restart in place: the same exception at the same step" in nodes.runs[0].output()
 
 
-def test_no_more_restarts_in_place_than_granted(ddptrain: ForkServer, tmp_path: Path) -> None:
-    nodes = TwoNodes(ddptrain, tmp_path, grant=1)
-    nodes.trains(1)
-    nodes.trains(2, nodes.kill(0))
-    nodes.kill(1)
-    assert [run.wait() for run in nodes.runs] == [77, 137], nodes.output()
-    assert nodes.runs[0].message()["lives"][-1]["node"] == 1
-
-
 @pytest.mark.parametrize("lost", [0, 1])
 def test_group_ends_when_a_launcher_is_killed(ddptrain: ForkServer, tmp_path: Path, lost: int) -> None:
     nodes = TwoNodes(ddptrain, tmp_path)
@@ -320,15 +311,6 @@ def test_group_ends_when_a_launcher_is_killed(ddptrain: ForkServer, tmp_path: Pa
     assert other.wait() == 77, other.output()
     assert time.monotonic() - began < 60
     assert f"node {lost} is lost: its connection has ended" in other.message()["message"]
-
-
-def test_group_that_is_told_to_stop_is_not_restarted(ddptrain: ForkServer, tmp_path: Path) -> None:
-    nodes = TwoNodes(ddptrain, tmp_path)
-    nodes.trains(1)
-    nodes.runs[1].stop()
-    assert nodes.runs[1].wait() == 75, nodes.output()
-    nodes.runs[0].wait()
-    assert "restart in place" not in nodes.output()
 
 
 # Saves and ends when a signal has come; a later life waits for the file ``meet`` before its ranks meet.

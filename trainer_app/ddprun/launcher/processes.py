@@ -31,8 +31,6 @@ from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
     Console,
-    count_dropped_as_json,
-    json_line,
     never_fail_or_wait,
     release_output,
     terminal_or_none,
@@ -247,32 +245,16 @@ def split_lines(unfinished: bytes, data: bytes) -> tuple[list[bytes], bytes]:
     return lines, begun
 
 
-class LogPrinter:
-    """Prints the lines of the ranks and of the launcher.
+def launcher_line(text: str) -> None:
+    """Print a line of the launcher's own, which may quote what a program or another node has said."""
+    print(termination.printable(text), flush=True)
 
-    Args:
-        log_format: text, with the prefix of the rank before each line; or json, one object per line.
-    """
 
-    def __init__(self, log_format: str) -> None:
-        self._json = log_format == "json"
-        if self._json:
-            count_dropped_as_json()
-
-    def launcher_line(self, text: str) -> None:
-        """Print a line of the launcher's own, which may quote what a program or another node has said."""
-        print(json_line(None, text) if self._json else termination.printable(text), flush=True)
-
-    def rank_line(self, worker: WorkerProcess, line: bytes) -> None:
-        """Write one line of a rank, without its newline, to the buffers of stdout and of the rank's log file."""
-        if self._json:
-            logged = printed = json_line(worker.rank, line.decode(errors="replace")).encode() + b"\n"
-        else:
-            logged = line + b"\n"
-            printed = worker.prefix + logged
-        sys.stdout.buffer.write(printed)
-        if worker.log:
-            worker.log.write(logged)
+def rank_line(worker: WorkerProcess, line: bytes) -> None:
+    """Write one line of a rank, without its newline, to the buffers of stdout and of the rank's log file."""
+    sys.stdout.buffer.write(worker.prefix + line + b"\n")
+    if worker.log:
+        worker.log.write(line + b"\n")
 
 
 def root_cause(

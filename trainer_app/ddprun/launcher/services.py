@@ -7,7 +7,7 @@ from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers, leader_port
-from ddprun.launcher.processes import LogPrinter
+from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.trainer_port import TrainerPort, is_wanted
 from ddprun.program import Program
@@ -32,9 +32,7 @@ class Services:
     trainer_port: TrainerPort | None = None
 
     @classmethod
-    def started(
-        cls, ranks: Ranks, program: Program, printer: LogPrinter, grant: int = 0, token: str = ""
-    ) -> "Services":
+    def started(cls, ranks: Ranks, program: Program, grant: int = 0, token: str = "") -> "Services":
         """Open the ports of node 0.
 
         Args:
@@ -44,7 +42,7 @@ class Services:
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
         table = RankTable(ranks, peers)
-        agreement = Agreement(ranks, peers, grant, progress, printer.launcher_line, gpus=visible_gpus() > 0)
+        agreement = Agreement(ranks, peers, grant, progress, launcher_line, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
@@ -53,12 +51,12 @@ class Services:
                     ranks=table.answer, host=loopback_of(ranks.master_addr),
                 )  # fmt: skip
             except (OSError, OverflowError) as error:
-                printer.launcher_line(f"warning: no progress on port {number}: {error}")
+                launcher_line(f"warning: no progress on port {number}: {error}")
             if is_wanted() and not program.sends_an_ending:
                 try:
-                    trainer_port = TrainerPort(progress.take, printer.launcher_line)
+                    trainer_port = TrainerPort(progress.take, launcher_line)
                 except OSError as error:
-                    printer.launcher_line(f"warning: no port for the reports of the script: {error}")
+                    launcher_line(f"warning: no port for the reports of the script: {error}")
         return cls(progress, peers, table, agreement, port, trainer_port)
 
     def begin(self, life: int) -> None:

@@ -22,7 +22,7 @@ from ddprun.launcher.life_messages import End, Failure, Start
 from ddprun.launcher.log_files import LogFiles, log_file
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
-from ddprun.launcher.processes import LogPrinter, WorkerProcess
+from ddprun.launcher.processes import WorkerProcess, launcher_line, rank_line
 from ddprun.launcher.services import Services
 from ddprun.launcher.stalls import StallWatch
 from ddprun.program import Program
@@ -51,9 +51,9 @@ class LaunchOptions:
         program: what each rank runs.
         how: prefork, or spawn (a fresh interpreter per rank).
         log_dir: also write each rank's output to ``rank-N.log`` there, after restarts to ``rank-N.life-M.log``.
-        max_restarts: how often the ranks are started again; only on a node that trains alone.
-        fixed_port: the user chose the port; otherwise a node that trains alone takes a free one at each start, which
-            keeps two jobs on one machine apart.
+        max_restarts: how often the ranks are restarted in place, whatever is granted; only on a node that trains alone.
+        fixed_port: the user chose the port of the first life; otherwise a node that trains alone takes a free one,
+            which keeps two jobs on one machine apart.
         opened: descriptors that were opened by the imports before the fork; the ranks keep them.
     """
 
@@ -94,14 +94,13 @@ class Supervisor:
     life: int = 1
 
     def __post_init__(self) -> None:
-        self.printer = LogPrinter(self.settings.log_format)
         settings, services = self.settings, self.services
         self._deadlines = Deadlines.of(os.environ, self.life, self.ranks.nnodes)
         self._detector = HangDetector(
             settings.hang_timeout, self.ranks.node_rank, settings.stall_report, self._deadlines
         )
         self._watch = StallWatch(
-            self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
+            self._detector, services.peers, services.progress, self.reports, launcher_line,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
         self._agreed = services.agreement
@@ -181,11 +180,11 @@ class Supervisor:
 
     def _open_logs(self, log_dir: str) -> LogFiles:
         paths = [log_file(log_dir, rank, self.life) for rank in self.ranks.local_ranks]
-        logs = LogFiles(paths, self.settings.log_format)
+        logs = LogFiles(paths)
         for problem in logs.refused:
             if self.life == 1:
                 raise UsageError(f"--log-dir: {problem}", next_step="name another directory")
-            self.printer.launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
+            launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
         if not logs.answers:
             self._warn_of_volume()
         return logs
@@ -193,7 +192,7 @@ class Supervisor:
     def _warn_of_volume(self) -> None:
         if not self._is_volume_known:
             self._is_volume_known = True
-            self.printer.launcher_line(
+            launcher_line(
                 f"warning: --log-dir: {self.options.log_dir} takes no output, or not as fast as the ranks write it, or "
                 "it is full; what it does not take is missing in the files of the ranks"
             )
@@ -343,7 +342,7 @@ class Supervisor:
             lines, worker.unfinished = [line for line in (worker.unfinished + begun, of_stderr) if line], b""
         for line in lines:
             worker.tail.append(line)
-            self.printer.rank_line(worker, line)
+            rank_line(worker, line)
         sys.stdout.buffer.flush()
         if worker.log:
             worker.log.flush()
@@ -409,7 +408,7 @@ class Supervisor:
             return
         if (idle := self._detector.idle_after_return(self._workers)) >= limit:
             ranks = ", ".join(str(worker.rank) for worker in self._workers if worker.status is None)
-            self.printer.launcher_line(
+            launcher_line(
                 f"warning: rank {ranks} ended the script, and its process has done nothing for {idle:.0f} s, half of "
                 "completionGraceSeconds: it is ended, and the node has succeeded"
             )
@@ -453,7 +452,7 @@ class Supervisor:
                     if changed.si_code != os.CLD_CONTINUED:
                         name = signal.Signals(changed.si_status).name
                         said = f"warning: rank {worker.rank} is stopped by {name}, until `kill -CONT {worker.pid}`"
-                    self.printer.launcher_line(said)
+                    launcher_line(said)
 
     def _report_early(self, report: Report) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
@@ -482,7 +481,7 @@ class Supervisor:
         self._states = self._watch.states
         longest = max(self._detector.timeout, *(int(state.quiet) for state in self._states))
         self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
-        self.printer.launcher_line(f"error: {self._hang['message']}")
+        launcher_line(f"error: {self._hang['message']}")
         if is_own := self._hang["cause"] == "own":
             self._agreed.failed(self._hang)  # the other nodes end their ranks while the files are written
         self._write(self._hang, self._workers)
@@ -509,7 +508,7 @@ class Supervisor:
 
     def _report_of_exit(self, told: End) -> Report:
         """Return the report of a node that is to exit: its own failure, or the failure of the node which is blamed."""
-        self.printer.launcher_line(f"no restart in place: {told.reason}")
+        launcher_line(f"no restart in place: {told.reason}")
         failure, blamed = self._failure(), told.blamed
         if failure is not None and (failure.cause == "own" or self.stop_signal is not None):
             report = self._own_report()

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from threading import RLock, get_ident
 from typing import Any, TextIO
 
-from ddprun.files import dumps_json
-
 _WIDTH = 24
 _LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal
 _BAR_INTERVAL = 0.1
@@ -68,13 +66,8 @@ class Console:
         self._drawn = True
 
 
-def json_line(rank: int | None, text: str) -> str:
-    """Return a line of output as a JSON object with time, rank and message."""
-    return dumps_json({"time": round(time.time(), 3), "rank": rank, "message": text})
-
-
 def terminal_or_none() -> TextIO | None:
-    """Return a stream of its own to the terminal of stderr, if it is one; never after ``log_as_json``."""
+    """Return a stream of its own to the terminal of stderr, if it is one."""
     if not sys.stderr.isatty():
         return None
     return _text_stream(Output(os.dup(sys.stderr.fileno()), _KEPT_BAR), sys.stderr.encoding, by_line=False)
@@ -140,12 +133,6 @@ def _outputs() -> "list[Output]":
     return [raw for raw in raws if isinstance(raw, Output)]
 
 
-def count_dropped_as_json() -> None:
-    """Make the line that counts dropped lines a JSON object, too."""
-    for output in _outputs():
-        output.dropped_line = lambda count: json_line(None, _dropped_line(count))
-
-
 def _dropped_line(count: int) -> str:
     return f"... {count} line(s) of output are missing here: they were not read in time"
 
@@ -161,46 +148,6 @@ def _encodes(stream: TextIO, text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def log_as_json(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -> None:
-    """Make this process print every line as a JSON object, see ``json_line``.
-
-    Args:
-        rank: of this process; None for a launcher.
-        names: the streams to change. A launcher's stdout already consists of objects.
-    """
-    count_dropped_as_json()
-    for name in names:
-        setattr(sys, name, _JsonLines(getattr(sys, name), rank))
-
-
-class _JsonLines(io.TextIOBase):
-    """Writes whole lines as JSON objects; in a forked rank unchanged, because the launcher encodes them."""
-
-    def __init__(self, stream: TextIO, rank: int | None) -> None:
-        self._stream, self._rank, self._owner = stream, rank, os.getpid()
-        self._begun = ""
-
-    def write(self, text: str, /) -> int:
-        """Write ``text`` and return its length."""
-        if os.getpid() != self._owner:
-            return self._stream.write(text)
-        *lines, self._begun = (self._begun + text).split("\n")
-        self._stream.writelines(json_line(self._rank, line) + "\n" for line in lines)
-        self._stream.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def buffer(self) -> Any:
-        """The stream for bytes, which are written unchanged."""
-        return self._stream.buffer
 
 
 class Output(io.RawIOBase):
