@@ -324,11 +324,6 @@ def test_debug_is_the_switch_that_leaves_ranks_at_a_breakpoint_alone() -> None:
     assert resolve({"DDPTRAIN_DEBUG": "0"}, {}) == resolve({}, {})
 
 
-def test_a_trace_function_does_not_turn_the_hang_detection_off(ddptrain: ForkServer, idx: Path) -> None:
-    argv = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", "hang:0:4")
-    ddptrain.run(*argv, first="import sys; sys.settrace(lambda *_: None)", code=76)
-
-
 def test_a_pause_ends_with_a_heartbeat() -> None:
     heartbeat = Heartbeat()
     group = Group(Ranks(), torch.device("cpu"), None, StopFlag(), heartbeat)
@@ -442,20 +437,6 @@ def test_a_heartbeat_records_phase_step_collective_and_changes() -> None:
     assert (inside.step, inside.phase, inside.collective, inside.collectives) == (7, "batch", "all_reduce", 1)
     assert (after.collective, after.collectives) == ("", 1)
     assert after.changes > inside.changes
-
-
-def test_without_a_launcher_each_hung_rank_ends_itself_and_reports_where(ddptrain: ForkServer, idx: Path) -> None:
-    init = f"tcp://127.0.0.1:{free_port()}"
-    argv = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", "hang:1:4", "--init", init)
-    runs = [ddptrain.start(*argv, "--rank", rank, "--world-size", 2) for rank in (0, 1)]
-    assert runs[1].wait() == 76, runs[1].output()
-    blocked = runs[1].message()
-    assert (blocked["cause"], blocked["exception"]) == ("own", "Hang")
-    assert "in phase batch of step 4" in blocked["message"]
-    assert "trainer.py" in runs[1].output(), "its log must hold the stacks"
-    waiting = runs[0].wait()
-    message = runs[0].message()
-    assert (waiting, message["cause"]) in ((76, "peer"), (77, "peer")), runs[0].output()
 
 
 def test_a_process_that_trains_alone_watches_itself(ddptrain: ForkServer, idx: Path) -> None:

@@ -51,12 +51,6 @@ def test_script_that_closes_all_descriptors_ends_as_it_does_alone(ddptrain: Fork
     assert (tmp_path / "results").read_text() == ""
 
 
-def test_script_in_another_encoding_runs(ddptrain: ForkServer, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_bytes("# -*- coding: latin-1 -*-\nprint('é' == chr(233))\n".encode("latin-1"))
-    assert run(ddptrain, script).output() == "True\n"
-
-
 def test_classes_of_the_script_can_be_pickled_until_its_end(ddptrain: ForkServer, tmp_path: Path) -> None:
     text = (
         "import atexit, pickle, threading, time\n"
@@ -125,20 +119,6 @@ def test_rank_that_reads_from_a_terminal_fails_and_is_not_stopped(
     script = written(tmp_path, "import sys\nassert not sys.stdin.isatty()\ninput('continue? ')\n")
     failed = run(ddptrain, "--nproc-per-node", ranks, script, first=at_a_terminal("yes\n"), code=1)
     assert (failed.message()["kind"], failed.message()["where"]) == ("EOFError", "train.py:3")
-
-
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_rank_that_asks_on_the_terminal_fails_and_is_not_stopped(
-    ddptrain: ForkServer, tmp_path: Path, how: str
-) -> None:
-    text = (
-        "import getpass, os\ntry:\n    os.close(os.open('/dev/tty', os.O_RDWR))\n"
-        "except OSError as error:\n    print(error.strerror)\n    getpass.getpass('key: ')\n"
-    )
-    argv = ("--start", how, "--nproc-per-node", 2, written(tmp_path, text))
-    failed = run(ddptrain, *argv, first=at_a_terminal("yes\n"), code=1)
-    assert (failed.message()["kind"], failed.message()["where"]) == ("EOFError", "train.py:6")
-    assert "] No such device or address\n" in failed.output()
 
 
 def test_interrupt_at_a_terminal_reaches_each_rank_once(ddptrain: ForkServer, tmp_path: Path) -> None:
@@ -279,15 +259,6 @@ def test_interrupt_while_threads_are_awaited_ends_the_script_as_python_does(
     os.kill(started.pid, signal.SIGINT)
     assert started.wait() == 75, started.output()
     assert "handler ran" in started.output()
-
-
-def test_sys_exit_in_a_thread_ends_the_thread_only(ddptrain: ForkServer, tmp_path: Path) -> None:
-    text = (
-        "import sys, threading\n"
-        "thread = threading.Thread(target=sys.exit, args=(3,))\n"
-        "thread.start()\nthread.join()\nprint('goes on')\n"
-    )
-    assert run(ddptrain, written(tmp_path, text)).output() == "goes on\n"
 
 
 def test_script_in_a_folder_with_spaces_imports_its_neighbours_after_chdir(
