@@ -7,8 +7,8 @@
 
 ``prepare`` installs the packages of tests/compatibility/requirements.txt into an environment of their own and fetches
 the scripts from their public repositories, at fixed commits. ``run`` starts each program under torchrun, under ddprun,
-with an error in rank 1, with rank 1 stopped, with rank 1 killed, and from the files that the kill has left. Exit code
-1: a cell that is "yes" in the document is not "yes" any more.
+with an error in rank 1, and with rank 1 stopped. Exit code 1: a cell that is "yes" in the document is not "yes" any
+more.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ from tests.compatibility import prepare
 from tests.compatibility.cells import COLUMNS, Row, parsed, row, table, worse
 from tests.compatibility.prepare import Prepared
 from tests.compatibility.programs import PROGRAMS, Program
-from tests.compatibility.restarts import Restarted, restarted
 from tests.compatibility.runs import Outcome, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 SECTION = "programs"
-_IN_PLACE = COLUMNS[-1]
 _STEP = 3
 
 
 def outcomes(program: Program, prepared: Prepared, limit: float, columns: Collection[str]) -> dict[str, Outcome]:
-    """Run the program as often as the columns need it, except for the restart in place."""
+    """Run the program as often as the columns need it."""
     found = {}
     for name, launcher, fault, flags, needed_by in (
         ("torchrun", "torchrun", "", (), ("Runs", "Progress")),
@@ -53,17 +51,6 @@ def outcomes(program: Program, prepared: Prepared, limit: float, columns: Collec
         outcome = found[name]
         said = f"exit code {outcome.code}, {len(outcome.losses)} losses, {time.monotonic() - begin:.0f} s"
         print(f"{program.name}: {name}: {said}", file=sys.stderr, flush=True)
-    return found
-
-
-def restart(program: Program, prepared: Prepared, limit: float) -> Restarted:
-    """Run the program, with a kill of rank 1 in the middle."""
-    with tempfile.TemporaryDirectory(prefix="compatibility-") as folder:
-        found = restarted(program, prepared, Path(folder), limit)
-    said = (
-        f"exit code {found.code}, life {found.report.get('life')}, {len(found.losses)} losses, {found.stepped_after} s"
-    )
-    print(f"{program.name}: restart: {said}", file=sys.stderr, flush=True)
     return found
 
 
@@ -90,8 +77,7 @@ def main() -> int:
     before, rows = parsed(documented()), {}
     for program in chosen:
         found = outcomes(program, prepared, options.limit, columns)
-        in_place = restart(program, prepared, options.limit) if _IN_PLACE in columns else None
-        rows[program.name] = row(program, found, in_place)
+        rows[program.name] = row(program, found)
     regressions = worse(before, rows)
     if options.json:
         print(json.dumps({name: {key: asdict(cell) for key, cell in row.items()} for name, row in rows.items()}))

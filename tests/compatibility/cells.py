@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from tests.compatibility.inject import MESSAGE, RANK
 from tests.compatibility.programs import PROGRAMS, Program
-from tests.compatibility.restarts import Restarted
 from tests.compatibility.runs import Outcome
 
-COLUMNS = ("Runs", "Fault named", "Hang named", "Progress", "Restarts in place")
+COLUMNS = ("Runs", "Fault named", "Hang named", "Progress")
 NOT_RUN = "not run"
 _STOPPED = 75
 _CELL = re.compile(r"(yes|\*\*no\*\*): \S.*|not run")
@@ -71,29 +70,8 @@ def progress(program: Program, outcome: Outcome) -> Cell:
     return Cell(last == program.steps, f"{last} of {program.steps} steps")
 
 
-def restarts(program: Program, found: Restarted) -> Cell:
-    """Return whether the next life ran in place to its end, and made the losses of a new start from the same files."""
-    how, endless = program.restart, program.endless and program.restart is None
-    if not found.was_killed:
-        return Cell(False, f"no step is made after which to kill it: {_ending(found)}")
-    life = found.report.get("life")
-    if life != 2 or found.ran_after is None or found.stepped_after is None:
-        return Cell(False, f"no other life: {_ending(found)}")
-    if found.code != (_STOPPED if endless else 0):
-        return Cell(False, f"the next life fails: {_ending(found)}")
-    if how and not found.has_checkpoint:
-        return Cell(False, f"there is no `{how.checkpoint}` when it is killed")
-    begin = f"from `{how.checkpoint}` on" if how else "from step 0 on"
-    said = f"ranks after {found.ran_after:.1f} s, their steps after {found.stepped_after:.1f} s"
-    number, wanted = len(found.losses), how.count if how else program.count
-    if number < wanted or (how and number > wanted):
-        return Cell(False, f"{said}; {number} losses, and {begin} it makes {wanted}")
-    equal = found.losses == found.new_start
-    return Cell(equal, f"{said}; {begin} {number} losses {'equal' if equal else 'differ from'} a new start's")
-
-
-def row(program: Program, outcomes: Mapping[str, Outcome], restarted: Restarted | None) -> Row:
-    """Return the cells by column of which there are outcomes: of torchrun, ddprun, fault, hang and the restart."""
+def row(program: Program, outcomes: Mapping[str, Outcome]) -> Row:
+    """Return the cells by column of which there are outcomes: of torchrun, ddprun, fault and hang."""
     cells = {}
     if "torchrun" in outcomes:
         cells["Runs"] = runs(program, outcomes["torchrun"], outcomes["ddprun"])
@@ -102,8 +80,6 @@ def row(program: Program, outcomes: Mapping[str, Outcome], restarted: Restarted 
         cells["Fault named"] = fault_named(program, outcomes["fault"])
     if "hang" in outcomes:
         cells["Hang named"] = hang_named(outcomes["hang"])
-    if restarted:
-        cells["Restarts in place"] = restarts(program, restarted)
     return cells
 
 
@@ -156,7 +132,7 @@ def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:
     return outcome.code == 0
 
 
-def _ending(outcome: Outcome | Restarted) -> str:
+def _ending(outcome: Outcome) -> str:
     if outcome.code is None:
         return "it does not end"
     errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+(?:Error|Exception): .*)$", outcome.output)
