@@ -101,15 +101,8 @@ def _command(program: Program, prepared: Prepared, launcher: Launcher, folder: P
     else:
         start = ["-m", source.module]
     module = {"torchrun": "torch.distributed.run", "ddprun": "ddprun"}[launcher]
-    return [
-        str(prepared.python),
-        "-m",
-        module,
-        f"--nproc-per-node={RANKS}",
-        *flags,
-        *start,
-        *shlex.split(program.arguments),
-    ]
+    ranks, arguments = f"--nproc-per-node={RANKS}", shlex.split(program.arguments)
+    return [str(prepared.python), "-m", module, ranks, *flags, *start, *arguments]
 
 
 def run(
