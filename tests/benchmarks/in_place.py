@@ -48,7 +48,7 @@ from ddprun.launcher.life_messages import (
 )
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import _HELLO, Peers, _Connection, _Handshake
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from tests.processes import free_port
 
 SCRIPT = """

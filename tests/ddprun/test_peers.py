@@ -17,7 +17,7 @@ from ddprun.launcher import peers
 from ddprun.launcher.life_messages import Alive, Hello, Life, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.peers import VERSION, Peers, take_token
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from tests.ddprun.launcher_messages import Relay, Speaker, group_secret
 from tests.ddptrain.runs import ForkServer, wait_until
 from tests.processes import free_port

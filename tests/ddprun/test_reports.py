@@ -35,8 +35,8 @@ from ddprun.errors import (
 from ddprun.heartbeat import HeartbeatRecord
 from ddprun.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
 from ddprun.reporting import termination
+from ddprun.reporting.http_port import ProgressPort
 from ddprun.reporting.progress import Progress, StepRate, shared_snapshot
-from ddprun.reporting.progress_port import ProgressPort
 from ddprun.shared_text import SIZE, SharedText, read
 from ddptrain import errors as trainer_errors
 from ddptrain.data.mnist import MNIST_FILES, read_content

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import os
 import secrets
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddprun import __version__, fault_injection
-from ddprun.copying import copy_to
 from ddprun.distributed import topology
 from ddprun.errors import TrainerError, UsageError, nearest, volume_errors
 from ddprun.flags import Parser, declare_settings, whole_number
@@ -95,9 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _copy(directory: Path) -> int:
+    """Copy program (bin/ddprun, see ``injected``) and package (lib/ddprun); a second copy overwrites the first.
+
+    ``__pycache__`` is copied, too: a Python of the same version uses it, also where the directory is read-only.
+    """
+    package, program = Path(__file__).resolve().parent, directory / "bin" / "ddprun"
     with volume_errors(directory):
-        copy_to(directory)
-    print(f"copied ddprun {__version__} to {directory}: run {directory / 'bin' / 'ddprun'}")
+        shutil.copytree(package, directory / "lib" / package.name, dirs_exist_ok=True)
+        program.parent.mkdir(exist_ok=True)
+        shutil.copyfile(package / "injected.py", program)
+        program.chmod(0o755)
+    print(f"copied ddprun {__version__} to {directory}: run {program}")
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddprun import proc
 from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
@@ -22,7 +23,7 @@ from ddprun.launcher.lives import Connected, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.processes import WorkerProcess, is_exiting, launcher_line
+from ddprun.launcher.processes import WorkerProcess, launcher_line
 from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.services import Services
 from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
@@ -169,10 +170,10 @@ def test_killed_ranks_are_restarted_in_place_on_all_nodes(ddptrain: ForkServer, 
 def test_rank_that_ends_by_itself_is_blamed_although_its_launcher_has_not_heard_of_its_end() -> None:
     rank = subprocess.Popen(["sleep", "600"])
     try:
-        assert not is_exiting(rank.pid)
+        assert not proc.is_exiting(rank.pid)
         rank.kill()
         os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
-        assert is_exiting(rank.pid)
+        assert proc.is_exiting(rank.pid)
         worker = WorkerProcess(1, rank.pid, -1, -1, Diagnostics.create(1))
         supervisor = object.__new__(Supervisor)
         supervisor._workers = [worker]

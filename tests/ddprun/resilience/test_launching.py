@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ddprun import proc
 from ddprun.checkpoint_files import newest_valid
-from ddprun.launcher.hang_detector import process_state
 from ddptrain.data.sampling import Schedule, epoch_order
 from tests.ddptrain.builders import PROGRESS, SMALL, node, place
 from tests.ddptrain.runs import ForkServer, losses, wait_until
@@ -368,7 +368,7 @@ def test_programs_that_a_rank_has_started_end_with_it(ddptrain: ForkServer, idx:
     output = ddptrain.run(*argv, first=WITH_CHILD, code=137).output()
     children = [int(pid) for pid in re.findall(r"child (\d+) of its rank", output)]
     assert len(children) == 2
-    wait_until(lambda: all(process_state(pid) in ("", "Z") for pid in children), "the children to end")
+    wait_until(lambda: all(proc.state(pid) in ("", "Z") for pid in children), "the children to end")
 
 
 @pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])

@@ -28,7 +28,7 @@ _DUMPS = ("stacks.txt", "flight.json")
 _ROOT_FIELDS = (
     "code", "kind", "rank", "step", "exact", "phase", "signal", "exception", "where", "message", "hint", "next",
 )  # fmt: skip
-_STALL = "stall-"  # then the node: its report of a stall that lasts
+_STALL = "stall-"  # then the node: the stacks that other nodes have sent it during a stall
 _TRACE = "trace-"  # then the rank alone: torchfrtrace --prefix trace- takes the rest of the name for the rank
 _KEPT_ATTEMPTS = 100  # some KB each; the verb ``report`` shows the cause of every restart
 _KEPT_DUMPS = 10  # the newest attempts that also keep their dumps, of up to 16 MB per rank
@@ -121,22 +121,12 @@ class NodeReports:
             dump.unlink(missing_ok=True)
 
     def write_stall(
-        self,
-        findings: Sequence[NodeFindings],
-        workers: Sequence[WorkerProcess],
-        cancelled: Callable[[], bool],
-        *,
-        message: str,
+        self, findings: Sequence[NodeFindings], workers: Sequence[WorkerProcess], cancelled: Callable[[], bool]
     ) -> bool:
-        """Write the dumps of ``workers``, the stacks that the nodes found, and the message unless it is empty.
-
-        The message is not in ``node-*.json``, which are reports of failures: a stall may end.
+        """Write the dumps of ``workers``, and the stacks that other nodes found. Returns whether the volume took them.
 
         Args:
             cancelled: ends the wait; asked ten times a second.
-
-        Returns:
-            whether the volume took them.
         """
 
         def write() -> bool:
@@ -145,26 +135,11 @@ class NodeReports:
             if others := [found for found in findings if found.node != self.ranks.node_rank]:
                 # One file: a node may have no volume or another, and a file for each of many ranks would take too long.
                 texts = [f"rank {rank}:\n{text}\n" for found in others for rank, text in found.stacks.items()]
-                content = "".join(texts).encode()
-                write_atomically(self._stall_file.with_suffix(f".{_DUMPS[0]}"), content, durable=False)
-            if not message:
-                return True
-            report = {
-                "schema": 1, "node": self.ranks.node_rank, "nnodes": self.ranks.nnodes, "time": time.time(),
-                "message": message, "ranks": [rank for found in findings for rank in found.ranks],
-            }  # fmt: skip
-            write_atomically(self._stall_file, dumps_json(report, indent=1).encode(), durable=False)
+                path = self.folder / f"{_STALL}{self.ranks.node_rank}.{_DUMPS[0]}"
+                write_atomically(path, "".join(texts).encode(), durable=False)
             return True
 
         return bool(run_with_timeout(_STALL_FILES, write, cancelled))
-
-    def end_stall(self) -> None:
-        """Delete the report of a stall that has ended; the stacks stay. Never raises."""
-        run_with_timeout(_VOLUME, lambda: self._stall_file.unlink(missing_ok=True))
-
-    @property
-    def _stall_file(self) -> Path:
-        return self.folder / f"{_STALL}{self.ranks.node_rank}.json"
 
     def silent_nodes(self) -> list[int]:
         """Return the nodes that have left no report in the folder."""

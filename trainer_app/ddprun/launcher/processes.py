@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from ddprun.diagnostics import Diagnostics, crashed_frame
@@ -44,7 +43,6 @@ _BAR_SECONDS = 10.0  # between two lines of a progress bar
 _LAST_LINES = 50  # that may say why a signal ended a rank
 _CRASH = "Fatal Python error: "  # by faulthandler, which then prints the stacks
 _CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
-_PF_EXITING = 4  # linux/sched.h
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
     r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*"
@@ -413,14 +411,6 @@ def _report_of_signal(worker: WorkerProcess, number: int, place: dict[str, Any])
 def _explained(report: Report, error: TrainerError) -> Report:
     """Return the changed fields of a killed rank's report. error: found in the output of the rank."""
     return {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
-
-
-def is_exiting(pid: int) -> bool:
-    """Return whether the process has begun to end. Its connections are closed after that, and its parent hears last."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        flags = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6]
-        return bool(int(flags) & _PF_EXITING)
-    return True
 
 
 def end_group(pid: int) -> None:

@@ -11,7 +11,7 @@ from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.trainer_port import TrainerPort, is_wanted
 from ddprun.program import Program
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from ddprun.resources import visible_gpus
 
 

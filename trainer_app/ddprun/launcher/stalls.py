@@ -1,8 +1,8 @@
 """Reports a stall of the group once, and withdraws the report when it ends. Nothing is ended because of it.
 
 A node whose rank stalls asks all nodes for the states and stacks of their ranks (``peers``). Node 0 compares them,
-names the rank that the others wait for, and shows it in its log, in the progress report and in ``stall-0.json`` beside
-the stacks. A node that cannot reach node 0 reports its own ranks.
+names the rank that the others wait for, and shows it in its log and in the progress report. A node that cannot reach
+node 0 reports its own ranks.
 """
 
 import time
@@ -147,7 +147,7 @@ class StallWatch:
             peers.settle(message)  # before the files are written: the others may have a hung rank to end
         self._is_known |= bool(peers.stalled)  # also if it is not reported, or was before: ask no more
         where = None
-        if self._reports and self._reports.write_stall(findings, workers, self._is_told_to_stop, message=message):
+        if self._reports and self._reports.write_stall(findings, workers, self._is_told_to_stop):
             where = self._reports.folder
         if message:
             self._show(message)
@@ -165,8 +165,6 @@ class StallWatch:
         if self._peers.is_leader:
             self._peers.tell_over()
         self._progress.stall = None
-        if self._reports:
-            self._reports.end_stall()
         if self._since is not None:
             self._say(f"the stall has ended, {time.monotonic() - self._since:.0f} s after it was reported")
         self._is_known, self._since, self._peers.is_over = False, None, False

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ddprun import exit_codes
+from ddprun import exit_codes, proc
 from ddprun.checkpoint_files import newest_place
 from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks
@@ -497,7 +497,7 @@ class Supervisor:
         for worker in self._workers:
             if worker.status is None and not worker.killed_by_us:
                 # The others may hear of the end of a rank before this launcher does, and have it end the other ranks.
-                worker.killed_by_us = not processes.is_exiting(worker.pid)
+                worker.killed_by_us = not proc.is_exiting(worker.pid)
                 os.kill(worker.pid, signal.SIGKILL)  # its children follow when it is reaped
         self._deadline = None
 

@@ -12,10 +12,10 @@ import signal
 import time
 from collections.abc import Callable, MutableMapping
 
+from ddprun import proc
 from ddprun.launcher.trainer_status import TrainerStatus, parse
 from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, listening
 from ddprun.reporting.termination import printable
-from ddprun.signals import catches
 
 _VARIABLES = "KUBEFLOW_TRAINER_SERVER_"
 _OFF = "DISABLE_KUBEFLOW_INTEGRATION"
@@ -97,7 +97,7 @@ class TrainerPort(HttpPort):
         The Trainer sets its handler before its first report.
         """
         is_of_transformers = status.begins and "total_steps" in status.metrics
-        if is_of_transformers and not self._advised and catches(self._rank_zero, signal.SIGTERM) is False:
+        if is_of_transformers and not self._advised and proc.catches(self._rank_zero, signal.SIGTERM) is False:
             self._advised = True
             self._say(_ADVICE)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddprun.files import Json, finite, with_named_loss
 from ddprun.heartbeat import RETURNED, HeartbeatRecord
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from ddprun.shared_text import SharedText
 
 SCHEMA = 3  # the number of the termination report's; 1 has no path of a checkpoint
