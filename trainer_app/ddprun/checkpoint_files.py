@@ -480,7 +480,6 @@ class Checkpoints:
                     path.with_suffix(".pt").unlink(missing_ok=True)
 
     def _best(self, manifest_paths: list[Path]) -> Path | None:
-        """Return the manifest with the highest score; None if none has a score."""
         scores: dict[Path, float] = {}
         for path in manifest_paths:
             with contextlib.suppress(OSError, ValueError):

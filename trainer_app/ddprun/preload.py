@@ -90,7 +90,6 @@ def _refuse(name: str, error: BaseException) -> None:
 
 
 def _opened() -> set[str]:
-    """Return what the descriptors of this process are open on."""
     targets = set[str]()
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
         with contextlib.suppress(OSError):  # of the directory itself
@@ -99,7 +98,6 @@ def _opened() -> set[str]:
 
 
 def _threads() -> int:
-    """Return how many threads run beside this one that a fork would miss."""
     names = list[str]()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended

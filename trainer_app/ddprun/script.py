@@ -41,7 +41,7 @@ from ddprun.preload import import_before_fork, is_path_safe
 from ddprun.program import RankProcess
 from ddprun.raised import handled_by
 from ddprun.reporting import termination
-from ddprun.reporting.console import write_by_line
+from ddprun.reporting.console import unbuffer_output
 from ddprun.reporting.termination import Ending
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, name_process, stop_signals
@@ -112,7 +112,7 @@ class Script:
     def run(self, rank: RankProcess) -> int:
         """Run the program on one rank and return its exit code."""
         _restore_process()
-        write_by_line(rank.diagnostics.begun_lines())
+        unbuffer_output()
         os.environ |= torchrun_environment(rank, os.environ)
         if self.settings.show_env:
             print(
@@ -217,7 +217,6 @@ class _Run:
         return Ending(termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot()))
 
     def _send(self, ending: Ending) -> int:
-        """Send the ending to the launcher, and return the exit code."""
         with contextlib.suppress(OSError):
             if os.fstat(self._reports).st_ino == self._pipe:  # the script has not closed all descriptors
                 with os.fdopen(self._reports, "wb") as pipe:

@@ -78,7 +78,6 @@ class SelfWatchdog:
                 self._check_progress()
 
     def _check_stop(self, waited: float) -> None:
-        """End the rank if the main thread has not stopped it in time."""
         record, limit = self.heartbeat.last, self.grace - min(3.0, 0.25 * self.grace)
         if record.phase in BEFORE_TRAINING:
             limit = min(_NOTHING_TO_SAVE, limit)
@@ -87,7 +86,6 @@ class SelfWatchdog:
             self.terminate(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
 
     def _check_progress(self) -> None:
-        """End the rank if it hangs."""
         record = self.heartbeat.last
         limit = max(self.hang_timeout, record.limit)
         if self._stall.observe(record.changes) < limit or not self.claim_report():

@@ -290,14 +290,6 @@ def test_a_dump_imports_no_compiler_which_takes_longer_than_the_launcher_waits(t
     assert done.stdout.split() == ["<module>", "False", "False"], done.stderr
 
 
-def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", 5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
-        "--epochs", 1, "--step-delay", 11,
-    )  # fmt: skip
-    assert run.wait() == 0, run.output()
-
-
 def test_a_save_has_a_limit_of_its_own_also_for_the_ranks_that_wait_for_it(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
@@ -330,19 +322,6 @@ def test_a_pause_ends_with_a_heartbeat() -> None:
     begun = time.monotonic()
     group.pause(0.3)
     assert heartbeat.last.time >= begun + 0.3, "else the last piece of the pause would count for what follows"
-
-
-@pytest.mark.parametrize("place", ["close", pytest.param("destroy_process_group", marks=pytest.mark.soak)])
-def test_a_rank_that_hangs_while_closing_the_process_group_is_named(
-    ddptrain: ForkServer, idx: Path, place: str
-) -> None:
-    run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", TIMEOUT, "--data", "idx", "--data-dir", idx, "--batch-size",
-        300, "--epochs", 1, "--chaos", f"hang:1:1:{place}",
-    )  # fmt: skip
-    assert run.wait() == 76, run.output()
-    message = run.message()
-    assert (message["rank"], message["phase"], message["cause"]) == (1, place, "own")
 
 
 def test_without_hang_detection_the_collective_timeout_finds_a_stopped_rank(ddptrain: ForkServer, idx: Path) -> None:

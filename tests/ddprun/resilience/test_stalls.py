@@ -193,40 +193,6 @@ def test_rank_that_hangs_is_the_cause_when_the_collectives_of_its_peers_time_out
     assert "rank 2 (node 0) works in phase train" in ddptrain.run("--why", logs, module="ddprun").output()
 
 
-def test_stall_that_lasts_until_the_end_is_no_failure(ddptrain: ForkServer, tmp_path: Path) -> None:
-    script = tmp_path / "evaluate.py"
-    script.write_text(
-        "import os, time, ddprun\n"
-        "for step in range(1, 6):\n"
-        "    ddprun.report(step=step)\n"
-        f"while not os.path.exists({str(tmp_path / 'go')!r}):\n"
-        "    time.sleep(0.02)\n"
-    )
-    run = ddptrain.start("--stall-report", 1, "--log-dir", tmp_path / "logs", script, module="ddprun")
-    stall_of(run, 0)
-    (tmp_path / "go").touch()
-    assert run.wait() == 0, run.output()
-    assert run.output().count("the stall has ended") == 1
-
-
-def test_rank_that_keeps_its_peers_waiting_before_the_first_step_is_reported(
-    ddptrain: ForkServer, tmp_path: Path
-) -> None:
-    run = started(ddptrain, tmp_path, "--nproc-per-node", 2, "--stall-report", 0.5, "absent", 1)
-    stall = dict(wait_until(lambda: (run.progress() or {}).get("stall"), "a report"))
-    assert "rank 0 waits in all_reduce of step 0 at train.py" in stall["message"]
-    (tmp_path / "go").touch()
-    assert run.wait() == 0, run.output()
-    assert run.output().count("the stall has ended") == run.output().count("warning: stalled")
-
-
-def test_progress_is_answered_while_a_rank_holds_the_gil(ddptrain: ForkServer, tmp_path: Path) -> None:
-    run = started(ddptrain, tmp_path, "--stall-report", 0, "gil", 0)
-    assert run.at_step(5)["step"] == 5
-    wait_until(lambda: (run.progress() or {"ageSeconds": 0})["ageSeconds"] > 1, "the rank to hang")
-    assert (run.progress() or {})["stall"] is None, "it was turned off"
-
-
 def test_progress_outlives_a_restart_of_the_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -46,13 +46,13 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
     options = replace(options, opened=open_descriptors() - before)
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
-    reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)
     grant = options.max_restarts or granted()
     services = Services.started(ranks, options.program, grant, token)
-    placed, number, has_reported = _holding_port(ranks, options), 1, True
+    placed, number = _holding_port(ranks, options), 1
     while True:
-        if reports and has_reported:
-            reports.set_aside()
+        reports = NodeReports.of_life(settings.checkpoint_dir, ranks, options.log_dir, number)
+        if reports and number == 1:
+            reports.clear()
         services.begin(number)
         supervisor = Supervisor(settings, placed, options, signals, reports, services, life=number)
         ending = supervisor.run()
@@ -60,7 +60,6 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
             break
         supervisor.finish_logs(hurry=True)
         placed, number = replace(ranks, master_port=order.port), order.life.number
-        has_reported = supervisor.has_reported
         why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
         launcher_line(f"restart in place {number - 1} of {grant}: {why}")
     termination.write(ending.report | services.agreement.reports(), termination.destination())

@@ -229,7 +229,6 @@ def _checked(kind: type[_T], fields: dict[str, Any]) -> _T:
 
 
 def _fits(value: object, annotation: Any) -> bool:
-    """Return whether a field may have this value."""
     if type(value) not in _types(annotation):
         return False
     if isinstance(value, str):
@@ -238,5 +237,4 @@ def _fits(value: object, annotation: Any) -> bool:
 
 
 def _types(annotation: Any) -> tuple[type, ...]:
-    """Return the types that an annotation such as ``str | None`` allows."""
     return getattr(annotation, "__args__", None) or (annotation,)

@@ -262,7 +262,6 @@ def _received(s: Leader, node: int, message: Message, now: float) -> tuple[Leade
 
 
 def _of_life(s: Leader, node: int, message: Message, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    """Handle what a node says of the ranks of this life."""
     match message:
         case Done() if s.phase == "Running":
             return _release(s)
@@ -425,7 +424,6 @@ def _leader_tick(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
 
 
 def _overdue(s: Leader, now: float) -> str:
-    """Return what has taken too long; empty for nothing."""
     for node, seat in s.seats.items():
         if seat.lost is not None and now - seat.lost >= RECONNECT:
             return f"node {node} is lost: its connection has ended"

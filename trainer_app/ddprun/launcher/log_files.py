@@ -117,7 +117,6 @@ class LogFiles:
         _open.discard(self)
 
     def _hear(self, seconds: float) -> bool:
-        """Return whether the process says something within this time."""
         if not select.select([self._answer], [], [], seconds)[0]:
             return False
         lines = os.read(self._answer, _READ_SIZE).splitlines()

@@ -45,39 +45,28 @@ class NodeReports:
     ranks: Ranks
 
     @classmethod
-    def of_attempt(cls, checkpoint_dir: str, ranks: Ranks, log_dir: str) -> "NodeReports | None":
-        """Return the reports of this attempt; None without a directory to write to."""
+    def of_life(cls, checkpoint_dir: str, ranks: Ranks, log_dir: str, life: int) -> "NodeReports | None":
+        """Return the reports of this life of this attempt; None without a directory to write to."""
         root = checkpoint_dir or log_dir
         if not root:
             return None
         name = f"{os.environ.get('DDPJOB_UID', '')[:5] or 'local'}-{os.environ.get('DDPJOB_ATTEMPT') or '0'}"
-        return cls(Path(root) / FOLDER / name, ranks)
+        return cls(Path(root) / FOLDER / (name if life == 1 else f"{name}.life-{life}"), ranks)
 
-    def set_aside(self) -> None:
-        """Move what an earlier start of this node has left in the folder to ``<name>.1``, ``.2``, …
+    def clear(self) -> None:
+        """Delete what an earlier start of this node has left under the name of this one, which only the operator draws.
 
-        Only the operator gives every start a name of its own. Reports of ranks or nodes that this start does not have
-        are of an earlier one, too. Those of the other nodes stay: a node may have failed before this one started.
+        Reports of ranks or nodes that this start does not have are of an earlier one, too. Those of the other nodes
+        stay: a node may have failed before this one started.
         """
-        run_with_timeout(_VOLUME, self._set_aside)
 
-    def _set_aside(self) -> None:
-        earlier = [path for path in self.folder.iterdir() if self._is_earlier(path.name)]
-        if not earlier:
-            return
-        used = [path for path in self.folder.parent.glob(f"{self.folder.name}.*") if path.suffix[1:].isdecimal()]
-        last = max((int(path.suffix[1:]) for path in used), default=0)
-        aside = self.folder.with_name(f"{self.folder.name}.{last}")
-        # Another node may just have moved its reports of the same start; else the next number is free.
-        if not last or self.ranks.nnodes == 1 or any((aside / path.name).exists() for path in earlier):
-            aside = self.folder.with_name(f"{self.folder.name}.{last + 1}")
-        if not aside.is_dir():
-            aside.mkdir(exist_ok=True)  # another node may make it, too
-            share(aside, 0o2775)
-        for path in earlier:
-            path.rename(aside / path.name)
-        with contextlib.suppress(OSError):  # reports of other nodes are in it
-            self.folder.rmdir()
+        def delete() -> None:
+            for folder in (self.folder, *self.folder.parent.glob(f"{self.folder.name}.life-*")):
+                for path in folder.iterdir() if folder.is_dir() else ():
+                    if self._is_earlier(path.name):
+                        path.unlink()
+
+        run_with_timeout(_VOLUME, delete)
 
     def _is_earlier(self, name: str) -> bool:
         kind, _, number = name.partition(".")[0].partition("-")
@@ -198,7 +187,6 @@ def dumps(folder: Path) -> list[Path]:
 
 
 def _written(folder: Path) -> float:
-    """Return when the newest report in ``folder`` was written; 0 for none."""
     return max((path.stat().st_mtime for path in folder.glob("node-*.json")), default=0.0)
 
 

@@ -132,7 +132,6 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _is_row(row: object) -> bool:
-    """Return whether what another node sent is a row; a launcher of another release may send other fields."""
     return isinstance(row, dict) and all(name in row and _fits(row[name], kind) for name, kind in _TYPES.items())
 
 

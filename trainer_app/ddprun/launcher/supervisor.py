@@ -82,7 +82,6 @@ class Supervisor:
 
     Attributes:
         life: the number of starts of the ranks in this run.
-        has_reported: files of this life are in the directory of reports.
     """
 
     settings: Settings
@@ -113,7 +112,6 @@ class Supervisor:
         self._hang: Report | None = None
         self.stop_signal: int | None = None
         self._ended_before_stop = False
-        self.has_reported = False
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
@@ -209,7 +207,6 @@ class Supervisor:
         return bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _is_stopping(self) -> bool:
-        """Return whether a stop signal has come."""
         return self.stop_signal is not None or self._is_told_to_stop()
 
     def _supervise(self) -> None:
@@ -277,7 +274,6 @@ class Supervisor:
 
     @property
     def _are_forced(self) -> bool:
-        """Whether the launcher has killed all ranks that did not succeed."""
         failed = [worker for worker in self._workers if processes.report_of(worker)["code"] != 0]
         return bool(failed) and all(worker.killed_by_us and not worker.failed for worker in failed)
 
@@ -337,9 +333,8 @@ class Supervisor:
             self._note_failure(worker)
             return bool(data)
         lines = worker.take(data, time.monotonic())
-        if not data:
-            begun, of_stderr = worker.diagnostics.take_begun_lines()
-            lines, worker.unfinished = [line for line in (worker.unfinished + begun, of_stderr) if line], b""
+        if not data and worker.unfinished:  # the rank has ended within a line
+            lines, worker.unfinished = [worker.unfinished], b""
         for line in lines:
             worker.tail.append(line)
             rank_line(worker, line)
@@ -503,7 +498,6 @@ class Supervisor:
 
     def _write(self, report: Report, workers: list[WorkerProcess]) -> None:
         if self.reports:
-            self.has_reported = True
             self.reports.write(report, self._states, workers)
 
     def _report_of_exit(self, told: End) -> Report:
