@@ -30,6 +30,7 @@ from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
 from ddprun.script import Script
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS
+from tests.ddprun.resilience.scripts import two_nodes
 from tests.ddptrain.builders import RESUMED, SAVING, node, place, rank_state
 from tests.ddptrain.runs import ForkServer, Run, Whole, assert_same_end, wait_until
 from tests.processes import free_port
@@ -90,17 +91,9 @@ class TwoNodes:
         self.folder = folder
         file = folder / "train.py"
         file.write_text(script)
-        common: dict[str, object] = {
-            "PET_NNODES": 2, "PET_NPROC_PER_NODE": ranks, "PET_MASTER_ADDR": "localhost",
-            "PET_MASTER_PORT": free_port(),
-            "DDPJOB_PROGRESS_PORT": free_port(), "DDPJOB_UID": "uid", "DDPJOB_ATTEMPT": 1,
-            "DDPJOB_INPLACE_RESTARTS": grant,
-        } | dict(env)  # fmt: skip
-        self.runs: list[Run] = []
+        of_job = {"DDPJOB_UID": "uid", "DDPJOB_ATTEMPT": 1, "DDPJOB_INPLACE_RESTARTS": grant, **env}
         argv = ("--log-dir", folder / "logs", *flags, file, folder)
-        for number in (0, 1):
-            self.runs.append(server.start(*argv, env=common | {"PET_NODE_RANK": number}, module="ddprun"))
-            self.runs[-1].progress_port = int(str(common["DDPJOB_PROGRESS_PORT"]))
+        self.runs = two_nodes(server, *argv, ranks=ranks, env=of_job)
 
     def trains(self, life: int, more_than: int = 3) -> dict[str, Any]:
         """Wait until this life has made more than so many steps, and return the progress report."""

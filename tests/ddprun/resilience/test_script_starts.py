@@ -11,18 +11,15 @@ from ddprun.cli import node_of, parse, resolve, run_id, starts
 from ddprun.errors import UsageError
 from ddprun.script import _SET_BEFORE_IMPORT, Script
 from ddprun.settings import Settings
-from tests.ddprun.resilience.scripts import run, written
+from tests.ddprun.resilience.scripts import run, two_nodes, written
 from tests.ddptrain.runs import ForkServer
-from tests.processes import free_port
 
 pytestmark = pytest.mark.together
 
 
 def test_two_nodes_meet_by_torchruns_variables(ddptrain: ForkServer, tmp_path: Path) -> None:
     script = written(tmp_path)
-    common = {"PET_NNODES": 2, "PET_NPROC_PER_NODE": 1, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": free_port()}
-    runs = [ddptrain.start(script, env=common | {"PET_NODE_RANK": node}, module="ddprun") for node in (0, 1)]
-    for node, started in enumerate(runs):
+    for node, started in enumerate(two_nodes(ddptrain, script)):
         assert started.wait() == 0, started.output()
         assert f"[n{node}r{node}] rank {node} of 2 " in started.output()
 

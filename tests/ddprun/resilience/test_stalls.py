@@ -21,6 +21,7 @@ from ddprun.launcher.processes import WorkerProcess
 from ddprun.launcher.stalls import StallWatch, _is_stall
 from ddprun.reporting.http_port import ProgressPort
 from tests.ddprun.launcher_messages import Speaker
+from tests.ddprun.resilience import scripts
 from tests.ddptrain.builders import rank_state
 from tests.ddptrain.runs import ForkServer, Run, wait_until
 from tests.processes import free_port
@@ -64,12 +65,16 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(TRAINING.splitlines(), start=1) if text in line)
 
 
-def started(server: ForkServer, folder: Path, *argv: object, env: dict[str, object] | None = None) -> Run:
-    """Start ``ddprun`` with TRAINING; the last arguments are those of the script."""
+def of_training(folder: Path, *argv: object) -> list[object]:
+    """Return the arguments of ``ddprun`` for TRAINING; the last of these are those of the script."""
     script = folder / "train.py"
     script.write_text(TRAINING)
     at = next(index for index, argument in enumerate(argv) if argument in ("gil", "poll", "absent"))
-    return server.start(*argv[:at], script, *argv[at:], folder / "go", env=env, module="ddprun")
+    return [*argv[:at], script, *argv[at:], folder / "go"]
+
+
+def started(server: ForkServer, folder: Path, *argv: object, env: dict[str, object] | None = None) -> Run:
+    return server.start(*of_training(folder, *argv), env=env, module="ddprun")
 
 
 def stall_of(run: Run, rank: int) -> dict[str, Any]:
@@ -85,17 +90,9 @@ def stall_of(run: Run, rank: int) -> dict[str, Any]:
 
 def two_nodes(server: ForkServer, folder: Path, *argv: object, logs: bool = False, connected: bool = True) -> list[Run]:
     """Start two nodes of two ranks without a common directory."""
-    common: dict[str, object] = {
-        "PET_NNODES": 2, "PET_NPROC_PER_NODE": 2, "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": free_port(),
-        "DDPJOB_PROGRESS_PORT": free_port(),
-    }  # fmt: skip
-    runs = []
-    for node in (0, 1):
-        flags = ("--log-dir", folder / f"logs-{node}") if logs else ()
-        own = {"PET_NODE_RANK": node} | ({"DDPJOB_LEADER_PORT": free_port()} if node and not connected else {})
-        runs.append(started(server, folder, *flags, *argv, env=common | own))
-        runs[-1].progress_port = int(str(common["DDPJOB_PROGRESS_PORT"]))
-    return runs
+    flags = tuple(("--log-dir", folder / f"logs-{node}") if logs else () for node in (0, 1))
+    own = ({}, {} if connected else {"DDPJOB_LEADER_PORT": free_port()})
+    return scripts.two_nodes(server, *of_training(folder, *argv), ranks=2, flags=flags, own=own)
 
 
 def test_stall_is_reported_without_a_flag_of_the_user_and_withdrawn_when_the_rank_goes_on(
