@@ -102,7 +102,7 @@ def test_messages_reach_the_other_side_and_a_lost_connection_is_made_again(two: 
     assert two.received() == [HELLO]
     assert list(two.node.life_events) == [Connected(), Received(Alive(LIFE), 0)]
     two.node.life_events.clear()
-    two.leader.drop(1)
+    two.leader._nodes[1].close()
     wait_until(lambda: two.turn() or Connected() in two.node.life_events, "a new connection")
     two.until_connected()
     assert list(two.node.life_events) == [Lost(0), Connected()]
@@ -321,7 +321,7 @@ def test_group_started_by_hand_refuses_who_comes_after_its_nodes() -> None:
         assert "secret" not in node.answer
         wait_until(lambda: two.turn() or not two.leader._proving, "the refusal")
     assert two.received() == [] and not two.leader.is_alone
-    two.leader.drop(1)
+    two.leader._nodes[1].close()
     wait_until(lambda: two.turn() or Lost(0) in two.node.life_events, "the loss")
     two.until_connected()
     two.close()

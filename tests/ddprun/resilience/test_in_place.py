@@ -220,7 +220,7 @@ def test_signal_that_comes_with_the_next_life_reaches_its_ranks(
 
     monkeypatch.setattr(Orphans, "is_empty", property(is_empty))
     supervisor._await_next_life()
-    assert supervisor.next_life is not None
+    assert supervisor._agreed.next_life is not None
     assert supervisor.signals.pending == [signal.SIGTERM] and supervisor.stop_signal is None
 
 

@@ -33,7 +33,6 @@ from ddprun.launcher.life_messages import (
 )
 from ddprun.launcher.lives import (
     ChoosePort,
-    Close,
     Event,
     Follower,
     Leader,
@@ -279,8 +278,6 @@ class Agreement:
                     self._for_follower.append(Received(action.message))
                 case Send():
                     self._peers.say(action.message, action.node)
-                case Close():
-                    self._peers.drop(action.node)
                 case ChoosePort():
                     port = None
                     with contextlib.suppress(OSError):

@@ -56,7 +56,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         services.begin(number)
         supervisor = Supervisor(settings, placed, options, signals, reports, services, life=number)
         ending = supervisor.run()
-        if (order := supervisor.next_life) is None:
+        if (order := services.agreement.next_life) is None:
             break
         supervisor.finish_logs(hurry=True)
         placed, number = replace(ranks, master_port=order.port), order.life.number

@@ -99,13 +99,6 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Close:
-    """Of the leader: close the connection of a launcher that is not of this group."""
-
-    node: int
-
-
-@dataclass(frozen=True)
 class ChoosePort:
     """Of the leader: find a free port for the life with this number, and say so with ``PortChosen``."""
 
@@ -114,7 +107,7 @@ class ChoosePort:
 
 Event = Received | Connected | Lost | Tick | PortChosen | Progressed | Message
 """What happened. A message that is not ``Received`` is what a node says of its own ranks, or that a signal came."""
-Action = Send | Close | ChoosePort | Message
+Action = Send | ChoosePort | Message
 """What to do. A message that is not to ``Send`` is an order for the node: Start, Abort, Release or End."""
 
 
@@ -247,7 +240,7 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
 
 def _received(s: Leader, node: int, message: Message, now: float) -> tuple[Leader, tuple[Action, ...]]:
     if not (message.life.is_of_group(s.life) and 0 <= node < s.nnodes):
-        return s, (Close(node),)
+        return s, ()
     if isinstance(message, Hello):
         return _hello(s, node, message, now)
     seat = s.seats.get(node)

@@ -69,9 +69,8 @@ class LogFiles:
         finally:
             _close(*pipes, answer)
         kept = max(_LEAST_KEPT, _KEPT // len(paths))
-        self._outputs = [Output(descriptor, kept) for descriptor in self._writable]
-        for output in self._outputs:
-            output.dropped_line = _dropped_line
+        why = "the volume did not take them in time"
+        self._outputs = [Output(descriptor, kept, why) for descriptor in self._writable]
         self.streams = [io.BufferedWriter(output) for output in self._outputs]
         _open.add(self)
         self.refused: list[str] = []
@@ -133,10 +132,6 @@ class LogFiles:
 def log_file(log_dir: str, rank: int, life: int) -> Path:
     """Return the file for the output of a rank in one life (the number of starts of the ranks)."""
     return Path(log_dir) / (f"rank-{rank}.log" if life == 1 else f"rank-{rank}.life-{life}.log")
-
-
-def _dropped_line(count: int) -> str:
-    return f"... {count} line(s) of output are missing here: the volume did not take them in time"
 
 
 def _close(*descriptors: int) -> None:

@@ -298,11 +298,6 @@ class Peers:
         if node in self._nodes:
             self._nodes[node].send({"life": to_json(message)})
 
-    def drop(self, node: int) -> None:
-        """Of node 0: end the connection to a node."""
-        if node in self._nodes:
-            self._nodes[node].close()
-
     def takes(self, sock: socket.socket, received: bytes) -> bool:
         """Take over a connection to node 0's port; False if its first line is not a launcher's.
 

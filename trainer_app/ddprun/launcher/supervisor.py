@@ -18,7 +18,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
 from ddprun.launcher import processes
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
-from ddprun.launcher.life_messages import End, Failure, Start
+from ddprun.launcher.life_messages import End, Failure
 from ddprun.launcher.log_files import LogFiles, log_file
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
@@ -115,11 +115,6 @@ class Supervisor:
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
-    @property
-    def next_life(self) -> Start | None:
-        """What the launchers have agreed on after the end of the ranks; None for no restart in place."""
-        return self._agreed.next_life
-
     def run(self) -> Ending:
         """Run the ranks once and return how the node ended."""
         for local_rank in range(self.ranks.nproc_per_node):
@@ -135,13 +130,13 @@ class Supervisor:
         self._supervise()
         self._await_next_life()
         result = next(filter(None, map(processes.result_of, self._workers)), None)
-        report = self._own_report() if self.next_life else self._final_report()
+        report = self._own_report() if self._agreed.next_life else self._final_report()
         if report.get("progress"):
             report["progress"] = self.services.progress.completed(report["progress"])
         if report["code"] and processes.is_fenced(self._workers):
             report["fenced"] = True
         ending = Ending(report, result)
-        if ending.code == 0 or self.next_life:
+        if ending.code == 0 or self._agreed.next_life:
             self._watch.withdraw()
         self.services.progress.keep()
         self.services.table.follow(())

@@ -15,7 +15,6 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, TextIO
 
 _WIDTH = 24
@@ -132,10 +131,6 @@ def _outputs() -> "list[Output]":
     return [raw for raw in raws if isinstance(raw, Output)]
 
 
-def _dropped_line(count: int) -> str:
-    return f"... {count} line(s) of output are missing here: they were not read in time"
-
-
 def _text_stream(output: "Output", encoding: str | None, *, by_line: bool) -> TextIO:
     buffered = io.BufferedWriter(output)
     return io.TextIOWrapper(buffered, encoding or "utf-8", errors="backslashreplace", line_buffering=by_line)
@@ -156,14 +151,14 @@ class Output(io.RawIOBase):
 
     Args:
         kept: bytes to keep, about.
+        why: that lines are dropped.
     """
 
-    def __init__(self, descriptor: int, kept: int) -> None:
-        self._descriptor, self._kept, self._owner = descriptor, kept, os.getpid()
+    def __init__(self, descriptor: int, kept: int, why: str = "they were not read in time") -> None:
+        self._descriptor, self._kept, self._why, self._owner = descriptor, kept, why, os.getpid()
         self._waits, self._opened = _has_reader(descriptor), _open_without_waiting(descriptor)
         self._pending = bytearray()
         self._dropped, self._dropping, self._line_begins = 0, False, True
-        self.dropped_line: Callable[[int], str] = _dropped_line
 
     def writable(self) -> bool:
         """Return True."""
@@ -204,7 +199,7 @@ class Output(io.RawIOBase):
         """Write what is kept as far as the reader takes it now. Returns whether something is left."""
         while self._pending or self._dropped:
             if not self._pending:
-                self._pending += self.dropped_line(self._dropped).encode(errors="replace") + b"\n"
+                self._pending += f"... {self._dropped} line(s) of output are missing here: {self._why}\n".encode()
                 self._dropped = 0
             try:
                 written = self._write_without_waiting()
