@@ -149,12 +149,6 @@ def test_a_manifest_of_another_program_is_set_aside(tmp_path: Path, fields: dict
     assert path.with_name(f"{path.name}.corrupt").exists()
 
 
-def test_a_checkpoint_without_a_manifest_is_ignored(tmp_path: Path) -> None:
-    store(tmp_path).save(1, b"good", {})
-    (tmp_path / "run-000001" / "step-000000002.pt").write_bytes(b"half")
-    assert newest(tmp_path) == (1, 1, b"good")
-
-
 def test_an_unknown_format_is_refused_and_not_set_aside(tmp_path: Path) -> None:
     store(tmp_path).save(1, b"good", {})
     path = tmp_path / "run-000001" / "step-000000001.json"
