@@ -71,16 +71,13 @@ def progress(program: Program, outcome: Outcome) -> Cell:
 
 
 def row(program: Program, outcomes: Mapping[str, Outcome]) -> Row:
-    """Return the cells by column of which there are outcomes: of torchrun, ddprun, fault and hang."""
-    cells = {}
-    if "torchrun" in outcomes:
-        cells["Runs"] = runs(program, outcomes["torchrun"], outcomes["ddprun"])
-        cells["Progress"] = progress(program, outcomes["ddprun"])
-    if "fault" in outcomes:
-        cells["Fault named"] = fault_named(program, outcomes["fault"])
-    if "hang" in outcomes:
-        cells["Hang named"] = hang_named(outcomes["hang"])
-    return cells
+    """Return the cells by column, from the outcomes of torchrun, ddprun, fault and hang."""
+    return {
+        "Runs": runs(program, outcomes["torchrun"], outcomes["ddprun"]),
+        "Fault named": fault_named(program, outcomes["fault"]),
+        "Hang named": hang_named(outcomes["hang"]),
+        "Progress": progress(program, outcomes["ddprun"]),
+    }
 
 
 def table(rows: Mapping[str, Row]) -> str:
