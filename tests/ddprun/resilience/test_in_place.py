@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -219,7 +220,8 @@ def test_signal_that_comes_with_the_next_life_reaches_its_ranks(
         return True
 
     monkeypatch.setattr(Orphans, "is_empty", property(is_empty))
-    supervisor._await_next_life()
+    with selectors.DefaultSelector() as selector:
+        supervisor._await_next_life(selector)
     assert supervisor._agreed.next_life is not None
     assert supervisor.signals.pending == [signal.SIGTERM] and supervisor.stop_signal is None
 

@@ -127,8 +127,13 @@ class Supervisor:
                 self.services.trainer_port.follow(self._workers[0].pid)
         if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
             os.close(self.ranks.listener)
-        self._supervise()
-        self._await_next_life()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
+            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
+            for port in filter(None, (self.services.port, self.services.trainer_port)):
+                selector.register(port, selectors.EVENT_READ, port)
+            self._supervise(selector)
+            self._await_next_life(selector)
         result = next(filter(None, map(processes.result_of, self._workers)), None)
         report = self._own_report() if self._agreed.next_life else self._final_report()
         if report.get("progress"):
@@ -204,26 +209,21 @@ class Supervisor:
     def _is_stopping(self) -> bool:
         return self.stop_signal is not None or self._is_told_to_stop()
 
-    def _supervise(self) -> None:
+    def _supervise(self, selector: selectors.BaseSelector) -> None:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
-            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
-            for port in filter(None, (self.services.port, self.services.trainer_port)):
-                selector.register(port, selectors.EVENT_READ, port)
-            for worker in self._workers:
-                selector.register(worker.output, selectors.EVENT_READ, worker)
-                selector.register(worker.reports, selectors.EVENT_READ, worker)
-            while self._are_ranks_left() or self._orphans.remain(self._deadline if self.stop_signal else None):
-                self._handle(selector, self._longest_wait())
-                self._pass_on_signals()
-                self._reap()
-                self._check_for_hang()
-                self._check_returned()
-                self.services.table.turn()
-                self._agree()
-                if self._deadline is not None and time.monotonic() >= self._deadline:
-                    self._kill()
+        for worker in self._workers:
+            selector.register(worker.output, selectors.EVENT_READ, worker)
+            selector.register(worker.reports, selectors.EVENT_READ, worker)
+        while self._are_ranks_left() or self._orphans.remain(self._deadline if self.stop_signal else None):
+            self._handle(selector, self._longest_wait())
+            self._pass_on_signals()
+            self._reap()
+            self._check_for_hang()
+            self._check_returned()
+            self.services.table.turn()
+            self._agree()
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._kill()
         for worker in self._workers:
             for descriptor in (worker.output, worker.reports):
                 while self._read(worker, descriptor, last=True):
@@ -235,7 +235,7 @@ class Supervisor:
         if self._agreed.turn(self._workers):
             self._kill()
 
-    def _await_next_life(self) -> None:
+    def _await_next_life(self, selector: selectors.BaseSelector) -> None:
         """After the end of this node's ranks, wait until the launchers have agreed on what follows."""
         agreed = self._agreed
         if agreed.is_over:
@@ -244,20 +244,15 @@ class Supervisor:
             agreed.failed(report)
         else:
             agreed.succeeded()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
-            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
-            if self.services.port:
-                selector.register(self.services.port, selectors.EVENT_READ, self.services.port)
-            while not (agreed.is_over or agreed.next_life):
-                self.services.peers.handle()
-                self._agree()
-                if agreed.next_life is None:  # else a signal that has come since is for the ranks of the next life
-                    self._pass_on_signals()
-                if agreed.must_end:
-                    agreed.ended(healthy=self._orphans.is_empty, failure=self._failure())
-                elif not (agreed.is_over or agreed.next_life):
-                    self._handle(selector, agreed.longest_wait)
+        while not (agreed.is_over or agreed.next_life):
+            self.services.peers.handle()
+            self._agree()
+            if agreed.next_life is None:  # else a signal that has come since is for the ranks of the next life
+                self._pass_on_signals()
+            if agreed.must_end:
+                agreed.ended(healthy=self._orphans.is_empty, failure=self._failure())
+            elif not (agreed.is_over or agreed.next_life):
+                self._handle(selector, agreed.longest_wait)
         agreed.obey()  # no rank is left to be killed
 
     def _failure(self) -> Failure | None:
