@@ -385,7 +385,7 @@ def test_program_that_prints_its_variables_shows_no_token(ddptrain: ForkServer, 
     script = tmp_path / "train.py"
     script.write_text(PRINTING)
     env = {"DDPJOB_TOKEN": "a-random-token", "DDPJOB_UID": "u", "DDPJOB_ATTEMPT": "1"}
-    argv = ("--nproc-per-node", 2, "--start", start, "--log-dir", tmp_path / "logs", "--show-env", script)
+    argv = ("--nproc-per-node", 2, "--start", start, "--log-dir", tmp_path / "logs", script)
     run = ddptrain.start(*argv, env=env, module="ddprun")
     assert run.wait() == 1
     files = [file.read_text() for file in (tmp_path / "logs").rglob("*") if file.is_file()]

@@ -114,10 +114,6 @@ class Script:
         _restore_process()
         unbuffer_output()
         os.environ |= torchrun_environment(rank, os.environ)
-        if self.settings.show_env:
-            print(
-                "environment:", *(f"{name}={os.environ[name]}" for name in torchrun_environment(rank, {})), flush=True
-            )
         if self.kind == "executable":
             _become([self.target, *self.arguments])
         faulthandler.register(SCRIPT_DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)

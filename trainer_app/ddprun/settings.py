@@ -55,7 +55,6 @@ class Settings:
         25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, env="DDPJOB_STOP_GRACE"
     )
     chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
-    show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
 
 
 def fields_of(settings: type[Settings]) -> dict[str, dataclasses.Field[Any]]:

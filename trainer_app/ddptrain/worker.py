@@ -22,7 +22,7 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.peer_monitor import PeerMonitor
 from ddprun.distributed.process_group import Group, join_group
 from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
-from ddprun.distributed.topology import WORKER_VARIABLES, Ranks, loopback_of
+from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.errors import Hang, PeerLost, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
@@ -115,9 +115,6 @@ class Worker:
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
         config, ranks = self.config, self.ranks
-        if config.show_env:
-            shown = (f"{name}={os.environ[name]}" for name in WORKER_VARIABLES if name in os.environ)
-            print("environment:", *shown, flush=True)
         self.stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
         if device.type == "cpu" and (reason := too_few_gpus(config, ranks)):

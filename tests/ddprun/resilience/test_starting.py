@@ -121,7 +121,7 @@ def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServe
 
 @pytest.mark.soak
 def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole) -> None:
-    argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun", "--show-env"))
+    argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun"))
     done = subprocess.run(
         [sys.executable, "-m", "ddptrain", *argv],
         capture_output=True, text=True, timeout=300, check=False,
@@ -129,21 +129,14 @@ def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Wh
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "torchrun")
-    shown = [line.split() for line in done.stdout.splitlines() if line.startswith("environment: ")]
-    assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=1"]
-    assert all({"GROUP_RANK=0", "ROLE_WORLD_SIZE=2", "TORCHELASTIC_RESTART_COUNT=0"} <= set(words) for words in shown)
 
 
 def test_max_restarts_starts_the_ranks_again_and_they_resume(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--show-env")
-    run = ddptrain.run(*command(2, idx, tmp_path / "cut", *more))
+    run = ddptrain.run(*command(2, idx, tmp_path / "cut", "--max-restarts", 1, "--chaos", "kill:1:11"))
     lines = run.output().splitlines()
     assert any(line.startswith("restart in place 1 of 1: node 0: rank 1 was killed by SIGKILL") for line in lines)
-    shown = [line.split() for line in lines if "] environment: " in line]
-    assert sorted(words[2] for words in shown) == ["RANK=0", "RANK=0", "RANK=1", "RANK=1"]
-    assert sum("TORCHELASTIC_RESTART_COUNT=1" in words for words in shown) == 2
     assert run.message()["resumedFrom"] == place(1, 9)
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "cut")
 
