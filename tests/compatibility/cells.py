@@ -11,20 +11,19 @@ from tests.compatibility.programs import PROGRAMS, Program
 from tests.compatibility.runs import Outcome
 
 COLUMNS = ("Runs", "Fault named", "Hang named", "Progress")
-NOT_RUN = "not run"
 _STOPPED = 75
-_CELL = re.compile(r"(yes|\*\*no\*\*): \S.*|not run")
+_CELL = re.compile(r"(yes|\*\*no\*\*): \S.*")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One answer: whether it holds, None if nothing was run, and what was seen."""
+    """One answer: whether it holds, and what was seen."""
 
-    holds: bool | None
-    seen: str = ""
+    holds: bool
+    seen: str
 
     def __str__(self) -> str:
-        return NOT_RUN if self.holds is None else f"{'yes' if self.holds else '**no**'}: {self.seen}"
+        return f"{'yes' if self.holds else '**no**'}: {self.seen}"
 
 
 Row = dict[str, Cell]
@@ -81,11 +80,10 @@ def row(program: Program, outcomes: Mapping[str, Outcome]) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Return the table of all programs as Markdown, and below it what a reader must know of a row."""
+    """Return the table of the programs as Markdown, and below it what a reader must know of a row."""
     lines = [f"| Program | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
-    for program in PROGRAMS:
-        cells = rows.get(program.name, {})
-        lines.append(f"| {program.name} | {' | '.join(str(cells.get(column, Cell(None))) for column in COLUMNS)} |")
+    for name, cells in rows.items():
+        lines.append(f"| {name} | {' | '.join(str(cells[column]) for column in COLUMNS)} |")
     lines += ["", *(f"- {program.name}: {program.remark}" for program in PROGRAMS if program.remark)]
     return "\n".join(lines)
 
@@ -114,13 +112,13 @@ def worse(before: Mapping[str, Row], now: Mapping[str, Row]) -> Sequence[str]:
         f"{name}, {column}: {cell}"
         for name, cells in now.items()
         for column, cell in cells.items()
-        if cell.holds is False and name in before and before[name][column].holds
+        if not cell.holds and name in before and before[name][column].holds
     ]
 
 
 def _cell(text: str) -> Cell:
     answer, _, seen = text.partition(": ")
-    return Cell(None) if answer == NOT_RUN else Cell(answer == "yes", seen)
+    return Cell(answer == "yes", seen)
 
 
 def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:

@@ -37,7 +37,7 @@ def test_document_has_the_table_that_the_command_writes() -> None:
 
 
 def test_table_is_read_as_it_is_written() -> None:
-    cells = (Cell(True, "2 losses"), Cell(False, "no report"), Cell(None), Cell(True, "4 of 4 steps"))
+    cells = (Cell(True, "2 losses"), Cell(False, "no report"), Cell(True, "rank 1"), Cell(True, "4 of 4 steps"))
     rows = {program.name: dict(zip(COLUMNS, cells, strict=True)) for program in PROGRAMS}
     assert parsed(table(rows)) == rows
     with pytest.raises(ValueError, match="not a row"):
@@ -82,8 +82,9 @@ def test_progress_is_the_number_of_steps() -> None:
 
 
 def test_cell_that_no_longer_holds_is_an_error() -> None:
-    def rows(holds: bool | None) -> dict[str, dict[str, Cell]]:
+    def rows(*, holds: bool) -> dict[str, dict[str, Cell]]:
         return {PROGRAM.name: dict.fromkeys(COLUMNS, Cell(holds, "seen"))}
 
-    assert len(worse(rows(True), rows(False))) == len(COLUMNS)
-    assert not worse(rows(False), rows(False)) and not worse(rows(True), rows(None)) and not worse({}, rows(False))
+    good, bad = rows(holds=True), rows(holds=False)
+    assert len(worse(good, bad)) == len(COLUMNS)
+    assert not worse(bad, bad) and not worse(good, good) and not worse({}, bad)

@@ -197,7 +197,7 @@ class Steps(NodeProgress):
 
 def test_steps_of_a_life_that_is_over_are_no_steps_of_the_next_life() -> None:
     steps = Steps(1)
-    agreement = Agreement(Ranks(), Peers(Ranks(), None), 3, steps, print)
+    agreement = Agreement(Ranks(), Peers(Ranks(), None), 3, steps)
     agreement.turn([])
     steps.made = 5
     agreement.failed({"code": 1})

@@ -182,7 +182,7 @@ def test_rank_that_ends_by_itself_is_blamed_although_its_launcher_has_not_heard_
 def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor() -> None:
     ranks = Ranks(nnodes=2, node_rank=1, world_size=2)
     peers = Peers(ranks, None)
-    agreed = Agreement(ranks, peers, 5, NodeProgress(2), print)
+    agreed = Agreement(ranks, peers, 5, NodeProgress(2))
     life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
     peers.life_events += [Connected(), Received(Abort(life))]
     assert agreed.turn([]) and agreed.must_end
@@ -200,7 +200,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """The supervisor of a node that trains alone, whose rank it has just killed."""
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
     settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
-    agreement = Agreement(Ranks(), peers, 5, progress, launcher_line)
+    agreement = Agreement(Ranks(), peers, 5, progress)
     services = Services(progress, peers, RankTable(Ranks(), peers), agreement, None)
     options = LaunchOptions(Script("script", "train.py", (), settings))
     found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)

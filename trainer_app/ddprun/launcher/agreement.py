@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddprun.distributed.topology import Ranks, free_port, number_of
@@ -45,7 +45,7 @@ from ddprun.launcher.lives import (
 )
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.processes import WorkerProcess
+from ddprun.launcher.processes import WorkerProcess, launcher_line
 from ddprun.reporting.termination import Report
 
 GRANT = "DDPJOB_INPLACE_RESTARTS"
@@ -97,7 +97,6 @@ class Agreement:
 
     Args:
         grant: how many restarts in place there may be; with 0 this launcher takes no part: each node ends by itself.
-        say: prints a line in the launcher's log.
 
     Attributes:
         orders: what this launcher is to do, until it takes them.
@@ -107,20 +106,11 @@ class Agreement:
         must_end: its ranks are to end, and ``ended`` is to be called when none is left.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        peers: Peers,
-        grant: int,
-        progress: NodeProgress,
-        say: Callable[[str], None],
-        *,
-        gpus: bool = False,
-    ) -> None:
+    def __init__(self, ranks: Ranks, peers: Peers, grant: int, progress: NodeProgress, *, gpus: bool = False) -> None:
         now, life = time.monotonic(), Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
         limits = Limits(grant, **_GPU_LIMITS) if gpus else Limits(grant)
         self._peers, self._next_tick, self._nnodes, self.is_granted = peers, now, ranks.nnodes, grant > 0
-        self._progress, self._say = progress, say
+        self._progress = progress
         self._follower = Follower(secrets.token_hex(8), life, joined=peers.is_leader, heard=now, ticked=now)
         self._leader = Leader(ranks.nnodes, limits, life, began=now, ticked=now) if peers.is_leader else None
         self._for_leader: collections.deque[Event] = collections.deque()
@@ -195,12 +185,12 @@ class Agreement:
         """Hear what the launchers of the group agree on. Returns whether the ranks are to be killed."""
         if not self.is_granted:
             return False
-        missing = self._missing
+        missing = self.missing
         if self._hear():
             self._tell_progress()
             self._tell_work(workers)
-        if missing and not self._missing:
-            self._say(f"all {self._nnodes} launchers take part in restarts in place")
+        if missing and not self.missing:
+            launcher_line(f"all {self._nnodes} launchers take part in restarts in place")
         return self.obey()
 
     def obey(self) -> bool:
@@ -216,11 +206,11 @@ class Agreement:
                     self.next_life = order
                 case Release() if order.reason:
                     ends = "this attempt ends on all nodes, and a new one follows if the job has restarts left"
-                    self._say(f"no restart in place: {order.reason}; {ends}")
+                    launcher_line(f"no restart in place: {order.reason}; {ends}")
         return kills
 
     @property
-    def _missing(self) -> int:
+    def missing(self) -> int:
         """Of node 0: how many launchers do not take part yet; ranks cannot be restarted in place without them."""
         return self._leader.nnodes - len(self._leader.seats) if self._leader else 0
 

@@ -42,7 +42,7 @@ class Services:
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
         table = RankTable(ranks, peers)
-        agreement = Agreement(ranks, peers, grant, progress, launcher_line, gpus=visible_gpus() > 0)
+        agreement = Agreement(ranks, peers, grant, progress, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
@@ -54,7 +54,7 @@ class Services:
                 launcher_line(f"warning: no progress on port {number}: {error}")
             if is_wanted() and not program.sends_an_ending:
                 try:
-                    trainer_port = TrainerPort(progress.take, launcher_line)
+                    trainer_port = TrainerPort(progress.take)
                 except OSError as error:
                     launcher_line(f"warning: no port for the reports of the script: {error}")
         return cls(progress, peers, table, agreement, port, trainer_port)

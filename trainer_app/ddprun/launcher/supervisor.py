@@ -99,7 +99,7 @@ class Supervisor:
             settings.hang_timeout, self.ranks.node_rank, settings.stall_report, self._deadlines
         )
         self._watch = StallWatch(
-            self._detector, services.peers, services.progress, self.reports, launcher_line,
+            self._detector, services.peers, services.progress, self.reports,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
         self._agreed = services.agreement
