@@ -241,18 +241,6 @@ def test_the_first_save_is_read_back_from_the_volume(tmp_path: Path, monkeypatch
     assert dropped == ["step-000000001.pt", "step-000000001.json"]
 
 
-def test_a_superseded_writer_stops_and_changes_nothing(tmp_path: Path) -> None:
-    old = store(tmp_path)
-    old.save(1, b"old", {})
-    new = store(tmp_path)
-    with pytest.raises(Superseded, match="run 2") as caught:
-        old.save(2, b"old", {})
-    assert caught.value.code == 80
-    assert newest(tmp_path) == (1, 1, b"old")
-    new.save(2, b"new", {})
-    assert newest(tmp_path) == (2, 2, b"new")
-
-
 def test_starts_that_saw_the_same_runs_claim_different_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier: list[int] = []
 
@@ -299,22 +287,6 @@ def test_a_manifest_with_the_name_of_another_is_invalid(tmp_path: Path) -> None:
         (folder / f"step-000000009{suffix}").write_bytes((folder / f"step-000000001{suffix}").read_bytes())
     assert verify(folder / "step-000000009.json")[0] == "manifest is that of run 1, step 1"
     assert newest(tmp_path) == (1, 1, b"good")
-
-
-def test_a_checkpoint_deleted_during_the_search_is_skipped(tmp_path: Path) -> None:
-    writer = store(tmp_path, keep=9)
-    for step in (1, 2, 3):
-        writer.save(step, b"content %d" % step, {})
-    folder = tmp_path / "run-000001"
-    (folder / "step-000000003.pt").write_bytes(b"rubbish")
-
-    def delete_the_next(path: Path, reason: str) -> None:  # the directory is already listed
-        for suffix in (".json", ".pt"):
-            (folder / f"step-000000002{suffix}").unlink()
-
-    found = newest_valid(tmp_path, delete_the_next)
-    assert found is not None
-    assert found[1] == b"content 1"
 
 
 @pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EBADF, errno.ENOTSUP])

@@ -39,7 +39,6 @@ from ddprun.reporting.http_port import ProgressPort
 from ddprun.reporting.progress import Progress, StepRate, shared_snapshot
 from ddprun.shared_text import SIZE, SharedText, read
 from ddptrain import errors as trainer_errors
-from ddptrain.data.mnist import MNIST_FILES, read_content
 from tests.ddptrain.builders import PROGRESS
 from tests.processes import free_port
 
@@ -86,12 +85,6 @@ def test_a_failure_report_has_every_field() -> None:
     assert report["where"].startswith("test_reports.py:")
 
 
-def test_hint_and_next_step_are_fields_and_not_in_the_message() -> None:
-    error = UsageError("--lr is wrong", hint="it is negative", next_step="correct --lr")
-    report = termination.failure(raised(error), rank=0, progress={})
-    assert (report["message"], report["hint"], report["next"]) == ("--lr is wrong", "it is negative", "correct --lr")
-
-
 KINDS = {
     (errors.UsageError, "UsageError", 2),
     (errors.DataMissing, "DataMissing", 66),
@@ -129,14 +122,6 @@ def test_launcher_has_no_word_of_what_is_trained() -> None:
     words = "accuracy|best_accuracy|keep_best|data_?digest|init_?from|evaluation|cursor|mnist"
     texts = {path.name: path.read_text() for path in Path(ddprun.__file__).parent.rglob("*.py")}
     assert [name for name, text in texts.items() if re.search(words, text, re.IGNORECASE)] == []
-
-
-def test_absent_data_and_damaged_data_have_different_kinds(tmp_path: Path) -> None:
-    with pytest.raises(errors.DataMissing):
-        read_content(tmp_path, MNIST_FILES[0])
-    (tmp_path / f"{MNIST_FILES[0].name}.gz").write_bytes(b"no gzip stream")
-    with pytest.raises(errors.DataCorrupt):
-        read_content(tmp_path, MNIST_FILES[0])
 
 
 def test_a_long_report_keeps_kind_hint_and_next() -> None:
@@ -403,12 +388,6 @@ def test_an_endless_line_is_divided_and_nothing_is_lost() -> None:
         assert len(begun) <= 65536
     assert sum(map(len, lines)) + len(begun) == 1_000_000
     assert split_lines(b"a", b"b\r\nc\r") == ([b"ab\r"], b"c\r")
-
-
-def test_a_stop_is_not_a_failure() -> None:
-    report = termination.failure(Stopped("stopped", saved=True), rank=0, progress={})
-    assert (report["outcome"], report["code"], report["saved"]) == ("stopped", 75, True)
-    assert report["kind"] == "Stopped"
 
 
 def test_progress_is_served_and_changes_only_with_completed_work() -> None:
