@@ -39,6 +39,7 @@ from ddprun.reporting.http_port import ProgressPort
 from ddprun.reporting.progress import Progress, StepRate, shared_snapshot
 from ddprun.shared_text import SIZE, SharedText, read
 from ddptrain import errors as trainer_errors
+from ddptrain.data.mnist import MNIST_FILES, read_content
 from tests.ddptrain.builders import PROGRESS
 from tests.processes import free_port
 
@@ -122,6 +123,14 @@ def test_launcher_has_no_word_of_what_is_trained() -> None:
     words = "accuracy|best_accuracy|keep_best|data_?digest|init_?from|evaluation|cursor|mnist"
     texts = {path.name: path.read_text() for path in Path(ddprun.__file__).parent.rglob("*.py")}
     assert [name for name, text in texts.items() if re.search(words, text, re.IGNORECASE)] == []
+
+
+def test_absent_data_and_damaged_data_have_different_kinds(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataMissing):
+        read_content(tmp_path, MNIST_FILES[0])
+    (tmp_path / f"{MNIST_FILES[0].name}.gz").write_bytes(b"no gzip stream")
+    with pytest.raises(errors.DataCorrupt):
+        read_content(tmp_path, MNIST_FILES[0])
 
 
 def test_a_long_report_keeps_kind_hint_and_next() -> None:
