@@ -109,7 +109,7 @@ class Agreement:
     def __init__(self, ranks: Ranks, peers: Peers, grant: int, progress: NodeProgress, *, gpus: bool = False) -> None:
         now, life = time.monotonic(), Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
         limits = Limits(grant, **_GPU_LIMITS) if gpus else Limits(grant)
-        self._peers, self._next_tick, self._nnodes, self.is_granted = peers, now, ranks.nnodes, grant > 0
+        self._peers, self._next_tick, self._nnodes, self._is_granted = peers, now, ranks.nnodes, grant > 0
         self._progress = progress
         self._follower = Follower(secrets.token_hex(8), life, joined=peers.is_leader, heard=now, ticked=now)
         self._leader = Leader(ranks.nnodes, limits, life, began=now, ticked=now) if peers.is_leader else None
@@ -132,22 +132,22 @@ class Agreement:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be agreed on."""
-        return not self.is_granted or self._follower.is_over
+        return not self._is_granted or self._follower.is_over
 
     @property
     def is_released(self) -> bool:
         """Whether each node ends by itself; while ranks run, because all of another node have succeeded."""
-        return self.is_granted and self._follower.is_over
+        return self._is_granted and self._follower.is_over
 
     @property
     def has_joined(self) -> bool:
         """Whether the leader decides what follows a failure."""
-        return self.is_granted and self._follower.joined and not self.is_over
+        return self._is_granted and self._follower.joined and not self.is_over
 
     @property
     def longest_wait(self) -> float:
         """Seconds until ``turn`` is to be called again."""
-        if not self.is_granted:
+        if not self._is_granted:
             return float("inf")
         return 0.05 if self._peers.seeks_leader else self._tick
 
@@ -159,7 +159,7 @@ class Agreement:
 
     def reports(self) -> Json:
         """Of node 0: return the fields ``life`` and ``lives`` of the reports; empty on other nodes."""
-        if self._leader is None or not self.is_granted:
+        if self._leader is None or not self._is_granted:
             return {}
         return {"life": self._leader.life.number, "lives": [life.report for life in self._ended]}
 
@@ -183,7 +183,7 @@ class Agreement:
 
     def turn(self, workers: Sequence[WorkerProcess]) -> bool:
         """Hear what the launchers of the group agree on. Returns whether the ranks are to be killed."""
-        if not self.is_granted:
+        if not self._is_granted:
             return False
         missing = self.missing
         if self._hear():
@@ -215,13 +215,13 @@ class Agreement:
         return self._leader.nnodes - len(self._leader.seats) if self._leader else 0
 
     def _tell(self, event: Event) -> None:
-        if self.is_granted:
+        if self._is_granted:
             self._for_follower.append(event)
             self._carry_out()
 
     def _tell_progress(self) -> None:
         """Of node 0: tell how far the ranks of the supervised life are; the next one may be agreed on already."""
-        if self.is_granted and self._leader and (mark := self._progress.mark()) is not None:
+        if self._is_granted and self._leader and (mark := self._progress.mark()) is not None:
             self._for_leader.append(Progressed(self.number, mark))
             self._carry_out()
 
