@@ -35,7 +35,6 @@ from typing import Any
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.life_messages import (
-    VERSION,
     Abort,
     Failed,
     Failure,
@@ -47,9 +46,9 @@ from ddprun.launcher.life_messages import (
     from_json,
     to_json,
 )
-from ddprun.launcher.lives import EndRanks, RanksEnded
+from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import _HELLO, Peers, _Connection, _Handshake
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from tests.processes import free_port
 
 SCRIPT = """
@@ -184,7 +183,7 @@ class _Node:
     def __init__(self, node: int, number: int, secret: bytes, life: Life, selector: selectors.DefaultSelector) -> None:
         self._node, self._secret, self._life, self.is_admitted = node, secret, life, False
         self.connection = _Connection(socket.create_connection(("127.0.0.1", number), 60), selector)
-        self.connection.send({_HELLO: node, "asks": "1", "version": VERSION})
+        self.connection.send({_HELLO: node, "asks": "1"})
 
     def say(self, message: Message) -> None:
         self.connection.send({"life": to_json(message)})
@@ -194,8 +193,7 @@ class _Node:
         starts = False
         for message in self.connection.messages():
             if "asks" in message:
-                versions = VERSION, message["version"]
-                handshake = _Handshake(self._secret, self._node, "1", message["asks"], versions)
+                handshake = _Handshake(self._secret, self._node, "1", message["asks"])
                 self.connection.send({"proof": handshake.proof("node")})
                 self.connection.admit(handshake.keys("node"))
                 self.say(Hello(self._life, f"boot-{self._node}"))
@@ -235,7 +233,7 @@ def many_launchers(count: int) -> float:
     """Return the seconds from a failure on one of ``count`` nodes until all were told to start the next life."""
     ranks, number = Ranks(nnodes=count, world_size=count), free_port()
     peers = Peers(ranks, number, token="of the attempt")
-    agreement = Agreement(ranks, peers, 5)
+    agreement = Agreement(ranks, peers, 5, NodeProgress(count))
     port = ProgressPort(number, dict, peers.takes)
     context = multiprocessing.get_context("fork")
     go, done = context.Event(), context.Queue()
@@ -249,11 +247,9 @@ def many_launchers(count: int) -> float:
             for key, _ in selector.select(0.05):
                 key.data.handle()
             peers.handle()
-            agreement.turn()
-            while agreement.orders:
-                if isinstance(agreement.orders.popleft(), EndRanks):
-                    agreement.tell(RanksEnded(1))
-            if agreement.is_complete and not go.is_set():
+            if agreement.turn([]):
+                agreement.ended(healthy=True, failure=None)
+            if not agreement.missing:
                 go.set()
     port.close()
     return float(done.get(timeout=10))

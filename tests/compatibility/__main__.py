@@ -7,63 +7,46 @@
 
 ``prepare`` installs the packages of tests/compatibility/requirements.txt into an environment of their own and fetches
 the scripts from their public repositories, at fixed commits. ``run`` starts each program under torchrun, under ddprun,
-with an error in rank 1, with rank 1 stopped, with rank 1 killed, and from the files that the kill has left. Exit code
-1: a cell that is "yes" in the document is not "yes" any more.
+with an error in rank 1, and with rank 1 stopped. Exit code 1: a cell that is "yes" in the document is not "yes" any
+more.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.benchmarks.report import describe_machine, write_section
 from tests.compatibility import prepare
-from tests.compatibility.cells import COLUMNS, Row, parsed, row, table, worse
+from tests.compatibility.cells import Row, parsed, row, table, worse
 from tests.compatibility.prepare import Prepared
 from tests.compatibility.programs import PROGRAMS, Program
-from tests.compatibility.restarts import Restarted, restarted
 from tests.compatibility.runs import Outcome, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 SECTION = "programs"
-_IN_PLACE = COLUMNS[-1]
 _STEP = 3
 
 
-def outcomes(program: Program, prepared: Prepared, limit: float, columns: Collection[str]) -> dict[str, Outcome]:
-    """Run the program as often as the columns need it, except for the restart in place."""
+def outcomes(program: Program, prepared: Prepared, limit: float) -> dict[str, Outcome]:
+    """Run the program under both launchers, and under ddprun with a fault and with a hang."""
     found = {}
-    for name, launcher, fault, flags, needed_by in (
-        ("torchrun", "torchrun", "", (), ("Runs", "Progress")),
-        ("ddprun", "ddprun", "", (), ("Runs", "Progress")),
-        ("fault", "ddprun", f"raise:{_STEP}", (), ("Fault named",)),
-        ("hang", "ddprun", f"stop:{_STEP}", ("--hang-timeout", str(program.hang_timeout)), ("Hang named",)),
+    for name, launcher, fault, flags in (
+        ("torchrun", "torchrun", "", ()),
+        ("ddprun", "ddprun", "", ()),
+        ("fault", "ddprun", f"raise:{_STEP}", ()),
+        ("hang", "ddprun", f"stop:{_STEP}", ("--hang-timeout", str(program.hang_timeout))),
     ):
-        if not set(needed_by) & set(columns):
-            continue
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="compatibility-") as folder:
             found[name] = run(program, prepared, launcher, Path(folder), *flags, fault=fault, limit=limit)  # type: ignore[arg-type]
         outcome = found[name]
         said = f"exit code {outcome.code}, {len(outcome.losses)} losses, {time.monotonic() - begin:.0f} s"
         print(f"{program.name}: {name}: {said}", file=sys.stderr, flush=True)
-    return found
-
-
-def restart(program: Program, prepared: Prepared, limit: float) -> Restarted:
-    """Run the program, with a kill of rank 1 in the middle."""
-    with tempfile.TemporaryDirectory(prefix="compatibility-") as folder:
-        found = restarted(program, prepared, Path(folder), limit)
-    said = (
-        f"exit code {found.code}, life {found.report.get('life')}, {len(found.losses)} losses, {found.stepped_after} s"
-    )
-    print(f"{program.name}: restart: {said}", file=sys.stderr, flush=True)
     return found
 
 
@@ -86,17 +69,12 @@ def main() -> int:
         return 0
     chosen = [program for program in PROGRAMS if options.only.lower() in program.name.lower()]
     prepared = prepare.installed(options.cache)
-    columns = [column for column in COLUMNS if options.column.lower() in column.lower()]
     before, rows = parsed(documented()), {}
     for program in chosen:
-        found = outcomes(program, prepared, options.limit, columns)
-        in_place = restart(program, prepared, options.limit) if _IN_PLACE in columns else None
-        rows[program.name] = row(program, found, in_place)
+        found = outcomes(program, prepared, options.limit)
+        rows[program.name] = row(program, found)
     regressions = worse(before, rows)
-    if options.json:
-        print(json.dumps({name: {key: asdict(cell) for key, cell in row.items()} for name, row in rows.items()}))
-    else:
-        print(table(rows))
+    print(table(rows))
     if options.write:
         merged = {name: before.get(name, {}) | rows.get(name, {}) for name in before | rows}
         write_section(SECTION, section(merged), PAGE)
@@ -112,11 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=prepare.CACHE, help="where it is prepared (default: %(default)s)")
     parser.add_argument("--git", default=prepare.GIT, help="where the repositories are (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="the programs with this word in their names")
-    parser.add_argument("--column", default="", metavar="WORD", help="the columns with this word in their names")
     parser.add_argument(
         "--limit", type=float, default=600, metavar="S", help="seconds for one run (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--write", action="store_true", help="write the table into docs/reference/compatibility.md")
     return parser
 

@@ -8,24 +8,22 @@ from dataclasses import dataclass
 
 from tests.compatibility.inject import MESSAGE, RANK
 from tests.compatibility.programs import PROGRAMS, Program
-from tests.compatibility.restarts import Restarted
 from tests.compatibility.runs import Outcome
 
-COLUMNS = ("Runs", "Fault named", "Hang named", "Progress", "Restarts in place")
-NOT_RUN = "not run"
+COLUMNS = ("Runs", "Fault named", "Hang named", "Progress")
 _STOPPED = 75
-_CELL = re.compile(r"(yes|\*\*no\*\*): \S.*|not run")
+_CELL = re.compile(r"(yes|\*\*no\*\*): \S.*")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One answer: whether it holds, None if nothing was run, and what was seen."""
+    """One answer: whether it holds, and what was seen."""
 
-    holds: bool | None
-    seen: str = ""
+    holds: bool
+    seen: str
 
     def __str__(self) -> str:
-        return NOT_RUN if self.holds is None else f"{'yes' if self.holds else '**no**'}: {self.seen}"
+        return f"{'yes' if self.holds else '**no**'}: {self.seen}"
 
 
 Row = dict[str, Cell]
@@ -71,48 +69,21 @@ def progress(program: Program, outcome: Outcome) -> Cell:
     return Cell(last == program.steps, f"{last} of {program.steps} steps")
 
 
-def restarts(program: Program, found: Restarted) -> Cell:
-    """Return whether the next life ran in place to its end, and made the losses of a new start from the same files."""
-    how, endless = program.restart, program.endless and program.restart is None
-    if not found.was_killed:
-        return Cell(False, f"no step is made after which to kill it: {_ending(found)}")
-    life = found.report.get("life")
-    if life != 2 or found.ran_after is None or found.stepped_after is None:
-        return Cell(False, f"no other life: {_ending(found)}")
-    if found.code != (_STOPPED if endless else 0):
-        return Cell(False, f"the next life fails: {_ending(found)}")
-    if how and not found.has_checkpoint:
-        return Cell(False, f"there is no `{how.checkpoint}` when it is killed")
-    begin = f"from `{how.checkpoint}` on" if how else "from step 0 on"
-    said = f"ranks after {found.ran_after:.1f} s, their steps after {found.stepped_after:.1f} s"
-    number, wanted = len(found.losses), how.count if how else program.count
-    if number < wanted or (how and number > wanted):
-        return Cell(False, f"{said}; {number} losses, and {begin} it makes {wanted}")
-    equal = found.losses == found.new_start
-    return Cell(equal, f"{said}; {begin} {number} losses {'equal' if equal else 'differ from'} a new start's")
-
-
-def row(program: Program, outcomes: Mapping[str, Outcome], restarted: Restarted | None) -> Row:
-    """Return the cells by column of which there are outcomes: of torchrun, ddprun, fault, hang and the restart."""
-    cells = {}
-    if "torchrun" in outcomes:
-        cells["Runs"] = runs(program, outcomes["torchrun"], outcomes["ddprun"])
-        cells["Progress"] = progress(program, outcomes["ddprun"])
-    if "fault" in outcomes:
-        cells["Fault named"] = fault_named(program, outcomes["fault"])
-    if "hang" in outcomes:
-        cells["Hang named"] = hang_named(outcomes["hang"])
-    if restarted:
-        cells["Restarts in place"] = restarts(program, restarted)
-    return cells
+def row(program: Program, outcomes: Mapping[str, Outcome]) -> Row:
+    """Return the cells by column, from the outcomes of torchrun, ddprun, fault and hang."""
+    return {
+        "Runs": runs(program, outcomes["torchrun"], outcomes["ddprun"]),
+        "Fault named": fault_named(program, outcomes["fault"]),
+        "Hang named": hang_named(outcomes["hang"]),
+        "Progress": progress(program, outcomes["ddprun"]),
+    }
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Return the table of all programs as Markdown, and below it what a reader must know of a row."""
+    """Return the table of the programs as Markdown, and below it what a reader must know of a row."""
     lines = [f"| Program | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
-    for program in PROGRAMS:
-        cells = rows.get(program.name, {})
-        lines.append(f"| {program.name} | {' | '.join(str(cells.get(column, Cell(None))) for column in COLUMNS)} |")
+    for name, cells in rows.items():
+        lines.append(f"| {name} | {' | '.join(str(cells[column]) for column in COLUMNS)} |")
     lines += ["", *(f"- {program.name}: {program.remark}" for program in PROGRAMS if program.remark)]
     return "\n".join(lines)
 
@@ -141,13 +112,13 @@ def worse(before: Mapping[str, Row], now: Mapping[str, Row]) -> Sequence[str]:
         f"{name}, {column}: {cell}"
         for name, cells in now.items()
         for column, cell in cells.items()
-        if cell.holds is False and name in before and before[name][column].holds
+        if not cell.holds and name in before and before[name][column].holds
     ]
 
 
 def _cell(text: str) -> Cell:
     answer, _, seen = text.partition(": ")
-    return Cell(None) if answer == NOT_RUN else Cell(answer == "yes", seen)
+    return Cell(answer == "yes", seen)
 
 
 def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:
@@ -156,7 +127,7 @@ def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:
     return outcome.code == 0
 
 
-def _ending(outcome: Outcome | Restarted) -> str:
+def _ending(outcome: Outcome) -> str:
     if outcome.code is None:
         return "it does not end"
     errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+(?:Error|Exception): .*)$", outcome.output)

@@ -40,33 +40,6 @@ class Installed:
 
 
 @dataclass(frozen=True)
-class Restart:
-    """How a program is started so that it writes checkpoints and begins from its newest, and where it is killed.
-
-    Attributes:
-        adds: arguments after the others; the last of two with one name counts.
-        checkpoint: a file or folder of the working directory, from which it continues after the kill.
-        step: rank 1 is killed after so many steps of its optimizer.
-        count: how many losses follow the restart, if it begins at the checkpoint.
-        losses: the pattern of a loss after the restart; empty if that of the program finds no others.
-        without: an argument that it is started without.
-        first: in place of ``adds`` for a run before, which writes the first checkpoint: it does not begin without one.
-        files: further files of the working directory, by name.
-        nodes: 2 for ranks that write the same files: each has a launcher and a working directory of its own.
-    """
-
-    adds: str
-    checkpoint: str
-    step: int
-    count: int
-    losses: str = ""
-    without: str = ""
-    first: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
-    nodes: int = 1
-
-
-@dataclass(frozen=True)
 class Program:
     """One program.
 
@@ -79,7 +52,6 @@ class Program:
         steps: steps of the optimizer on rank 0 in a whole run.
         hang_timeout: seconds; less than the timeout of its process group, whose exception would come first.
         in_checkout: the working directory must be a copy of the checkout.
-        restart: None for a program that cannot continue from a checkpoint: it begins again at step 0.
         remark: what a reader must know of this row.
     """
 
@@ -94,7 +66,6 @@ class Program:
     hang_timeout: int = 20
     in_checkout: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
-    restart: Restart | None = None
     remark: str = ""
 
 
@@ -103,7 +74,6 @@ _IMAGENET = (
     "--dummy --arch shufflenet_v2_x0_5 --batch-size 8 --workers 0 --print-freq 1 --seed 1 --lr 0.01 "
     "--dist-url env:// --dist-backend gloo"
 )
-_SECOND_EPOCH = r"Epoch: \[1\]\[ *\d+/\d+\].*?Loss +(\S+)"
 _KUBEFLOW = "kubeflow/training-operator"
 _KUBEFLOW_1_9_0 = "6f74c7f6b2ed6c27aabd82d0a316b23f0646059c"
 _SEED = {"COMPATIBILITY_SEED": "torchvision"}  # these draw their seed: the test sets one
@@ -115,15 +85,6 @@ PROGRAMS = (
         losses=r"Epoch: \[0\]\[ *[1-6]/\d+\].*?Loss +(\S+)",
         count=12,
         endless=True,
-        restart=Restart(
-            adds="images --batch-size 64 --epochs 2 --resume checkpoint.pth.tar",
-            without="--dummy",
-            checkpoint="checkpoint.pth.tar",
-            step=7,
-            losses=_SECOND_EPOCH,
-            count=10,
-            nodes=2,
-        ),
         remark="It wraps the model in DistributedDataParallel on GPUs only: on CPUs its ranks exchange nothing.",
     ),
     Program(
@@ -143,7 +104,6 @@ PROGRAMS = (
         count=23,
         steps=20,
         losses_file="lightning_logs/version_*/metrics.csv",
-        remark="It writes a checkpoint after each epoch, and has no option to begin from it.",
     ),
     Program(
         name="Accelerate, gradient accumulation",
@@ -156,7 +116,6 @@ PROGRAMS = (
         losses=r"train loss: (\S+)",
         count=30,
         steps=30,
-        remark="It writes no checkpoint.",
     ),
     Program(
         name="HF Trainer, TRL's fine-tuning script",
@@ -170,15 +129,6 @@ PROGRAMS = (
         losses=r"'loss': '?([^',]+)",
         count=20,
         steps=20,
-        restart=Restart(
-            adds="--save_strategy steps --save_steps 5 --config resume.yaml",
-            checkpoint="out/checkpoint-10",
-            step=8,
-            count=10,
-            first="--save_strategy steps --save_steps 5 --max_steps 5",
-            files={"resume.yaml": "resume_from_checkpoint: true\n"},
-        ),
-        remark="With `resume_from_checkpoint: true` it begins from the newest checkpoint, and fails if there is none.",
     ),
     Program(
         name="Kubeflow, mnist",
@@ -187,7 +137,6 @@ PROGRAMS = (
         losses=r"loss=(\S+)",
         count=40,
         steps=20,
-        remark="It writes no checkpoint.",
     ),
     Program(
         name="nanoGPT, Shakespeare by characters",
@@ -215,14 +164,6 @@ PROGRAMS = (
         endless=True,
         hang_timeout=7,
         variables=_SEED,
-        restart=Restart(
-            adds="--batch-size 64 --epochs 2",
-            checkpoint="checkpoint.pth.tar",
-            step=7,
-            losses=_SECOND_EPOCH,
-            count=10,
-            nodes=2,
-        ),
         remark=(
             "All of its ranks write one checkpoint file, so it is stopped before the first: two ranks can collide. Its "
             "process group has a timeout of 10 s, so the hang is looked for with `--hang-timeout 7`."
@@ -236,10 +177,6 @@ PROGRAMS = (
         count=12,
         endless=True,
         variables=_SEED,
-        remark=(
-            "Each rank starts one process, which trains; its steps are the rank's. On CPUs its `--resume` fails under "
-            "any launcher: `don't know how to restore data location of torch.storage.UntypedStorage (tagged with "
-            "cpu:0)`."
-        ),
+        remark="Each rank starts one process, which trains; its steps are the rank's.",
     ),
 )

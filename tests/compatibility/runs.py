@@ -46,98 +46,63 @@ class Outcome:
 
 
 class Start:
-    """A start of a program: a launcher for each working directory, which is the working directory of a node.
+    """A start of a program in a working directory.
 
     Attributes:
-        logs: where a launcher writes a file for each rank, if it is told to.
-        port: of node 0's GET /progress.
+        port: of GET /progress.
     """
 
-    def __init__(
-        self, program: Program, prepared: Prepared, launcher: Launcher, folder: Path, works: Sequence[Path], *,
-        flags: Sequence[str] = (), variables: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        self.logs, self.port, self._folder = folder / "logs", free_port(), folder
+    def __init__(self, command: Sequence[str], folder: Path, work: Path, variables: Mapping[str, str]) -> None:
+        self.port, self._folder = free_port(), folder
         env = {name: value for name, value in os.environ.items() if not name.startswith(("DDP", "PET_", "TORCH"))}
         env |= {
             "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "huggingface"), "HF_HUB_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1", "DDPJOB_PROGRESS_PORT": str(self.port), **program.variables, **(variables or {}),
+            "PYTHONUNBUFFERED": "1", "DDPJOB_PROGRESS_PORT": str(self.port),
+            "DDPJOB_TERMINATION_LOG": str(folder / "end"), **variables,
         }  # fmt: skip
-        if launcher == "torchrun":  # a file for each rank, because the lines of two ranks can mix on one stream
-            flags = ("--redirects=3", f"--log-dir={self.logs}", *flags)
-        places = _places(len(works), launcher)
-        self.launchers = [
-            spawn(
-                ["env", "-C", str(work), *_command(program, prepared, launcher, *place, *flags)],
-                folder / f"output-{node}.log", env | {"DDPJOB_TERMINATION_LOG": str(folder / f"termination-{node}")},
-            )
-            for node, (work, place) in enumerate(zip(works, places, strict=True))
-        ]  # fmt: skip
+        self.launcher = spawn(["env", "-C", str(work), *command], folder / "log", env)
 
     def __enter__(self) -> Start:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for launcher in self.launchers:
-            end(launcher, _GRACE)
-
-    def has_ended(self) -> bool:
-        """Whether all launchers have ended."""
-        codes = [launcher.poll() for launcher in self.launchers]
-        return None not in codes
+        end(self.launcher, _GRACE)
 
     def stop(self) -> None:
-        """Stop all launchers by SIGTERM."""
-        for launcher in self.launchers:
-            launcher.terminate()
-        for launcher in self.launchers:
-            launcher.wait(_GRACE)
+        """Stop the launcher by SIGTERM."""
+        self.launcher.terminate()
+        self.launcher.wait(_GRACE)
 
     def until(self, limit: float) -> Iterator[None]:
-        """Yield a few times a second until all launchers have ended or the seconds are over."""
+        """Yield a few times a second until the launcher has ended or the seconds are over."""
         until = time.monotonic() + limit
-        while not self.has_ended() and time.monotonic() < until:
+        while self.launcher.poll() is None and time.monotonic() < until:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.launchers[0].wait(_INTERVAL)
+                self.launcher.wait(_INTERVAL)
             yield
 
     def output(self) -> str:
-        """Return what the launchers and, of torchrun, the ranks have printed."""
-        paths = sorted(self._folder.glob("output-*.log"))
-        return "".join(path.read_text(errors="replace") for path in paths) + self.logged("std*.log")
-
-    def logged(self, files: str) -> str:
-        """Return the content of the ranks' files."""
-        return "".join(path.read_text(errors="replace") for path in sorted(self.logs.rglob(files)))
-
-    def code(self) -> int | None:
-        """Return the first exit code that is not 0, else 0; None if a launcher still runs."""
-        codes = [launcher.poll() for launcher in self.launchers]
-        return None if None in codes else next(filter(None, codes), 0)
+        """Return what the launcher and, of torchrun, the ranks have printed."""
+        paths = [self._folder / "log", *sorted((self._folder / "logs").rglob("std*.log"))]
+        return "".join(path.read_text(errors="replace") for path in paths)
 
     def report(self) -> dict[str, Any]:
-        """Return node 0's termination report; empty under torchrun."""
-        path = self._folder / "termination-0"
+        """Return the termination report; empty under torchrun."""
+        path = self._folder / "end"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def _places(nodes: int, launcher: Launcher) -> list[list[str]]:
-    """Return the flags that tell each launcher which ranks it starts."""
-    if nodes == 1:
-        return [[f"--nproc-per-node={RANKS}", *(["--standalone"] if launcher == "torchrun" else [])]]
-    group = [f"--nnodes={nodes}", f"--nproc-per-node={RANKS // nodes}", "--master-addr=127.0.0.1"]
-    group.append(f"--master-port={free_port()}")
-    return [[*group, f"--node-rank={node}"] for node in range(nodes)]
-
-
-def _command(program: Program, prepared: Prepared, launcher: Launcher, *flags: str) -> list[str]:
+def _command(program: Program, prepared: Prepared, launcher: Launcher, folder: Path, *flags: str) -> list[str]:
     source = program.source
+    if launcher == "torchrun":  # a file for each rank, because the lines of two ranks can mix on one stream
+        flags = ("--standalone", "--redirects=3", f"--log-dir={folder / 'logs'}", *flags)
     if isinstance(source, Checkout):
         start = [source.script if program.in_checkout else str(prepared.checkout(source) / source.script)]
     else:
         start = ["-m", source.module]
     module = {"torchrun": "torch.distributed.run", "ddprun": "ddprun"}[launcher]
-    return [str(prepared.python), "-m", module, *flags, *start, *shlex.split(program.arguments)]
+    ranks, arguments = f"--nproc-per-node={RANKS}", shlex.split(program.arguments)
+    return [str(prepared.python), "-m", module, ranks, *flags, *start, *arguments]
 
 
 def run(
@@ -145,13 +110,13 @@ def run(
 ) -> Outcome:
     """Run the program in the empty ``folder`` until it ends, has printed enough losses, or the seconds are over."""
     work, shown = working_directory(program, prepared, folder), 0
-    variables = {"COMPATIBILITY_FAULT": fault}
-    with Start(program, prepared, launcher, folder, [work], flags=flags, variables=variables) as started:
+    command = _command(program, prepared, launcher, folder, *flags)
+    with Start(command, folder, work, {"COMPATIBILITY_FAULT": fault, **program.variables}) as started:
         for _ in started.until(limit):
             shown = max(shown, _shown_step(started.port) if launcher == "ddprun" else 0)
             if program.endless and not fault and len(losses(program, work, started.output())) >= program.count:
                 started.stop()
-        code = started.code()
+        code = started.launcher.poll()
     output = started.output()
     return Outcome(code, losses(program, work, output), started.report(), shown, output)
 

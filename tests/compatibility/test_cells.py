@@ -15,21 +15,17 @@ from tests.compatibility.cells import (
     hang_named,
     parsed,
     progress,
-    restarts,
     runs,
     table,
     worse,
 )
 from tests.compatibility.inject import MESSAGE
-from tests.compatibility.programs import PROGRAMS, Restart
-from tests.compatibility.restarts import Restarted
+from tests.compatibility.programs import PROGRAMS
 from tests.compatibility.runs import Outcome
 
-PROGRAM = replace(PROGRAMS[0], count=2, steps=4, endless=False, restart=None)
+PROGRAM = replace(PROGRAMS[0], count=2, steps=4, endless=False)
 FILE = PROGRAM.source.file
 ENDED = Outcome(0, ["0.5", "0.6"], {"outcome": "succeeded", "progress": {"step": 4}}, shown=3)
-TWO = ["0.3", "0.4"]
-AGAIN = Restarted(0, {"life": 2}, ran_after=0.06, stepped_after=1.26, losses=TWO, new_start=TWO)
 FAULT = {"kind": "ValueError", "message": MESSAGE, "rank": 1, "step": 3, "where": f"{FILE}:7"}
 
 
@@ -41,7 +37,7 @@ def test_document_has_the_table_that_the_command_writes() -> None:
 
 
 def test_table_is_read_as_it_is_written() -> None:
-    cells = (Cell(True, "2 losses"), Cell(False, "no report"), Cell(None), Cell(True, "4 of 4 steps"), Cell(None))
+    cells = (Cell(True, "2 losses"), Cell(False, "no report"), Cell(True, "rank 1"), Cell(True, "4 of 4 steps"))
     rows = {program.name: dict(zip(COLUMNS, cells, strict=True)) for program in PROGRAMS}
     assert parsed(table(rows)) == rows
     with pytest.raises(ValueError, match="not a row"):
@@ -85,36 +81,10 @@ def test_progress_is_the_number_of_steps() -> None:
     assert progress(PROGRAM, Outcome(0, report={"outcome": "succeeded"})) == Cell(False, "no step is shown")
 
 
-def test_program_restarts_in_place_if_the_next_life_is_as_a_new_start() -> None:
-    times = "ranks after 0.1 s, their steps after 1.3 s"
-    assert restarts(PROGRAM, AGAIN) == Cell(True, f"{times}; from step 0 on 2 losses equal a new start's")
-    saving = replace(PROGRAM, restart=Restart("--resume x.pt", "x.pt", step=3, count=2))
-    assert restarts(saving, AGAIN) == Cell(True, f"{times}; from `x.pt` on 2 losses equal a new start's")
-    assert restarts(saving, replace(AGAIN, has_checkpoint=False)).seen == "there is no `x.pt` when it is killed"
-    from_step_0 = replace(AGAIN, losses=["0.1", "0.2", *TWO], new_start=["0.1", "0.2", *TWO])
-    assert restarts(saving, from_step_0).holds is False
-    assert restarts(replace(PROGRAM, endless=True), replace(AGAIN, code=75)).holds, "it is stopped"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"was_killed": False},
-        {"report": {"life": 1, "message": "rank 1 was killed by SIGKILL"}},
-        {"code": 1},
-        {"code": None},
-        {"stepped_after": None},
-        {"losses": ["0.3"], "new_start": ["0.3"]},
-        {"new_start": ["0.3", "0.5"]},
-    ],
-)
-def test_program_does_not_restart_in_place(wrong: dict[str, Any]) -> None:
-    assert restarts(PROGRAM, replace(AGAIN, **wrong)).holds is False
-
-
 def test_cell_that_no_longer_holds_is_an_error() -> None:
-    def rows(holds: bool | None) -> dict[str, dict[str, Cell]]:
+    def rows(*, holds: bool) -> dict[str, dict[str, Cell]]:
         return {PROGRAM.name: dict.fromkeys(COLUMNS, Cell(holds, "seen"))}
 
-    assert len(worse(rows(True), rows(False))) == len(COLUMNS)
-    assert not worse(rows(False), rows(False)) and not worse(rows(True), rows(None)) and not worse({}, rows(False))
+    good, bad = rows(holds=True), rows(holds=False)
+    assert len(worse(good, bad)) == len(COLUMNS)
+    assert not worse(bad, bad) and not worse(good, good) and not worse({}, bad)

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-VERSION = 2
+VERSION = 1
 
 
 def group_secret(env: dict[str, str], *, nnodes: int, nproc: int = 1) -> bytes:
@@ -26,13 +26,13 @@ def group_secret(env: dict[str, str], *, nnodes: int, nproc: int = 1) -> bytes:
 class Speaker:
     """One who speaks as a node: ``lines`` for the socket, and what it makes of node 0's answer."""
 
-    def __init__(self, node: int, secret: bytes | None = None, version: int = VERSION) -> None:
-        self.node, self.secret, self.version = node, secret, version
+    def __init__(self, node: int, secret: bytes | None = None) -> None:
+        self.node, self.secret = node, secret
         self.sent, self.asked, self.answer = 0, "7", dict[str, Any]()
 
     @property
     def hello(self) -> bytes:
-        return json.dumps({"ddprun-launcher": self.node, "asks": self.asked, "version": self.version}).encode() + b"\n"
+        return json.dumps({"ddprun-launcher": self.node, "asks": self.asked}).encode() + b"\n"
 
     def proof(self, answer: bytes) -> bytes:
         """Return the line that follows node 0's answer; a secret in that is taken."""
@@ -47,7 +47,7 @@ class Speaker:
         return mac + content + b"\n"
 
     def _mac(self, use: str) -> bytes:
-        content = [use, self.node, self.asked, self.answer["asks"], self.version, self.answer["version"]]
+        content = [use, self.node, self.asked, self.answer["asks"], VERSION]
         return hmac.digest(self.secret or b"", json.dumps(content).encode(), "sha256")
 
 

@@ -33,27 +33,19 @@ from ddprun.launcher.lives import (
     SILENCE,
     Action,
     Connected,
-    EndRanks,
     Event,
     Follower,
     Leader,
-    LeaveAlone,
     Limits,
     Lost,
-    OtherVersion,
     Progressed,
-    RanksDone,
-    RanksEnded,
-    RanksFailed,
-    RanksWork,
     Received,
     Send,
-    StartRanks,
     Tick,
-    ToldToStop,
     follow,
     lead,
 )
+from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
 from tests.ddprun.lives.simulation import Group, Schedule, ViolationError
 
@@ -160,9 +152,8 @@ def test_later_life_without_a_step_ends_when_it_takes_much_longer_than_the_first
 
     assert (phase_after(s, limit - 1), phase_after(s, limit + 1)) == ("Running", "Ended")
     node = Follower("boot", LIFE.next, joined=True)
-    working = follow(node, RanksWork(2), 1.0)[1]
-    assert working == (Send(Working(LIFE.next)),)
-    assert follow(node, RanksWork(1), 1.0)[1] == ()
+    assert follow(node, Working(LIFE.next), 1.0)[1] == (Send(Working(LIFE.next)),)
+    assert follow(node, Working(LIFE), 1.0)[1] == ()
     s, _ = after(s, 220.0, Received(Working(LIFE.next), 1))
     assert (phase_after(s, 20 + limit - 1), phase_after(s, 20 + limit + 1)) == ("Running", "Ended")
 
@@ -195,18 +186,29 @@ def test_message_of_an_older_life_changes_nothing() -> None:
     assert follow(node, Received(Abort(LIFE)), 0.0) == (node, ())
 
 
+class Steps(NodeProgress):
+    """How far the ranks are, as a test says."""
+
+    made: int | None = None
+
+    def mark(self) -> int | None:
+        return self.made
+
+
 def test_steps_of_a_life_that_is_over_are_no_steps_of_the_next_life() -> None:
-    agreement = Agreement(Ranks(), Peers(Ranks(), None), grant=3)
-    agreement.turn()
-    agreement.progressed(1, 5)
-    agreement.tell(RanksFailed(1, FAILURE))
-    assert isinstance(agreement.orders.popleft(), EndRanks)
-    agreement.tell(RanksEnded(1))
-    assert isinstance(agreement.orders.popleft(), StartRanks)
-    assert agreement.turn(), "it is time to look for the first step"
-    agreement.progressed(1, 6)
+    steps = Steps(1)
+    agreement = Agreement(Ranks(), Peers(Ranks(), None), 3, steps)
+    agreement.turn([])
+    steps.made = 5
+    agreement.failed({"code": 1})
+    assert agreement.obey() and agreement.must_end
+    agreement.ended(healthy=True, failure=None)
+    assert not agreement.obey() and agreement.next_life
+    agreement.turn([])  # it is time to look for the first step
     assert agreement.reports()["lives"][0]["recoveryMilliseconds"] is None
-    agreement.progressed(2, 1)
+    agreement.begin(2)
+    steps.made = 1
+    agreement.failed({"code": 1})
     assert agreement.reports()["lives"][0]["recoveryMilliseconds"] >= 0
 
 
@@ -223,10 +225,10 @@ def test_node_that_was_without_a_connection_hears_the_order_again() -> None:
 
 
 def test_node_that_has_succeeded_waits_for_the_leader_and_may_start_again() -> None:
-    node, actions = follow(Follower("boot", LIFE, joined=True), RanksDone(1), 1.0)
+    node, actions = follow(Follower("boot", LIFE, joined=True), Done(LIFE), 1.0)
     assert actions == (Send(Done(LIFE)),)
-    assert follow(node, Received(Release(LIFE)), 1.0)[1] == (LeaveAlone(),)
-    assert follow(node, Received(Abort(LIFE)), 1.0)[1] == (EndRanks(1),)
+    for order in (Release(LIFE), Abort(LIFE)):
+        assert follow(node, Received(order), 1.0)[1] == (order,)
 
 
 @pytest.mark.parametrize(("runs", "phase"), [(True, "Released"), (False, "Ended")])
@@ -246,24 +248,24 @@ def test_processes_that_do_not_end_end_the_attempt() -> None:
 
 def reason_of(actions: Sequence[Action]) -> str:
     (action,) = actions
-    assert isinstance(action, LeaveAlone)
+    assert isinstance(action, Release)
     return action.reason
 
 
 def test_node_that_has_not_joined_ends_by_itself_and_says_why() -> None:
     alone = Follower("boot", LIFE)
-    s, actions = follow(alone, RanksFailed(1, FAILURE), 1.0)
+    s, actions = follow(alone, Failed(LIFE, FAILURE), 1.0)
     assert s.phase == "Released"
     assert "node 0 was not reached" in reason_of(actions)
-    assert not reason_of(follow(follow(alone, ToldToStop(), 1.0)[0], RanksFailed(1, FAILURE), 1.0)[1])
+    assert not reason_of(follow(follow(alone, Stop(LIFE), 1.0)[0], Failed(LIFE, FAILURE), 1.0)[1])
 
 
 def test_node_that_succeeds_before_the_leader_answers_is_not_missed() -> None:
     """Its ranks ended some milliseconds after it had connected: the leader ended the ranks of all other nodes."""
     s, said = follow(Follower("boot", LIFE), Connected(), 1.0)
-    s, actions = follow(s, RanksDone(1), 1.0)
+    s, actions = follow(s, Done(LIFE), 1.0)
     *done, last = actions
-    assert s.phase == "Released" and last == LeaveAlone()
+    assert s.phase == "Released" and last == Release(LIFE)
     messages = [action.message for action in (*said, *done) if isinstance(action, Send)]
     leader = Leader(2, Limits(granted=5), LIFE, ticked=1.0)
     leader, _ = after(leader, 1.0, Received(Hello(LIFE, "zero"), 0), *(Received(message, 1) for message in messages))
@@ -280,15 +282,6 @@ def test_failure_before_all_launchers_take_part_ends_the_attempt_and_names_the_a
     assert isinstance(first, Send) and isinstance(first.message, Release) and second == Send(first.message, 1)
     assert first.message.reason.startswith("the launcher of node 2 is not connected yet, ")
     assert reason_of(follow(Follower("boot", LIFE), Received(first.message), 1.0)[1]) == first.message.reason
-
-
-def test_launcher_of_another_version_is_named_once() -> None:
-    peers = Peers(Ranks(nnodes=2, world_size=2), None)
-    agreement = Agreement(Ranks(nnodes=2, world_size=2), peers, grant=3)
-    for _ in range(2):  # it has connected again
-        peers.life_events.append(OtherVersion(1, 7))
-        agreement.turn()
-    assert list(agreement.orders) == [OtherVersion(1, 7)]
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "2.5", "9999999999"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -30,7 +29,7 @@ def test_files_have_all_lines_when_they_are_closed(tmp_path: Path) -> None:
     paths = [tmp_path / f"rank-{rank}.log" for rank in range(3)]
     paths[0].write_text("of a run before\n")
     paths[1].mkdir()
-    logs = LogFiles(paths, "text")
+    logs = LogFiles(paths)
     assert logs.answers and logs.refused == [f"{paths[1]} cannot be written: Is a directory"]
     for stream in logs.streams:
         for number in range(100):
@@ -43,14 +42,11 @@ def test_files_have_all_lines_when_they_are_closed(tmp_path: Path) -> None:
     assert paths[2].read_text().splitlines() == lines
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
-def test_lines_that_a_volume_does_not_take_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_format: str
-) -> None:
+def test_lines_that_a_volume_does_not_take_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "_OPENING", 0.1)
     path = tmp_path / "rank-0.log"
     os.mkfifo(path)  # a volume that does not answer: nobody reads it
-    logs = LogFiles([path], log_format)
+    logs = LogFiles([path])
     assert not logs.answers and not logs.refused
     for number in range(LINES):
         logs.streams[0].write(b"line %d\n" % number)
@@ -65,8 +61,7 @@ def test_lines_that_a_volume_does_not_take_are_counted(
             received += data
     *lines, missing = received.decode().splitlines()
     assert lines == [f"line {number}" for number in range(len(lines))]
-    text = json.loads(missing)["message"] if log_format == "json" else missing
-    count = re.fullmatch(r"\.\.\. (\d+) line\(s\) of output are missing here: the volume .*", text)
+    count = re.fullmatch(r"\.\.\. (\d+) line\(s\) of output are missing here: the volume .*", missing)
     assert count is not None, missing
     assert len(lines) + int(count[1]) == LINES
 
@@ -78,7 +73,7 @@ def test_end_waits_for_a_volume_that_does_not_answer_for_a_limited_time(
         monkeypatch.setattr(log_files, name, 0.1)
     path = tmp_path / "rank-0.log"
     os.mkfifo(path)
-    logs = LogFiles([path], "text")
+    logs = LogFiles([path])
     logs.streams[0].write(b"line\n")
     logs.streams[0].flush()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -90,7 +85,7 @@ def test_end_waits_for_a_volume_that_does_not_answer_for_a_limited_time(
 def test_a_full_volume_is_known(tmp_path: Path) -> None:
     paths = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     paths[0].symlink_to("/dev/full")
-    logs = LogFiles(paths, "text")
+    logs = LogFiles(paths)
     assert logs.answers and not logs.refused and not logs.drops
     for stream in logs.streams:
         stream.write(b"line\n")
@@ -100,7 +95,7 @@ def test_a_full_volume_is_known(tmp_path: Path) -> None:
 
 
 def test_files_that_are_all_refused_are_no_loss_that_is_not_known(tmp_path: Path) -> None:
-    logs = LogFiles([tmp_path], "text")
+    logs = LogFiles([tmp_path])
     assert logs.answers and logs.refused
     logs.streams[0].write(b"line\n")
     logs.streams[0].flush()

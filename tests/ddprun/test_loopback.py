@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddprun.distributed.topology import loopback_of
+from tests.ddprun.resilience.scripts import two_nodes
 from tests.ddptrain.runs import ForkServer, Run, wait_until
 from tests.processes import free_port, listening
 
@@ -37,12 +37,10 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def nodes(server: ForkServer, folder: Path, address: str, **more: Any) -> list[Run]:
+def nodes(server: ForkServer, folder: Path, address: str) -> list[Run]:
     (folder / "train.py").write_text(SCRIPT)
-    ports = {"PET_MASTER_PORT": free_port(), "DDPJOB_PROGRESS_PORT": free_port()}
-    common = {"PET_NNODES": 2, "PET_NPROC_PER_NODE": 1, "PET_MASTER_ADDR": address, **GLOO, **ports, **more}
-    argv = (folder / "train.py", folder)
-    return [server.start(*argv, env=common | {"PET_NODE_RANK": rank}, module="ddprun") for rank in (0, 1)]
+    env = {"PET_MASTER_ADDR": address, "DDPJOB_INPLACE_RESTARTS": 1, **GLOO}
+    return two_nodes(server, folder / "train.py", folder, env=env)
 
 
 def bound(runs: list[Run], folder: Path) -> dict[int, set[str]]:
@@ -74,14 +72,14 @@ def test_single_node_listens_on_loopback_only(ddptrain: ForkServer, tmp_path: Pa
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
 def test_nodes_of_one_machine_listen_on_loopback_only(ddptrain: ForkServer, tmp_path: Path, address: str) -> None:
-    runs = nodes(ddptrain, tmp_path, address, DDPJOB_INPLACE_RESTARTS=1)
+    runs = nodes(ddptrain, tmp_path, address)
     found = bound(runs, tmp_path)
     assert len(found) > 2 and set.union(*found.values()) <= LOOPBACK
     assert "all 2 launchers take part" in runs[0].output()  # they reach each other
 
 
 def test_nodes_that_others_must_reach_listen_on_all_addresses(ddptrain: ForkServer, tmp_path: Path) -> None:
-    runs = nodes(ddptrain, tmp_path, own_address(), DDPJOB_INPLACE_RESTARTS=1)
+    runs = nodes(ddptrain, tmp_path, own_address())
     addresses = bound(runs, tmp_path).values()
     assert sum(not found.isdisjoint({"0.0.0.0", "::"}) for found in addresses) >= 2  # noqa: S104 - store and launcher
     assert "all 2 launchers take part" in runs[0].output()

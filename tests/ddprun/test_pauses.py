@@ -145,8 +145,8 @@ def test_deadlines_of_the_start_and_of_the_end_count_only_then(monkeypatch: pyte
 
 def test_rank_is_idle_after_its_script_while_no_process_of_it_uses_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     used, runs = 5.0, False
-    monkeypatch.setattr("ddprun.launcher.hang_detector.is_running", lambda pid: runs)
-    monkeypatch.setattr("ddprun.launcher.hang_detector._cpu_seconds", lambda pid: used)
+    monkeypatch.setattr("ddprun.proc.is_running", lambda pid: runs)
+    monkeypatch.setattr("ddprun.proc.cpu_seconds", lambda pid: used)
     rank = Rank(monkeypatch)
     rank.trains(5, 0.1)
     rank.worker.sends_an_ending = False
@@ -172,7 +172,7 @@ def test_rank_is_idle_after_its_script_while_no_process_of_it_uses_a_cpu(monkeyp
 def test_processes_of_a_rank_that_has_returned_are_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher calls ``stalled`` after each output of the other ranks, and a rank may have many processes."""
     looks: list[int] = []
-    monkeypatch.setattr("ddprun.launcher.hang_detector.process_tree", lambda pid: looks.append(pid) or [])
+    monkeypatch.setattr("ddprun.proc.tree", lambda pid: looks.append(pid) or [])
     rank = Rank(monkeypatch)
     rank.worker.sends_an_ending = False
     rank.heartbeat.mark("close", limit=math.inf)

@@ -14,7 +14,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.rank_table import MOST_RANKS, RankTable, _Pace
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from tests.processes import free_port
 
 ROW = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -132,37 +133,27 @@ def test_an_ipv6_master_address_may_have_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "named"),
+    ("read", "env", "named"),
     [
-        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "m"}, "node rank 2"),
-        ({"NNODES": "2"}, "MASTER_ADDR"),
-        ({"NNODES": "0"}, "NNODES=0"),
-        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE=0"),
-        ({"NPROC_PER_NODE": "auto"}, "NPROC_PER_NODE=auto"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
-        ({"NODE_RANK": "-1"}, "NODE_RANK=-1"),
+        (from_node_environment, {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "m"}, "node rank 2"),
+        (from_node_environment, {"NNODES": "2"}, "MASTER_ADDR"),
+        (from_node_environment, {"NNODES": "0"}, "NNODES=0"),
+        (from_node_environment, {"NPROC_PER_NODE": "auto"}, "NPROC_PER_NODE=auto"),
+        (from_node_environment, {"MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
+        (from_node_environment, {"NODE_RANK": "-1"}, "NODE_RANK=-1"),
+        (from_rank_environment, {"RANK": "0"}, "WORLD_SIZE is not set"),
+        (from_rank_environment, {"WORLD_SIZE": "2"}, "RANK is not set"),
+        (from_rank_environment, {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 does not exist"),
+        (from_rank_environment, {"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x"),
     ],
 )
-def test_an_impossible_node_is_refused_with_the_variable_name(env: dict[str, str], named: str) -> None:
+def test_an_impossible_place_is_refused_with_the_variable_name(
+    read: Callable[[dict[str, str]], Ranks], env: dict[str, str], named: str
+) -> None:
     with pytest.raises(TrainerError, match=named) as caught:
-        from_node_environment(env)
+        read(env)
     assert caught.value.code == 2
     assert len(caught.value.lines().splitlines()) == 3
-
-
-@pytest.mark.parametrize(
-    ("env", "named"),
-    [
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2"}, "RANK is not set"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 does not exist"),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x"),
-    ],
-)
-def test_an_impossible_rank_is_refused_with_the_variable_name(env: dict[str, str], named: str) -> None:
-    with pytest.raises(TrainerError, match=named) as caught:
-        from_rank_environment(env)
-    assert caught.value.code == 2
 
 
 def test_more_nccl_ranks_than_gpus_are_refused_without_cuda() -> None:
@@ -281,7 +272,7 @@ def test_nccl_is_given_exactly_the_interface_that_routes_to_the_master() -> None
 def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
-        run_forked(Config(), RankProcess(Ranks(), Console(0, None), Diagnostics(*[-1] * 7), -1), job=Train())
+        run_forked(Config(), RankProcess(Ranks(), Console(0, None), Diagnostics(*[-1] * 6), -1), job=Train())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

@@ -27,7 +27,7 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
     for name in ("RANK", "WORLD_SIZE", "DDPJOB_CHECKPOINT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(script_interface, "_state", script_interface._state)
-    progress = Progress(1, "")
+    progress = Progress(1)
     script_interface.begin(progress, Heartbeat(), Settings())
     return progress
 
@@ -184,7 +184,7 @@ class Witness:
 def test_save_is_a_phase_with_the_limit_of_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[HeartbeatRecord] = []
     heartbeat = Heartbeat()
-    script_interface.begin(Progress(1, ""), heartbeat, Settings(volume_timeout=1000.0))
+    script_interface.begin(Progress(1), heartbeat, Settings(volume_timeout=1000.0))
     ddprun.report(step=7)
     ddprun.checkpoints(tmp_path).save(7, {"seen": Witness(lambda: seen.append(heartbeat.last))})
     assert [(record.phase, record.limit, record.step) for record in seen] == [("save", 1000.0, 7)]

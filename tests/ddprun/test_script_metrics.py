@@ -39,7 +39,7 @@ def _rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def attempt(folder: Path) -> Progress:
     """Begin another process, as far as the calls can see."""
-    progress = Progress(1, "")
+    progress = Progress(1)
     script_interface.begin(progress, Heartbeat(), Settings(checkpoint_dir=str(folder)))
     return progress
 
@@ -151,7 +151,7 @@ def test_only_rank_zero_writes_and_only_with_a_directory(tmp_path: Path, monkeyp
     ddprun.report(step=1, loss=1.0)
     written()
     monkeypatch.delenv("RANK")
-    script_interface.begin(Progress(1, ""), Heartbeat(), Settings())
+    script_interface.begin(Progress(1), Heartbeat(), Settings())
     ddprun.report(step=1, loss=1.0)
     assert script_interface._state.metrics is None
     assert list(tmp_path.iterdir()) == []

@@ -51,11 +51,3 @@ def test_one_bar_is_drawn_to_the_end_and_erased(
     assert shown.endswith(ERASED)
     assert not any("█" in line or "step 1/18" in line for line in lines)
     assert [line for line in lines if "epoch 2/2: test accuracy" in line]
-
-
-@pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
-def test_json_logs_have_no_bar(ddptrain: ForkServer, idx: Path, tmp_path: Path, verb: tuple[object, ...]) -> None:
-    argv = (*verb, "--log-format", "json", "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)
-    lines, shown = at_a_terminal(ddptrain, tmp_path, *argv)
-    assert not shown
-    assert any('"message": "step 18/18' in line for line in lines), lines

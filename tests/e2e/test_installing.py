@@ -66,7 +66,7 @@ def test_install_and_quickstart_pages_work_word_for_word(
     assert "ok: operator is ready: ok" in text and "copied ddprun " in text, "both pods of helm test"
     assert "Succeeded  accuracy 0." in text
     copied = {path.name for path in (checkout / "mnist-cpu").rglob("*")}
-    assert {"progress.json", "step-000000045.pt"} <= copied
+    assert {"run-000001.jsonl", "step-000000045.pt"} <= copied
 
 
 @pytest.mark.soak

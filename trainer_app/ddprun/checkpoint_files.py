@@ -139,7 +139,7 @@ def newest_place(root: Path) -> Json | None:
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the manifest without its seal: a wrong sample cursor is as bad as a wrong weight."""
+    """Return the SHA-256 of the manifest without its seal: a wrong place in the data is as bad as a wrong weight."""
     body = {key: value for key, value in manifest.items() if key != "seal"}
     return hashlib.sha256(dumps_json(body, sort_keys=True).encode()).hexdigest()
 
@@ -407,7 +407,7 @@ class Checkpoints:
                 self._check_superseded()  # a newer run may have deleted the file being written
                 if not (required and error.errno in _FULL):
                     raise
-            self._retire(1, keep_best=False)
+            self._retire(1, spares_best=False)
             return self._save(step, content, facts)
 
     def _save(self, step: int, content: bytes | memoryview, facts: Mapping[str, Any]) -> Saved:
@@ -459,21 +459,20 @@ class Checkpoints:
 
     def _clear_leftovers(self) -> None:
         """Delete temporary and incomplete files of earlier runs; their writers are dead or superseded."""
-        leftovers = list(self.root.glob(".progress.json.*.tmp"))
-        leftovers += [path for path in self.root.glob(".*probe.*") if path.stat().st_mtime < time.time() - _PROBING]
+        leftovers = [path for path in self.root.glob(".*probe.*") if path.stat().st_mtime < time.time() - _PROBING]
         for folder in [run_folder(self.root, run) for run in run_numbers(self.root) if run < self.run]:
             leftovers += folder.glob(".step-*.tmp")  # not owner.json: another start may be writing it now
             leftovers += [path for path in folder.glob("step-*.pt") if not path.with_suffix(".json").exists()]
         for path in leftovers:
             path.unlink(missing_ok=True)
 
-    def _retire(self, keep: int, *, keep_best: bool = True) -> None:
+    def _retire(self, keep: int, *, spares_best: bool = True) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first.
 
         Those that ``resume`` skipped stay, and none of them takes the place of a checkpoint that can be used.
         """
         everything = [path for _, _, path in all_manifests(self.root) if path not in self._skipped]
-        best = self._best(everything) if keep_best else None
+        best = self._best(everything) if spares_best else None
         for path in everything[keep:]:
             if path != best:
                 with contextlib.suppress(OSError):  # a file that cannot be deleted stays
@@ -481,7 +480,6 @@ class Checkpoints:
                     path.with_suffix(".pt").unlink(missing_ok=True)
 
     def _best(self, manifest_paths: list[Path]) -> Path | None:
-        """Return the manifest with the highest score; None if none has a score."""
         scores: dict[Path, float] = {}
         for path in manifest_paths:
             with contextlib.suppress(OSError, ValueError):

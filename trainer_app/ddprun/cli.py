@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import os
 import secrets
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddprun import __version__, fault_injection
-from ddprun.copying import copy_to
 from ddprun.distributed import topology
 from ddprun.errors import TrainerError, UsageError, nearest, volume_errors
 from ddprun.flags import Parser, declare_settings, whole_number
@@ -21,7 +21,7 @@ from ddprun.launcher.node_reports import explain
 from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.preload import is_path_safe
 from ddprun.reporting import termination
-from ddprun.reporting.console import escape_unencodable, finish_output, log_as_json, never_fail_or_wait
+from ddprun.reporting.console import escape_unencodable, finish_output, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
 from ddprun.script import Kind, Script
 from ddprun.script_metrics import print_rows
@@ -30,7 +30,7 @@ from ddprun.signals import StopFlag
 
 _PREFIX = "DDPRUN_"
 _SETTINGS = (
-    "checkpoint_dir", "hang_timeout", "stall_report", "volume_timeout", "stop_grace", "log_format", "chaos", "show_env",
+    "checkpoint_dir", "hang_timeout", "stall_report", "volume_timeout", "stop_grace", "chaos",
 )  # fmt: skip
 # A script may work for long without a step of its optimizer: only the user knows for how long.
 _DEFAULTS = {"hang_timeout": 0.0}
@@ -95,9 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _copy(directory: Path) -> int:
+    """Copy program (bin/ddprun, see ``injected``) and package (lib/ddprun); a second copy overwrites the first.
+
+    ``__pycache__`` is copied, too: a Python of the same version uses it, also where the directory is read-only.
+    """
+    package, program = Path(__file__).resolve().parent, directory / "bin" / "ddprun"
     with volume_errors(directory):
-        copy_to(directory)
-    print(f"copied ddprun {__version__} to {directory}: run {directory / 'bin' / 'ddprun'}")
+        shutil.copytree(package, directory / "lib" / package.name, dirs_exist_ok=True)
+        program.parent.mkdir(exist_ok=True)
+        shutil.copyfile(package / "injected.py", program)
+        program.chmod(0o755)
+    print(f"copied ddprun {__version__} to {directory}: run {program}")
     return 0
 
 
@@ -203,8 +211,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _launch(arguments: argparse.Namespace) -> int:
     stop, settings = StopFlag.installed(), resolve(arguments, os.environ)
-    if settings.log_format == "json":
-        log_as_json(None, ("stderr",))
     environment = topology.without_operator_rank(os.environ)
     if "RANK" in environment and "WORLD_SIZE" in environment:
         raise UsageError(

@@ -29,7 +29,6 @@ DUMP_SIGNAL = signal.SIGUSR1
 SCRIPT_DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
 _LONGEST_NAME = 100
-_BEGUN = 4096  # bytes of a line without its end that are kept when the rank dies
 _DATA_PARALLEL = "/torch/nn/parallel/distributed.py"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
@@ -42,7 +41,6 @@ class Diagnostics:
         progress: the newest progress report.
         flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
         requests: an eventfd; a script's rank dumps its flight recorder at each write.
-        output: the lines that the rank has begun on stdout and stderr, see ``console.LineOutput``.
     """
 
     heartbeat: int
@@ -51,17 +49,15 @@ class Diagnostics:
     flight: int
     trace: int
     requests: int
-    output: int
 
     @classmethod
     def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
-        names = ("heartbeat", "progress", "stacks", "flight", "trace", "output")
+        names = ("heartbeat", "progress", "stacks", "flight", "trace")
         files = {name: os.memfd_create(f"ddprun-{name}-{rank}") for name in names}
         diagnostics = cls(**files, requests=os.eventfd(0))
         os.ftruncate(diagnostics.heartbeat, SIZE)
         os.ftruncate(diagnostics.progress, shared_text.SIZE)
-        os.ftruncate(diagnostics.output, 2 * _BEGUN)
         return diagnostics
 
     def memory(self) -> memoryview:
@@ -78,17 +74,6 @@ class Diagnostics:
     def last_progress(self) -> str:
         """Return the newest progress report as ``Progress`` wrote it; empty for none."""
         return shared_text.read(os.pread(self.progress, shared_text.SIZE, 0))
-
-    def begun_lines(self) -> list[memoryview]:
-        """Return the places of the lines that the rank begins on stdout and stderr, for the rank."""
-        memory = memoryview(mmap.mmap(self.output, 2 * _BEGUN))
-        return [memory[:_BEGUN], memory[_BEGUN:]]
-
-    def take_begun_lines(self) -> list[bytes]:
-        """Return the lines that the rank has begun on stdout and stderr, and has not written to its pipe."""
-        places = [os.pread(self.output, _BEGUN, place) for place in (0, _BEGUN)]
-        os.pwrite(self.output, bytes(2 * _BEGUN), 0)
-        return [place.rstrip(b"\0") for place in places]
 
     def dumps(self) -> tuple[str, str]:
         """Return (stacks, flight recorder as JSON); a dump that the rank could not write is empty."""

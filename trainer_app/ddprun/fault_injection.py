@@ -1,7 +1,7 @@
 """``--chaos ACTION:RANK:STEP[:PHASE]``: make one rank fail at one step, to test that a run recovers. A debugging aid.
 
-``kill:1:7`` ends rank 1 by SIGKILL when it starts step 7; ``hang:0:5:evaluate`` blocks rank 0 in its first evaluation
-from step 5 on. The fault occurs once, in the first attempt of the job only, so the next attempt must finish.
+``kill:1:7`` ends rank 1 by SIGKILL when it starts step 7; ``hang:0:5:save`` blocks rank 0 in its first save from step
+5 on. The fault occurs once, in the first attempt of the job only, so the next attempt must finish.
 """
 
 import contextlib

@@ -66,7 +66,6 @@ def python_of(program: str) -> Optional[Path]:
 
 
 def _interpreter(head: str) -> Optional[str]:
-    """Return the interpreter that the beginning of a script names."""
     line, _, rest = head.partition("\n")
     words = line[2:].split() if line.startswith("#!") else []
     if words and Path(words[0]).name == "env":
@@ -97,7 +96,6 @@ def unsuitable() -> Optional[List[str]]:
 
 
 def _refuse(message: str, advice: str) -> NoReturn:
-    """Print the error, write it as a termination report, and end."""
     print(f"error: {message}\nnext:  {advice}", file=sys.stderr)
     report = {"schema": 3, "outcome": "failed", "code": CODE, "kind": KIND, "cause": "own", "rank": None}
     path = Path(os.environ.get("DDPJOB_TERMINATION_LOG") or "/dev/termination-log")

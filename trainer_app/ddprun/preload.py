@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddprun import proc
 from ddprun.errors import UsageError
 from ddprun.resources import uncollected_imports
 from ddprun.signals import die_with_parent
@@ -89,7 +90,6 @@ def _refuse(name: str, error: BaseException) -> None:
 
 
 def _opened() -> set[str]:
-    """Return what the descriptors of this process are open on."""
     targets = set[str]()
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
         with contextlib.suppress(OSError):  # of the directory itself
@@ -98,7 +98,6 @@ def _opened() -> set[str]:
 
 
 def _threads() -> int:
-    """Return how many threads run beside this one that a fork would miss."""
     names = list[str]()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
@@ -183,15 +182,7 @@ def _ends(pid: int, ended: int) -> bool:
     for _ in range(int(_LONGEST / _INTERVAL)):
         if select.select([ended], [], [], _INTERVAL)[0]:
             return True
-        idle = 0.0 if is_running(pid) else idle + _INTERVAL
+        idle = 0.0 if proc.is_running(pid) else idle + _INTERVAL
         if idle >= _IDLE:
             return False
-    return False
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a thread of the process runs, or waits for a core or a disk."""
-    with contextlib.suppress(OSError):
-        stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
-        return any(stat.rpartition(")")[2].split()[0] in ("R", "D") for stat in stats)
     return False

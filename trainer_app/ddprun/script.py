@@ -7,6 +7,7 @@ and each step of an optimizer is a heartbeat. ``ddprun.report`` and ``ddprun.sho
 import atexit
 import builtins
 import contextlib
+import errno
 import faulthandler
 import gc
 import importlib.machinery
@@ -14,9 +15,11 @@ import inspect
 import math
 import os
 import pkgutil
+import platform
 import random
 import re
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -26,20 +29,19 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from ddprun import fault_injection, script_interface
 from ddprun.code_frames import is_of_program
 from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
-from ddprun.executable import become
 from ddprun.files import dumps_json
 from ddprun.heartbeat import RETURNED
 from ddprun.preload import import_before_fork, is_path_safe
 from ddprun.program import RankProcess
 from ddprun.raised import handled_by
 from ddprun.reporting import termination
-from ddprun.reporting.console import write_by_line
+from ddprun.reporting.console import unbuffer_output
 from ddprun.reporting.termination import Ending
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, name_process, stop_signals
@@ -110,16 +112,46 @@ class Script:
     def run(self, rank: RankProcess) -> int:
         """Run the program on one rank and return its exit code."""
         _restore_process()
-        write_by_line(rank.diagnostics.begun_lines())
+        unbuffer_output()
         os.environ |= torchrun_environment(rank, os.environ)
-        if self.settings.show_env:
-            print(
-                "environment:", *(f"{name}={os.environ[name]}" for name in torchrun_environment(rank, {})), flush=True
-            )
         if self.kind == "executable":
-            become([self.target, *self.arguments])
+            _become([self.target, *self.arguments])
         faulthandler.register(SCRIPT_DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
         return _Run(self, rank).run()
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Run the command in place of this process.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - what the user asks for
+    except OSError as error:
+        hint, next_step = _advice(command[0], error.errno)
+        raise UsageError(f"cannot start {command[0]}: {error.strerror}", hint=hint, next_step=next_step) from None
+
+
+def _advice(program: str, number: int | None) -> tuple[str, str]:
+    """Return why the kernel does not start the program, and what to do; the first is empty if it is not known."""
+    path, head = Path(shutil.which(program, mode=os.F_OK) or program), b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        head = file.read(4096).partition(b"\n")[0]
+    if number == errno.ENOEXEC and head.startswith(b"\x7fELF"):
+        here = platform.machine()
+        return f"it is built for another processor than {here}", f"use a build for {here}"
+    if number == errno.ENOEXEC:
+        return (
+            "its first line names no interpreter",
+            f"begin it with #!/bin/sh, or start it by --no-python sh {program}",
+        )
+    if number == errno.ENOENT and head.startswith(b"#!"):
+        interpreter = head[2:].decode(errors="replace")
+        return f"its first line names an interpreter that does not exist: {interpreter!r}", "correct the first line"
+    if number == errno.EACCES and head:
+        return "it is not executable", f"chmod +x {path}"
+    return "", "name a file or a program on PATH"
 
 
 class _Run:
@@ -181,7 +213,6 @@ class _Run:
         return Ending(termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot()))
 
     def _send(self, ending: Ending) -> int:
-        """Send the ending to the launcher, and return the exit code."""
         with contextlib.suppress(OSError):
             if os.fstat(self._reports).st_ino == self._pipe:  # the script has not closed all descriptors
                 with os.fdopen(self._reports, "wb") as pipe:

@@ -160,7 +160,6 @@ class ScriptCheckpoints:
         return LoadedCheckpoint(saved.step, state)
 
     def _read(self, load: Callable[[Any], Any]) -> tuple[Saved, bytes, Any] | None:
-        """Return the newest checkpoint that can be loaded, its content and its state."""
         state: Any = None
 
         def refuse(_manifest: Mapping[str, Any], content: bytes) -> str:

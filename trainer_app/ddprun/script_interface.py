@@ -15,20 +15,20 @@ from typing import Any
 from ddprun.distributed.default_group import any_rank, group, rank_and_size
 from ddprun.files import Json
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import FACTS, Progress
 from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from ddprun.signals import StopFlag
 from ddprun.turns import Turn
 
-# The names of the values in the progress report and in the rows of the metrics.
+# The names of values in the progress report and in the rows of the metrics; other values keep theirs.
 _NAMES = {
-    "epoch": "epoch", "total_epochs": "totalEpochs", "loss": "loss", "accuracy": "accuracy",
-    "samples_per_second": "samplesPerSecond", "learning_rate": "lr",
+    "epoch": "epoch", "total_epochs": "totalEpochs", "loss": "loss", "samples_per_second": "samplesPerSecond",
+    "learning_rate": "lr",
 }  # fmt: skip
 _INTERVAL = 0.1  # seconds between reports of quick steps, which add only their rate to what the heartbeat has
-_TRAIN_ROW, _EVALUATION_ROW = ("epoch", "loss", "lr", "samplesPerSecond"), ("epoch", "accuracy")
+_TRAIN_ROW = ("epoch", "loss", "lr", "samplesPerSecond")
 
 
 @dataclass
@@ -187,23 +187,23 @@ def report(
         step: the number of completed steps, from the beginning of the training.
         total_steps: how many there will be.
         checkpoint: the file of the newest checkpoint, of this step; below DDPJOB_CHECKPOINT_DIR.
-        values: epoch, total_epochs, loss, accuracy, samples_per_second, learning_rate.
+        values: epoch, total_epochs, loss, samples_per_second, learning_rate, and any result of a test of the model.
     Raises:
-        TypeError: another name, or a value that is not a number.
+        TypeError: a value that is not a number, or the name of another value of reports.
     """
-    if unknown := sorted(set(values) - set(_NAMES)):
-        raise TypeError(
-            f"ddprun.report has no argument {unknown[0]}; it has step, total_steps, checkpoint, {', '.join(_NAMES)}"
-        )
+    own = {name: _number(name, value) for name, value in values.items() if value is not None and name not in _NAMES}
+    if taken := sorted(own.keys() & FACTS):
+        raise TypeError(f"ddprun.report: a result cannot be named {taken[0]}: reports have another value of this name")
     step = operator.index(step)
-    shown: dict[str, Any] = {_NAMES[name]: _number(name, value) for name, value in values.items() if value is not None}
+    shown: Json = {_NAMES[name]: _number(name, values[name]) for name in _NAMES if values.get(name) is not None} | own
     if total_steps is not None:
         shown["totalSteps"] = operator.index(total_steps)
     if (metrics := _metrics()) is not None:
         metrics.total_steps = shown.get("totalSteps", metrics.total_steps)
-        for event, named, names in (("train", "loss", _TRAIN_ROW), ("eval", "accuracy", _EVALUATION_ROW)):
-            if named in shown:
-                metrics.log(event, {"step": step, **{name: shown[name] for name in names if name in shown}})
+        if "loss" in shown:
+            metrics.log("train", {"step": step, **{name: shown[name] for name in _TRAIN_ROW if name in shown}})
+        if own:
+            metrics.log("eval", {"step": step, **{name: shown[name] for name in ("epoch", *own) if name in shown}})
     shown.pop("lr", None)
     if checkpoint is not None:
         if metrics is not None:

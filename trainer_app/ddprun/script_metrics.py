@@ -109,7 +109,7 @@ class ScriptMetrics:
                 file = RowsFile(self.folder, number, exclusive=True)
             except FileExistsError:
                 continue  # another start was faster
-            start = {"worldSize": rank_and_size()[1], "totalSteps": self.total_steps, "data": ""}
+            start = {"worldSize": rank_and_size()[1], "totalSteps": self.total_steps}
             own = checkpoint_files.owner(os.environ)
             start |= {name: own[name] for name in ("attempt", "life")}
             file.append("start", {**start, "resumedFrom": self._resumed_from(number)})

@@ -78,7 +78,6 @@ class SelfWatchdog:
                 self._check_progress()
 
     def _check_stop(self, waited: float) -> None:
-        """End the rank if the main thread has not stopped it in time."""
         record, limit = self.heartbeat.last, self.grace - min(3.0, 0.25 * self.grace)
         if record.phase in BEFORE_TRAINING:
             limit = min(_NOTHING_TO_SAVE, limit)
@@ -87,14 +86,13 @@ class SelfWatchdog:
             self.terminate(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
 
     def _check_progress(self) -> None:
-        """End the rank if it hangs."""
         record = self.heartbeat.last
         limit = max(self.hang_timeout, record.limit)
         if self._stall.observe(record.changes) < limit or not self.claim_report():
             return
         with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
             stacks = os.memfd_create("ddprun-stacks", os.MFD_CLOEXEC)
-            faulthandler.dump_traceback(stacks)  # then printed by Python, so that --log-format json applies
+            faulthandler.dump_traceback(stacks)  # then printed by Python, which never waits for a reader
             print(os.pread(stacks, 2**20, 0).decode(errors="replace"), file=sys.stderr, flush=True)
         error = Hang(
             f"no heartbeat for {limit:g} s {activity(record.phase, record.collective)} of step {record.step}",

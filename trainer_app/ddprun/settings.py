@@ -54,9 +54,7 @@ class Settings:
     stop_grace: float = seconds(
         25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, env="DDPJOB_STOP_GRACE"
     )
-    log_format: str = setting("text", "format of the output", choices=("text", "json"))
     chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
-    show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
 
 
 def fields_of(settings: type[Settings]) -> dict[str, dataclasses.Field[Any]]:

@@ -11,7 +11,6 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 from ddprun import exit_codes
@@ -83,16 +82,6 @@ class StopFlag:
         if self._phase is not None:
             phase, self._phase = self._phase, None  # once: the cleanup must not be interrupted too
             self.raise_if_requested(phase)
-
-
-def catches(pid: int, number: int) -> bool | None:
-    """Return whether the process has a handler for the signal; None if that is not known, as when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
-    return bool(mask >> (number - 1) & 1)
 
 
 def die_with_parent(parent: int) -> None:

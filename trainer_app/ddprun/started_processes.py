@@ -71,7 +71,7 @@ def connect(
         on_mark: see ``Heartbeat``.
     """
     beats, reports = (Turn(diagnostics.heartbeat, byte, is_rank=is_rank) for byte in (BEATS, REPORTS))
-    progress = Progress(world_size, "", diagnostics.progress_text())
+    progress = Progress(world_size, diagnostics.progress_text())
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
     after_import(_OPTIMIZERS, _count_steps)

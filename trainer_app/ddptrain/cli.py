@@ -22,7 +22,6 @@ from ddprun.reporting.console import (
     Console,
     escape_unencodable,
     finish_output,
-    log_as_json,
     never_fail_or_wait,
     terminal_or_none,
 )
@@ -174,8 +173,6 @@ def _train(arguments: argparse.Namespace) -> int:
     stop, config = StopFlag.installed(), _training_config(arguments)
     ranks = topology.from_flags(environment, **rank)
     check_rank(config, ranks.world_size)
-    if config.log_format == "json":
-        log_as_json(ranks.rank)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
     with uncollected_imports():
         from ddptrain.worker import Worker
@@ -208,8 +205,6 @@ def _preflight(arguments: argparse.Namespace) -> int:
 
 def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Ending:
     stop, config, given = StopFlag.installed(), _training_config(arguments), vars(arguments)
-    if config.log_format == "json":
-        log_as_json(None, ("stderr",))
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)

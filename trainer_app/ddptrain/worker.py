@@ -22,7 +22,7 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.peer_monitor import PeerMonitor
 from ddprun.distributed.process_group import Group, join_group
 from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
-from ddprun.distributed.topology import WORKER_VARIABLES, Ranks, loopback_of
+from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.errors import Hang, PeerLost, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
@@ -60,7 +60,8 @@ class Worker:
 
     def __post_init__(self) -> None:
         shared = self.diagnostics.progress_text() if self.diagnostics else None
-        self._progress = Progress(self.ranks.world_size, self.config.data, shared, is_fenced=True)
+        own = {"accuracy": None, "data": self.config.data}
+        self._progress = Progress(self.ranks.world_size, shared, own=own, is_fenced=True)
         memory = self.diagnostics.memory() if self.diagnostics else None
         self._fault = fault_injection.planned(self.config, self.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(memory, self._fault)
@@ -114,9 +115,6 @@ class Worker:
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
         config, ranks = self.config, self.ranks
-        if config.show_env:
-            shown = (f"{name}={os.environ[name]}" for name in WORKER_VARIABLES if name in os.environ)
-            print("environment:", *shown, flush=True)
         self.stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
         if device.type == "cpu" and (reason := too_few_gpus(config, ranks)):
@@ -183,9 +181,6 @@ class Worker:
         accuracy, loss, place = result.evaluation["accuracy"], result.evaluation["loss"], result.checkpoint
         self._progress.update(phase="done", accuracy=accuracy, checkpoint=place)
         group.close()
-        if ranks.is_zero:
-            self._heartbeat.mark("save", limit=config.volume_timeout)  # of the last progress report
-            self._progress.wait_for_file()
         if not result.already_finished:
             fault_injection.check_occurred(self._fault)
         message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"

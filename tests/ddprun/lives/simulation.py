@@ -10,35 +10,27 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
 
-from ddprun.launcher.life_messages import Failure, Life, Message, Ready, Start
+from ddprun.launcher.life_messages import Abort, Done, End, Failed, Failure, Life, Message, Ready, Release, Start, Stop
 from ddprun.launcher.lives import (
     RECONNECT,
     SILENCE,
     Action,
     ChoosePort,
     Connected,
-    EndRanks,
     Event,
-    Exit,
     Follower,
     Leader,
-    LeaveAlone,
     Limits,
     Lost,
     PortChosen,
     Progressed,
-    RanksDone,
-    RanksEnded,
-    RanksFailed,
     Received,
     Send,
-    StartRanks,
     Tick,
-    ToldToStop,
     follow,
     lead,
 )
@@ -201,7 +193,7 @@ class Group:
 
     def _stop(self) -> None:
         if agent := self._anyone():
-            self._handle(agent, ToldToStop())
+            self._handle(agent, Stop(agent.follower.life))
 
     def _stop_ranks(self, agent: Agent) -> None:
         """Pass a stop signal on to the ranks: those of all nodes save a checkpoint together, and end."""
@@ -274,7 +266,7 @@ class Group:
         def happen() -> None:
             if agent.ranks == number and not (agent.have_failed or agent.have_succeeded or agent.ended):
                 agent.have_succeeded = True
-                self._handle(agent, RanksDone(number))
+                self._handle(agent, Done(replace(_GROUP, number=number)))
                 self._end_if_left_alone(agent)
 
         return happen
@@ -284,7 +276,7 @@ class Group:
             if agent.ranks != number or agent.have_failed or agent.have_succeeded or agent.ended:
                 return
             agent.have_failed = True
-            self._handle(agent, RanksFailed(number, failure))
+            self._handle(agent, Failed(replace(_GROUP, number=number), failure))
             self._end_if_left_alone(agent)
             self._peers_notice(number, agent)
 
@@ -361,7 +353,7 @@ class Group:
         agent.follower, actions = follow(agent.follower, event, self.clock(agent))
         for action in actions:
             self._act(agent, action)
-        if isinstance(event, ToldToStop):
+        if isinstance(event, Stop):
             self._stop_ranks(agent)
 
     def _lead(self, event: Event) -> None:
@@ -397,14 +389,14 @@ class Group:
                 if isinstance(message, Ready):
                     agent.said_ready = message.life.number
                 self._send(agent.node, message, to_leader=True)
-            case StartRanks():
+            case Start():
                 self._start_ranks(agent, action.life.number)
-            case EndRanks():
+            case Abort():
                 slow = self.schedule.kind == "storm" and self.draw.random() < 0.03
-                self._later(self.draw.uniform(0.005, 0.1) + 15 * slow, self._ranks_end(agent, action.number))
-            case LeaveAlone():
+                self._later(self.draw.uniform(0.005, 0.1) + 15 * slow, self._ranks_end(agent, action.life.number))
+            case Release():
                 self._end_if_left_alone(agent)
-            case Exit():
+            case End():
                 self._finish(agent, "exited")
 
     def _ranks_end(self, agent: Agent, number: int) -> Callable[[], None]:
@@ -412,7 +404,7 @@ class Group:
             if agent.ranks == number and not agent.ended:
                 agent.ranks = None
                 healthy = self.schedule.kind != "storm" or self.draw.random() > 0.05
-                self._handle(agent, RanksEnded(number, healthy))
+                self._handle(agent, Ready(replace(_GROUP, number=number), healthy))
                 self._peers_notice(number, agent)
 
         return happen

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.ddptrain.runs import ForkServer, Run
+from tests.processes import free_port
 
 STEPS = 8
 TRAINING = f"""
@@ -55,3 +57,25 @@ def line_of(text: str) -> int:
 
 def run(server: ForkServer, *argv: object, code: int = 0, first: str = "", **env: object) -> Run:
     return server.run(*argv, code=code, env=env, module="ddprun", first=first)
+
+
+def two_nodes(
+    server: ForkServer,
+    *argv: object,
+    ranks: int = 1,
+    env: Mapping[str, object] = {},
+    flags: tuple[tuple[object, ...], ...] = ((), ()),
+    own: tuple[Mapping[str, object], ...] = ({}, {}),
+) -> list[Run]:
+    """Start the launchers of two nodes on this machine; ``flags`` and ``own`` are of each node."""
+    port = free_port()
+    common: dict[str, object] = {
+        "PET_NNODES": 2, "PET_NPROC_PER_NODE": ranks, "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": free_port(),
+        "DDPJOB_PROGRESS_PORT": port, **env,
+    }  # fmt: skip
+    runs = []
+    for node in (0, 1):
+        of_node = common | {"PET_NODE_RANK": node} | dict(own[node])
+        runs.append(server.start(*flags[node], *argv, env=of_node, module="ddprun"))
+        runs[-1].progress_port = port
+    return runs

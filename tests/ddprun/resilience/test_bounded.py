@@ -77,43 +77,18 @@ def test_a_launcher_exits_although_the_reports_cannot_be_read(ddptrain: ForkServ
     assert zero.message()["cause"] == "peer"
 
 
-def test_reports_of_an_earlier_start_with_more_nodes_are_set_aside(tmp_path: Path) -> None:
-    folder = tmp_path / "reports" / "local-0"
-    report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
-    NodeReports(folder, Ranks(nnodes=2, node_rank=1, nproc_per_node=2, world_size=4)).write(report, [], [])
-    (folder / "rank-3.stacks.txt").touch()
-    alone = NodeReports(folder, Ranks(nproc_per_node=2, world_size=2))
-    for rank in (0, 1):
-        alone.set_aside()
-        alone.set_aside()  # nothing is left to set aside
-        assert not folder.exists()
-        alone.write({**report, "rank": rank}, [], [])
-    ranks = {path.name: [found["report"]["rank"] for found in read(path)] for path in folder.parent.iterdir()}
-    assert ranks == {"local-0.1": [3], "local-0.2": [0], "local-0": [1]}
-
-
-def test_a_node_that_starts_later_leaves_the_reports_of_the_others_in_place(tmp_path: Path) -> None:
+def test_start_deletes_reports_of_an_earlier_one_and_leaves_those_of_other_nodes(tmp_path: Path) -> None:
     ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
-    zero, one = (NodeReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
-    report = {"code": 1, "cause": "own", "rank": 0, "message": "boom"}
-    zero.write(report, [], [])
-    one.write(report, [], [])
-    zero.set_aside()
-    zero.write(report, [], [])
-    one.set_aside()
-    assert [[found["node"] for found in read(path)] for path in sorted(zero.folder.parent.iterdir())] == [[0], [0, 1]]
-
-
-def test_a_report_is_not_set_aside_with_that_of_an_earlier_start_of_another_node(tmp_path: Path) -> None:
-    ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
-    zero, one = (NodeReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
-    report = {"code": 1, "cause": "own", "rank": 0, "message": "of the first start"}
-    one.write(report, [], [])  # the launcher of node 0 was killed
-    zero.set_aside()
-    zero.write({**report, "message": "of the second start"}, [], [])
-    one.set_aside()
-    found = {path.name: [node["report"]["message"] for node in read(path)] for path in zero.folder.parent.iterdir()}
-    assert found == {"local-0": ["of the second start"], "local-0.1": ["of the first start"]}
+    folder, report = tmp_path / "reports" / "local-0", {"code": 1, "cause": "own"}
+    lives = [folder, folder.with_name("local-0.life-2")]
+    for life in lives:
+        for number in (0, 1, 2):  # the third is of a start with more nodes
+            NodeReports(life, replace(ranks, node_rank=number, nnodes=3)).write(report, [], [])
+        for name in ("rank-1.stacks.txt", "rank-2.stacks.txt", "trace-9"):
+            (life / name).touch()
+    NodeReports(folder, ranks).clear()
+    left = ["node-1.json", "rank-2.stacks.txt"]
+    assert [sorted(path.name for path in life.iterdir()) for life in lives] == [left, left]
 
 
 def test_a_report_is_written_before_the_dumps_which_the_volume_may_refuse(tmp_path: Path) -> None:
@@ -149,7 +124,7 @@ def test_old_attempts_keep_their_reports_longer_than_their_dumps(
 def test_refused_metrics_are_a_checkpoint_problem_only_with_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], with_checkpoints: bool
 ) -> None:
-    progress = Progress(1, "idx")
+    progress = Progress(1)
     metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
     metrics.open(tmp_path, 1, with_checkpoints=with_checkpoints)
     replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")

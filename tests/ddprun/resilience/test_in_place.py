@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -13,23 +14,24 @@ from typing import Any
 
 import pytest
 
+from ddprun import proc
 from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics
 from ddprun.distributed.topology import Ranks
-from ddprun.launcher.agreed_life import AgreedLife
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.hang_detector import WorkMeter
-from ddprun.launcher.life_messages import Abort, Failure, Life, Start
-from ddprun.launcher.lives import Connected, Exit, LeaveAlone, OtherVersion, RanksEnded, RanksFailed, Received
+from ddprun.launcher.life_messages import Abort, End, Life, Release, Start
+from ddprun.launcher.lives import Connected, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.processes import LogPrinter, WorkerProcess, is_exiting
+from ddprun.launcher.processes import WorkerProcess, launcher_line
 from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.services import Services
 from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
 from ddprun.script import Script
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS
+from tests.ddprun.resilience.scripts import two_nodes
 from tests.ddptrain.builders import RESUMED, SAVING, node, place, rank_state
 from tests.ddptrain.runs import ForkServer, Run, Whole, assert_same_end, wait_until
 from tests.processes import free_port
@@ -90,17 +92,9 @@ class TwoNodes:
         self.folder = folder
         file = folder / "train.py"
         file.write_text(script)
-        common: dict[str, object] = {
-            "PET_NNODES": 2, "PET_NPROC_PER_NODE": ranks, "PET_MASTER_ADDR": "localhost",
-            "PET_MASTER_PORT": free_port(),
-            "DDPJOB_PROGRESS_PORT": free_port(), "DDPJOB_UID": "uid", "DDPJOB_ATTEMPT": 1,
-            "DDPJOB_INPLACE_RESTARTS": grant,
-        } | dict(env)  # fmt: skip
-        self.runs: list[Run] = []
+        of_job = {"DDPJOB_UID": "uid", "DDPJOB_ATTEMPT": 1, "DDPJOB_INPLACE_RESTARTS": grant, **env}
         argv = ("--log-dir", folder / "logs", *flags, file, folder)
-        for number in (0, 1):
-            self.runs.append(server.start(*argv, env=common | {"PET_NODE_RANK": number}, module="ddprun"))
-            self.runs[-1].progress_port = int(str(common["DDPJOB_PROGRESS_PORT"]))
+        self.runs = two_nodes(server, *argv, ranks=ranks, env=of_job)
 
     def trains(self, life: int, more_than: int = 3) -> dict[str, Any]:
         """Wait until this life has made more than so many steps, and return the progress report."""
@@ -170,10 +164,10 @@ def test_killed_ranks_are_restarted_in_place_on_all_nodes(ddptrain: ForkServer, 
 def test_rank_that_ends_by_itself_is_blamed_although_its_launcher_has_not_heard_of_its_end() -> None:
     rank = subprocess.Popen(["sleep", "600"])
     try:
-        assert not is_exiting(rank.pid)
+        assert not proc.is_exiting(rank.pid)
         rank.kill()
         os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
-        assert is_exiting(rank.pid)
+        assert proc.is_exiting(rank.pid)
         worker = WorkerProcess(1, rank.pid, -1, -1, Diagnostics.create(1))
         supervisor = object.__new__(Supervisor)
         supervisor._workers = [worker]
@@ -188,27 +182,26 @@ def test_rank_that_ends_by_itself_is_blamed_although_its_launcher_has_not_heard_
 def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor() -> None:
     ranks = Ranks(nnodes=2, node_rank=1, world_size=2)
     peers = Peers(ranks, None)
-    agreement = Agreement(ranks, peers, grant=5)
+    agreed = Agreement(ranks, peers, 5, NodeProgress(2))
     life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
-    first, second = (AgreedLife(agreement, number, 2, NodeProgress(2), print) for number in (1, 2))
     peers.life_events += [Connected(), Received(Abort(life))]
-    assert first.turn([]) and first.must_end
-    first.ended(healthy=True, failure=None)
+    assert agreed.turn([]) and agreed.must_end
+    agreed.ended(healthy=True, failure=None)
     # A rank of another node has failed while this launcher did not run: it hears of both at once.
     peers.life_events += [Received(Start(life.next, 29500)), Received(Abort(life.next))]
-    assert not first.turn([])
-    assert first.next_life is not None and not first.must_end
-    assert second.turn([]) and second.must_end and second.next_life is None
+    assert not agreed.turn([])
+    assert agreed.next_life is not None and not agreed.must_end
+    agreed.begin(2)
+    assert agreed.turn([]) and agreed.must_end and agreed.next_life is None
 
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """The supervisor of a node that trains alone, whose rank it has just killed."""
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
-    settings, peers = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None)
-    services = Services(
-        NodeProgress(1), peers, RankTable(Ranks(), peers), None, agreement=Agreement(Ranks(), peers, grant=5)
-    )
+    settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
+    agreement = Agreement(Ranks(), peers, 5, progress)
+    services = Services(progress, peers, RankTable(Ranks(), peers), agreement, None)
     options = LaunchOptions(Script("script", "train.py", (), settings))
     found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)
     found._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL, killed_by_us=True)]
@@ -227,8 +220,9 @@ def test_signal_that_comes_with_the_next_life_reaches_its_ranks(
         return True
 
     monkeypatch.setattr(Orphans, "is_empty", property(is_empty))
-    supervisor._await_next_life()
-    assert supervisor.next_life is not None
+    with selectors.DefaultSelector() as selector:
+        supervisor._await_next_life(selector)
+    assert supervisor._agreed.next_life is not None
     assert supervisor.signals.pending == [signal.SIGTERM] and supervisor.stop_signal is None
 
 
@@ -242,7 +236,7 @@ def test_signal_that_was_passed_on_ends_the_wait_for_the_files_of_a_stall(superv
 def test_report_of_a_node_whose_ranks_others_have_ended(supervisor: Supervisor, tmp_path: Path) -> None:
     (tmp_path / "run-000001").mkdir()
     (tmp_path / "run-000001" / "step-000000005.json").touch()
-    told = Exit("a signal has stopped node 1")
+    told = End(Life("uid", "1"), "a signal has stopped node 1")
     lost = supervisor._report_of_exit(told)
     assert (lost["code"], lost["checkpoint"]) == (77, place(1, 5))
     supervisor.stop_signal = signal.SIGTERM
@@ -270,24 +264,21 @@ def test_rank_that_hung_within_a_longer_limit_than_its_peers_is_blamed(
 
 
 def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    LogPrinter("text").launcher_line("restart in place 1 of 5: node 1: \x1b[2J\udcff wrong")
+    launcher_line("restart in place 1 of 5: node 1: \x1b[2J\udcff wrong")
     assert capsys.readouterr().out == "restart in place 1 of 5: node 1: \\x1b[2J\\udcff wrong\n"
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("reason", "said"),
     [
-        (LeaveAlone("node 1 is absent"), "no restart in place: node 1 is absent; this attempt ends on all nodes, and "),
-        (OtherVersion(1, 7), "node 1 has another version of ddprun (its launcher speaks version 7"),
-        (LeaveAlone(), ""),
+        ("node 1 is absent", "no restart in place: node 1 is absent; this attempt ends on all nodes, and "),
+        ("", ""),
     ],
 )
 def test_line_says_why_no_life_follows(
-    supervisor: Supervisor, capsys: pytest.CaptureFixture[str], order: LeaveAlone | OtherVersion, said: str
+    supervisor: Supervisor, capsys: pytest.CaptureFixture[str], reason: str, said: str
 ) -> None:
-    agreement = supervisor.services.agreement
-    assert agreement
-    agreement.orders.append(order)
+    supervisor._agreed.orders.append(Release(Life("uid", "1"), reason))
     assert not supervisor._agreed.obey()
     out = capsys.readouterr().out
     assert said in out if said else not out
@@ -306,15 +297,6 @@ def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain:
     assert "no restart in place: the same exception at the same step" in nodes.runs[0].output()
 
 
-def test_no_more_restarts_in_place_than_granted(ddptrain: ForkServer, tmp_path: Path) -> None:
-    nodes = TwoNodes(ddptrain, tmp_path, grant=1)
-    nodes.trains(1)
-    nodes.trains(2, nodes.kill(0))
-    nodes.kill(1)
-    assert [run.wait() for run in nodes.runs] == [77, 137], nodes.output()
-    assert nodes.runs[0].message()["lives"][-1]["node"] == 1
-
-
 @pytest.mark.parametrize("lost", [0, 1])
 def test_group_ends_when_a_launcher_is_killed(ddptrain: ForkServer, tmp_path: Path, lost: int) -> None:
     nodes = TwoNodes(ddptrain, tmp_path)
@@ -325,15 +307,6 @@ def test_group_ends_when_a_launcher_is_killed(ddptrain: ForkServer, tmp_path: Pa
     assert other.wait() == 77, other.output()
     assert time.monotonic() - began < 60
     assert f"node {lost} is lost: its connection has ended" in other.message()["message"]
-
-
-def test_group_that_is_told_to_stop_is_not_restarted(ddptrain: ForkServer, tmp_path: Path) -> None:
-    nodes = TwoNodes(ddptrain, tmp_path)
-    nodes.trains(1)
-    nodes.runs[1].stop()
-    assert nodes.runs[1].wait() == 75, nodes.output()
-    nodes.runs[0].wait()
-    assert "restart in place" not in nodes.output()
 
 
 # Saves and ends when a signal has come; a later life waits for the file ``meet`` before its ranks meet.
@@ -401,10 +374,9 @@ def test_hang_ends_a_life_and_its_node_is_blamed_once(ddptrain: ForkServer, tmp_
 
 def test_ranks_that_work_before_the_first_step_of_a_later_life_are_not_given_up(supervisor: Supervisor) -> None:
     agreement = supervisor.services.agreement
-    assert agreement and agreement._leader
-    agreement.tell(RanksFailed(1, Failure(1)))
-    agreement.tell(RanksEnded(1))
-    supervisor._agreed.number = 2
+    agreement.failed({"code": 1})
+    agreement.ended(healthy=True, failure=None)
+    agreement.begin(2)
     loading = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
 
     def work_is_seen() -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ddprun import proc
 from ddprun.checkpoint_files import newest_valid
-from ddprun.launcher.hang_detector import process_state
 from ddptrain.data.sampling import Schedule, epoch_order
 from tests.ddptrain.builders import PROGRESS, SMALL, node, place
 from tests.ddptrain.runs import ForkServer, losses, wait_until
@@ -50,17 +50,6 @@ def test_two_nodes_train_together_and_rank_zero_serves_the_progress(
         assert (message["progress"]["phase"], message["progress"]["step"]) == ("done", 18)
     assert messages[0]["accuracy"] == messages[1]["accuracy"] == messages[0]["progress"]["accuracy"]
     assert len(losses(tmp_path / "checkpoints")) == 18
-
-
-def test_a_node_that_loses_its_peer_exits_with_77(ddptrain: ForkServer, idx: Path) -> None:
-    port = free_port()
-    command = ("train", *SMALL, "--data-dir", idx, "--step-delay", 0.3)
-    zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
-    zero.at_step(2)
-    os.killpg(one.pid, signal.SIGKILL)  # the launcher and, through it, its ranks
-    assert zero.wait() == 77, zero.output()
-    message = zero.message()
-    assert (message["code"], message["cause"], message["exception"]) == (77, "peer", "PeerLost")
 
 
 @pytest.mark.soak
@@ -106,24 +95,6 @@ def test_a_rank_that_exits_with_0_before_the_end_is_the_cause(ddptrain: ForkServ
     assert (message["outcome"], message["rank"], message["step"]) == ("failed", world_size - 1, 5)
 
 
-NO_THREAD = """
-import threading
-start = threading.Thread.start
-def refuse(self):
-    if self._target.__name__ == "announce":
-        raise MemoryError
-    start(self)
-threading.Thread.start = refuse
-"""
-
-
-@pytest.mark.soak
-def test_a_rank_that_cannot_announce_its_exit_reports_its_error(ddptrain: ForkServer, idx: Path) -> None:
-    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--chaos", "crash:1:5")
-    message = ddptrain.run(*command, first=NO_THREAD, code=1).message()
-    assert (message["rank"], message["message"]) == (1, "crash injected by --chaos")
-
-
 def test_a_killed_rank_is_named_although_a_stopped_one_delays_its_node(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
@@ -150,12 +121,6 @@ def test_a_missing_rank_is_named_after_the_rendezvous_timeout(ddptrain: ForkServ
         message = run.message()
         assert "missing rank 2 (node 2) of 3 ranks" in message["message"]
         assert (message["code"], message["phase"]) == (69, "rendezvous")
-
-
-def test_a_missing_master_is_named(ddptrain: ForkServer, idx: Path) -> None:
-    env = node(1, free_port(), nproc=1, PET_RDZV_CONF="timeout=1", MASTER_ADDR="rank-0.invalid")
-    run = ddptrain.run("train", *SMALL, "--data-dir", idx, env=env, code=69)
-    assert "rank 0 (node 0) is missing: rank-0.invalid" in run.message()["message"]
 
 
 def test_a_node_that_cannot_resolve_the_master_is_the_cause_and_both_nodes_say_what_they_wait_for(
@@ -403,7 +368,7 @@ def test_programs_that_a_rank_has_started_end_with_it(ddptrain: ForkServer, idx:
     output = ddptrain.run(*argv, first=WITH_CHILD, code=137).output()
     children = [int(pid) for pid in re.findall(r"child (\d+) of its rank", output)]
     assert len(children) == 2
-    wait_until(lambda: all(process_state(pid) in ("", "Z") for pid in children), "the children to end")
+    wait_until(lambda: all(proc.state(pid) in ("", "Z") for pid in children), "the children to end")
 
 
 @pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
@@ -412,23 +377,6 @@ def test_sigusr1_to_a_run_ends_nothing(ddptrain: ForkServer, idx: Path, verb: tu
     run.at_step(2)
     os.kill(run.pid, signal.SIGUSR1)
     assert run.wait() == 0, run.output()
-
-
-def test_a_full_log_directory_does_not_end_the_run(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    (tmp_path / "rank-0.log").symlink_to("/dev/full")
-    run = ddptrain.run("launch", "--nproc-per-node", 2, "--log-dir", tmp_path, *SMALL, "--data-dir", idx)
-    assert "[n0r0] finished" in run.output()
-    assert f"warning: --log-dir: {tmp_path} takes no output" in run.output()
-
-
-@pytest.mark.soak
-def test_each_ranks_output_has_its_rank_and_a_log_file(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    run = ddptrain.run(
-        "launch", "--nproc-per-node", 2, "--log-dir", tmp_path, *SMALL, "--data-dir", idx / "absent", code=66
-    )
-    assert "[n0r0] error: " in run.output()
-    assert "[n0r1] error: " in run.output()
-    assert all("error: " in (tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1))
 
 
 def test_the_last_lines_of_a_launch_are_the_root_cause(ddptrain: ForkServer, idx: Path) -> None:
@@ -441,12 +389,6 @@ def test_the_last_lines_of_a_launch_are_the_root_cause(ddptrain: ForkServer, idx
     assert crashed[-3] == "root cause: rank 1, exit code 1, RuntimeError: crash injected by --chaos"
     assert crashed[-2].startswith("at:    step 6, phase train, where trainer.py:")
     assert crashed[-1] == "next:  the traceback of rank 1 is in the output above"
-
-
-def test_the_last_lines_of_a_launch_are_json_if_the_log_is(ddptrain: ForkServer, idx: Path) -> None:
-    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--log-format", "json")
-    lines = ddptrain.run(*command, "--chaos", "kill:1:7", code=137).output().splitlines()
-    assert [json.loads(line)["message"].split(":")[0] for line in lines[-4:]] == ["root cause", "at", "hint", "next"]
 
 
 @pytest.mark.parametrize("how", ["spawn", "prefork"])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ddprun import proc
 from ddprun.launcher import orphans
-from ddprun.launcher.hang_detector import process_state
 from ddprun.launcher.orphans import SHARED_MEMORY
 from tests.ddptrain.runs import ForkServer, wait_until
 
@@ -94,12 +94,12 @@ def test_processes_that_ranks_leave_behind_end_with_the_run(
         assert run.wait() == code, run.output()
         pids = left(run.output())
         assert len(pids) == 8
-        assert [pid for pid in pids if process_state(pid) not in ("", "Z")] == []
+        assert [pid for pid in pids if proc.state(pid) not in ("", "Z")] == []
         assert foreign.exists() == (how == "wait")
         ranks = re.findall(r"shared (\d+)", run.output())
         assert len(ranks) == 2 and not [pid for pid in ranks if list(SHARED_MEMORY.glob(f"torch_{pid}_*"))]
         [server] = re.findall(r"server (\d+)", run.output())
-        assert process_state(int(server)) not in ("", "Z")
+        assert proc.state(int(server)) not in ("", "Z")
         os.kill(int(server), signal.SIGKILL)
     finally:
         foreign.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def test_workers_and_shared_memory_of_a_killed_rank_do_not_stay(ddptrain: ForkSe
     script.write_text(WORKERS)
     output = ddptrain.run(script, module="ddprun", code=137).output()
     assert len(left(output)) >= 2  # a worker and a manager
-    assert [pid for pid in left(output) if process_state(pid) not in ("", "Z")] == []
+    assert [pid for pid in left(output) if proc.state(pid) not in ("", "Z")] == []
     [(rank, files)] = re.findall(r"shared (\d+) (\d+)", output)
     assert int(files) > 0
     assert [file for pid in (rank, *left(output)) for file in SHARED_MEMORY.glob(f"torch_{pid}_*")] == []

@@ -7,8 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.ddprun.resilience.scripts import two_nodes
 from tests.ddptrain.runs import ForkServer, Run, wait_until
-from tests.processes import free_port
 
 SCRIPT = """
 import os, sys, time
@@ -52,12 +52,7 @@ def test_node_zero_shows_the_pace_the_wait_for_data_and_the_memory_of_all_ranks(
 ) -> None:
     script, go = tmp_path / "train.py", tmp_path / "go"
     script.write_text(SCRIPT)
-    common: dict[str, object] = {
-        "PET_NNODES": 2, "PET_NPROC_PER_NODE": 2, "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": free_port(),
-        "DDPJOB_PROGRESS_PORT": free_port(),
-    }  # fmt: skip
-    runs = [ddptrain.start(script, go, env=common | {"PET_NODE_RANK": node}, module="ddprun") for node in (0, 1)]
-    runs[0].progress_port = int(str(common["DDPJOB_PROGRESS_PORT"]))
+    runs = two_nodes(ddptrain, script, go, ranks=2)
 
     def all_paces() -> dict[str, Any] | None:
         assert not runs[0].ended, runs[0].output()

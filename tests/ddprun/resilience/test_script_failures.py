@@ -58,103 +58,36 @@ def test_report_says_whether_its_step_is_the_last_that_was_completed(
     assert (message["step"], message.get("exact")) == expected
 
 
-def summary(message: dict[str, Any]) -> tuple[str, str, str]:
-    return message["exception"], message["message"], message["where"]
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "expected"),
-    [
-        pytest.param(
-            "    traceback.print_exc()\n    sys.exit(1)",
-            1,
-            ("ValueError", "sample 17 has 3 channels; rank 0 called sys.exit(1)", "train.py:3"),
-            id="number",
-        ),
-        pytest.param(
-            "    sys.exit(f'failed: {error}')",
-            1,
-            (
-                "ValueError",
-                "sample 17 has 3 channels; rank 0 called sys.exit('failed: sample 17 has 3 channels')",
-                "train.py:3",
-            ),
-            id="text",
-        ),
-        pytest.param(
-            "    try:\n        sys.exit(4)\n    except SystemExit as leaving:\n        sys.exit(leaving.code)",
-            4,
-            ("ValueError", "sample 17 has 3 channels; rank 0 called sys.exit(4)", "train.py:3"),
-            id="exit-of-exit",
-        ),
-        pytest.param("    pass\nsys.exit(3)", 3, ("SystemExit", "rank 0 called sys.exit(3)", "train.py:9"), id="later"),
-        pytest.param(
-            "    raise SystemExit('no such model') from None",
-            1,
-            ("SystemExit", "rank 0 called sys.exit('no such model')", "train.py:8"),
-            id="from-none",
-        ),
-    ],
-)
-def test_exception_whose_handler_calls_sys_exit_is_reported(
-    ddptrain: ForkServer, tmp_path: Path, text: str, code: int, expected: tuple[str, str, str]
-) -> None:
-    body = f"import sys, traceback\ntry:\n    fail()\nexcept Exception as error:\n{text}\n"
-    message = report(ddptrain, tmp_path, FAIL + body, code)
-    assert summary(message) == expected
-    assert (message["code"], message["cause"]) == (code, "own")
-
-
-def test_exception_that_a_library_turns_into_sys_exit_is_reported_at_the_line_of_the_script(
-    ddptrain: ForkServer, tmp_path: Path
-) -> None:
-    text = (
-        "import argparse\n"
-        "parser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float)\n"
-        "parser.parse_args(['--lr', 'x'])\n"
-    )
-    said = "argument --lr: invalid float value: 'x'; rank 0 called sys.exit(2)"
-    assert summary(report(ddptrain, tmp_path, text, 2)) == ("ArgumentError", said, "train.py:4")
-
-
-@pytest.mark.parametrize("line", ["sys.exit(3)", "raise ValueError('step failed') from error", "{}['clean up']"])
-def test_rank_whose_handler_of_a_lost_peer_fails_is_not_the_cause(
-    ddptrain: ForkServer, tmp_path: Path, line: str
-) -> None:
-    text = (
-        "import os, sys\nimport torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "if dist.get_rank() == 1:\n    os._exit(0)\n"
-        f"try:\n    dist.barrier()\nexcept RuntimeError as error:\n    print('lost:', error)\n    {line}\n"
-    )
-    failed = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, text), code=1)
-    assert (failed.message()["rank"], failed.message()["kind"]) == (1, "ExitedEarly"), failed.output()
-
-
 QUOTED = r"own line\n\nTraceback (most recent call last):\n  File \"x.py\", line 3, in f\nOther: not the cause"
 OWN = 'own line\n\nTraceback (most recent call last):\n  File "x.py", line 3, in f\nOther: not the cause'
-
-
-@pytest.mark.parametrize(
-    ("line", "exception", "said"),
-    [
-        ("raise MemoryError", "MemoryError", "no message, raised by `raise MemoryError`"),
-        ("next(iter([]))", "StopIteration", "no message, raised by `next(iter([]))`"),
-        ("assert 3 == 4", "AssertionError", "no message, raised by `assert 3 == 4`"),
-        ("exec('raise MemoryError')", "MemoryError", "no message, raised by `exec('raise MemoryError')`"),
-        ("{}['x']", "KeyError", "'x'"),
-        (f'raise ValueError("{QUOTED}")', "ValueError", OWN),
-        ("import ast; ast.literal_eval('a b')", "SyntaxError", "invalid syntax (<unknown>, line 1)"),
-        ("for each in []", "SyntaxError", "expected ':'"),
-        ("error = ValueError('bad'); error.__notes__ = ['sample 17']; raise error", "ValueError", "bad\nsample 17"),
-    ],
-)
-def test_message_is_the_exceptions_own_and_the_place_the_scripts(
-    ddptrain: ForkServer, tmp_path: Path, line: str, exception: str, said: str
-) -> None:
-    assert summary(report(ddptrain, tmp_path, f"\n{line}\n")) == (exception, said, "train.py:2")
-
-
+HANDLED = f"{FAIL}import sys, traceback\ntry:\n    fail()\nexcept Exception as error:\n"
+SAID = "sample 17 has 3 channels"
+EXITS = {
+    "number": (f"{HANDLED}    traceback.print_exc()\n    sys.exit(1)\n", 1,
+               ("ValueError", f"{SAID}; rank 0 called sys.exit(1)", "train.py:3")),
+    "text": (f"{HANDLED}    sys.exit(f'failed: {{error}}')\n", 1,
+             ("ValueError", f"{SAID}; rank 0 called sys.exit('failed: {SAID}')", "train.py:3")),
+    "exit-of-exit": (f"{HANDLED}    try:\n        sys.exit(4)\n    except SystemExit as leaving:\n"
+                     "        sys.exit(leaving.code)\n", 4,
+                     ("ValueError", f"{SAID}; rank 0 called sys.exit(4)", "train.py:3")),
+    "later": (f"{HANDLED}    pass\nsys.exit(3)\n", 3, ("SystemExit", "rank 0 called sys.exit(3)", "train.py:9")),
+    "from-none": (f"{HANDLED}    raise SystemExit('no such model') from None\n", 1,
+                  ("SystemExit", "rank 0 called sys.exit('no such model')", "train.py:8")),
+    "library": ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float)\n"
+                "parser.parse_args(['--lr', 'x'])\n", 2,
+                ("ArgumentError", "argument --lr: invalid float value: 'x'; rank 0 called sys.exit(2)", "train.py:4")),
+}  # fmt: skip
+LINES = {
+    "raise MemoryError": ("MemoryError", "no message, raised by `raise MemoryError`"),
+    "next(iter([]))": ("StopIteration", "no message, raised by `next(iter([]))`"),
+    "assert 3 == 4": ("AssertionError", "no message, raised by `assert 3 == 4`"),
+    "exec('raise MemoryError')": ("MemoryError", "no message, raised by `exec('raise MemoryError')`"),
+    "{}['x']": ("KeyError", "'x'"),
+    f'raise ValueError("{QUOTED}")': ("ValueError", OWN),
+    "import ast; ast.literal_eval('a b')": ("SyntaxError", "invalid syntax (<unknown>, line 1)"),
+    "for each in []": ("SyntaxError", "expected ':'"),
+    "error = ValueError('bad'); error.__notes__ = ['sample 17']; raise error": ("ValueError", "bad\nsample 17"),
+}
 IN_WORKER = """
 import concurrent.futures, multiprocessing, torch
 class Samples:
@@ -171,32 +104,51 @@ LOADER = "next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1)))"
 POOL = "with multiprocessing.Pool(1) as pool: pool.map(work, [0])"
 EXECUTOR = "with concurrent.futures.ProcessPoolExecutor(1) as pool: pool.submit(work, 0).result()"
 SPAWN = "torch.multiprocessing.spawn(work, nprocs=1)"
+WORKERS = [
+    (LOADER, "raise ValueError('sample 17')", "ValueError", "sample 17"),
+    (LOADER, "{}['x']", "KeyError", "'x'"),
+    (LOADER, "raise MemoryError", "MemoryError", "no message, raised by `raise MemoryError`"),
+    (LOADER, f'raise ValueError("{QUOTED}")', "ValueError", OWN),
+    (LOADER, "b'\\xff'.decode()", "RuntimeError",
+     "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+    (POOL, "raise ValueError('sample 17')", "ValueError", "sample 17"),
+    (EXECUTOR, "raise ValueError('sample 17')", "ValueError", "sample 17"),
+    (SPAWN, "raise ValueError('sample 17')", "ProcessRaisedException", "ValueError: sample 17"),
+]  # fmt: skip
+SECOND = "try: {}['x']\n        except KeyError: raise ValueError('sample 17')"
+GROUP = (
+    "import asyncio\nasync def load(number):\n    raise ValueError(f'sample {number}')\n"
+    "async def main():\n    async with asyncio.TaskGroup() as group:\n"
+    "        for number in (17, 18, 19): group.create_task(load(number))\nasyncio.run(main())\n"
+)
+NESTED = "raise BaseExceptionGroup('outer', [ExceptionGroup('inner', [KeyError('x')]), SystemExit(3)])\n"
+FROM = {
+    "RuntimeError('step failed') from error": f"step failed; caused by ValueError: {SAID} (train.py:3)",
+    "RuntimeError(f'step failed: {error}') from error": f"step failed: {SAID}",
+    "RuntimeError('step failed')": "step failed",
+}
+RAISING = f"{FAIL}try:\n    fail()\nexcept ValueError as error:\n    raise "
+FAILURES = [
+    *(pytest.param(*row, id=name) for name, row in EXITS.items()),
+    *((f"\n{line}\n", 1, (*found, "train.py:2")) for line, found in LINES.items()),
+    *((IN_WORKER % (line, start), 1, (kind, said, "train.py:7")) for start, line, kind, said in WORKERS),
+    (IN_WORKER % (SECOND, LOADER), 1, ("ValueError", "sample 17", "train.py:8")),
+    *((f"{RAISING}{raised}\n", 1, ("RuntimeError", said, "train.py:7")) for raised, said in FROM.items()),
+    (GROUP, 1, ("ValueError", "sample 17; and 2 more in the ExceptionGroup 'unhandled errors in a TaskGroup'",
+                "train.py:3")),
+    (NESTED, 1, ("KeyError", "'x'; and 1 more in the BaseExceptionGroup 'outer'", "train.py:1")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("start", "line", "exception", "said"),
-    [
-        (LOADER, "raise ValueError('sample 17')", "ValueError", "sample 17"),
-        (LOADER, "{}['x']", "KeyError", "'x'"),
-        (LOADER, "raise MemoryError", "MemoryError", "no message, raised by `raise MemoryError`"),
-        (LOADER, f'raise ValueError("{QUOTED}")', "ValueError", OWN),
-        (LOADER, "b'\\xff'.decode()", "RuntimeError", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in "
-         "position 0: invalid start byte"),
-        (POOL, "raise ValueError('sample 17')", "ValueError", "sample 17"),
-        (EXECUTOR, "raise ValueError('sample 17')", "ValueError", "sample 17"),
-        (SPAWN, "raise ValueError('sample 17')", "ProcessRaisedException", "ValueError: sample 17"),
-    ],
-)  # fmt: skip
-def test_error_in_a_worker_process_is_reported_as_the_worker_saw_it(
-    ddptrain: ForkServer, tmp_path: Path, *, start: str, line: str, exception: str, said: str
+@pytest.mark.parametrize(("text", "code", "expected"), FAILURES)
+def test_failure_is_reported_with_its_exception_message_and_line(
+    ddptrain: ForkServer, tmp_path: Path, text: str, code: int, expected: tuple[str, str, str]
 ) -> None:
-    message = report(ddptrain, tmp_path, IN_WORKER % (line, start))
-    assert summary(message) == (exception, said, "train.py:7")
-
-
-def test_exception_of_a_worker_that_follows_another_is_the_last(ddptrain: ForkServer, tmp_path: Path) -> None:
-    lines = "try: {}['x']\n        except KeyError: raise ValueError('sample 17')"
-    assert summary(report(ddptrain, tmp_path, IN_WORKER % (lines, LOADER))) == ("ValueError", "sample 17", "train.py:8")
+    if "ExceptionGroup" in text + expected[1] and sys.version_info < (3, 11):
+        pytest.skip("exception groups")
+    message = report(ddptrain, tmp_path, text, code)
+    assert (message["exception"], message["message"], message["where"]) == expected
+    assert (message["code"], message["cause"]) == (code, "own")
 
 
 def test_error_of_torch_in_a_worker_is_reported_at_the_line_that_took_the_batch(
@@ -211,40 +163,18 @@ def test_error_of_torch_in_a_worker_is_reported_at_the_line_that_took_the_batch(
     assert message["where"] == "train.py:3"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups")
-def test_group_is_reported_by_its_first_exception_and_the_number_of_others(
-    ddptrain: ForkServer, tmp_path: Path
+@pytest.mark.parametrize("line", ["sys.exit(3)", "raise ValueError('step failed') from error", "{}['clean up']"])
+def test_rank_whose_handler_of_a_lost_peer_fails_is_not_the_cause(
+    ddptrain: ForkServer, tmp_path: Path, line: str
 ) -> None:
     text = (
-        "import asyncio\n"
-        "async def load(number):\n    raise ValueError(f'sample {number}')\n"
-        "async def main():\n    async with asyncio.TaskGroup() as group:\n"
-        "        for number in (17, 18, 19): group.create_task(load(number))\n"
-        "asyncio.run(main())\n"
+        "import os, sys\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1:\n    os._exit(0)\n"
+        f"try:\n    dist.barrier()\nexcept RuntimeError as error:\n    print('lost:', error)\n    {line}\n"
     )
-    said = "sample 17; and 2 more in the ExceptionGroup 'unhandled errors in a TaskGroup'"
-    assert summary(report(ddptrain, tmp_path, text)) == ("ValueError", said, "train.py:3")
-    nested = "raise BaseExceptionGroup('outer', [ExceptionGroup('inner', [KeyError('x')]), SystemExit(3)])\n"
-    said = "'x'; and 1 more in the BaseExceptionGroup 'outer'"
-    assert summary(report(ddptrain, tmp_path, nested)) == ("KeyError", said, "train.py:1")
-
-
-@pytest.mark.parametrize(
-    ("raised", "said"),
-    [
-        (
-            "RuntimeError('step failed') from error",
-            "step failed; caused by ValueError: sample 17 has 3 channels (train.py:3)",
-        ),
-        ("RuntimeError(f'step failed: {error}') from error", "step failed: sample 17 has 3 channels"),
-        ("RuntimeError('step failed')", "step failed"),
-    ],
-)
-def test_exception_raised_from_another_names_that_and_its_place(
-    ddptrain: ForkServer, tmp_path: Path, raised: str, said: str
-) -> None:
-    text = f"{FAIL}try:\n    fail()\nexcept ValueError as error:\n    raise {raised}\n"
-    assert summary(report(ddptrain, tmp_path, text)) == ("RuntimeError", said, "train.py:7")
+    failed = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, text), code=1)
+    assert (failed.message()["rank"], failed.message()["kind"]) == (1, "ExitedEarly"), failed.output()
 
 
 CRASH = "import ctypes\nctypes.string_at(0)\n"
@@ -326,7 +256,8 @@ def test_killed_worker_of_a_data_loader_is_named_with_its_signal(
 
 def test_error_of_the_program_beside_workers_that_live_stays_as_it_is(ddptrain: ForkServer, tmp_path: Path) -> None:
     text = KILLED_WORKER.replace("if index == 4", "if False") % "next(batches)\nraise ValueError('sample 17')"
-    assert summary(report(ddptrain, tmp_path, text)) == ("ValueError", "sample 17", "train.py:13")
+    message = report(ddptrain, tmp_path, text)
+    assert (message["message"], message["where"]) == ("sample 17", "train.py:13")
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_replays_of_a_recorded_step_are_signs_of_life_and_no_steps(monkeypatch: 
     files = Diagnostics.create(0)
     heartbeat = Heartbeat(files.memory())
     monkeypatch.setattr(script_interface, "_state", script_interface._State())
-    script_interface.begin(Progress(1, ""), heartbeat, Settings())
+    script_interface.begin(Progress(1), heartbeat, Settings())
     heartbeat.mark("train", 3)
     before = files.last_heartbeat()
     _notice_replays(SimpleNamespace(CUDAGraph=CUDAGraph))  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -11,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from tests.ddptrain.builders import SAVING, SMALL, command, node, place
 from tests.ddptrain.runs import ForkServer, Whole, assert_same_end, wait_until
@@ -84,8 +82,6 @@ def test_a_rendezvous_file_of_an_earlier_run_is_refused(ddptrain: ForkServer, id
         (("--init", "tcp://127.0.0.1:29500"), "without --rank"),
         (("--init", "http://x:1", "--rank", 0, "--world-size", 2), "is none of env, tcp://HOST:PORT"),
         (("--init", "file://relative", "--rank", 0, "--world-size", 2), "a file's path is absolute"),
-        (("--rank", 2, "--world-size", 2), "RANK=2 does not exist among WORLD_SIZE=2"),
-        (("--rank", 1), "WORLD_SIZE is not set"),
     ],
 )
 def test_an_impossible_rank_or_rendezvous_is_refused(ddptrain: ForkServer, argv: tuple[object, ...], said: str) -> None:
@@ -105,29 +101,16 @@ def test_a_port_in_use_is_named(ddptrain: ForkServer, idx: Path) -> None:
     assert f"rank 0 cannot listen on port {port}" in run.message()["message"]
 
 
-@pytest.mark.parametrize(
-    ("backend", "said"), [("mpi", "this PyTorch build has no mpi"), ("nccl", "need a GPU each, but it has 0 GPU(s)")]
-)
-def test_a_backend_that_the_build_or_machine_lacks_is_refused(
-    ddptrain: ForkServer, idx: Path, backend: str, said: str
-) -> None:
-    if backend == "mpi" and dist.is_mpi_available():
-        pytest.skip("this build has MPI")
-    argv = ("train", *SMALL, "--data-dir", idx, "--backend", backend, "--device", "cpu")
-    assert said in ddptrain.run(*argv, env={"CUDA_VISIBLE_DEVICES": ""}, code=71).output()
-
-
 @pytest.mark.soak
 def test_spawned_ranks_train_like_forked_ones_and_write_their_logs(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    more = ("--how", "spawn", "--log-dir", tmp_path / "logs", "--log-format", "json")
+    more = ("--how", "spawn", "--log-dir", tmp_path / "logs")
     run = ddptrain.run(*command(2, idx, tmp_path / "spawned", *more))
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "spawned")
-    lines = [json.loads(line) for line in run.output().splitlines()]
-    assert {line["rank"] for line in lines} == {0}
-    assert any("finished: test accuracy" in line["message"] for line in lines)
-    assert (tmp_path / "logs" / "rank-0.log").read_text().splitlines() == run.output().splitlines()
+    assert "[n0r0] finished: test accuracy" in run.output()
+    logged = (tmp_path / "logs" / "rank-0.log").read_text().splitlines()
+    assert [f"[n0r0] {line}" for line in logged] == run.output().splitlines()
 
 
 def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServer, idx: Path) -> None:
@@ -138,7 +121,7 @@ def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServe
 
 @pytest.mark.soak
 def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole) -> None:
-    argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun", "--show-env"))
+    argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun"))
     done = subprocess.run(
         [sys.executable, "-m", "ddptrain", *argv],
         capture_output=True, text=True, timeout=300, check=False,
@@ -146,38 +129,16 @@ def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Wh
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "torchrun")
-    shown = [line.split() for line in done.stdout.splitlines() if line.startswith("environment: ")]
-    assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=1"]
-    assert all({"GROUP_RANK=0", "ROLE_WORLD_SIZE=2", "TORCHELASTIC_RESTART_COUNT=0"} <= set(words) for words in shown)
 
 
 def test_max_restarts_starts_the_ranks_again_and_they_resume(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--log-format", "json", "--show-env")
-    run = ddptrain.run(*command(2, idx, tmp_path / "cut", *more))
-    said = [json.loads(line) for line in run.output().splitlines()]
-    own = [line["message"] for line in said if line["rank"] is None]
-    assert own
-    assert own[0].startswith("restart 1 of 1: rank 1 was killed by SIGKILL")
-    shown = [line["message"].split() for line in said if line["message"].startswith("environment: ")]
-    assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=0", "RANK=1", "RANK=1"]
-    assert sum("TORCHELASTIC_RESTART_COUNT=1" in words for words in shown) == 2
+    run = ddptrain.run(*command(2, idx, tmp_path / "cut", "--max-restarts", 1, "--chaos", "kill:1:11"))
+    lines = run.output().splitlines()
+    assert any(line.startswith("restart in place 1 of 1: node 0: rank 1 was killed by SIGKILL") for line in lines)
     assert run.message()["resumedFrom"] == place(1, 9)
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "cut")
-
-
-@pytest.mark.soak
-def test_after_max_restarts_the_last_failure_is_reported(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    run = ddptrain.run("launch", "--nproc-per-node", 2, "--max-restarts", 1, *SMALL, "--data-dir", tmp_path, code=66)
-    assert run.output().count("restart 1 of 1") == 1
-    assert "train-images" in run.message()["message"]
-
-
-def test_a_failure_that_would_repeat_is_not_restarted(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    argv = ("--optimizer", "sgd", "--lr", 900, "--max-restarts", 3)
-    run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, *argv, code=79)
-    assert "restart 1 of" not in run.output()
 
 
 def test_a_node_that_received_sigterm_is_not_restarted(ddptrain: ForkServer, idx: Path) -> None:
@@ -187,7 +148,7 @@ def test_a_node_that_received_sigterm_is_not_restarted(ddptrain: ForkServer, idx
     run.stop()
     os.kill(run.ranks()[1], signal.SIGKILL)
     assert run.wait() == 137, run.output()
-    assert "restart 1 of 1" not in run.output()
+    assert "restart in place 1 of 1" not in run.output()
 
 
 @pytest.mark.parametrize(
@@ -218,11 +179,6 @@ def test_an_unwritable_log_file_is_refused_before_that_rank_starts(
     argv = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--log-dir", tmp_path)
     run = ddptrain.run(*argv, code=2)
     assert "rank-1.log cannot be written: Is a directory" in run.message()["message"]
-
-
-def test_negative_max_restarts_is_refused(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.run("launch", "--max-restarts", -1, *SMALL, "--data-dir", idx, code=2)
-    assert "--max-restarts: -1 is below 0" in run.output()
 
 
 def test_max_restarts_on_one_of_several_nodes_is_refused(ddptrain: ForkServer, idx: Path) -> None:

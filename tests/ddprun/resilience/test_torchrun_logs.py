@@ -14,7 +14,6 @@ from tests.torchrun import FAULT_LINE, SCRIPT, VALUE_ERROR
 pytestmark = pytest.mark.together
 
 MESSAGE = "sample 17 has 3 channels, expected 1"
-THROW = "ctypes.CDLL('libstdc++.so.6')._ZSt20__throw_length_errorPKc(b'no such size')"
 
 
 def node_logs(
@@ -69,33 +68,3 @@ def test_recorded_exception_is_within_the_kubelets_part_of_the_log(ddptrain: For
         assert (found.cause, found.rank, found.where) == ("own", 1, f"{script}:{FAULT_LINE}")
         assert (found.exception, found.message, found.signal) == ("ValueError", MESSAGE, None)
     assert read(first).cause == read(kubelets(first)).cause == "peer"
-
-
-@pytest.mark.soak
-def test_rank_that_a_cpp_exception_aborted_is_named_with_its_text(ddptrain: ForkServer, tmp_path: Path) -> None:
-    _, (log,) = node_logs(ddptrain, tmp_path, THROW, victims="1")
-    found = read(log)
-    assert (found.cause, found.rank, found.signal) == ("own", 1, 6)
-    assert (found.exception, found.message) == ("length_error", "no such size")
-    assert (read(kubelets(log)).rank, read(kubelets(log)).signal) == (1, 6)
-
-
-@pytest.mark.soak
-def test_segmentation_fault_is_named_with_the_line_that_faulthandler_shows(
-    ddptrain: ForkServer, tmp_path: Path
-) -> None:
-    script, (log,) = node_logs(ddptrain, tmp_path, "ctypes.string_at(0)", victims="1", record=True)
-    found = read(log)
-    assert (found.cause, found.rank, found.signal, found.exception) == ("own", 1, 11, None)
-    assert found.where == f"{script}:{FAULT_LINE}"
-    part = read(kubelets(log))
-    assert (part.cause, part.rank, part.signal) == ("own", 1, 11)
-
-
-@pytest.mark.soak
-def test_several_killed_ranks_of_one_node(ddptrain: ForkServer, tmp_path: Path) -> None:
-    _, (log,) = node_logs(ddptrain, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", victims="0 1")
-    for text in (log, kubelets(log)):
-        found = read(text)
-        assert (found.cause, found.signal, found.exit_code, found.exception) == ("own", 9, None, None)
-        assert found.rank in (0, 1)

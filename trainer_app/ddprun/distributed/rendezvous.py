@@ -160,7 +160,6 @@ class Rendezvous:
             raise PeerLost(f"rank 0 left before all ranks were present: {verdict['message']}")
 
     def _check_presence(self, store: Store, backend: str) -> None:
-        """Wait, on rank 0, until all ranks are present and agree."""
         ranks, waiting = self.ranks, set(range(self.ranks.world_size))
         while True:
             for rank in [rank for rank in sorted(waiting) if store.check([f"present/{rank}"])]:

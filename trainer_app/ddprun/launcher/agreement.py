@@ -1,6 +1,7 @@
 """One launcher's part in the agreement on restarts in place: carries out what the pure functions of ``lives`` decide.
 
-Node 0 has the leader's part, too, and is a follower of itself without a connection.
+Node 0 has the leader's part, too, and is a follower of itself without a connection. The supervisor of a life says what
+happens to its ranks, and asks what is agreed on.
 """
 
 import collections
@@ -8,40 +9,52 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddprun.distributed.topology import Ranks, free_port, number_of
 from ddprun.files import Json
 from ddprun.launcher import lives
-from ddprun.launcher.life_messages import Blamed, Life
+from ddprun.launcher.hang_detector import WorkMeter
+from ddprun.launcher.life_messages import (
+    Abort,
+    Blamed,
+    Done,
+    End,
+    Failed,
+    Failure,
+    Life,
+    Message,
+    Ready,
+    Release,
+    Start,
+    Stop,
+    Working,
+)
 from ddprun.launcher.lives import (
     ChoosePort,
-    Close,
-    EndRanks,
     Event,
-    Exit,
     Follower,
     Leader,
-    LeaveAlone,
     Limits,
-    OtherVersion,
     PortChosen,
     Progressed,
     Received,
     Send,
-    StartRanks,
     Tick,
 )
+from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
+from ddprun.launcher.processes import WorkerProcess, launcher_line
+from ddprun.reporting.termination import Report
 
 GRANT = "DDPJOB_INPLACE_RESTARTS"
 _MOST_GRANTED = 10**6
 _TICK = 0.5  # seconds
 _STARTING_TICK = 0.05  # seconds, until a later life has made its first step
 _GPU_LIMITS = {"ready": 60.0, "first_step": 120.0}  # the driver releases memory and makes contexts in seconds
+_WORK_INTERVAL = 2.0  # seconds between looks at whether the ranks of a later life work
 _KEPT = 5
-Order = StartRanks | EndRanks | LeaveAlone | Exit | OtherVersion
 
 
 def granted(env: Mapping[str, str] = os.environ) -> int:
@@ -82,48 +95,60 @@ class EndedLife:
 class Agreement:
     """The launchers of a group as this one sees them, through all lives of an attempt.
 
+    Args:
+        grant: how many restarts in place there may be; with 0 this launcher takes no part: each node ends by itself.
+
     Attributes:
         orders: what this launcher is to do, until it takes them.
-        is_complete: of node 0: all launchers take part, so ranks can be restarted in place.
+        number: of the life that is supervised.
+        next_life: what follows the end of its ranks; None for no restart in place.
+        exit: why the attempt ends; None if it does not, or not by the agreement.
+        must_end: its ranks are to end, and ``ended`` is to be called when none is left.
     """
 
-    def __init__(self, ranks: Ranks, peers: Peers, grant: int, *, gpus: bool = False) -> None:
+    def __init__(self, ranks: Ranks, peers: Peers, grant: int, progress: NodeProgress, *, gpus: bool = False) -> None:
         now, life = time.monotonic(), Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
         limits = Limits(grant, **_GPU_LIMITS) if gpus else Limits(grant)
-        self._peers, self._next_tick = peers, now
+        self._peers, self._next_tick, self._nnodes, self._is_granted = peers, now, ranks.nnodes, grant > 0
+        self._progress = progress
         self._follower = Follower(secrets.token_hex(8), life, joined=peers.is_leader, heard=now, ticked=now)
         self._leader = Leader(ranks.nnodes, limits, life, began=now, ticked=now) if peers.is_leader else None
         self._for_leader: collections.deque[Event] = collections.deque()
         self._for_follower: collections.deque[Event] = collections.deque()
         self._ended: list[EndedLife] = []
         self._failed_at = now
-        self._others: set[OtherVersion] = set()  # which are known
-        self.orders: collections.deque[Order] = collections.deque()
+        self.orders: collections.deque[Message] = collections.deque()
+        self.begin(1)
         if self._leader:
-            self.tell(lives.Connected())
+            self._tell(lives.Connected())
 
-    @property
-    def number(self) -> int:
-        """The number of the current life."""
-        return self._follower.life.number
+    def begin(self, number: int) -> None:
+        """Begin to supervise the life with this number."""
+        self.number, self._work, self._next_look = number, WorkMeter(), 0.0
+        self.next_life: Start | None = None
+        self.exit: End | None = None
+        self.must_end = False
 
     @property
     def is_over(self) -> bool:
-        """Whether no other life follows."""
-        return self._follower.is_over
+        """Whether nothing more will be agreed on."""
+        return not self._is_granted or self._follower.is_over
 
     @property
-    def is_complete(self) -> bool:
-        return self._leader is not None and len(self._leader.seats) == self._leader.nnodes
+    def is_released(self) -> bool:
+        """Whether each node ends by itself; while ranks run, because all of another node have succeeded."""
+        return self._is_granted and self._follower.is_over
 
     @property
     def has_joined(self) -> bool:
         """Whether the leader decides what follows a failure."""
-        return self._follower.joined and not self.is_over
+        return self._is_granted and self._follower.joined and not self.is_over
 
     @property
     def longest_wait(self) -> float:
         """Seconds until ``turn`` is to be called again."""
+        if not self._is_granted:
+            return float("inf")
         return 0.05 if self._peers.seeks_leader else self._tick
 
     @property
@@ -134,33 +159,86 @@ class Agreement:
 
     def reports(self) -> Json:
         """Of node 0: return the fields ``life`` and ``lives`` of the reports; empty on other nodes."""
-        if self._leader is None:
+        if self._leader is None or not self._is_granted:
             return {}
         return {"life": self._leader.life.number, "lives": [life.report for life in self._ended]}
 
-    def tell(self, event: Event) -> None:
-        """Tell what happened on this node, and carry out what follows."""
-        self._for_follower.append(event)
-        self._carry_out()
+    def failed(self, report: Report) -> None:
+        """Tell that a rank of this node has failed, and why."""
+        self._tell_progress()
+        self._tell(Failed(self._follower.life, Failure.of_report(report)))
 
-    def progressed(self, life: int, mark: int) -> None:
-        """Of node 0: tell how far the ranks of a life are, which may be over."""
-        if self._leader:
-            self._for_leader.append(Progressed(life, mark))
+    def succeeded(self) -> None:
+        """Tell that all ranks of this node have succeeded."""
+        self._tell(Done(self._follower.life))
+
+    def ended(self, *, healthy: bool, failure: Failure | None) -> None:
+        """Tell that no process of this life is left, or that some are."""
+        self.must_end = False
+        self._tell(Ready(self._follower.life, healthy, failure))
+
+    def told_to_stop(self) -> None:
+        """Tell that a stop signal has come, and was passed on to the ranks."""
+        self._tell(Stop(self._follower.life))
+
+    def turn(self, workers: Sequence[WorkerProcess]) -> bool:
+        """Hear what the launchers of the group agree on. Returns whether the ranks are to be killed."""
+        if not self._is_granted:
+            return False
+        missing = self.missing
+        if self._hear():
+            self._tell_progress()
+            self._tell_work(workers)
+        if missing and not self.missing:
+            launcher_line(f"all {self._nnodes} launchers take part in restarts in place")
+        return self.obey()
+
+    def obey(self) -> bool:
+        """Take what is agreed on this life; what follows its end is for the next one. Returns as ``turn``."""
+        kills = False
+        while self.orders and self.next_life is None:
+            match order := self.orders.popleft():
+                case Abort():
+                    self.must_end = kills = True
+                case End():
+                    self.exit, kills = order, True
+                case Start():
+                    self.next_life = order
+                case Release() if order.reason:
+                    ends = "this attempt ends on all nodes, and a new one follows if the job has restarts left"
+                    launcher_line(f"no restart in place: {order.reason}; {ends}")
+        return kills
+
+    @property
+    def missing(self) -> int:
+        """Of node 0: how many launchers do not take part yet; ranks cannot be restarted in place without them."""
+        return self._leader.nnodes - len(self._leader.seats) if self._leader else 0
+
+    def _tell(self, event: Event) -> None:
+        if self._is_granted:
+            self._for_follower.append(event)
             self._carry_out()
 
-    def turn(self) -> bool:
-        """Handle what the other launchers have sent, and the time that has passed.
+    def _tell_progress(self) -> None:
+        """Of node 0: tell how far the ranks of the supervised life are; the next one may be agreed on already."""
+        if self._is_granted and self._leader and (mark := self._progress.mark()) is not None:
+            self._for_leader.append(Progressed(self.number, mark))
+            self._carry_out()
 
-        Returns:
-            whether it is time to tell the progress again.
-        """
+    def _tell_work(self, workers: Sequence[WorkerProcess]) -> None:
+        """Tell whether ranks of a later life work before their first step, such as on a large checkpoint."""
+        if self.number == 1 or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _WORK_INTERVAL
+        running = [worker for worker in workers if worker.status is None]
+        is_first = all(worker.diagnostics.last_heartbeat().step == 0 for worker in running)
+        if is_first and self._work.has_grown(running):
+            self._tell(Working(replace(self._follower.life, number=self.number)))
+
+    def _hear(self) -> bool:
+        """Handle what the other launchers have sent, and the time that has passed. Returns whether a tick has come."""
         while self._peers.life_events:
             event = self._peers.life_events.popleft()
-            if isinstance(event, OtherVersion):
-                self.orders += {event} - self._others
-                self._others.add(event)
-                continue
             (self._for_leader if self._leader else self._for_follower).append(event)
         self._carry_out()
         if time.monotonic() >= self._next_tick:  # after what has come meanwhile: it shows who is not silent
@@ -190,8 +268,6 @@ class Agreement:
                     self._for_follower.append(Received(action.message))
                 case Send():
                     self._peers.say(action.message, action.node)
-                case Close():
-                    self._peers.drop(action.node)
                 case ChoosePort():
                     port = None
                     with contextlib.suppress(OSError):
@@ -221,5 +297,5 @@ class Agreement:
                     self._for_leader.append(Received(action.message, 0))
                 case Send():
                     self._peers.say(action.message)
-                case StartRanks() | EndRanks() | LeaveAlone() | Exit():
+                case Message():
                     self.orders.append(action)

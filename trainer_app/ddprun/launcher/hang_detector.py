@@ -10,10 +10,10 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from ddprun import proc
 from ddprun.diagnostics import (
     DUMP_SIGNAL,
     SCRIPT_DUMP_SIGNAL,
@@ -26,10 +26,8 @@ from ddprun.distributed.topology import number_of
 from ddprun.errors import Hang
 from ddprun.heartbeat import RETURNED, HeartbeatRecord, StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
-from ddprun.preload import is_running
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
-from ddprun.signals import catches
 
 _DUMPING = 2.0  # seconds for stacks to arrive, and then for the flight recorder
 _STOPPED = ("T", "t")
@@ -293,7 +291,7 @@ class HangDetector:
         return any(0 < limit <= 2 * pause.place.seconds for limit in limits)
 
     def _is_stalled(self, worker: WorkerProcess, record: HeartbeatRecord, pause: _Pause) -> bool:
-        """Return whether the rank has made no step for longer than an evaluation or a save takes.
+        """Return whether the rank has made no step for longer than a test or a save takes.
 
         Nobody knows how long a program works before its first step and after its last, or whether it makes steps at
         all. There a rank is stalled if its main thread does nothing, for longer.
@@ -302,11 +300,11 @@ class HangDetector:
             return pause.beats.seconds >= max(self._report_after, record.limit, _PAUSES * pause.longest)
         work, little = pause.work, 0.0
         if not worker.has_returned:
-            work, little = main_thread_work(worker.pid), _INTERRUPTIONS
+            work, little = proc.main_thread_work(worker.pid), _INTERRUPTIONS
         elif self._looked >= pause.measured + self.interval:  # other threads may go on
-            tree = [*process_tree(worker.pid)]
-            work, little = sum(map(_cpu_seconds, tree)), _LITTLE
-            if any(map(is_running, tree)):  # or waits for a volume that does not answer
+            tree = [*proc.tree(worker.pid)]
+            work, little = sum(map(proc.cpu_seconds, tree)), _LITTLE
+            if any(map(proc.is_running, tree)):  # or waits for a volume that does not answer
                 work = pause.work + 2 * _LITTLE
             pause.measured = self._looked
         if abs(work - pause.work) > little:
@@ -332,7 +330,7 @@ class HangDetector:
         """
         running = [worker for worker in workers if worker.status is None]
         records = {worker.rank: worker.diagnostics.last_heartbeat() for worker in running}
-        before = {w.rank: (records[w.rank], process_state(_trains(w, records[w.rank]))) for w in running}
+        before = {w.rank: (records[w.rank], proc.state(_trains(w, records[w.rank]))) for w in running}
         asked = [worker for worker in running if not worker.killed_by_us and request_stacks(worker)]
         waited_for = [worker for worker in asked if before[worker.rank][1] not in _STOPPED]
         _wait_until_written(lambda: [worker.diagnostics.dumps()[0] for worker in waited_for])
@@ -378,7 +376,7 @@ def request_stacks(worker: WorkerProcess) -> bool:
     worker.diagnostics.clear_dumps()  # of an earlier alarm
     number = DUMP_SIGNAL if worker.sends_an_ending else SCRIPT_DUMP_SIGNAL
     pid = _trains(worker, worker.diagnostics.last_heartbeat())
-    if not catches(pid, number):
+    if not proc.catches(pid, number):
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -387,18 +385,8 @@ def request_stacks(worker: WorkerProcess) -> bool:
 
 def _trains(worker: WorkerProcess, record: HeartbeatRecord) -> int:
     """Return the process whose steps are the rank's: a process that the script has started, or the rank's own."""
-    is_left = record.process != worker.pid and catches(record.process, SCRIPT_DUMP_SIGNAL)
+    is_left = record.process != worker.pid and proc.catches(record.process, SCRIPT_DUMP_SIGNAL)
     return record.process if is_left else worker.pid
-
-
-def main_thread_work(pid: int) -> int:
-    """Return a number that grows with all that the main thread does: its CPU time, and how often it slept."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        thread = Path(f"/proc/{pid}/task/{pid}")
-        ticks = thread.joinpath("stat").read_text().rpartition(")")[2].split()[11:13]
-        switches = thread.joinpath("status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0]
-        return sum(map(int, (*ticks, switches)))
-    return -1
 
 
 class WorkMeter:
@@ -412,41 +400,9 @@ class WorkMeter:
 
     def has_grown(self, workers: Sequence[WorkerProcess]) -> bool:
         """Return whether they have done more since the call before than processes that wait."""
-        now, processes = time.monotonic(), [pid for worker in workers for pid in process_tree(worker.pid)]
-        used, read = sum(map(_cpu_seconds, processes)), sum(map(_bytes_read, processes))
+        now, processes = time.monotonic(), [pid for worker in workers for pid in proc.tree(worker.pid)]
+        used, read = sum(map(proc.cpu_seconds, processes)), sum(map(proc.bytes_read, processes))
         seconds = now - self._looked
         grown = used - self._used >= _WORKING_CPUS * seconds or read - self._read >= _WORKING_BYTES * seconds
         self._looked, self._used, self._read = now, used, read
         return grown
-
-
-def process_tree(pid: int) -> Iterator[int]:
-    """Yield the process and all that it has started."""
-    yield pid
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                yield from process_tree(int(child))
-
-
-def _cpu_seconds(pid: int) -> float:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-def _bytes_read(pid: int) -> int:
-    """Return what the process has read by calls and, of files that it has mapped, from the disk."""
-    with contextlib.suppress(OSError, ValueError):
-        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        return int(counts.get("rchar", 0)) + int(counts.get("read_bytes", 0))
-    return 0
-
-
-def process_state(pid: int) -> str:
-    """Return the state letter of proc(5): R running, S sleeping, D disk wait, T stopped; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -6,14 +6,13 @@ The termination message names the root cause, not the first peer that noticed.
 import os
 from dataclasses import replace
 
-from ddprun import exit_codes
 from ddprun.distributed.topology import Ranks, bind_free_port, loopback_of
 from ddprun.errors import Stopped, UsageError
 from ddprun.files import make_directory, open_descriptors
 from ddprun.launcher.agreement import granted
 from ddprun.launcher.node_reports import NodeReports
 from ddprun.launcher.peers import take_token
-from ddprun.launcher.processes import LogPrinter
+from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.services import Services
 from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
 from ddprun.reporting import termination
@@ -42,38 +41,31 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         make_directory("--log-dir", options.log_dir)
     token, signals, before = take_token(os.environ), SignalQueue(), open_descriptors()
     if options.how == "prefork" and (reason := options.program.preload()):
-        LogPrinter(settings.log_format).launcher_line(f"each rank starts in an interpreter of its own: {reason}")
+        launcher_line(f"each rank starts in an interpreter of its own: {reason}")
         options = replace(options, how="spawn")
     options = replace(options, opened=open_descriptors() - before)
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
-    reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)
-    grant = 0 if options.max_restarts else granted()
-    services = Services.started(ranks, options.program, LogPrinter(settings.log_format), grant, token)
-    placed, restarts, has_reported = _holding_port(ranks, options), 0, True
+    grant = options.max_restarts or granted()
+    services = Services.started(ranks, options.program, grant, token)
+    placed, number = _holding_port(ranks, options), 1
     while True:
-        if reports and has_reported:
-            reports.set_aside()
-        services.begin(restarts + 1)
-        supervisor = Supervisor(settings, placed, options, signals, reports, services, life=restarts + 1)
+        reports = NodeReports.of_life(settings.checkpoint_dir, ranks, options.log_dir, number)
+        if reports and number == 1:
+            reports.clear()
+        services.begin(number)
+        supervisor = Supervisor(settings, placed, options, signals, reports, services, life=number)
         ending = supervisor.run()
-        message, has_reported = ending.report["message"], supervisor.has_reported
-        if supervisor.next_life is None and (
-            ending.code in {0, *exit_codes.NOT_RESTARTED} or supervisor.stop_signal or restarts >= options.max_restarts
-        ):
+        if (order := services.agreement.next_life) is None:
             break
         supervisor.finish_logs(hurry=True)
-        if (order := supervisor.next_life) is not None:
-            placed, restarts = replace(ranks, master_port=order.port), order.life.number - 1
-            why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
-            supervisor.printer.launcher_line(f"restart in place {restarts} of {grant}: {why}")
-        else:
-            placed, restarts = _holding_port(ranks, options), restarts + 1
-            supervisor.printer.launcher_line(f"restart {restarts} of {options.max_restarts}: {message}")
-    termination.write(ending.report | services.lives(), termination.destination())
+        placed, number = replace(ranks, master_port=order.port), order.life.number
+        why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
+        launcher_line(f"restart in place {number - 1} of {grant}: {why}")
+    termination.write(ending.report | services.agreement.reports(), termination.destination())
     if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
         for line in termination.root_cause_lines(ending.report):
-            supervisor.printer.launcher_line(line)
+            launcher_line(line)
     supervisor.finish_logs(hurry=False)
     return ending
 

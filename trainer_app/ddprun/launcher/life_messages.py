@@ -1,7 +1,7 @@
 """What the launchers of a group say to each other about restarts in place, and its form as JSON.
 
-Each message carries its ``Life``, the fencing token: a message of another job, attempt or life changes nothing.
-Launchers of another VERSION, from another image, exchange none of them.
+Each message carries its ``Life``, the fencing token: a message of another job, attempt or life changes nothing. The
+launcher of a node uses the same classes for what happens to its ranks, and for the orders that it carries out.
 """
 
 import dataclasses
@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeVar
 
 from ddprun.files import Json
 
-VERSION = 2  # raise it with each change of the messages; 0 is a launcher that does not name its version
 _LONGEST_TEXT = 300  # characters; a report of the failure, with its traceback, stays on its node
 _MOST = 2**53
 _T = TypeVar("_T")
@@ -121,8 +120,8 @@ class Ready(Message):
     """
 
     name = "ready"
-    healthy: bool
-    failure: Failure | None
+    healthy: bool = True
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -141,12 +140,12 @@ class Stop(Message):
     """
 
     name = "stop"
-    runs: bool
+    runs: bool = True
 
 
 @dataclass(frozen=True)
 class Start(Message):
-    """To all nodes: start the ranks of this life.
+    """To all nodes, and the order for a node's own launcher: start the ranks of this life.
 
     Attributes:
         port: its MASTER_PORT on node 0.
@@ -160,7 +159,7 @@ class Start(Message):
 
 @dataclass(frozen=True)
 class Abort(Message):
-    """To all nodes: end the ranks of this life."""
+    """To all nodes: kill every process of this life, and answer ``Ready``."""
 
     name = "abort"
 
@@ -179,7 +178,7 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class End(Message):
-    """To all nodes: end the ranks, and exit.
+    """To all nodes: kill the ranks that still run, and exit.
 
     Attributes:
         reason: why there is no other life.
@@ -187,7 +186,7 @@ class End(Message):
 
     name = "end"
     reason: str
-    blamed: Blamed | None
+    blamed: Blamed | None = None
 
 
 _BY_NAME: dict[str, type[Message]] = {
@@ -230,7 +229,6 @@ def _checked(kind: type[_T], fields: dict[str, Any]) -> _T:
 
 
 def _fits(value: object, annotation: Any) -> bool:
-    """Return whether a field may have this value."""
     if type(value) not in _types(annotation):
         return False
     if isinstance(value, str):
@@ -239,5 +237,4 @@ def _fits(value: object, annotation: Any) -> bool:
 
 
 def _types(annotation: Any) -> tuple[type, ...]:
-    """Return the types that an annotation such as ``str | None`` allows."""
     return getattr(annotation, "__args__", None) or (annotation,)

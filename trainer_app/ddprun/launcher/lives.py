@@ -66,14 +66,6 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class OtherVersion:
-    """The launcher of a node, or of the leader, does not speak the VERSION of this one, and takes no part."""
-
-    node: int
-    version: int
-
-
-@dataclass(frozen=True)
 class Tick:
     """Time has passed. Sent at least every second."""
 
@@ -99,58 +91,11 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class RanksFailed:
-    """Of a node: a rank failed."""
-
-    number: int
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class RanksDone:
-    """Of a node: all ranks have succeeded."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class RanksEnded:
-    """Of a node: no process of this life exists any more, after ``EndRanks``.
-
-    Attributes:
-        failure: the node's root cause; None if no rank of it failed.
-    """
-
-    number: int
-    healthy: bool = True
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True)
-class RanksWork:
-    """Of a node: its ranks compute or read, before their first step in this life."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class ToldToStop:
-    """Of a node: a stop signal came, and was passed on to the ranks."""
-
-
-@dataclass(frozen=True)
 class Send:
     """Send the message to the node; from a node, to the leader (0)."""
 
     message: Message
     node: int = 0
-
-
-@dataclass(frozen=True)
-class Close:
-    """Of the leader: close the connection of a launcher that is not of this group."""
-
-    node: int
 
 
 @dataclass(frozen=True)
@@ -160,51 +105,10 @@ class ChoosePort:
     number: int
 
 
-@dataclass(frozen=True)
-class StartRanks:
-    """Of a node: start the ranks of this life, see ``Start``."""
-
-    life: Life
-    port: int
-    blamed: Blamed | None = None
-
-
-@dataclass(frozen=True)
-class EndRanks:
-    """Of a node: kill every process of this life, and say so with ``RanksEnded``."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class LeaveAlone:
-    """Of a node: no other life follows, and the node ends when its ranks do.
-
-    Attributes:
-        reason: why a failure is followed by no other life; empty without a failure.
-    """
-
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Exit:
-    """Of a node: kill the ranks that still run, and exit.
-
-    Attributes:
-        leader_lost: nobody decided it; else the leader did.
-    """
-
-    reason: str
-    blamed: Blamed | None = None
-    leader_lost: bool = False
-
-
-Event = (
-    Received | Connected | Lost | Tick | PortChosen | Progressed | RanksWork | RanksFailed | RanksDone | RanksEnded
-    | ToldToStop
-)  # fmt: skip
-Action = Send | Close | ChoosePort | StartRanks | EndRanks | LeaveAlone | Exit
+Event = Received | Connected | Lost | Tick | PortChosen | Progressed | Message
+"""What happened. A message that is not ``Received`` is what a node says of its own ranks, or that a signal came."""
+Action = Send | ChoosePort | Message
+"""What to do. A message that is not to ``Send`` is an order for the node: Start, Abort, Release or End."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +240,7 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
 
 def _received(s: Leader, node: int, message: Message, now: float) -> tuple[Leader, tuple[Action, ...]]:
     if not (message.life.is_of_group(s.life) and 0 <= node < s.nnodes):
-        return s, (Close(node),)
+        return s, ()
     if isinstance(message, Hello):
         return _hello(s, node, message, now)
     seat = s.seats.get(node)
@@ -351,7 +255,6 @@ def _received(s: Leader, node: int, message: Message, now: float) -> tuple[Leade
 
 
 def _of_life(s: Leader, node: int, message: Message, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    """Handle what a node says of the ranks of this life."""
     match message:
         case Done() if s.phase == "Running":
             return _release(s)
@@ -514,7 +417,6 @@ def _leader_tick(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
 
 
 def _overdue(s: Leader, now: float) -> str:
-    """Return what has taken too long; empty for nothing."""
     for node, seat in s.seats.items():
         if seat.lost is not None and now - seat.lost >= RECONNECT:
             return f"node {node} is lost: its connection has ended"
@@ -545,9 +447,9 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
             return dataclasses.replace(s, lost=None, heard=now), (Send(Hello(s.life, s.boot)), *_said_again(s))
         case Lost() if s.joined and s.lost is None:
             return dataclasses.replace(s, lost=now), ()
-        case RanksWork() | RanksFailed() | RanksDone() | RanksEnded() if event.number == s.life.number:
+        case Working() | Failed() | Done() | Ready() if event.life == s.life:
             return _of_ranks(s, event)
-        case ToldToStop() if not s.stopping:
+        case Stop() if not s.stopping:
             s = dataclasses.replace(s, stopping=True)
             return s, (Send(Stop(s.life, s.runs)),) if s.joined else ()
         case Tick():
@@ -555,24 +457,22 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
     return s, ()
 
 
-def _of_ranks(
-    s: Follower, event: RanksWork | RanksFailed | RanksDone | RanksEnded
-) -> tuple[Follower, tuple[Action, ...]]:
+def _of_ranks(s: Follower, event: Working | Failed | Done | Ready) -> tuple[Follower, tuple[Action, ...]]:
     match event:
-        case RanksWork() if s.phase == "Running" and s.joined:
-            return s, (Send(Working(s.life)),)
-        case RanksEnded() if s.phase == "Ending":
+        case Working() if s.phase == "Running" and s.joined:
+            return s, (Send(event),)
+        case Ready() if s.phase == "Ending":
             s = dataclasses.replace(s, phase="Ready", healthy=event.healthy, failure=event.failure or s.failure)
             return s, _said_again(s)
-        case RanksDone() if s.phase == "Running" and not s.joined:
+        case Done() if s.phase == "Running" and not s.joined:
             s, actions = _leave_alone(s)  # the leader may have the hello, and would miss this node
-            return s, (Send(Done(s.life)), *actions)
-        case RanksFailed() if s.phase == "Running" and not s.joined:
+            return s, (Send(event), *actions)
+        case Failed() if s.phase == "Running" and not s.joined:
             return _leave_alone(s, "" if s.stopping else _NOT_JOINED)
-        case RanksFailed() if s.phase == "Running":
+        case Failed() if s.phase == "Running":
             s = dataclasses.replace(s, phase="Failed", failure=event.failure)
             return s, _said_again(s)
-        case RanksDone() if s.phase == "Running":
+        case Done() if s.phase == "Running":
             s = dataclasses.replace(s, phase="Done")
             return s, _said_again(s)
     return s, ()
@@ -597,19 +497,18 @@ def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[A
     s = dataclasses.replace(s, joined=True, heard=now)
     match order:
         case End():
-            return dataclasses.replace(s, phase="Exited"), (Exit(order.reason, order.blamed),)
+            return dataclasses.replace(s, phase="Exited"), (order,)
         case Release() if order.life == s.life:
             return _leave_alone(s, order.reason)
         case Abort() if s.runs and order.life == s.life:
-            return dataclasses.replace(s, phase="Ending"), (EndRanks(s.life.number),)
+            return dataclasses.replace(s, phase="Ending"), (order,)
         case Start() if s.phase == "Ready" and order.life == s.life.next and not s.stopping:
-            s = dataclasses.replace(s, phase="Running", life=order.life, failure=None)
-            return s, (StartRanks(order.life, order.port, order.blamed),)
+            return dataclasses.replace(s, phase="Running", life=order.life, failure=None), (order,)
     return s, ()
 
 
 def _leave_alone(s: Follower, reason: str = "") -> tuple[Follower, tuple[Action, ...]]:
-    return dataclasses.replace(s, phase="Released"), (LeaveAlone(reason),)
+    return dataclasses.replace(s, phase="Released"), (Release(s.life, reason),)
 
 
 def _follower_tick(s: Follower, now: float) -> tuple[Follower, tuple[Action, ...]]:
@@ -623,7 +522,7 @@ def _follower_tick(s: Follower, now: float) -> tuple[Follower, tuple[Action, ...
         return _leave_alone(s)  # its ranks have succeeded
     if is_lost:
         how = "its connection has ended" if s.lost is not None else f"it has said nothing for {SILENCE:g} s"
-        return dataclasses.replace(s, phase="Exited"), (Exit(f"node 0 is lost: {how}", leader_lost=True),)
+        return dataclasses.replace(s, phase="Exited"), (End(s.life, f"node 0 is lost: {how}"),)
     if s.lost is not None or now - s.told < KEEPALIVE:
         return s, ()
     return dataclasses.replace(s, told=now), (Send(Alive(s.life)),)

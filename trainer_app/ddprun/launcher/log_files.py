@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddprun.files import close_all_but
-from ddprun.reporting.console import Output, json_line
+from ddprun.reporting.console import Output
 from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _OPENING = 2.0  # seconds for the volume to open the files
@@ -38,7 +38,6 @@ class LogFiles:
 
     Args:
         paths: of the files, one for each rank.
-        log_format: text or json.
     Raises:
         OSError: no process or descriptor is left for it.
 
@@ -48,7 +47,7 @@ class LogFiles:
         answers: the volume has opened or refused the files. Otherwise it may do so later.
     """
 
-    def __init__(self, paths: Sequence[Path], log_format: str) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._writable: list[int] = []
         pipes: list[int] = []
         try:
@@ -70,9 +69,8 @@ class LogFiles:
         finally:
             _close(*pipes, answer)
         kept = max(_LEAST_KEPT, _KEPT // len(paths))
-        self._outputs = [Output(descriptor, kept) for descriptor in self._writable]
-        for output in self._outputs:
-            output.dropped_line = lambda count: _dropped_line(count, log_format)
+        why = "the volume did not take them in time"
+        self._outputs = [Output(descriptor, kept, why) for descriptor in self._writable]
         self.streams = [io.BufferedWriter(output) for output in self._outputs]
         _open.add(self)
         self.refused: list[str] = []
@@ -118,7 +116,6 @@ class LogFiles:
         _open.discard(self)
 
     def _hear(self, seconds: float) -> bool:
-        """Return whether the process says something within this time."""
         if not select.select([self._answer], [], [], seconds)[0]:
             return False
         lines = os.read(self._answer, _READ_SIZE).splitlines()
@@ -135,11 +132,6 @@ class LogFiles:
 def log_file(log_dir: str, rank: int, life: int) -> Path:
     """Return the file for the output of a rank in one life (the number of starts of the ranks)."""
     return Path(log_dir) / (f"rank-{rank}.log" if life == 1 else f"rank-{rank}.life-{life}.log")
-
-
-def _dropped_line(count: int, log_format: str) -> str:
-    text = f"... {count} line(s) of output are missing here: the volume did not take them in time"
-    return json_line(None, text) if log_format == "json" else text
 
 
 def _close(*descriptors: int) -> None:

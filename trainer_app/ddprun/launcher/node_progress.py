@@ -23,7 +23,7 @@ class NodeProgress:
     """
 
     def __init__(self, world_size: int) -> None:
-        self._none = Progress(world_size, "")
+        self._none = Progress(world_size)
         self._rank_zero: Diagnostics | None = None
         self._reported, self._reported_at = ReportedTraining(), 0.0
         self._earlier: Json | None = None  # of the ranks before a restart

@@ -28,7 +28,7 @@ _DUMPS = ("stacks.txt", "flight.json")
 _ROOT_FIELDS = (
     "code", "kind", "rank", "step", "exact", "phase", "signal", "exception", "where", "message", "hint", "next",
 )  # fmt: skip
-_STALL = "stall-"  # then the node: its report of a stall that lasts
+_STALL = "stall-"  # then the node: the stacks that other nodes have sent it during a stall
 _TRACE = "trace-"  # then the rank alone: torchfrtrace --prefix trace- takes the rest of the name for the rank
 _KEPT_ATTEMPTS = 100  # some KB each; the verb ``report`` shows the cause of every restart
 _KEPT_DUMPS = 10  # the newest attempts that also keep their dumps, of up to 16 MB per rank
@@ -45,39 +45,28 @@ class NodeReports:
     ranks: Ranks
 
     @classmethod
-    def of_attempt(cls, checkpoint_dir: str, ranks: Ranks, log_dir: str) -> "NodeReports | None":
-        """Return the reports of this attempt; None without a directory to write to."""
+    def of_life(cls, checkpoint_dir: str, ranks: Ranks, log_dir: str, life: int) -> "NodeReports | None":
+        """Return the reports of this life of this attempt; None without a directory to write to."""
         root = checkpoint_dir or log_dir
         if not root:
             return None
         name = f"{os.environ.get('DDPJOB_UID', '')[:5] or 'local'}-{os.environ.get('DDPJOB_ATTEMPT') or '0'}"
-        return cls(Path(root) / FOLDER / name, ranks)
+        return cls(Path(root) / FOLDER / (name if life == 1 else f"{name}.life-{life}"), ranks)
 
-    def set_aside(self) -> None:
-        """Move what an earlier start of this node has left in the folder to ``<name>.1``, ``.2``, …
+    def clear(self) -> None:
+        """Delete what an earlier start of this node has left under the name of this one, which only the operator draws.
 
-        Only the operator gives every start a name of its own. Reports of ranks or nodes that this start does not have
-        are of an earlier one, too. Those of the other nodes stay: a node may have failed before this one started.
+        Reports of ranks or nodes that this start does not have are of an earlier one, too. Those of the other nodes
+        stay: a node may have failed before this one started.
         """
-        run_with_timeout(_VOLUME, self._set_aside)
 
-    def _set_aside(self) -> None:
-        earlier = [path for path in self.folder.iterdir() if self._is_earlier(path.name)]
-        if not earlier:
-            return
-        used = [path for path in self.folder.parent.glob(f"{self.folder.name}.*") if path.suffix[1:].isdecimal()]
-        last = max((int(path.suffix[1:]) for path in used), default=0)
-        aside = self.folder.with_name(f"{self.folder.name}.{last}")
-        # Another node may just have moved its reports of the same start; else the next number is free.
-        if not last or self.ranks.nnodes == 1 or any((aside / path.name).exists() for path in earlier):
-            aside = self.folder.with_name(f"{self.folder.name}.{last + 1}")
-        if not aside.is_dir():
-            aside.mkdir(exist_ok=True)  # another node may make it, too
-            share(aside, 0o2775)
-        for path in earlier:
-            path.rename(aside / path.name)
-        with contextlib.suppress(OSError):  # reports of other nodes are in it
-            self.folder.rmdir()
+        def delete() -> None:
+            for folder in (self.folder, *self.folder.parent.glob(f"{self.folder.name}.life-*")):
+                for path in folder.iterdir() if folder.is_dir() else ():
+                    if self._is_earlier(path.name):
+                        path.unlink()
+
+        run_with_timeout(_VOLUME, delete)
 
     def _is_earlier(self, name: str) -> bool:
         kind, _, number = name.partition(".")[0].partition("-")
@@ -121,22 +110,12 @@ class NodeReports:
             dump.unlink(missing_ok=True)
 
     def write_stall(
-        self,
-        findings: Sequence[NodeFindings],
-        workers: Sequence[WorkerProcess],
-        cancelled: Callable[[], bool],
-        *,
-        message: str,
+        self, findings: Sequence[NodeFindings], workers: Sequence[WorkerProcess], cancelled: Callable[[], bool]
     ) -> bool:
-        """Write the dumps of ``workers``, the stacks that the nodes found, and the message unless it is empty.
-
-        The message is not in ``node-*.json``, which are reports of failures: a stall may end.
+        """Write the dumps of ``workers``, and the stacks that other nodes found. Returns whether the volume took them.
 
         Args:
             cancelled: ends the wait; asked ten times a second.
-
-        Returns:
-            whether the volume took them.
         """
 
         def write() -> bool:
@@ -145,26 +124,11 @@ class NodeReports:
             if others := [found for found in findings if found.node != self.ranks.node_rank]:
                 # One file: a node may have no volume or another, and a file for each of many ranks would take too long.
                 texts = [f"rank {rank}:\n{text}\n" for found in others for rank, text in found.stacks.items()]
-                content = "".join(texts).encode()
-                write_atomically(self._stall_file.with_suffix(f".{_DUMPS[0]}"), content, durable=False)
-            if not message:
-                return True
-            report = {
-                "schema": 1, "node": self.ranks.node_rank, "nnodes": self.ranks.nnodes, "time": time.time(),
-                "message": message, "ranks": [rank for found in findings for rank in found.ranks],
-            }  # fmt: skip
-            write_atomically(self._stall_file, dumps_json(report, indent=1).encode(), durable=False)
+                path = self.folder / f"{_STALL}{self.ranks.node_rank}.{_DUMPS[0]}"
+                write_atomically(path, "".join(texts).encode(), durable=False)
             return True
 
         return bool(run_with_timeout(_STALL_FILES, write, cancelled))
-
-    def end_stall(self) -> None:
-        """Delete the report of a stall that has ended; the stacks stay. Never raises."""
-        run_with_timeout(_VOLUME, lambda: self._stall_file.unlink(missing_ok=True))
-
-    @property
-    def _stall_file(self) -> Path:
-        return self.folder / f"{_STALL}{self.ranks.node_rank}.json"
 
     def silent_nodes(self) -> list[int]:
         """Return the nodes that have left no report in the folder."""
@@ -223,7 +187,6 @@ def dumps(folder: Path) -> list[Path]:
 
 
 def _written(folder: Path) -> float:
-    """Return when the newest report in ``folder`` was written; 0 for none."""
     return max((path.stat().st_mtime for path in folder.glob("node-*.json")), default=0.0)
 
 

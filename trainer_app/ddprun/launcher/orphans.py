@@ -12,6 +12,7 @@ import signal
 import time
 from pathlib import Path
 
+from ddprun import proc
 from ddprun.signals import adopt_orphans
 
 _ASKED = 1.0  # seconds between SIGTERM and SIGKILL
@@ -29,7 +30,7 @@ class Orphans:
 
     def __init__(self) -> None:
         adopt_orphans()
-        self._foreign = {os.getpgrp(), *filter(None, map(_group, _children()))}
+        self._foreign = {os.getpgrp(), *filter(None, map(_group, proc.children(os.getpid())))}
         self._asked: set[int] = set()
         self._deadline: float | None = None
         self._began = time.time()
@@ -45,7 +46,7 @@ class Orphans:
         return not self._left()
 
     def _left(self) -> list[int]:
-        return [pid for pid in _children() if _group(pid) not in (None, *self._foreign)]
+        return [pid for pid in proc.children(os.getpid()) if _group(pid) not in (None, *self._foreign)]
 
     def remain(self, until: float | None = None) -> bool:
         """Return whether any are left, after all ranks have ended. Tell them to end, and kill them when time is over.
@@ -81,14 +82,6 @@ class Orphans:
         status = file.lstat()
         is_of_run = status.st_uid == os.geteuid() and status.st_ctime >= self._began - 1
         return is_of_run and not Path(f"/proc/{creator}").exists()
-
-
-def _children() -> list[int]:
-    pids: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in Path("/proc/self/task").iterdir():
-            pids += map(int, (thread / "children").read_text().split())
-    return pids
 
 
 def _group(pid: int) -> int | None:

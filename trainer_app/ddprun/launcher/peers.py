@@ -30,10 +30,11 @@ from typing import Any
 
 from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.files import Json, dumps_json
-from ddprun.launcher.life_messages import VERSION, Message, from_json, to_json
-from ddprun.launcher.lives import Connected, Lost, OtherVersion, Received
+from ddprun.launcher.life_messages import Message, from_json, to_json
+from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
 
+VERSION = 1  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
@@ -78,18 +79,16 @@ class _Handshake:
 
     Attributes:
         asked, drawn: the numbers that the node and the leader have drawn.
-        versions: of the messages of ``lives``, of the node and of the leader.
     """
 
     secret: bytes
     node: int
     asked: str
     drawn: str
-    versions: tuple[int, int]
 
     def mac(self, use: str) -> bytes:
         """Return what only a launcher with the secret can compute; another value for each use and side."""
-        content = [use, self.node, self.asked, self.drawn, *self.versions]
+        content = [use, self.node, self.asked, self.drawn, VERSION]
         return hmac.digest(self.secret, dumps_json(content).encode(), "sha256")
 
     def proof(self, side: str) -> str:
@@ -99,12 +98,6 @@ class _Handshake:
     def keys(self, side: str) -> tuple[bytes, bytes]:
         """Return the keys of a side for the messages that it sends and receives."""
         return self.mac(f"{side} sends"), self.mac(f"{'node' if side == 'leader' else 'leader'} sends")
-
-
-def _version(message: Json) -> int:
-    """Return which messages of ``lives`` the other side speaks."""
-    version = message.get("version", 0)
-    return version if type(version) is int and 0 <= version < 2**31 else 0
 
 
 @dataclass(frozen=True)
@@ -245,10 +238,9 @@ class Peers:
         self._nodes: dict[int, _Connection] = {}  # of node 0: all that are connected; else at most node 0
         self._proving: collections.OrderedDict[_Connection, _Proving] = collections.OrderedDict()
         self._found: str | None = None  # the address at which node 0 was reached
-        self.life_events: collections.deque[Connected | Lost | Received | OtherVersion] = collections.deque()
+        self.life_events: collections.deque[Connected | Lost | Received] = collections.deque()
         self._connecting: socket.socket | None = None
         self._connecting_until = 0.0
-        self._others: set[int] = set()  # nodes with another version of the messages of ``lives``
         self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
         self._waits, self._deadline = False, 0.0  # for node 0, until
         self._missing: set[int] = set()  # nodes that are to answer
@@ -306,11 +298,6 @@ class Peers:
         if node in self._nodes:
             self._nodes[node].send({"life": to_json(message)})
 
-    def drop(self, node: int) -> None:
-        """Of node 0: end the connection to a node."""
-        if node in self._nodes:
-            self._nodes[node].close()
-
     def takes(self, sock: socket.socket, received: bytes) -> bool:
         """Take over a connection to node 0's port; False if its first line is not a launcher's.
 
@@ -324,10 +311,10 @@ class Peers:
                 while len(self._proving) >= _STRANGERS:
                     self._proving.popitem(last=False)[0].close()
                 secret = self._secret or hmac.digest(self._drawn, b"%d" % node, "sha256")
-                handshake = _Handshake(secret, node, asked, secrets.token_hex(), (_version(hello), VERSION))
+                handshake = _Handshake(secret, node, asked, secrets.token_hex())
                 connection = _Connection(sock, self._selector)
                 self._proving[connection] = _Proving(node, asked, time.monotonic() + _PROVING, handshake)
-                answer = {"asks": handshake.drawn, "proof": handshake.proof("leader"), "version": VERSION}
+                answer = {"asks": handshake.drawn, "proof": handshake.proof("leader")}
                 is_given = self._secret is None and node not in self._given
                 connection.send(answer | ({"secret": secret.hex()} if is_given else {}))
                 return True
@@ -347,10 +334,6 @@ class Peers:
             self._lost(node)
         self._given.add(node)
         self._nodes[node] = connection
-        version = handshake.versions[0 if self.is_leader else 1]
-        (self._others.discard if version == VERSION else self._others.add)(node)
-        if version != VERSION:
-            self.life_events.append(OtherVersion(node, version))
         if not self.is_leader:
             self._secret = handshake.secret
             connection.send({"proof": handshake.proof(side)})
@@ -358,8 +341,7 @@ class Peers:
         if not self.is_leader:
             self._delay = _FIRST_DELAY
             self._send({"stalled": self.node in self.stalled})
-            if version == VERSION:
-                self.life_events.append(Connected())
+            self.life_events.append(Connected())
 
     def _answered(self, asked: str, answer: Json) -> _Handshake | None:
         """Return what node 0's answer completes; None without a secret. A stranger may have sent anything."""
@@ -369,7 +351,7 @@ class Peers:
                 secret = bytes.fromhex(given)
         if not secret or not isinstance(drawn, str):
             return None
-        return _Handshake(secret, self.node, asked, drawn, (VERSION, _version(answer)))
+        return _Handshake(secret, self.node, asked, drawn)
 
     def ask(self) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
@@ -440,7 +422,7 @@ class Peers:
             return
         if "life" in message:
             node = next(node for node, known in self._nodes.items() if known is connection)
-            if node not in self._others and (of_life := from_json(message["life"])) is not None:
+            if (of_life := from_json(message["life"])) is not None:
                 self.life_events.append(Received(of_life, node))
             return
         if not self.is_leader:
@@ -521,7 +503,7 @@ class Peers:
             return
         connection, asked = _Connection(sock, self._selector), secrets.token_hex()
         self._proving[connection] = _Proving(0, asked, time.monotonic() + _PROVING)
-        connection.send({_HELLO: self.node, "asks": asked, "version": VERSION})
+        connection.send({_HELLO: self.node, "asks": asked})
 
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies of the descriptors, which would keep the connections open."""

@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from ddprun.diagnostics import Diagnostics, crashed_frame
@@ -31,8 +30,6 @@ from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
     Console,
-    count_dropped_as_json,
-    json_line,
     never_fail_or_wait,
     release_output,
     terminal_or_none,
@@ -46,7 +43,6 @@ _BAR_SECONDS = 10.0  # between two lines of a progress bar
 _LAST_LINES = 50  # that may say why a signal ended a rank
 _CRASH = "Fatal Python error: "  # by faulthandler, which then prints the stacks
 _CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
-_PF_EXITING = 4  # linux/sched.h
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
     r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*"
@@ -247,32 +243,16 @@ def split_lines(unfinished: bytes, data: bytes) -> tuple[list[bytes], bytes]:
     return lines, begun
 
 
-class LogPrinter:
-    """Prints the lines of the ranks and of the launcher.
+def launcher_line(text: str) -> None:
+    """Print a line of the launcher's own, which may quote what a program or another node has said."""
+    print(termination.printable(text), flush=True)
 
-    Args:
-        log_format: text, with the prefix of the rank before each line; or json, one object per line.
-    """
 
-    def __init__(self, log_format: str) -> None:
-        self._json = log_format == "json"
-        if self._json:
-            count_dropped_as_json()
-
-    def launcher_line(self, text: str) -> None:
-        """Print a line of the launcher's own, which may quote what a program or another node has said."""
-        print(json_line(None, text) if self._json else termination.printable(text), flush=True)
-
-    def rank_line(self, worker: WorkerProcess, line: bytes) -> None:
-        """Write one line of a rank, without its newline, to the buffers of stdout and of the rank's log file."""
-        if self._json:
-            logged = printed = json_line(worker.rank, line.decode(errors="replace")).encode() + b"\n"
-        else:
-            logged = line + b"\n"
-            printed = worker.prefix + logged
-        sys.stdout.buffer.write(printed)
-        if worker.log:
-            worker.log.write(logged)
+def rank_line(worker: WorkerProcess, line: bytes) -> None:
+    """Write one line of a rank, without its newline, to the buffers of stdout and of the rank's log file."""
+    sys.stdout.buffer.write(worker.prefix + line + b"\n")
+    if worker.log:
+        worker.log.write(line + b"\n")
 
 
 def root_cause(
@@ -431,14 +411,6 @@ def _report_of_signal(worker: WorkerProcess, number: int, place: dict[str, Any])
 def _explained(report: Report, error: TrainerError) -> Report:
     """Return the changed fields of a killed rank's report. error: found in the output of the rank."""
     return {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
-
-
-def is_exiting(pid: int) -> bool:
-    """Return whether the process has begun to end. Its connections are closed after that, and its parent hears last."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        flags = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6]
-        return bool(int(flags) & _PF_EXITING)
-    return True
 
 
 def end_group(pid: int) -> None:

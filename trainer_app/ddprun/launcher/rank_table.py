@@ -5,19 +5,16 @@ when a client asks. Node 0 then asks the other launchers, over the connections o
 sent last: the first answer may lack their ranks, and an answer soon after has them.
 """
 
-import contextlib
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from ddprun import proc
 from ddprun.distributed.topology import Ranks
 from ddprun.files import Json
 from ddprun.heartbeat import HeartbeatRecord
-from ddprun.launcher.hang_detector import process_tree
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.reporting.progress import StepRate
@@ -126,7 +123,7 @@ class RankTable:
             "rank": worker.rank, "step": record.step, "phase": record.phase, "collective": record.collective,
             "ageSeconds": round(age, 3), "stepSeconds": _rounded(1 / pace.per_second if pace.per_second else None),
             "dataWaitSeconds": _rounded(pace.data_wait),
-            "memoryBytes": sum(map(_resident_bytes, process_tree(worker.pid))),
+            "memoryBytes": sum(map(proc.resident_bytes, proc.tree(worker.pid))),
         }  # fmt: skip
 
 
@@ -134,14 +131,7 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{seconds:.4g}")
 
 
-def _resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
 def _is_row(row: object) -> bool:
-    """Return whether what another node sent is a row; a launcher of another release may send other fields."""
     return isinstance(row, dict) and all(name in row and _fits(row[name], kind) for name, kind in _TYPES.items())
 
 

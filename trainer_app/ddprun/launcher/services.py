@@ -4,15 +4,14 @@ import os
 from dataclasses import dataclass
 
 from ddprun.distributed.topology import Ranks, loopback_of
-from ddprun.files import Json
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers, leader_port
-from ddprun.launcher.processes import LogPrinter
+from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.trainer_port import TrainerPort, is_wanted
 from ddprun.program import Program
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from ddprun.resources import visible_gpus
 
 
@@ -23,20 +22,17 @@ class Services:
     Attributes:
         port: of node 0; None on other nodes, or if it cannot be opened.
         trainer_port: beside it, for a script of a user; None if the user has another server for its reports.
-        agreement: on restarts in place; None if none are granted.
     """
 
     progress: NodeProgress
     peers: Peers
     table: RankTable
+    agreement: Agreement
     port: ProgressPort | None
     trainer_port: TrainerPort | None = None
-    agreement: Agreement | None = None
 
     @classmethod
-    def started(
-        cls, ranks: Ranks, program: Program, printer: LogPrinter, grant: int = 0, token: str = ""
-    ) -> "Services":
+    def started(cls, ranks: Ranks, program: Program, grant: int = 0, token: str = "") -> "Services":
         """Open the ports of node 0.
 
         Args:
@@ -46,30 +42,27 @@ class Services:
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
         table = RankTable(ranks, peers)
-        agreement = Agreement(ranks, peers, grant, gpus=visible_gpus() > 0) if grant else None
+        agreement = Agreement(ranks, peers, grant, progress, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
                 port = ProgressPort(
-                    number, lambda: progress.snapshot() | (agreement.reports() if agreement else {}), peers.takes,
+                    number, lambda: progress.snapshot() | agreement.reports(), peers.takes,
                     ranks=table.answer, host=loopback_of(ranks.master_addr),
                 )  # fmt: skip
             except (OSError, OverflowError) as error:
-                printer.launcher_line(f"warning: no progress on port {number}: {error}")
+                launcher_line(f"warning: no progress on port {number}: {error}")
             if is_wanted() and not program.sends_an_ending:
                 try:
-                    trainer_port = TrainerPort(progress.take, printer.launcher_line)
+                    trainer_port = TrainerPort(progress.take)
                 except OSError as error:
-                    printer.launcher_line(f"warning: no port for the reports of the script: {error}")
-        return cls(progress, peers, table, port, trainer_port, agreement)
+                    launcher_line(f"warning: no port for the reports of the script: {error}")
+        return cls(progress, peers, table, agreement, port, trainer_port)
 
     def begin(self, life: int) -> None:
         """Set the variables for the ranks of this life."""
         if life > 1:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(life - 1)
+        self.agreement.begin(life)
         if self.trainer_port:
             self.trainer_port.begin(life)
-
-    def lives(self) -> Json:
-        """Return what node 0 reports of restarts in place."""
-        return self.agreement.reports() if self.agreement else {}

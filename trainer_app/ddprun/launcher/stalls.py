@@ -1,8 +1,8 @@
 """Reports a stall of the group once, and withdraws the report when it ends. Nothing is ended because of it.
 
 A node whose rank stalls asks all nodes for the states and stacks of their ranks (``peers``). Node 0 compares them,
-names the rank that the others wait for, and shows it in its log, in the progress report and in ``stall-0.json`` beside
-the stacks. A node that cannot reach node 0 reports its own ranks.
+names the rank that the others wait for, and shows it in its log and in the progress report. A node that cannot reach
+node 0 reports its own ranks.
 """
 
 import time
@@ -16,8 +16,8 @@ from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_repor
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.node_reports import NodeReports
 from ddprun.launcher.peers import NodeFindings, Peers
-from ddprun.launcher.processes import WorkerProcess
-from ddprun.reporting.termination import Report, printable
+from ddprun.launcher.processes import WorkerProcess, launcher_line
+from ddprun.reporting.termination import Report
 
 _LONGEST_STACKS = 65536  # characters of one rank that are passed on to node 0
 _PRINTED_RANKS = 16
@@ -32,7 +32,6 @@ class StallWatch:
     """One node's part.
 
     Args:
-        say: prints a line in the launcher's log.
         nodes: of the group.
         is_told_to_stop: whether a stop signal has come, which comes before the files of a stall.
 
@@ -46,13 +45,12 @@ class StallWatch:
         peers: Peers,
         progress: NodeProgress,
         reports: NodeReports | None,
-        say: Callable[[str], None],
         *,
         nodes: int,
         is_told_to_stop: Callable[[], bool],
     ) -> None:
         self._detector, self._peers, self._progress = detector, peers, progress
-        self._reports, self._say, self._nodes, self._is_told_to_stop = reports, say, nodes, is_told_to_stop
+        self._reports, self._nodes, self._is_told_to_stop = reports, nodes, is_told_to_stop
         self._asked = False  # this node waits for the others
         self._own: NodeFindings | None = None  # since the first request
         self._is_known = False  # this stall was reported, or is none that is reported
@@ -147,15 +145,15 @@ class StallWatch:
             peers.settle(message)  # before the files are written: the others may have a hung rank to end
         self._is_known |= bool(peers.stalled)  # also if it is not reported, or was before: ask no more
         where = None
-        if self._reports and self._reports.write_stall(findings, workers, self._is_told_to_stop, message=message):
+        if self._reports and self._reports.write_stall(findings, workers, self._is_told_to_stop):
             where = self._reports.folder
         if message:
             self._show(message)
             for line in [f"the stacks are in {where}"] if where else _stack_lines(findings):
-                self._say(line)
+                launcher_line(line)
 
     def _show(self, message: str) -> None:
-        self._say(printable(f"warning: {message}"))
+        launcher_line(f"warning: {message}")
         self._is_known, self._since = True, time.monotonic()
 
     def withdraw(self) -> None:
@@ -165,10 +163,8 @@ class StallWatch:
         if self._peers.is_leader:
             self._peers.tell_over()
         self._progress.stall = None
-        if self._reports:
-            self._reports.end_stall()
         if self._since is not None:
-            self._say(f"the stall has ended, {time.monotonic() - self._since:.0f} s after it was reported")
+            launcher_line(f"the stall has ended, {time.monotonic() - self._since:.0f} s after it was reported")
         self._is_known, self._since, self._peers.is_over = False, None, False
 
 
@@ -197,6 +193,6 @@ def _stack_lines(findings: Sequence[NodeFindings]) -> Iterator[str]:
     stacks = sorted((rank, text) for found in findings for rank, text in found.stacks.items() if text)
     for rank, text in stacks[:_PRINTED_RANKS]:
         yield f"stacks of rank {rank}:"
-        yield from (printable(line) for line in text.splitlines())
+        yield from text.splitlines()
     if len(stacks) > _PRINTED_RANKS:
         yield f"the stacks of {len(stacks) - _PRINTED_RANKS} more ranks are left out; --log-dir takes all"

@@ -11,20 +11,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ddprun import exit_codes
+from ddprun import exit_codes, proc
 from ddprun.checkpoint_files import newest_place
 from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
 from ddprun.launcher import processes
-from ddprun.launcher.agreed_life import AgreedLife
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
-from ddprun.launcher.life_messages import Failure
-from ddprun.launcher.lives import Exit, StartRanks
+from ddprun.launcher.life_messages import End, Failure
 from ddprun.launcher.log_files import LogFiles, log_file
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
-from ddprun.launcher.processes import LogPrinter, WorkerProcess
+from ddprun.launcher.processes import WorkerProcess, launcher_line, rank_line
 from ddprun.launcher.services import Services
 from ddprun.launcher.stalls import StallWatch
 from ddprun.program import Program
@@ -53,9 +51,9 @@ class LaunchOptions:
         program: what each rank runs.
         how: prefork, or spawn (a fresh interpreter per rank).
         log_dir: also write each rank's output to ``rank-N.log`` there, after restarts to ``rank-N.life-M.log``.
-        max_restarts: how often the ranks are started again; only on a node that trains alone.
-        fixed_port: the user chose the port; otherwise a node that trains alone takes a free one at each start, which
-            keeps two jobs on one machine apart.
+        max_restarts: how often the ranks are restarted in place, whatever is granted; only on a node that trains alone.
+        fixed_port: the user chose the port of the first life; otherwise a node that trains alone takes a free one,
+            which keeps two jobs on one machine apart.
         opened: descriptors that were opened by the imports before the fork; the ranks keep them.
     """
 
@@ -84,7 +82,6 @@ class Supervisor:
 
     Attributes:
         life: the number of starts of the ranks in this run.
-        has_reported: files of this life are in the directory of reports.
     """
 
     settings: Settings
@@ -96,19 +93,16 @@ class Supervisor:
     life: int = 1
 
     def __post_init__(self) -> None:
-        self.printer = LogPrinter(self.settings.log_format)
         settings, services = self.settings, self.services
         self._deadlines = Deadlines.of(os.environ, self.life, self.ranks.nnodes)
         self._detector = HangDetector(
             settings.hang_timeout, self.ranks.node_rank, settings.stall_report, self._deadlines
         )
         self._watch = StallWatch(
-            self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
+            self._detector, services.peers, services.progress, self.reports,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
-        self._agreed = AgreedLife(
-            services.agreement, self.life, self.ranks.nnodes, services.progress, self.printer.launcher_line
-        )
+        self._agreed = services.agreement
         self._hangs = False  # a rank of this node hangs, and all nodes are asked for their stacks
         self._orphans = Orphans()
         self._workers: list[WorkerProcess] = []
@@ -118,14 +112,8 @@ class Supervisor:
         self._hang: Report | None = None
         self.stop_signal: int | None = None
         self._ended_before_stop = False
-        self.has_reported = False
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
-
-    @property
-    def next_life(self) -> StartRanks | None:
-        """What the launchers have agreed on after the end of the ranks; None for no restart in place."""
-        return self._agreed.next_life
 
     def run(self) -> Ending:
         """Run the ranks once and return how the node ended."""
@@ -139,16 +127,21 @@ class Supervisor:
                 self.services.trainer_port.follow(self._workers[0].pid)
         if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
             os.close(self.ranks.listener)
-        self._supervise()
-        self._await_next_life()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
+            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
+            for port in filter(None, (self.services.port, self.services.trainer_port)):
+                selector.register(port, selectors.EVENT_READ, port)
+            self._supervise(selector)
+            self._await_next_life(selector)
         result = next(filter(None, map(processes.result_of, self._workers)), None)
-        report = self._own_report() if self.next_life else self._final_report()
+        report = self._own_report() if self._agreed.next_life else self._final_report()
         if report.get("progress"):
             report["progress"] = self.services.progress.completed(report["progress"])
         if report["code"] and processes.is_fenced(self._workers):
             report["fenced"] = True
         ending = Ending(report, result)
-        if ending.code == 0 or self.next_life:
+        if ending.code == 0 or self._agreed.next_life:
             self._watch.withdraw()
         self.services.progress.keep()
         self.services.table.follow(())
@@ -185,11 +178,11 @@ class Supervisor:
 
     def _open_logs(self, log_dir: str) -> LogFiles:
         paths = [log_file(log_dir, rank, self.life) for rank in self.ranks.local_ranks]
-        logs = LogFiles(paths, self.settings.log_format)
+        logs = LogFiles(paths)
         for problem in logs.refused:
             if self.life == 1:
                 raise UsageError(f"--log-dir: {problem}", next_step="name another directory")
-            self.printer.launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
+            launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
         if not logs.answers:
             self._warn_of_volume()
         return logs
@@ -197,7 +190,7 @@ class Supervisor:
     def _warn_of_volume(self) -> None:
         if not self._is_volume_known:
             self._is_volume_known = True
-            self.printer.launcher_line(
+            launcher_line(
                 f"warning: --log-dir: {self.options.log_dir} takes no output, or not as fast as the ranks write it, or "
                 "it is full; what it does not take is missing in the files of the ranks"
             )
@@ -214,29 +207,23 @@ class Supervisor:
         return bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _is_stopping(self) -> bool:
-        """Return whether a stop signal has come."""
         return self.stop_signal is not None or self._is_told_to_stop()
 
-    def _supervise(self) -> None:
+    def _supervise(self, selector: selectors.BaseSelector) -> None:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
-            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
-            for port in filter(None, (self.services.port, self.services.trainer_port)):
-                selector.register(port, selectors.EVENT_READ, port)
-            for worker in self._workers:
-                selector.register(worker.output, selectors.EVENT_READ, worker)
-                selector.register(worker.reports, selectors.EVENT_READ, worker)
-            while self._are_ranks_left() or self._orphans.remain(self._deadline if self.stop_signal else None):
-                self._handle(selector, self._longest_wait())
-                self._pass_on_signals()
-                self._reap()
-                self._check_for_hang()
-                self._check_returned()
-                self.services.table.turn()
-                self._agree()
-                if self._deadline is not None and time.monotonic() >= self._deadline:
-                    self._kill()
+        for worker in self._workers:
+            selector.register(worker.output, selectors.EVENT_READ, worker)
+            selector.register(worker.reports, selectors.EVENT_READ, worker)
+        while self._are_ranks_left() or self._orphans.remain(self._deadline if self.stop_signal else None):
+            self._handle(selector, self._longest_wait())
+            self._pass_on_signals()
+            self._reap()
+            self._check_for_hang()
+            self._check_returned()
+            self.services.table.turn()
+            self._agree()
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._kill()
         for worker in self._workers:
             for descriptor in (worker.output, worker.reports):
                 while self._read(worker, descriptor, last=True):
@@ -248,7 +235,7 @@ class Supervisor:
         if self._agreed.turn(self._workers):
             self._kill()
 
-    def _await_next_life(self) -> None:
+    def _await_next_life(self, selector: selectors.BaseSelector) -> None:
         """After the end of this node's ranks, wait until the launchers have agreed on what follows."""
         agreed = self._agreed
         if agreed.is_over:
@@ -257,20 +244,15 @@ class Supervisor:
             agreed.failed(report)
         else:
             agreed.succeeded()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
-            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
-            if self.services.port:
-                selector.register(self.services.port, selectors.EVENT_READ, self.services.port)
-            while not (agreed.is_over or agreed.next_life):
-                self.services.peers.handle()
-                self._agree()
-                if agreed.next_life is None:  # else a signal that has come since is for the ranks of the next life
-                    self._pass_on_signals()
-                if agreed.must_end:
-                    agreed.ended(healthy=self._orphans.is_empty, failure=self._failure())
-                elif not (agreed.is_over or agreed.next_life):
-                    self._handle(selector, agreed.longest_wait)
+        while not (agreed.is_over or agreed.next_life):
+            self.services.peers.handle()
+            self._agree()
+            if agreed.next_life is None:  # else a signal that has come since is for the ranks of the next life
+                self._pass_on_signals()
+            if agreed.must_end:
+                agreed.ended(healthy=self._orphans.is_empty, failure=self._failure())
+            elif not (agreed.is_over or agreed.next_life):
+                self._handle(selector, agreed.longest_wait)
         agreed.obey()  # no rank is left to be killed
 
     def _failure(self) -> Failure | None:
@@ -282,7 +264,6 @@ class Supervisor:
 
     @property
     def _are_forced(self) -> bool:
-        """Whether the launcher has killed all ranks that did not succeed."""
         failed = [worker for worker in self._workers if processes.report_of(worker)["code"] != 0]
         return bool(failed) and all(worker.killed_by_us and not worker.failed for worker in failed)
 
@@ -342,12 +323,11 @@ class Supervisor:
             self._note_failure(worker)
             return bool(data)
         lines = worker.take(data, time.monotonic())
-        if not data:
-            begun, of_stderr = worker.diagnostics.take_begun_lines()
-            lines, worker.unfinished = [line for line in (worker.unfinished + begun, of_stderr) if line], b""
+        if not data and worker.unfinished:  # the rank has ended within a line
+            lines, worker.unfinished = [worker.unfinished], b""
         for line in lines:
             worker.tail.append(line)
-            self.printer.rank_line(worker, line)
+            rank_line(worker, line)
         sys.stdout.buffer.flush()
         if worker.log:
             worker.log.flush()
@@ -413,7 +393,7 @@ class Supervisor:
             return
         if (idle := self._detector.idle_after_return(self._workers)) >= limit:
             ranks = ", ".join(str(worker.rank) for worker in self._workers if worker.status is None)
-            self.printer.launcher_line(
+            launcher_line(
                 f"warning: rank {ranks} ended the script, and its process has done nothing for {idle:.0f} s, half of "
                 "completionGraceSeconds: it is ended, and the node has succeeded"
             )
@@ -457,7 +437,7 @@ class Supervisor:
                     if changed.si_code != os.CLD_CONTINUED:
                         name = signal.Signals(changed.si_status).name
                         said = f"warning: rank {worker.rank} is stopped by {name}, until `kill -CONT {worker.pid}`"
-                    self.printer.launcher_line(said)
+                    launcher_line(said)
 
     def _report_early(self, report: Report) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
@@ -486,7 +466,7 @@ class Supervisor:
         self._states = self._watch.states
         longest = max(self._detector.timeout, *(int(state.quiet) for state in self._states))
         self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
-        self.printer.launcher_line(f"error: {self._hang['message']}")
+        launcher_line(f"error: {self._hang['message']}")
         if is_own := self._hang["cause"] == "own":
             self._agreed.failed(self._hang)  # the other nodes end their ranks while the files are written
         self._write(self._hang, self._workers)
@@ -502,18 +482,17 @@ class Supervisor:
         for worker in self._workers:
             if worker.status is None and not worker.killed_by_us:
                 # The others may hear of the end of a rank before this launcher does, and have it end the other ranks.
-                worker.killed_by_us = not processes.is_exiting(worker.pid)
+                worker.killed_by_us = not proc.is_exiting(worker.pid)
                 os.kill(worker.pid, signal.SIGKILL)  # its children follow when it is reaped
         self._deadline = None
 
     def _write(self, report: Report, workers: list[WorkerProcess]) -> None:
         if self.reports:
-            self.has_reported = True
             self.reports.write(report, self._states, workers)
 
-    def _report_of_exit(self, told: Exit) -> Report:
+    def _report_of_exit(self, told: End) -> Report:
         """Return the report of a node that is to exit: its own failure, or the failure of the node which is blamed."""
-        self.printer.launcher_line(f"no restart in place: {told.reason}")
+        launcher_line(f"no restart in place: {told.reason}")
         failure, blamed = self._failure(), told.blamed
         if failure is not None and (failure.cause == "own" or self.stop_signal is not None):
             report = self._own_report()

@@ -12,10 +12,10 @@ import signal
 import time
 from collections.abc import Callable, MutableMapping
 
+from ddprun import proc
+from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.trainer_status import TrainerStatus, parse
 from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, listening
-from ddprun.reporting.termination import printable
-from ddprun.signals import catches
 
 _VARIABLES = "KUBEFLOW_TRAINER_SERVER_"
 _OFF = "DISABLE_KUBEFLOW_INTEGRATION"
@@ -31,13 +31,12 @@ class TrainerPort(HttpPort):
 
     Args:
         take: called with each report and the time.
-        say: prints a line in the launcher's log.
     Raises:
         OSError: no port or no memory for the token.
     """
 
-    def __init__(self, take: Callable[[TrainerStatus, float], None], say: Callable[[str], None]) -> None:
-        self._take, self._say = take, say
+    def __init__(self, take: Callable[[TrainerStatus, float], None]) -> None:
+        self._take = take
         token = secrets.token_urlsafe(32)
         self._expected = b"Bearer " + token.encode()
         self._path, self._rank_zero = b"", 0
@@ -85,7 +84,7 @@ class TrainerPort(HttpPort):
         except ValueError as error:
             if not self._refused:
                 self._refused = True
-                self._say(printable(f"warning: a progress report of the script is refused: {str(error)[:200]}"))
+                launcher_line(f"warning: a progress report of the script is refused: {str(error)[:200]}")
             return b"400 Bad Request", {"error": str(error)[:200]}
         self._take(status, time.time())
         self._advise(status)
@@ -97,9 +96,9 @@ class TrainerPort(HttpPort):
         The Trainer sets its handler before its first report.
         """
         is_of_transformers = status.begins and "total_steps" in status.metrics
-        if is_of_transformers and not self._advised and catches(self._rank_zero, signal.SIGTERM) is False:
+        if is_of_transformers and not self._advised and proc.catches(self._rank_zero, signal.SIGTERM) is False:
             self._advised = True
-            self._say(_ADVICE)
+            launcher_line(_ADVICE)
 
 
 def is_wanted(env: MutableMapping[str, str] = os.environ) -> bool:

@@ -15,15 +15,16 @@ from datetime import datetime
 from typing import Any, TypeGuard
 
 from ddprun.files import Json, with_named_loss
+from ddprun.reporting.progress import FACTS
 
 _MOST_METRICS = 512
 _LONGEST_TEXT = 256  # characters of a metric's name or value
 _MAX_INT = 2**53
 # The metric that a value of our report is taken from; the first that is known.
-_SHOWN = {
-    "loss": ("loss", "train_loss"), "accuracy": ("eval_accuracy",), "samplesPerSecond": ("train_samples_per_second",),
-}  # fmt: skip
+_SHOWN = {"loss": ("loss", "train_loss"), "samplesPerSecond": ("train_samples_per_second",)}
 _STEP, _STEPS, _EPOCHS = "current_step", "total_steps", ("current_epoch", "epoch")
+_RESULT = re.compile(r"eval_(?!loss$|runtime$|.*_per_second$)(\w+)")  # of a test of the model
+_MOST_RESULTS = 8  # that are shown
 _USED = {_STEP, _STEPS, *_EPOCHS, *(name for names in _SHOWN.values() for name in names)}
 
 
@@ -100,7 +101,7 @@ def _metrics(value: Any) -> dict[str, float]:
         name, text = (metric.get("name"), metric.get("value")) if isinstance(metric, dict) else (None, None)
         if not (_is_short(name) and _is_short(text)):
             raise ValueError(f"a metric has no name and value, texts of at most {_LONGEST_TEXT} characters")
-        number = _number(text) if name in _USED else None
+        number = _number(text) if name in _USED or _RESULT.fullmatch(name) else None
         if number is not None and (math.isfinite(number) or name in _SHOWN["loss"]):
             found[name] = number
     return found
@@ -176,7 +177,9 @@ class ReportedTraining:
         }
         known = with_named_loss(known) | {"etaSeconds": self.remaining, "epoch": _epoch(metrics)}
         shown = own | {"epoch": own["epoch"] or None}  # 0 if the script has not reported it
-        shown |= {name: value for name, value in known.items() if shown.get(name) is None}
+        found = ((_RESULT.fullmatch(name), value) for name, value in metrics.items())
+        results = [(match[1], value) for match, value in found if match and match[1] not in FACTS][:_MOST_RESULTS]
+        shown |= {name: value for name, value in {**dict(results), **known}.items() if shown.get(name) is None}
         shown |= {"seq": own["seq"] + self.reports, "ageSeconds": min(own["ageSeconds"], round(age, 3))}
         if own.get("totalSteps") is not None:
             return shown

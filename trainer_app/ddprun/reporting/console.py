@@ -15,11 +15,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
-from threading import RLock, get_ident
 from typing import Any, TextIO
-
-from ddprun.files import dumps_json
 
 _WIDTH = 24
 _LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal
@@ -68,13 +64,8 @@ class Console:
         self._drawn = True
 
 
-def json_line(rank: int | None, text: str) -> str:
-    """Return a line of output as a JSON object with time, rank and message."""
-    return dumps_json({"time": round(time.time(), 3), "rank": rank, "message": text})
-
-
 def terminal_or_none() -> TextIO | None:
-    """Return a stream of its own to the terminal of stderr, if it is one; never after ``log_as_json``."""
+    """Return a stream of its own to the terminal of stderr, if it is one."""
     if not sys.stderr.isatty():
         return None
     return _text_stream(Output(os.dup(sys.stderr.fileno()), _KEPT_BAR), sys.stderr.encoding, by_line=False)
@@ -140,16 +131,6 @@ def _outputs() -> "list[Output]":
     return [raw for raw in raws if isinstance(raw, Output)]
 
 
-def count_dropped_as_json() -> None:
-    """Make the line that counts dropped lines a JSON object, too."""
-    for output in _outputs():
-        output.dropped_line = lambda count: json_line(None, _dropped_line(count))
-
-
-def _dropped_line(count: int) -> str:
-    return f"... {count} line(s) of output are missing here: they were not read in time"
-
-
 def _text_stream(output: "Output", encoding: str | None, *, by_line: bool) -> TextIO:
     buffered = io.BufferedWriter(output)
     return io.TextIOWrapper(buffered, encoding or "utf-8", errors="backslashreplace", line_buffering=by_line)
@@ -163,46 +144,6 @@ def _encodes(stream: TextIO, text: str) -> bool:
     return True
 
 
-def log_as_json(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -> None:
-    """Make this process print every line as a JSON object, see ``json_line``.
-
-    Args:
-        rank: of this process; None for a launcher.
-        names: the streams to change. A launcher's stdout already consists of objects.
-    """
-    count_dropped_as_json()
-    for name in names:
-        setattr(sys, name, _JsonLines(getattr(sys, name), rank))
-
-
-class _JsonLines(io.TextIOBase):
-    """Writes whole lines as JSON objects; in a forked rank unchanged, because the launcher encodes them."""
-
-    def __init__(self, stream: TextIO, rank: int | None) -> None:
-        self._stream, self._rank, self._owner = stream, rank, os.getpid()
-        self._begun = ""
-
-    def write(self, text: str, /) -> int:
-        """Write ``text`` and return its length."""
-        if os.getpid() != self._owner:
-            return self._stream.write(text)
-        *lines, self._begun = (self._begun + text).split("\n")
-        self._stream.writelines(json_line(self._rank, line) + "\n" for line in lines)
-        self._stream.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def buffer(self) -> Any:
-        """The stream for bytes, which are written unchanged."""
-        return self._stream.buffer
-
-
 class Output(io.RawIOBase):
     """A descriptor whose writes never fail, and never wait for the reader of a pipe or terminal.
 
@@ -210,14 +151,14 @@ class Output(io.RawIOBase):
 
     Args:
         kept: bytes to keep, about.
+        why: that lines are dropped.
     """
 
-    def __init__(self, descriptor: int, kept: int) -> None:
-        self._descriptor, self._kept, self._owner = descriptor, kept, os.getpid()
+    def __init__(self, descriptor: int, kept: int, why: str = "they were not read in time") -> None:
+        self._descriptor, self._kept, self._why, self._owner = descriptor, kept, why, os.getpid()
         self._waits, self._opened = _has_reader(descriptor), _open_without_waiting(descriptor)
         self._pending = bytearray()
         self._dropped, self._dropping, self._line_begins = 0, False, True
-        self.dropped_line: Callable[[int], str] = _dropped_line
 
     def writable(self) -> bool:
         """Return True."""
@@ -258,7 +199,7 @@ class Output(io.RawIOBase):
         """Write what is kept as far as the reader takes it now. Returns whether something is left."""
         while self._pending or self._dropped:
             if not self._pending:
-                self._pending += self.dropped_line(self._dropped).encode(errors="replace") + b"\n"
+                self._pending += f"... {self._dropped} line(s) of output are missing here: {self._why}\n".encode()
                 self._dropped = 0
             try:
                 written = self._write_without_waiting()
@@ -288,73 +229,12 @@ class Output(io.RawIOBase):
         return os.write(self._descriptor, self._pending[:_PIPE_ATOMIC]) if ready else 0
 
 
-class LineOutput(io.RawIOBase):
-    """stdout or stderr of a rank: a line is one write, and a begun line is in memory that outlives the process.
-
-    Each thread has a line of its own. With ``python -u``, whose parts of a line are writes, 113 of 24,000 lines of four
-    threads and 856 of four processes were mixed, and 60,000 lines took 0.44 s of CPU time instead of 0.18 s.
-
-    Args:
-        memory: of the begun lines; a longer line is divided.
-    """
-
-    mode = "wb"
-
-    def __init__(self, descriptor: int, name: str, memory: memoryview) -> None:
-        self._descriptor, self.name, self._memory = descriptor, name, memory
-        self._begun: dict[int, bytes] = {}
-        self._lock, self._kept = RLock(), 0
-        os.register_at_fork(after_in_child=self._leave_to_parent)
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._descriptor
-
-    def write(self, content: Any, /) -> int:
-        """Write whole lines, and keep a begun one. Returns the length of ``content``."""
-        data, thread = bytes(content), get_ident()
-        text = self._begun.pop(thread, b"") + data
-        end = text.rfind(b"\n") + 1
-        if len(text) - end > len(self._memory):
-            end = len(text)
-        if end:
-            _write_all(self._descriptor, text[:end])
-        if end < len(text):
-            self._begun[thread] = text[end:]
-            self._keep()
-        elif self._kept:
-            self._keep()
-        return len(data)
-
-    def flush(self) -> None:
-        """Write the line that this thread has begun; another thread may be in the middle of ``print``."""
-        super().flush()
-        if begun := self._begun.pop(get_ident(), b""):
-            _write_all(self._descriptor, begun)
-            self._keep()
-
-    def _keep(self) -> None:
-        with self._lock:  # so that the last thread that comes has the newest lines
-            self._kept = size = self._kept or 1
-            text = b"\n".join(list(self._begun.values()))
-            self._kept = len(text)
-            text = text.ljust(size, b"\0")
-            self._memory[: len(text)] = text[: len(self._memory)]
-
-    def _leave_to_parent(self) -> None:
-        """In a fork: the line that was begun before is the parent's, and so is the memory."""
-        self._begun, self._lock, self._memory = {}, RLock(), memoryview(bytearray(len(self._memory)))
-
-
-def write_by_line(memories: Sequence[memoryview]) -> None:
-    """Make stdout and stderr of a script's rank those of ``python -u``, with whole lines."""
+def unbuffer_output() -> None:
+    """Make stdout and stderr of a script's rank those of ``python -u``, as under torchrun."""
     errors = sys.stdin.errors if sys.stdin else "strict"
     for number, name, handler in ((1, "stdout", errors), (2, "stderr", "backslashreplace")):
-        output = LineOutput(number, f"<{name}>", memories[number - 1])
+        output = io.FileIO(number, "w", closefd=False)
+        output.name = f"<{name}>"
         encoding = getattr(getattr(sys, name), "encoding", None) or "utf-8"
         stream = io.TextIOWrapper(output, encoding, handler, newline="\n", write_through=True)
         stream.mode = "w"  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The metrics of a training: ``metrics/run-N.jsonl``, one row for each start, step, evaluation and save.
+"""The metrics of a training: ``metrics/run-N.jsonl``, one row for each start, step, test and save.
 
 ``RowsFile`` writes the file of one run. ``effective_rows`` reads the files of all runs as if the training had never
 been interrupted; what draws curves uses it. Each run has its own file, because NFS does not
@@ -101,7 +101,7 @@ class RecordedMetrics:
     Attributes:
         starts: the start row of each run, by the number of the run.
         origins: the run and step that each run resumed from, by the number of the run; None for a run from step 0.
-        rows: the rows of steps, evaluations, saves and stops, run by run.
+        rows: the rows of steps, tests, saves and stops, run by run.
         last_steps: the last step that counts of the newest run and of each of its ancestors, by run.
     """
 

@@ -1,4 +1,4 @@
-"""The progress report: the answer to ``GET /progress``, and ``progress.json`` in the folder of the metrics.
+"""The progress report: the answer to ``GET /progress``.
 
 It changes only after completed work, never by a timer, so that a trainer without progress shows none. ``worker``
 creates it and sets its phases, ``MetricsLogger`` updates it, and the operator polls it. A rank keeps a copy in
@@ -7,25 +7,28 @@ memory that it shares with its launcher, which answers the polls.
 
 import contextlib
 import json
-import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ddprun.files import BackgroundWrite, Json, dumps_json, finite, with_named_loss, write_atomically
+from ddprun.files import Json, finite, with_named_loss
 from ddprun.heartbeat import RETURNED, HeartbeatRecord
-from ddprun.reporting.progress_port import ProgressPort
+from ddprun.reporting.http_port import ProgressPort
 from ddprun.shared_text import SharedText
 
 SCHEMA = 3  # the number of the termination report's; 1 has no path of a checkpoint
-_FILE_PATIENCE = 30.0  # seconds at the end for a volume to take the file
-_FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume
 _RATE_SECONDS = 10.0
 _AT_EACH_STEP = {"step", "stepsPerSecond"}  # the values that each step changes
 _encode = json.JSONEncoder(default=str).encode
+_AT_FIRST: Json = {
+    "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None, "loss": None,
+    "samplesPerSecond": None, "stepsPerSecond": None, "worldSize": None, "checkpoint": None, "checkpointProblem": None,
+    "resumedFrom": None, "savingSeconds": 0.0, "fenced": False,
+}  # fmt: skip
+FACTS = {*_AT_FIRST, "schema", "seq", "ageSeconds", "changed", "isCounted", "percent", "etaSeconds", "stall", "pause"}
+"""Names in a report that no value of a program may have."""
 
 
 @dataclass
@@ -54,33 +57,24 @@ class Progress:
 
     Args:
         shared: also written there at each update, for ``shared_snapshot``.
+        own: further fields, which only the program and the readers of its reports know.
         is_fenced: the program can save no more when a newer attempt has saved (``checkpoint_files``).
     """
 
     def __init__(
-        self, world_size: int, data: str, shared: SharedText | None = None, *, is_fenced: bool = False
+        self,
+        world_size: int,
+        shared: SharedText | None = None,
+        *,
+        own: Mapping[str, Any] = {},
+        is_fenced: bool = False,
     ) -> None:
         self._lock, self._shared = threading.Lock(), shared
-        self._seq, self._changed, self._written = 0, time.monotonic(), -math.inf
+        self._seq, self._changed = 0, time.monotonic()
         self._is_counted = False
         self._others = ""  # the values but ``step`` as JSON; empty if one of them has changed
-        self._file: Path | None = None
-        self._copy = BackgroundWrite(self._write_file)
         self._rate = StepRate()
-        self._values: dict[str, Any] = {
-            "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None,
-            "loss": None, "accuracy": None, "samplesPerSecond": None, "stepsPerSecond": None,
-            "worldSize": world_size, "data": data, "checkpoint": None, "checkpointProblem": None, "resumedFrom": None,
-            "savingSeconds": 0.0, "fenced": is_fenced,
-        }  # fmt: skip
-
-    def write_to(self, path: Path) -> None:
-        """Keep ``path`` up to date from now on: about once a second, and at every change of phase."""
-        self._file = path
-
-    def wait_for_file(self) -> None:
-        """Wait until the file has the newest report; with a limit, because it is only a copy."""
-        self._copy.wait(_FILE_PATIENCE)
+        self._values = _AT_FIRST | {"worldSize": world_size, "fenced": is_fenced, **own}
 
     def update(self, *, is_counted: bool = False, **values: Any) -> None:
         """Record completed work and increment ``seq``.
@@ -93,7 +87,6 @@ class Progress:
             self._is_counted = is_counted or ("step" not in values and self._is_counted)
             given = finite(with_named_loss(values))
             changed = {name: value for name, value in given.items() if value != self._values.get(name)}
-            phase_changed = "phase" in changed
             self._values.update(changed)
             if changed.keys() - _AT_EACH_STEP:
                 self._others = ""
@@ -102,9 +95,6 @@ class Progress:
                 self._values["stepsPerSecond"] = self._rate.after(values["step"], self._changed)
             if self._shared:
                 self._shared.write(self._text())
-        if self._file is not None and (phase_changed or self._changed - self._written > _FILE_INTERVAL):
-            self._written = self._changed
-            self._copy.request()
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -137,11 +127,6 @@ class Progress:
             self._is_counted = values.pop("isCounted", False)
             self._values.update(values)
             self._others = ""
-
-    def _write_file(self) -> None:
-        assert self._file is not None
-        with contextlib.suppress(OSError):  # only a copy; the next save reports a volume that fails
-            write_atomically(self._file, dumps_json(self.snapshot()).encode(), durable=False)
 
     def is_of_another(self) -> bool:
         """Return whether another process of this rank has reported since this one did last."""

@@ -38,7 +38,7 @@ class MetricsLogger:
         progress.update(phase="setup", totalEpochs=epochs, totalSteps=epochs * steps_per_epoch)
 
     def open(self, folder: Path, run: int, *, with_checkpoints: bool, **start: Any) -> None:
-        """Open ``folder/metrics/run-N.jsonl``, write the ``start`` row to disk, and keep progress.json in ``folder``.
+        """Open ``folder/metrics/run-N.jsonl``, and write the ``start`` row to disk.
 
         Args:
             run: the number N, which is also in every row.
@@ -52,7 +52,6 @@ class MetricsLogger:
         self._folder, self._with_checkpoints = folder, with_checkpoints
         self._append("start", start)
         self._write(durable=True)
-        self._progress.write_to(folder / "progress.json")
 
     def open_temporary(self, **start: Any) -> None:
         """Open the metrics in a new temporary directory and print their path. A failure is only a warning."""
@@ -102,7 +101,7 @@ class MetricsLogger:
         """Log a loss that is not finite and write the batch's sample indices to a file.
 
         Args:
-            folder: where the file goes; None for the folder of progress.json.
+            folder: where the file goes; None for the folder given to ``open``.
         Returns:
             The file's path, or None if it could not be written.
         """
