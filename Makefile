@@ -152,9 +152,8 @@ kind-up: setup  ## create a kind cluster for development (NAME=ddpjob)
 kind-down: $(DEMO)  ## delete that cluster
 	$(PY) -m tests.kind down --name $(NAME)
 
-bench-local: setup  ## measure the start of commands, and the time to the first step of `ddpjob run`, ddprun and torchrun
+bench-local: setup  ## measure the start of commands, and the time to the first step of ddprun and torchrun
 	$(PY) -m tests.benchmarks.command_start
-	$(PY) -m tests.benchmarks.local_first_step
 	$(PY) -m tests.benchmarks.script_start
 
 bench: setup  ## measure the time from apply to all pods, and the time of the same requests without an operator

@@ -1,4 +1,4 @@
-"""A plain HTTP client of the API server, with watches that record when each pod appears.
+"""A plain HTTP client of the API server, with a watch that records when each pod appears.
 
 It uses neither the operator's client nor a client library, so the floor that it measures is the cost of the server and
 of HTTP.
@@ -16,10 +16,9 @@ import ssl
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import aiohttp
 import orjson
@@ -36,71 +35,42 @@ SETTLE_SECONDS = 1.0
 """Pause between two measurements, so that the clean-up after one does not slow the next."""
 
 
-@dataclass(frozen=True)
-class JobKind:
-    """A kind of job that an operator turns into pods.
-
-    body: returns the object for a name and a number of nodes.
-    label: of the pods and Services; its value is the job's name.
-    """
-
-    resource: names.Resource
-    body: Callable[[str, int], Json]
-    label: str
-
-
 class WatchEndedError(Exception):
-    """A watch ended, so some events were missed."""
+    """The watch ended, so some events were missed."""
 
 
 @dataclass
-class Timeline:
-    """The times of the watches' events, in milliseconds after the request was sent."""
+class Pods:
+    """The pods that a watch has seen since ``begin``; ``ms``: until the newest."""
 
     nodes: int
-    begin: float = 0.0
-    pods: list[float] = field(default_factory=list)
-    stages_ms: dict[str, float] = field(default_factory=dict)
+    begin: float
+    seen: int = 0
+    ms: float = 0.0
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def total_ms(self) -> float:
-        return self.pods[-1]
-
-    def saw_pod(self) -> None:
-        self.pods.append(self._now())
-        if len(self.pods) == 1:
-            self.stages_ms["first pod"] = self.pods[0]
-        if len(self.pods) == self.nodes:
-            self.stages_ms["last pod"] = self.pods[-1]
+    def saw_one(self) -> None:
+        self.seen, self.ms = self.seen + 1, 1000 * (time.perf_counter() - self.begin)
+        if self.seen == self.nodes:
             self.complete.set()
-
-    def saw(self, stage: str) -> None:
-        self.stages_ms.setdefault(stage, self._now())
-
-    def _now(self) -> float:
-        return 1000 * (time.perf_counter() - self.begin)
 
 
 class ApiServer:
     """Creates jobs and pods in one namespace, and measures the time. Create with ``reached_by``."""
 
-    watched: ClassVar[Sequence[names.Resource]] = (names.PODS, names.DDPJOBS, names.SERVICES)
-
     def __init__(self, session: aiohttp.ClientSession, server: str, namespace: str) -> None:
         self._session = session
         self._server = server
         self._namespace = namespace
-        self._watches: list[asyncio.Task[None]] = []
-        self._current: Timeline | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._current: Pods | None = None
         self._run = ""
-        self._label = ""
         self._names = (f"bench-{n}" for n in itertools.count())
 
     @classmethod
     @contextlib.asynccontextmanager
     async def reached_by(cls, plane: ControlPlane, namespace: str) -> AsyncIterator[Self]:
-        """Connect and open the watches; close both at the end.
+        """Connect and open the watch; close both at the end.
 
         Python's garbage collector, which would add up to 50 ms to some measurements, runs between them only.
         """
@@ -109,7 +79,7 @@ class ApiServer:
         headers = {"Authorization": f"Bearer {plane.admin_token}", "Content-Type": "application/json"}
         async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**21) as session:
             api = cls(session, plane.server, namespace)
-            await api._open_watches()
+            await api._open_watch()
             # The API server delays the first write to a new CRD by two seconds, which no user's job experiences.
             await api._post(names.DDPJOBS, json.dumps(job_of("first", 1)).encode(), "&dryRun=All")
             gc.disable()
@@ -117,68 +87,64 @@ class ApiServer:
                 yield api
             finally:
                 gc.enable()
-                await api._close_watches()
+                await api._close_watch()
 
-    async def run_job(self, nodes: int, kind: JobKind | None = None) -> Timeline:
-        """POST a job, by default a DDPJob, wait until all its pods exist, delete everything, and return the times."""
-        return await self._measured(partial(self._run_job, kind or DDPJOB), nodes)
+    async def run_job(self, nodes: int) -> float:
+        """POST a DDPJob, wait until all its pods exist, delete everything, and return the milliseconds."""
+        return await self._measured(self._run_job, nodes)
 
-    async def post_pods(self, nodes: int) -> Timeline:
-        """POST the pods that the operator would create, all at once, wait until they exist, and return the times."""
+    async def post_pods(self, nodes: int) -> float:
+        """POST the pods that the operator would create at once, wait until they exist, and return the milliseconds."""
         return await self._measured(self._post_pods, nodes)
 
-    async def _measured(self, measure: Callable[[int], Awaitable[Timeline]], nodes: int) -> Timeline:
-        """Return a measurement; repeat it if the server closed a watch, which it does to slow ones."""
+    async def _measured(self, measure: Callable[[int], Awaitable[float]], nodes: int) -> float:
+        """Return a measurement; repeat it if the server closed the watch, which it does to slow ones."""
         while True:
             try:
                 return await measure(nodes)
             except WatchEndedError as error:
                 print(f"{error}: measuring again", file=sys.stderr)
-                await self._clean_up(self._label)
-                await self._open_watches()
+                await self._clean_up(names.LABEL_JOB_NAME)
+                await self._open_watch()
 
-    async def _run_job(self, kind: JobKind, nodes: int) -> Timeline:
+    async def _run_job(self, nodes: int) -> float:
         name = next(self._names)
-        body = json.dumps(kind.body(name, nodes)).encode()
+        body = json.dumps(job_of(name, nodes)).encode()
         await self._warm(1)
-        timeline = self._start(name, nodes, kind.label)
-        await self._post(kind.resource, body)
-        timeline.saw("job's POST answered")
+        pods = self._start(name, nodes)
+        await self._post(names.DDPJOBS, body)
         try:
-            await self._until_complete(timeline, kind.resource, name)
+            await self._until_complete(pods, name)
         finally:
-            await self._delete(kind.resource, f"/{name}")
-        await self._clean_up(f"{kind.label}={name}")
-        return timeline
+            await self._delete(names.DDPJOBS, f"/{name}")
+        await self._clean_up(f"{names.LABEL_JOB_NAME}={name}")
+        return pods.ms
 
-    async def _post_pods(self, nodes: int) -> Timeline:
+    async def _post_pods(self, nodes: int) -> float:
         name = next(self._names)
         bodies = pods_of(name, nodes, self._namespace)
         await self._warm(min(nodes, CONNECTIONS))
-        timeline = self._start(name, nodes, names.LABEL_JOB_NAME)
+        pods = self._start(name, nodes)
         await asyncio.gather(*(self._post(names.PODS, body) for body in bodies))
-        await self._until_complete(timeline, names.DDPJOBS, name)
+        await self._until_complete(pods, name)
         await self._clean_up(f"{names.LABEL_JOB_NAME}={name}")
-        return timeline
+        return pods.ms
 
-    def _start(self, name: str, nodes: int, label: str) -> Timeline:
-        self._run, self._label = name, label
-        self._current = Timeline(nodes)
-        self._current.begin = time.perf_counter()
+    def _start(self, name: str, nodes: int) -> Pods:
+        self._run = name
+        self._current = Pods(nodes, time.perf_counter())
         return self._current
 
-    async def _until_complete(self, timeline: Timeline, resource: names.Resource, name: str) -> None:
-        seen = asyncio.create_task(timeline.complete.wait())
-        await asyncio.wait({seen, *self._watches}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        for watch in self._watches:
-            if watch.done():
-                watch.result()
+    async def _until_complete(self, pods: Pods, name: str) -> None:
+        seen = asyncio.create_task(pods.complete.wait())
+        assert self._watch is not None
+        await asyncio.wait({seen, self._watch}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if self._watch.done():
+            self._watch.result()
         if not seen.done():
             seen.cancel()
-            job = await self._get(f"{self._url(resource)}/{name}")
-            raise RuntimeError(
-                f"{len(timeline.pods)} of {timeline.nodes} pods after {SECONDS:g} s; status: {job.get('status')}"
-            )
+            job = await self._get(f"{self._url(names.DDPJOBS)}/{name}")
+            raise RuntimeError(f"{pods.seen} of {pods.nodes} pods after {SECONDS:g} s; status: {job.get('status')}")
 
     async def _warm(self, connections: int) -> None:
         """Open connections, as a process that has run for a while has them open."""
@@ -192,42 +158,30 @@ class ApiServer:
         gc.collect()
         await asyncio.sleep(SETTLE_SECONDS)
 
-    async def _open_watches(self) -> None:
-        await self._close_watches()
-        for resource in self.watched:
-            listed = await self._get(self._url(resource))
-            version = listed["metadata"]["resourceVersion"]
-            url = f"{self._url(resource)}?watch=1&resourceVersion={version}&timeoutSeconds=3600"
-            opened = asyncio.Event()
-            self._watches.append(asyncio.create_task(self._watch(resource, url, opened)))
-            await asyncio.wait_for(opened.wait(), 30)
+    async def _open_watch(self) -> None:
+        await self._close_watch()
+        listed = await self._get(self._url(names.PODS))
+        version = listed["metadata"]["resourceVersion"]
+        opened = asyncio.Event()
+        self._watch = asyncio.create_task(self._follow(version, opened))
+        await asyncio.wait_for(opened.wait(), 30)
 
-    async def _close_watches(self) -> None:
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
-        self._watches.clear()
+    async def _close_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
 
-    async def _watch(self, resource: names.Resource, url: str, opened: asyncio.Event) -> None:
+    async def _follow(self, version: str, opened: asyncio.Event) -> None:
+        url = f"{self._url(names.PODS)}?watch=1&resourceVersion={version}&timeoutSeconds=3600"
         async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
             answer.raise_for_status()
             opened.set()
             async for line in answer.content:
-                self._take(resource, orjson.loads(line))
-        raise WatchEndedError(f"the watch on {resource.plural} ended")
-
-    def _take(self, resource: names.Resource, event: Json) -> None:
-        meta = event["object"]["metadata"]
-        if self._current is None:
-            return
-        if resource is names.DDPJOBS:
-            if meta["name"] == self._run and event["object"].get("status", {}).get("attempt"):
-                self._current.saw("attempt recorded")
-        elif event["type"] == "ADDED" and (meta.get("labels") or {}).get(self._label) == self._run:
-            if resource is names.PODS:
-                self._current.saw_pod()
-            else:
-                self._current.saw("Service")
+                event = orjson.loads(line)
+                labels = event["object"]["metadata"].get("labels") or {}
+                if self._current and event["type"] == "ADDED" and labels.get(names.LABEL_JOB_NAME) == self._run:
+                    self._current.saw_one()
+        raise WatchEndedError("the watch on pods ended")
 
     def _url(self, resource: names.Resource) -> str:
         return f"{self._server}/{resource.path(self._namespace)}"
@@ -267,9 +221,6 @@ def job_of(name: str, nodes: int) -> Json:
             "checkpoint": {"claimName": "checkpoints"},
         },
     }
-
-
-DDPJOB = JobKind(names.DDPJOBS, job_of, names.LABEL_JOB_NAME)
 
 
 def pods_of(name: str, nodes: int, namespace: str) -> list[bytes]:

@@ -1,15 +1,11 @@
-"""The loops that ``tests.benchmarks.mnist`` compares with, written as in tutorials, on the same data.
+"""The loop of PyTorch's distributed tutorial, with which ``tests.benchmarks.mnist`` compares, on the same data.
 
-    python -m tests.benchmarks.mnist_loops NAME DATA DIRECTORY THREADS [MODEL BATCH SHIFT]
-
-prints the result of the loop as JSON: ``dataloader`` (with the last three arguments), ``tutorial`` or ``example``.
-They are faster than in practice, because they neither decode with PIL nor start worker processes.
+It prints its result as JSON. It is faster than in practice, because it neither decodes with PIL nor starts worker
+processes.
 """
 
-import itertools
+import argparse
 import json
-import random
-import sys
 import time
 from typing import Any
 
@@ -20,24 +16,17 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from ddptrain.data.batches import MEAN, STD, normalise
-from ddptrain.data.mnist import SIDE, Dataset, Images, load
-from ddptrain.training import models
+from ddptrain.data.mnist import Dataset, Images, load
 
-_WARM_UP_STEPS = 10  # not counted: they allocate memory and select kernels
-_STEPS = 120  # of the DataLoader loop
-_TARGET = 0.98  # of the tutorial's accuracy
+_TARGET = 0.98  # accuracy
 _MOST_EPOCHS = 12
 
 
 class Samples(TorchDataset[tuple[torch.Tensor, int]]):
-    """Converts, normalizes and shifts one sample at a time, as torchvision's transforms do.
+    """Converts and normalizes one sample at a time, as torchvision's transforms do."""
 
-    Args:
-        shift: maximum of the random shift in pixels; 0 for none.
-    """
-
-    def __init__(self, images: Images, labels: Images, *, shift: int = 0) -> None:
-        self._images, self._labels, self._shift = torch.from_numpy(images.copy()), labels.tolist(), shift
+    def __init__(self, images: Images, labels: Images) -> None:
+        self._images, self._labels = torch.from_numpy(images.copy()), labels.tolist()
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -45,29 +34,7 @@ class Samples(TorchDataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         """Return (1, 28, 28) float32 of zero mean and unit variance, and its class."""
         image = (self._images[index].unsqueeze(0).to(torch.float32).div(255) - MEAN) / STD
-        if self._shift:
-            top, left = random.randint(0, 2 * self._shift), random.randint(0, 2 * self._shift)
-            image = functional.pad(image, (self._shift,) * 4)[:, top : top + SIDE, left : left + SIDE]
         return image, self._labels[index]
-
-
-def dataloader(dataset: Dataset, model: str, batch: int, shift: int) -> dict[str, Any]:
-    """Time the product's network and optimizer in a plain loop: returns ``{"samplesPerSecond": …}``."""
-    net = models.plain(model)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.001)
-    samples = Samples(dataset.train_images, dataset.train_labels, shift=shift)
-    loader = DataLoader(samples, batch_size=batch, shuffle=True)
-    endless = itertools.chain.from_iterable(itertools.repeat(loader))
-    started = 0.0
-    for step, (images, labels) in enumerate(itertools.islice(endless, _STEPS)):
-        if step == _WARM_UP_STEPS:
-            started = time.perf_counter()
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(net(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    seconds = time.perf_counter() - started
-    return {"samplesPerSecond": (_STEPS - _WARM_UP_STEPS) * batch / seconds}
 
 
 class TutorialNet(nn.Module):
@@ -126,49 +93,15 @@ def _accuracy(net: nn.Module, dataset: Dataset) -> float:
     return right / len(labels)
 
 
-class ExampleNet(nn.Module):
-    """The network of pytorch/examples, mnist/main.py."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3, 1), nn.Conv2d(32, 64, 3, 1)
-        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
-        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return log-probabilities (N, 10) of images (N, 1, 28, 28)."""
-        x = functional.relu(self.conv2(functional.relu(self.conv1(x))))
-        x = self.dropout1(functional.max_pool2d(x, 2)).flatten(1)
-        x = self.dropout2(functional.relu(self.fc1(x)))
-        return functional.log_softmax(self.fc2(x), dim=1)
-
-
-def example(dataset: Dataset) -> dict[str, Any]:
-    """Train one epoch with the settings of pytorch/examples, mnist/main.py, and evaluate.
-
-    Batch 64, Adadelta with learning rate 1, which changes only after the epoch.
-
-    Returns:
-        the accuracy on the test set.
-    """
-    net = ExampleNet()
-    optimizer = torch.optim.Adadelta(net.parameters(), lr=1.0)
-    loader = DataLoader(Samples(dataset.train_images, dataset.train_labels), batch_size=64, shuffle=True)
-    _train_epoch(net, optimizer, loader)
-    return {"accuracy": _accuracy(net, dataset)}
-
-
 def main() -> None:
-    name, data, directory, threads, *more = sys.argv[1:]
-    torch.set_num_threads(int(threads))
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.mnist_loops", description=__doc__)
+    parser.add_argument("data", help="mnist, digits or idx")
+    parser.add_argument("directory", help="of the four files; empty for digits")
+    parser.add_argument("threads", type=int)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    dataset = load(data, directory)
-    if name == "dataloader":
-        model, batch, shift = more
-        found = dataloader(dataset, model, int(batch), int(shift))
-    else:
-        found = {"tutorial": tutorial, "example": example}[name](dataset)
-    print(json.dumps(found))
+    print(json.dumps(tutorial(load(options.data, options.directory))))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ are counted, and not in the median. Exit code 1: a check failed.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -24,7 +23,7 @@ import torch
 
 from ddpjob.api.objects import Json
 from ddprun.reporting.metrics import read_rows
-from tests.benchmarks.report import describe_machine, write_section
+from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.ddptrain.runs import final_weights
 from tests.e2e.demo import say, set_up
 from tests.e2e.kubectl import Kubectl, until
@@ -129,9 +128,8 @@ def table(in_place: Course, new_pods: Course, is_same: bool, machine: str) -> st
         "the killed rank is blamed": [f"{one.blamed} of {kills}" for one in courses],
         "weights of an undisturbed run, bit for bit": ["yes" if is_same else "**no**"] * 2,
     }
-    lines = ["| | in place | new pods |", "|---|---:|---:|"]
-    lines += [f"| {what} | {' | '.join(cells)} |" for what, cells in rows.items()]
-    return "\n".join([*lines, "", f"{kills} kills each, two pods of two ranks, on {machine}."])
+    shown = table_of(("", "in place", "new pods"), [[what, *cells] for what, cells in rows.items()])
+    return f"{shown}\n\n{kills} kills each, two pods of two ranks, on {machine}."
 
 
 def _is_same(one: Outcome, other: Outcome) -> bool:
@@ -141,11 +139,9 @@ def _is_same(one: Outcome, other: Outcome) -> bool:
 
 def main() -> int:
     """Measure, print the result, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.restarts", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("tests.benchmarks.restarts", __doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     machine, draw = describe_machine(), random.Random(5)
     victims = [draw.randrange(NODES * RANKS) for _ in range(options.kills)]
@@ -161,10 +157,7 @@ def main() -> int:
         whole: Outcome = outcomes["undisturbed"].result()
         is_same = _is_same(whole, in_place.outcome) and _is_same(whole, new_pods.outcome)
     until_all_are_gone(Kubectl(cluster.kubeconfig))
-    shown = table(in_place, new_pods, is_same, machine)
-    print(shown)
-    if options.write:
-        write_section("restarts", shown)
+    print_table(options, "restarts", table(in_place, new_pods, is_same, machine))
     is_right = all(one.blamed == options.kills for one in (in_place, new_pods))
     return 0 if is_same and is_right and in_place.pods == NODES else 1
 

@@ -13,16 +13,16 @@ process. The worst lag is the longest delay of a heartbeat of the operator's eve
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 
@@ -30,8 +30,8 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.benchmarks.api_server import job_of
 from tests.benchmarks.kubelets import Kubelets
-from tests.benchmarks.operator_process import OperatorProcess
-from tests.benchmarks.report import describe_machine, write_section
+from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
+from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane, control_plane
 from tests.kind import prepare
 
@@ -66,6 +66,14 @@ class Row:
             return True
         return self.cpu_s <= AIM_CPU_SECONDS and self.worst_lag_ms <= 1000 * AIM_LAG_SECONDS
 
+    def cells(self) -> list[str]:
+        """Return the cells of its row."""
+        return [
+            f"{self.jobs:,}", f"{self.nodes:,}", f"{self.pods_s} s", f"{self.running_s} s", f"**{self.cpu_s} s**",
+            f"{self.peak_mib:.0f} MiB", f"{self.worst_lag_ms:.0f} ms", f"{self.reconciles:,.0f}",
+            f"{self.requests_per_job:,.1f}",
+        ]  # fmt: skip
+
 
 class Case:
     """Runs one case; the watches record what has happened."""
@@ -89,14 +97,14 @@ class Case:
         # The API server delays the first write to a new CRD by two seconds, which no user's job experiences.
         await self._post(job_of("first", 1), "?dryRun=All")
         watches = [asyncio.create_task(self._watch(kind)) for kind in (names.PODS, names.DDPJOBS)]
-        before, cpu = await self._metrics(operator), operator.cpu_seconds()
+        before, cpu = await self._metrics(operator), _cpu_seconds(operator)
         lag = asyncio.create_task(self._sample_lag(operator))
         try:
             self._begin = time.perf_counter()
             await self._post_jobs()
             await self._wait(watches)
             await asyncio.sleep(2 * SAMPLE_SECONDS)  # the heartbeat of this second
-            after, used = await self._metrics(operator), operator.cpu_seconds() - cpu
+            after, used = await self._metrics(operator), _cpu_seconds(operator) - cpu
         finally:
             for task in (*watches, lag):
                 task.cancel()
@@ -108,7 +116,7 @@ class Case:
             pods_s=round(self._pods_s, 1),
             running_s=round(self._running_s, 1),
             cpu_s=round(used, 1),
-            peak_mib=round(operator.peak_mib(), 0),
+            peak_mib=round(_peak_mib(operator), 0),
             worst_lag_ms=round(1000 * self._worst_lag, 0),
             reconciles=_sum(after, "ddpjob_reconcile_duration_seconds_count")
             - _sum(before, "ddpjob_reconcile_duration_seconds_count"),
@@ -172,7 +180,7 @@ class Case:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _metrics(self, operator: OperatorProcess) -> str:
-        async with self._session.get(f"http://127.0.0.1:{operator.port}/metrics") as answer:
+        async with self._session.get(f"http://127.0.0.1:{operator.port()}/metrics") as answer:
             return await answer.text()
 
     async def _post(self, job: Json, options: str = "") -> None:
@@ -180,6 +188,18 @@ class Case:
         async with self._session.post(url, json=job) as response:
             if response.status >= 300:
                 raise RuntimeError(f"{response.status} {await response.text()}")
+
+
+def _cpu_seconds(operator: OperatorProcess) -> float:
+    """Return the processor time that the process has used, in user and system mode (proc(5))."""
+    fields = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_mib(operator: OperatorProcess) -> float:
+    """Return the largest resident memory of the process so far."""
+    lines = Path(f"/proc/{operator.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 
 
 def _sum(metrics: str, name: str) -> float:
@@ -202,36 +222,16 @@ async def _session(plane: ControlPlane) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def measure(jobs: int, nodes: int) -> Row:
     """Run one case with a new control plane and a new operator."""
-    with control_plane() as plane, OperatorProcess(plane.kubeconfig()) as operator:
-        operator.wait_until_ready()
+    with control_plane() as plane, OperatorProcess(plane, "") as operator:
         async with _session(plane) as session:
             return await Case(session, plane.server, jobs, nodes).run(operator)
 
 
-def table(result: dict[str, Any]) -> str:
-    """Return the result as a Markdown table."""
-    lines = [
-        "| jobs | nodes each | all pods exist | all run, in status | CPU time | peak memory | worst lag | reconciles | "
-        "requests per job |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        lines.append(
-            f"| {row['jobs']:,} | {row['nodes']:,} | {row['pods_s']} s | {row['running_s']} s | **{row['cpu_s']} s** | "
-            f"{row['peak_mib']:.0f} MiB | {row['worst_lag_ms']:.0f} ms | {row['reconciles']:,.0f} | "
-            f"{row['requests_per_job']:,.1f} |"
-        )
-    return "\n".join([*lines, "", f"Measured on {result['machine']}."])
-
-
 def main() -> int:
     """Measure and print. The exit code is 0 if the aims for one job of 1,000 nodes are met, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.scale", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("tests.benchmarks.scale", __doc__)
     cases = [f"{jobs}x{nodes}" for jobs, nodes in CASES]
     parser.add_argument("--cases", nargs="+", default=cases, metavar="JOBSxNODES")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     prepare.ensure("etcd", "kube-apiserver")
     machine = describe_machine()
@@ -240,14 +240,12 @@ def main() -> int:
         jobs, _, nodes = case.partition("x")
         rows.append(asyncio.run(measure(int(jobs), int(nodes))))
         print(f"{case}: {rows[-1]}", file=sys.stderr, flush=True)
-    result = {
-        "benchmark": "scale",
-        "machine": machine,
-        "rows": [asdict(row) | {"holds": row.holds} for row in rows],
-    }
-    print(json.dumps(result, indent=2) if options.json else table(result))
-    if options.write:
-        write_section("scale", table(result))
+    heading = (
+        "jobs", "nodes each", "all pods exist", "all run, in status", "CPU time", "peak memory", "worst lag",
+        "reconciles", "requests per job",
+    )  # fmt: skip
+    shown = table_of(heading, [row.cells() for row in rows], names=0)
+    print_table(options, "scale", f"{shown}\n\nMeasured on {machine}.")
     return 0 if all(row.holds for row in rows) else 1
 
 
