@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from ddptrain.cli import main
 from ddptrain.data.mnist import load
@@ -19,7 +18,7 @@ from tests.ddptrain.runs import ForkServer
 
 ROOT = Path(__file__).parents[2]
 VERBS = (
-    "", "train", "launch", "preflight", "eval", "infer", "predict", "export", "config", "config print",
+    "", "train", "launch", "preflight", "eval", "infer", "config", "config print",
     "rollback", "lesson",
 )  # fmt: skip
 needs_namespaces = pytest.mark.skipif(
@@ -38,7 +37,6 @@ def example(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_every_example_works(ddptrain: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Image.fromarray(load("digits", "").test_images[0]).save(tmp_path / "digit.png")
     for verb in VERBS:
         ddptrain.run(*(argument.replace("/tmp/", f"{tmp_path}/") for argument in example(verb, capsys)))
 

@@ -113,13 +113,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     flags.add_checkpoint_choice(evaluate)
     flags.add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
-    _add_model_verbs(verbs)
+    _add_infer(verbs)
     _add_lessons(verbs)
     add_file_verbs(verbs)
     return parser
 
 
-def _add_model_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
+def _add_infer(verbs: "argparse._SubParsersAction[Any]") -> None:
     infer = flags.add_verb(
         verbs, "infer", "write a checkpoint's prediction for every sample as CSV; alone or under torchrun", _infer,
         example=f"infer {_CHECKPOINTS} --out /tmp/ddptrain-answers.csv",
@@ -128,25 +128,6 @@ def _add_model_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     infer.add_argument("--split", choices=("test", "train"), default="test", help="which samples (default: test)")
     flags.add_checkpoint_choice(infer)
     flags.add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
-    predict = flags.add_verb(
-        verbs, "predict", "print which digit a PNG image shows", _predict,
-        example=f"predict /tmp/digit.png {_CHECKPOINTS}",
-    )  # fmt: skip
-    predict.add_argument("images", nargs="+", metavar="PNG", help="8-bit grey or RGB, any size, dark or light ink")
-    predict.add_argument("--weights", default="", metavar="FILE", help="a state_dict or checkpoint of --model")
-    predict.add_argument("--json", action="store_true", help="one JSON object per image, with all probabilities")
-    flags.add_settings(predict, ["checkpoint_dir", "model", "threads"])
-    export = flags.add_verb(
-        verbs, "export", "write a checkpoint's model for other programs", _export,
-        example=f"export {_CHECKPOINTS} --format program --out /tmp/ddptrain.pt2",
-    )  # fmt: skip
-    export.add_argument("--out", required=True, metavar="FILE", help="file to write")
-    export.add_argument(
-        "--format", choices=("state-dict", "program"), default="state-dict",
-        help="state-dict, or a program of torch.export that takes raw pixels (default: state-dict)",
-    )  # fmt: skip
-    flags.add_checkpoint_choice(export)
-    flags.add_settings(export, ["checkpoint_dir"])
 
 
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
@@ -236,7 +217,7 @@ def _training_config(arguments: argparse.Namespace) -> Config:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference.data_set import evaluate_checkpoint
+    from ddptrain.inference import evaluate_checkpoint
 
     return evaluate_checkpoint(resolve_flags(arguments), run=arguments.run, step=arguments.step)
 
@@ -254,17 +235,3 @@ def _infer(arguments: argparse.Namespace) -> int:
     job = Infer(Path(arguments.out), arguments.split, arguments.run, arguments.step)
     config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
     return Worker(config, ranks, Console(ranks.rank, None), stop, job).run_here().code
-
-
-def _predict(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference.predict import predict
-
-    config = resolve_flags(arguments)
-    return predict(config, arguments.images, weights_file=arguments.weights, as_json=arguments.json)
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference.export import export
-
-    config, out = resolve_flags(arguments), Path(arguments.out)
-    return export(config, out, arguments.format, run=arguments.run, step=arguments.step)

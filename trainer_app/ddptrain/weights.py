@@ -32,7 +32,7 @@ def digest(state: StateDict) -> str:
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a checkpoint or an exported state_dict, or of a directory's newest valid checkpoint.
+    """Return the content of a checkpoint or a state_dict, or of a directory's newest valid checkpoint.
 
     Raises:
         DataMissing: absent, unreadable, or a directory without a valid checkpoint.
@@ -45,7 +45,7 @@ def read(path: Path) -> bytes:
         raise DataMissing(
             f"cannot read the weights {path}: {error.strerror}",
             hint="the volume may not be mounted there",
-            next_step="give a checkpoint, an exported state_dict or a checkpoint directory",
+            next_step="give a checkpoint, a state_dict or a checkpoint directory",
         ) from error
 
 
@@ -61,7 +61,7 @@ def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch
         reason = str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
         raise DataCorrupt(
             f"torch.load cannot read the weights: {reason}",
-            next_step="give a checkpoint of ddptrain, or a state_dict saved by `ddptrain export`",
+            next_step="give a checkpoint of ddptrain, or a file with a state_dict",
         ) from error
     state = loaded.get("model", loaded) if isinstance(loaded, dict) else None
     if not isinstance(state, dict) or not all(

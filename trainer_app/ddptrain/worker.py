@@ -157,7 +157,7 @@ class Worker:
         return ending_of(found, rank=self.ranks.rank)
 
     def _infer(self, job: Infer) -> Ending:
-        from ddptrain.inference.data_set import infer
+        from ddptrain.inference import infer
 
         group = self._join("infer")
         done = infer(self.config, group, self._timeout, job)
