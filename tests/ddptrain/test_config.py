@@ -72,12 +72,6 @@ def test_the_file_overrides_job_variables_and_trainer_variables_override_the_fil
     assert (config.data_dir, config.epochs, config.learning_rate) == ("/file", 5, 0.02)
 
 
-def test_the_environment_of_a_config_resolves_to_the_same_config() -> None:
-    config = resolve({}, {"lr": "0.02", "bf16": "off", "download": True, "data_dir": "/a b", "seed": str(2**61)})
-    inherited = {"DDPJOB_DATA_DIR": "/job", "DDPJOB_CHECKPOINT_DIR": "/job", "DDPTRAIN_LR": "0.5"}
-    assert resolve(inherited | config.environment(), {}) == config
-
-
 def test_an_unknown_job_variable_is_ignored() -> None:
     assert resolve({"DDPJOB_FROM_THE_FUTURE": "1"}, {}) == Config()
 

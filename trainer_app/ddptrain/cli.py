@@ -35,7 +35,7 @@ from ddptrain.config import Config
 from ddptrain.flags import resolve_flags
 from ddptrain.jobs import Infer, Preflight, Train
 from ddptrain.lesson import lesson_names, run_lesson
-from ddptrain.program import Trainer, torchrun_command
+from ddptrain.program import Trainer
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
@@ -202,10 +202,6 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
         given.get("max_restarts", 0),
         fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
     )
-    if options.how == "torchrun":
-        command = torchrun_command(ranks, options)
-        # torchrun replaces this process and gets its signals; its ranks read the settings from the environment.
-        os.execve(command[0], command, {**os.environ, **config.environment()})  # noqa: S606
     return launch(config, ranks, stop, options)
 
 

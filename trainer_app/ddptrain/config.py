@@ -136,10 +136,6 @@ class Config(Settings):
         """Return every setting by name."""
         return {name: getattr(self, field.name) for name, field in SETTINGS.items()}
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables that give this config to another process."""
-        return {PREFIX + name.upper(): str(value) for name, value in self.settings().items()}
-
 
 SETTINGS = fields_of(Config)
 

@@ -84,8 +84,8 @@ def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:
     if not training:
         return
     group.add_argument(
-        "--how", choices=("prefork", "spawn", "torchrun"), default="prefork",
-        help="fork ranks after one import of torch, spawn an interpreter for each, or use torchrun (default: prefork)",
+        "--how", choices=("prefork", "spawn"), default="prefork",
+        help="fork ranks after one import of torch, or spawn an interpreter for each (default: prefork)",
     )  # fmt: skip
     group.add_argument(
         "--max-restarts", type=whole_number(0), default=0, metavar="N",
