@@ -274,7 +274,7 @@ def test_hint_and_next_of_the_trainer_are_printed(tmp_path: Path) -> None:
 
 
 def test_message_of_an_old_trainer_keeps_its_advice(tmp_path: Path) -> None:
-    message = "node_rank 1: DataError: no file; next: ddptrain data fetch"
+    message = "node_rank 1: DataError: no file; next: ddptrain fetch"
     assert summary_lines(a_failure(tmp_path, message=message), 80)[1] == f"mnist failed in attempt 2: {message}"
 
 

@@ -1,4 +1,4 @@
-"""The verbs ``rollback`` and ``config print``."""
+"""The verb ``rollback``."""
 
 from __future__ import annotations
 
@@ -75,24 +75,3 @@ def test_a_rolled_back_run_ends_with_the_same_weights(ddptrain: ForkServer, idx:
     again = ddptrain.run(*command(1, idx, cut, "--model", "mlp"))
     assert again.message()["resumedFrom"] == place(1, 12)
     assert_same_end(whole, cut)
-
-
-def test_a_printed_configuration_is_a_valid_file_and_shows_origins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("lr: 1e-3\nbatch-size: 64\ndownload: false\nepochs: 9\nseed: 5\n")
-    monkeypatch.setenv("DDPTRAIN_EPOCHS", "8")
-    monkeypatch.setenv("DDPJOB_DATA_DIR", "/data")
-    argv = ["config", "print", "--origin", "--config", str(file), "--seed", "6"]
-    assert main(argv) == 0
-    printed = capsys.readouterr().out
-    origins = {line.split(":")[0]: line.partition("# ")[2] for line in printed.splitlines()}
-    assert origins["lr"] == f"{file}: lr"
-    assert origins["batch_size"] == f"{file}: batch-size"
-    assert (origins["epochs"], origins["seed"], origins["data_dir"], origins["model"]) == (
-        "DDPTRAIN_EPOCHS", "--seed", "DDPJOB_DATA_DIR", "default",
-    )  # fmt: skip
-    file.write_text(printed)
-    assert main(["config", "print", "--config", str(file)]) == 0
-    assert [line.split("#")[0].strip() for line in printed.splitlines()] == capsys.readouterr().out.splitlines()

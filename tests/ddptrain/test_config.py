@@ -13,8 +13,7 @@ from ddprun.errors import ConfigMismatch, Mismatch, UsageError
 from ddprun.fault_injection import Fault
 from ddprun.resources import threads_per_rank
 from ddptrain.cli import main
-from ddptrain.config import SETTINGS, Config, digest_of
-from ddptrain.config_sources import resolve
+from ddptrain.config import SETTINGS, Config, digest_of, resolve
 from ddptrain.errors import DataMismatch
 from ddptrain.training.checkpointer import check_compatible, check_same_as_rank_zero
 
@@ -36,40 +35,6 @@ def test_an_unknown_trainer_variable_is_refused_with_the_nearest_name() -> None:
         resolve({"DDPTRAIN_EPOCH": "5"}, {})
     assert caught.value.hint == "did you mean DDPTRAIN_EPOCHS?"
     assert caught.value.code == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "said", "hint"),
-    [
-        ("epoch: 3", "unknown setting epoch", "did you mean epochs?"),
-        ("epochs: 1.5", "epochs='1.5' is not of type int", ""),
-        ("epochs: [1]", "epochs is not one value", ""),
-        ("epochs:", "epochs is not one value", ""),
-        ("- epochs", "is not a mapping", ""),
-        ("a: b: c", "cannot read", ""),
-        ("epochs: yes", "epochs=True is not of type int", ""),
-        ("checkpoint_dir: on", "checkpoint_dir=True is not of type str", ""),
-        ("[" * 5000, "cannot read", ""),
-    ],
-)
-def test_an_invalid_configuration_file_is_refused_with_its_path(
-    tmp_path: Path, content: str, said: str, hint: str
-) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(content)
-    with pytest.raises(UsageError) as caught:
-        resolve({"DDPTRAIN_CONFIG": str(file)}, {})
-    assert said in str(caught.value)
-    assert str(file) in str(caught.value)
-    assert caught.value.hint == hint
-
-
-def test_the_file_overrides_job_variables_and_trainer_variables_override_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("data_dir: /file\nepochs: 4\nlr: 2e-2\n")
-    env = {"DDPJOB_DATA_DIR": "/job", "DDPTRAIN_EPOCHS": "5", "DDPTRAIN_CONFIG": "/absent"}
-    config = resolve(env, {"config": str(file)})
-    assert (config.data_dir, config.epochs, config.learning_rate) == ("/file", 5, 0.02)
 
 
 def test_an_unknown_job_variable_is_ignored() -> None:

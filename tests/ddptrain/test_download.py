@@ -214,9 +214,9 @@ def test_complete_directory_is_not_written(tmp_path: Path, idx: Path, files: tup
     assert idx.stat().st_mtime_ns == before
 
 
-def test_data_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     with mirror(good(idx)) as (url, _):
-        run = ddptrain.run("data", "fetch", "--data-dir", tmp_path, "--url", url, code=66)
+        run = ddptrain.run("fetch", "--data-dir", tmp_path, "--url", url, code=66)
     assert "wrong content" in run.output()
     assert json.loads(run.termination_log.read_text())["code"] == 66
 

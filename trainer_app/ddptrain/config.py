@@ -1,4 +1,4 @@
-"""The settings of a run: ``config_sources`` reads their values, and ``flags`` declares a flag for each."""
+"""The settings of a run, and where their values come from; ``flags`` declares a flag for each."""
 
 import dataclasses
 import functools
@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.errors import ConfigMismatch, UsageError
-from ddprun.settings import Settings, fields_of, seconds, setting
+from ddprun.errors import ConfigMismatch, UsageError, nearest
+from ddprun.settings import Settings, checked, fields_of, seconds, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
 
 _of_weights = functools.partial(setting, identity=True)
+# With --debug; a value that is given wins. A rank at a breakpoint has no heartbeat, and its peers wait for it.
+_DEBUG_DEFAULTS = {
+    "hang_timeout": 0.0, "stall_report": 0.0, "collective_timeout": 86_400.0, "rendezvous_timeout": 86_400.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,12 +136,40 @@ class Config(Settings):
         """Return the config with other values of the named settings."""
         return dataclasses.replace(self, **{SETTINGS[name].name: value for name, value in settings.items()})
 
-    def settings(self) -> dict[str, Any]:
-        """Return every setting by name."""
-        return {name: getattr(self, field.name) for name, field in SETTINGS.items()}
-
 
 SETTINGS = fields_of(Config)
+
+
+def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """Return the config from defaults, ``DDPJOB_*`` variables, ``DDPTRAIN_*`` variables, and flags; a later one wins.
+
+    Args:
+        env: the process environment; unknown DDPTRAIN_* variables are refused, others ignored.
+        flags: setting to value; None means not given.
+    Raises:
+        UsageError: unknown name or invalid value; the error names its origin.
+    """
+    shared = {field.metadata["env"]: name for name, field in SETTINGS.items() if field.metadata["env"]}
+    given = [(name, env[key], key) for key, name in shared.items() if env.get(key)]
+    known = {PREFIX + name.upper(): name for name in SETTINGS}
+    for key in sorted(key for key in env if key.startswith(PREFIX)):
+        if key not in known:
+            raise UsageError(
+                f"unknown environment variable {key}",
+                hint=nearest(key, known),
+                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
+            )
+        given.append((known[key], env[key], key))
+    given += [(name, value, "--" + name.replace("_", "-")) for name, value in flags.items() if value is not None]
+    values = {name: checked(SETTINGS[name], value, origin) for name, value, origin in given}
+    config = Config().replaced((_DEBUG_DEFAULTS if values.get("debug") else {}) | values)
+    if config.sync == "bitwise" and config.accum > 1:
+        raise UsageError(
+            "--accum cannot be combined with --sync bitwise",
+            hint="bitwise already computes every global batch in twelve small parts",
+            next_step="remove --accum",
+        )
+    return config
 
 
 def digest_of(settings: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Download of the MNIST files from the first mirror that delivers them intact.
 
-Used by ``data fetch`` and by ``--download``. A file is accepted by the digest of its decompressed content and written
-atomically. A lock lets one process per directory download; the others wait and then find the files.
+Used by the verb ``fetch`` and by ``--download``. A file is accepted by the digest of its decompressed content and
+written atomically. A lock lets one process per directory download; the others wait and then find the files.
 """
 
 import errno
@@ -168,7 +168,7 @@ def _download(
     raise DownloadFailed(
         f"no mirror delivered {file.name}: {'; '.join(f'{url}: {failure}' for url, failure in failures.items())}",
         hint="this machine may have no network",
-        next_step="try another mirror with `ddptrain data fetch --url URL`, copy the four files into the directory, or "
+        next_step="try another mirror with `ddptrain fetch --url URL`, copy the four files into the directory, or "
         "train on digits without files: --data digits",
     )
 
