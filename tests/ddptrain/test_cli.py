@@ -58,6 +58,9 @@ def test_process_ends_without_the_interpreters_own_end_but_with_all_output() -> 
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.returncode) == ("output\n", 3)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, timeout=120, check=False)
+    assert done.returncode not in (0, 3), "output that is lost is an error"
 
 
 def test_version_is_printed() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddprun.checkpoint_files import read_newest
 from ddprun.distributed.process_group import Group
 from ddprun.errors import ConfigMismatch, DataCorrupt, DataMissing
 from ddptrain.errors import WeightsDiffer
@@ -32,20 +31,18 @@ def digest(state: StateDict) -> str:
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a checkpoint or a state_dict, or of a directory's newest valid checkpoint.
+    """Return the content of a checkpoint or a state_dict.
 
     Raises:
-        DataMissing: absent, unreadable, or a directory without a valid checkpoint.
+        DataMissing: absent or unreadable.
     """
-    if path.is_dir():
-        return read_newest(path)[1]
     try:
         return path.read_bytes()
     except OSError as error:
         raise DataMissing(
             f"cannot read the weights {path}: {error.strerror}",
             hint="the volume may not be mounted there",
-            next_step="give a checkpoint, a state_dict or a checkpoint directory",
+            next_step="give a checkpoint or a state_dict",
         ) from error
 
 

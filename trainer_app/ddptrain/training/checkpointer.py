@@ -47,7 +47,7 @@ class SaveResult:
 class Checkpointer:
     """Finds the checkpoint to resume from, claims a run, and saves. Only rank 0 calls its methods.
 
-    Without a checkpoint directory it saves nothing, and the metrics go to a temporary directory.
+    Without a checkpoint directory it saves nothing.
 
     Attributes:
         facts: what every manifest records about this training.
@@ -144,8 +144,7 @@ class Checkpointer:
     def _check_init_from(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return what the manifest records about the initial weights.
 
-        They are identified by content. A directory's newest checkpoint changes, and a file may be gone when a training
-        resumes: for these the path counts.
+        They are identified by content; if the file is gone when a training resumes, by their path.
 
         Raises:
             ConfigMismatch: this training was to start with other weights.
@@ -153,7 +152,7 @@ class Checkpointer:
         recorded: dict[str, Any] | None = manifest.get("initFrom")
         given, path = self._config.init_from, Path(self._config.init_from)
         same = bool(recorded) == bool(given)
-        if recorded and given and not (given == recorded["path"] and (path.is_dir() or not path.exists())):
+        if recorded and given and not (given == recorded["path"] and not path.exists()):
             same = hashlib.sha256(weights.read(path)).hexdigest() == recorded["sha256"]
         if not same:
             theirs = f"{recorded['path']}, SHA-256 {recorded['sha256'][:16]}…" if recorded else "none"
@@ -170,17 +169,19 @@ class Checkpointer:
         Raises:
             VolumeError: the directory cannot be written.
         """
-        start = {key: self.facts[key] for key in ("worldSize", "totalSteps", "data")}
-        start["resumedFrom"] = resumed.place if resumed else None
         if self._checkpoints is None:
-            self._metrics.open_temporary(**start, attempt=None, quarantined=0)
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
         claimant = owner(env)
-        start |= {name: claimant[name] for name in ("attempt", "life")}
-        start |= {"quarantined": self._checkpoints.quarantined}
         run = self._checkpoints.claim(claimant)
-        self._metrics.open(self._checkpoints.root, run, with_checkpoints=True, **start)
+        self._metrics.open(
+            self._checkpoints.root,
+            run,
+            **{key: self.facts[key] for key in ("worldSize", "totalSteps", "data")},
+            **{name: claimant[name] for name in ("attempt", "life")},
+            resumedFrom=resumed.place if resumed else None,
+            quarantined=self._checkpoints.quarantined,
+        )
 
     def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
         """Write the metrics rows to disk, then a checkpoint of ``state()``.

@@ -214,10 +214,13 @@ class Trainer:
         """Return the error, after rank 0 has written the last batch's indices and set the weights' checkpoint aside."""
 
         def write() -> tuple[str | None, bool]:
+            folder = self.checkpointer.run_folder
+            if folder is None:
+                return None, False
             self.group.heartbeat.mark("save", limit=self.config.volume_timeout)
             path = self.metrics.not_finite(
                 step + 1, loss=loss, learning_rate=self._learning_rate(step),
-                indices=self.batches.indices(step).tolist(), folder=self.checkpointer.run_folder,
+                indices=self.batches.indices(step).tolist(), folder=folder,
             )  # fmt: skip
             return path, self.checkpointer.set_aside(step)
 
