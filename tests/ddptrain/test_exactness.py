@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -28,16 +25,6 @@ UNEVEN = (*SMALL, "--keep", 99)
 def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: object, code: int = 0) -> dict[str, Any]:
     argv = (*verb(world_size), *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more)
     return ddptrain.run(*argv, code=code).message()
-
-
-def read_audit(folder: Path) -> dict[str, dict[int, Any]]:
-    """Return event to step to the sample indices that all ranks used, in order of rank."""
-    found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(folder.glob("rank-*.jsonl"), key=lambda p: int(p.stem.partition("-")[2])):
-        for line in path.read_text().splitlines():
-            row: dict[str, Any] = json.loads(line)
-            found[row["event"]][row["step"]] += row["indices"]
-    return {event: {at: np.array(i, np.int64) for at, i in sorted(steps.items())} for event, steps in found.items()}
 
 
 RECIPES: dict[str, tuple[object, ...]] = {
@@ -65,22 +52,8 @@ def test_losses_in_float64_equal_one_process(
     alone = dict(losses(tmp_path / "alone"))
     assert len(alone) == 9 * epochs and min(alone.values()) < 0.9 * alone[1], "without learning, equality says nothing"
     for way in ways:
-        audit = tmp_path / f"{way}-audit"
-        train(ddptrain, 2, idx, tmp_path / way, *flags, *WAYS[way], "--audit", audit)
+        train(ddptrain, 2, idx, tmp_path / way, *flags, *WAYS[way])
         assert dict(losses(tmp_path / way)) == pytest.approx(alone, rel=0, abs=1e-12), way
-        used = read_audit(audit)["train"]
-        orders = [np.concatenate([used[9 * epoch + step] for step in range(9)]) for epoch in range(epochs)]
-        assert all(sorted(order) == list(range(300)) for order in orders), "each sample once in an epoch"
-        for one, other in itertools.pairwise(orders):
-            assert np.mean(one == other) < 0.1, "random orders have about one position in common"
-
-
-@pytest.mark.soak
-def test_torchrun_starts_a_training(ddptrain: ForkServer, idx: Path) -> None:
-    argv = ("-m", "ddptrain", "train", "--data", "idx", "--data-dir", idx, "--batch-size", 37)
-    run = ddptrain.run("--standalone", "--nproc-per-node", 2, *argv, module="torch.distributed.run")
-    assert "2 rank(s)" in run.output()
-    assert run.message()["outcome"] == "succeeded"
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.soak)])
@@ -134,16 +107,11 @@ def test_every_test_sample_is_evaluated_once_at_any_number_of_ranks(
 ) -> None:
     data = write_idx(tmp_path / "idx", train=64, test=samples, zipped=False)
     results = set()
-    for world_size in worlds:
-        out = tmp_path / str(world_size)
+    for world_size in worlds:  # evaluate() asserts that the ranks see each sample once
         message = ddptrain.run(
             "launch", "--nproc-per-node", world_size, "--data", "idx", "--data-dir", data, "--model", "mlp",
-            "--epochs", 1, "--audit", out, "--sync", "bitwise",
+            "--epochs", 1, "--sync", "bitwise",
         ).message()  # fmt: skip
-        evaluated = read_audit(out)["eval"]
-        assert len(evaluated) == 1
-        assert sorted(next(iter(evaluated.values()))) == list(range(samples))
-        assert len(list(out.iterdir())) == world_size
         results.add((message["accuracy"], message["loss"]))
     assert len(results) == 1, "the same weights give the same sums to the last bit"
 

@@ -33,7 +33,7 @@ from ddptrain import __version__, flags
 from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
 from ddptrain.flags import resolve_flags
-from ddptrain.jobs import Infer, Preflight, Train
+from ddptrain.jobs import Infer, Job
 from ddptrain.lesson import lesson_names, run_lesson
 from ddptrain.program import Trainer
 
@@ -161,14 +161,14 @@ def _train(arguments: argparse.Namespace) -> int:
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    ending = Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, Train()).run_here()
+    ending = Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, "train").run_here()
     finish_output(stopped=stop.requested)
     return ending.code
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     never_fail_or_wait()
-    ending = _run_launcher(arguments, Train())
+    ending = _run_launcher(arguments, "train")
     finish_output(stopped=ending.report.get("outcome") == "stopped")
     return ending.code
 
@@ -179,15 +179,15 @@ def _preflight(arguments: argparse.Namespace) -> int:
         from ddptrain.worker import Worker
 
         config, console = _training_config(arguments), Console(ranks.rank, None)
-        ending = Worker(config, ranks, console, stop, Preflight()).run_here()
+        ending = Worker(config, ranks, console, stop, "preflight").run_here()
     else:
-        ending = _run_launcher(arguments, Preflight())
+        ending = _run_launcher(arguments, "preflight")
     if ending.result:  # only rank 0 has it
         print(preflight_text(ending.result, as_json=arguments.json), flush=True)
     return ending.code
 
 
-def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Ending:
+def _run_launcher(arguments: argparse.Namespace, job: Job) -> Ending:
     stop, config, given = StopFlag.installed(), _training_config(arguments), vars(arguments)
     if config.log_format == "json":
         log_as_json(None, ("stderr",))

@@ -77,7 +77,6 @@ class Config(Settings):
     collective_timeout: float = seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
     debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
-    audit: str = setting("", "directory where every rank records which samples it used at which step")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property

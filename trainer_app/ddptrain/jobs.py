@@ -2,16 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train, evaluate and save."""
-
-
-@dataclass(frozen=True)
-class Preflight:
-    """Check ranks, network, data and volume before a training."""
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -23,9 +14,9 @@ class Infer:
     """
 
     out: Path
-    split: str = "test"
-    run: int | None = None
-    step: int | None = None
+    split: str
+    run: int | None
+    step: int | None
 
 
-Job = Train | Preflight | Infer
+Job = Literal["train", "preflight"] | Infer

@@ -38,7 +38,7 @@ from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
 from ddptrain.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
-from ddptrain.jobs import Infer, Job, Preflight, Train
+from ddptrain.jobs import Infer, Job
 from ddptrain.training import bitwise
 from ddptrain.training.trainer import train
 
@@ -48,6 +48,7 @@ class Worker:
     """Runs one rank and reports how it ended.
 
     Attributes:
+        job: what the rank does once it has joined its group.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
@@ -95,13 +96,7 @@ class Worker:
         self._lost_peer = lambda error: terminate(error) if watchdog.claim_report() else None
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
-            match self.job:
-                case Train():
-                    ending = self._train()
-                case Preflight():
-                    ending = self._preflight()
-                case Infer():
-                    ending = self._infer(self.job)
+            ending = self._run_job()
         except BaseException as error:
             ending = self._failure(error)
             if self._group:
@@ -147,6 +142,11 @@ class Worker:
             self._group.monitor.start()
         self._begin(next_phase)
         return self._group
+
+    def _run_job(self) -> Ending:
+        if self.job == "train":
+            return self._train()
+        return self._preflight() if self.job == "preflight" else self._infer(self.job)
 
     def _preflight(self) -> Ending:
         from ddptrain.preflight import ending_of, preflight

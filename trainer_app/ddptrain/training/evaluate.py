@@ -8,7 +8,7 @@ threads).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,13 +89,9 @@ def forward_chunks(model: nn.Module, images: torch.Tensor, group: Group) -> Iter
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, test: ResidentSet, group: Group, on_use: Callable[[npt.NDArray[np.int64]], None] | None = None
-) -> Evaluation:
+def evaluate(model: nn.Module, test: ResidentSet, group: Group) -> Evaluation:
     """Return the evaluation of the unwrapped ``model``; collective, with the same result on every rank.
 
-    Args:
-        on_use: called with the indices of the samples that this rank evaluates.
     Raises:
         AssertionError: the ranks did not evaluate every sample exactly once, which is a bug in this module.
     """
@@ -106,8 +102,6 @@ def evaluate(
         losses[first:end] += functional.cross_entropy(logits.double(), targets, reduction="none")
         correct[first:end] += logits.argmax(1) == targets
         seen[first:end] += 1
-        if on_use:
-            on_use(np.arange(first, end))
     losses, correct, seen = group.sum(found).cpu()
     assert_once(seen)
     return Evaluation(int(correct.sum()), len(seen), math.fsum(losses.tolist()))
