@@ -47,7 +47,7 @@ class Config(Settings):
     bf16: str = _of_weights(
         "auto", "bfloat16 autocast; auto = on a CPU with AVX512_BF16 or AMX only", choices=("auto", "on", "off")
     )
-    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, one rank or --sync manual)")
+    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, a single rank)")
     sync: str = _of_weights(
         "bucketed",
         "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "
