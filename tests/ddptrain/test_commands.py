@@ -25,16 +25,6 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_file_named_like_a_run_and_a_folder_named_like_a_manifest_are_ignored(saved: Path) -> None:
-    (saved / "run-000007").touch()
-    (saved / "run-000002" / "step-000000099.json").mkdir()
-    writer = Checkpoints(saved, keep=9)
-    found = writer.resume(lambda _: None)
-    assert found is not None
-    assert found[0].place == place(2, 25)
-    assert writer.claim({}) == 8
-
-
 def test_an_unreadable_volume_is_an_error_with_the_path(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(saved / "run-000002")
     (saved / "run-000002").symlink_to("run-000002")  # unreadable for root too

@@ -56,6 +56,11 @@ def test_an_invalid_value_is_refused_with_its_origin(name: str, value: str) -> N
         resolve({}, {name: value})
 
 
+def test_accum_is_refused_with_bitwise() -> None:
+    with pytest.raises(UsageError, match="--accum cannot be combined with --sync bitwise"):
+        resolve({}, {"sync": "bitwise", "accum": "2"})
+
+
 @pytest.mark.parametrize(("value", "hint"), [("nope", ""), ("digit", "did you mean digits?")])
 def test_only_a_choice_that_is_like_the_value_is_suggested(value: str, hint: str) -> None:
     with pytest.raises(UsageError, match="is not one of mnist, digits, idx") as caught:

@@ -184,12 +184,6 @@ def test_a_run_resumes_with_the_same_initial_weights_elsewhere_and_refuses_other
     assert "other initial weights" in ddptrain.run(*command, code=78).message()["message"]
 
 
-def test_a_run_does_not_resume_with_another_accum(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path)
-    ddptrain.run(*command, "--stop-after", 2, code=75)
-    assert "accum 1 → 2" in ddptrain.run(*command, "--accum", 2, code=78).message()["message"]
-
-
 def test_init_from_refuses_other_models_and_files_without_weights(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
@@ -208,11 +202,6 @@ def test_rank_with_different_initial_weights_is_named(ddptrain: ForkServer, idx:
     command = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--sync", sync)
     run = ddptrain.run(*command, code=78, mutant="rank_1_draws_other_weights")
     assert "rank(s) 1 have different initial weights from rank 0" in run.message()["message"]
-
-
-def test_accum_is_refused_with_bitwise(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--sync", "bitwise", "--accum", 2, code=2)
-    assert "--accum cannot be combined with --sync bitwise" in run.output()
 
 
 def test_flags_that_need_a_gpu_are_refused_on_a_cpu(ddptrain: ForkServer, idx: Path) -> None:

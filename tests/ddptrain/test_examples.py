@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ddptrain.cli import main
-from ddptrain.data.mnist import load
-from tests.ddptrain.builders import REAL, needs_mnist
 from tests.ddptrain.runs import ForkServer
 
 ROOT = Path(__file__).parents[2]
 VERBS = (
     "", "train", "launch", "preflight", "eval", "infer", "rollback", "lesson",
 )  # fmt: skip
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "openssl"))),
-    reason="a separate network needs root, unshare, ip and openssl",
-)
 
 
 def example(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -52,14 +42,3 @@ def test_the_page_about_the_trainer_can_be_followed_from_top_to_bottom(ddptrain:
     assert "1 rank(s) on 1 node(s), cpu, " in outputs[0], "one rank has no process group, and so no backend"
     [two_ranks] = [run for command, run in runs.items() if "launch" in command and "--epochs 2" in command]
     assert two_ranks.message()["accuracy"] >= 0.85
-
-
-@pytest.mark.soak
-@needs_mnist
-@needs_namespaces
-def test_the_example_of_fetch_downloads_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inside = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.ddptrain.internet", str(REAL), str(tmp_path)]
-    command = [*inside, sys.executable, "-m", "ddptrain", *example("fetch", capsys)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert load("mnist", str(tmp_path / "data")).digest == load("mnist", str(REAL)).digest

@@ -49,7 +49,7 @@ def with_closed_streams(start: Start, folder: Path) -> Run:
     [
         (("train",), onto_a_full_disk),
         (LAUNCH, with_reader_that_exits),
-        pytest.param((*LAUNCH, "--how", "spawn"), with_closed_streams, marks=pytest.mark.soak),
+        pytest.param(LAUNCH, with_closed_streams, marks=pytest.mark.soak),
     ],
 )
 def test_training_without_working_output_finishes_and_saves(
@@ -131,19 +131,6 @@ def test_a_terminal_that_is_closed_does_not_end_the_training(ddptrain: ForkServe
     for descriptor in (terminal, master):
         os.close(descriptor)
     assert run.wait() == 0, (tmp_path / "out").read_text()
-
-
-@pytest.mark.soak
-def test_a_terminal_without_block_characters_gets_a_bar_of_ascii(idx: Path, tmp_path: Path) -> None:
-    master, terminal = pty.openpty()
-    limited = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TMPDIR": str(tmp_path)}
-    command = [*DDPTRAIN, *LAUNCH, "--data", "idx", "--data-dir", str(idx), "--epochs", "1"]
-    done = subprocess.run(command, stderr=terminal, stdout=subprocess.PIPE, timeout=PATIENCE, check=False, env=limited)
-    os.close(terminal)
-    shown = os.read(master, 65536)
-    os.close(master)
-    assert done.returncode == 0, shown + done.stdout
-    assert b"#" * 24 + b" 1/1" in shown
 
 
 @pytest.mark.soak
