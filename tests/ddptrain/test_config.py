@@ -77,7 +77,7 @@ def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None
         "rendezvous_timeout": 9.0, "collective_timeout": 9.0, "step_delay": 1.0,
         "stall_report": 9.0, "hang_timeout": 9.0, "volume_timeout": 9.0, "debug": True,
         "show_env": True, "log_every": 5, "stop_grace": 9.0, "log_format": "json", "chaos": "kill:0:1",
-        "sync": "manual", "init_from": "/x", "zero": True, "accum": 2, "stop_after": 1,
+        "sync": "manual", "zero": True, "accum": 2, "stop_after": 1,
         "cuda_graph": True, "tf32": True, "deterministic": True,
     }  # fmt: skip
     for name, field in SETTINGS.items():

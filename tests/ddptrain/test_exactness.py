@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,53 +147,6 @@ def test_bitwise_refuses_to_resume_with_another_number_of_threads(
     assert "threads was 1, is 2" in refused.message()["message"]
     ddptrain.run(*cut)
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
-
-
-@pytest.mark.parametrize("form", ["checkpoint", "state_dict"])
-def test_init_from_starts_with_the_given_weights(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, form: str
-) -> None:
-    first, message = whole(1)
-    place = message["checkpoint"]
-    source = first / f"run-{place['run']:06d}" / f"step-{place['step']:09d}.pt"
-    if form == "state_dict":
-        torch.save(final_weights(first), tmp_path / "weights.pt")
-        source = tmp_path / "weights.pt"
-    out = tmp_path / "second"
-    # With learning rate 0 the second run ends with the weights it started with, on all ranks.
-    frozen = ("--init-from", source, "--optimizer", "sgd", "--lr", 0, "--epochs", 1)
-    train(ddptrain, 2, idx, out, *frozen)
-    given, kept = final_weights(first), final_weights(out)
-    assert all(torch.equal(given[name], kept[name]) for name in given)
-
-
-def test_a_run_resumes_with_the_same_initial_weights_elsewhere_and_refuses_others(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
-) -> None:
-    weights = final_weights(whole(1).folder)
-    torch.save(weights, tmp_path / "weights.pt")
-    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "out", "--checkpoint-every", 2)
-    ddptrain.run(*command, "--init-from", tmp_path / "weights.pt", "--stop-after", 2, code=75)
-    shutil.move(tmp_path / "weights.pt", tmp_path / "moved.pt")
-    ddptrain.run(*command, "--init-from", tmp_path / "weights.pt", "--stop-after", 4, code=75)  # gone: the path counts
-    ddptrain.run(*command, "--init-from", tmp_path / "moved.pt", "--stop-after", 6, code=75)
-    torch.save({name: value + 1 for name, value in weights.items()}, tmp_path / "moved.pt")
-    run = ddptrain.run(*command, "--init-from", tmp_path / "moved.pt", code=78)
-    assert "other initial weights" in run.message()["message"]
-    assert "other initial weights" in ddptrain.run(*command, code=78).message()["message"]
-
-
-def test_init_from_refuses_other_models_and_files_without_weights(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
-    torch.save({"1.weight": torch.zeros(3)}, tmp_path / "other.pt")
-    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "other.pt", code=78)
-    assert "do not fit this model: 0.bias, 0.weight, 1.weight" in run.message()["message"]
-    (tmp_path / "noise.pt").write_bytes(b"no weights")
-    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "noise.pt", code=66)
-    assert "torch.load cannot read the weights" in run.message()["message"]
-    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "absent.pt", code=66)
-    assert "absent.pt" in run.message()["message"]
 
 
 @pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed", "bitwise"])

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from ddprun.checkpoint_files import Checkpoints
-from ddprun.errors import DataError
 from ddprun.files import write_result
-from ddptrain import weights
 from ddptrain.data import mnist
 from tests.ddptrain.runs import ForkServer, Run
 from tests.ddptrain.synthetic import write_idx
@@ -93,22 +89,6 @@ def test_infer_in_several_pods_without_torchrun_is_refused(ddptrain: ForkServer,
     env: dict[str, object] = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
     run = ddptrain.run("infer", "--out", tmp_path / "x.csv", env=env, code=2)
     assert "torchrun" in run.output()
-
-
-def saved_by_torch(content: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"root:x:0:0:root:/root:/bin/bash\n", saved_by_torch({"a": torch.zeros(2)})[:700], saved_by_torch([1]),
-     saved_by_torch({1: torch.zeros(2)})],
-)  # fmt: skip
-def test_file_without_weights_is_refused(content: bytes) -> None:
-    with pytest.raises(DataError, match="weights"):
-        weights.parse(content)
 
 
 def test_result_written_to_a_pipe_or_link_does_not_replace_it(tmp_path: Path) -> None:

@@ -54,7 +54,6 @@ class Config(Settings):
         "all-reduce per parameter, bitwise = the same bits at any world size",
         choices=("bucketed", "ddp", "manual", "bitwise"),
     )
-    init_from: str = setting("", "initial weights: a checkpoint or a state_dict")
     tf32: bool = _of_weights(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits")
     deterministic: bool = setting(False, "deterministic algorithms only: slower, the same bits on the same GPU")
     zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
@@ -109,7 +108,6 @@ class Config(Settings):
         """
         names = ("zero", "cuda_graph", "log_every", "checkpoint_every", "stop_after")
         values = self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
-        values |= {"init_from": bool(self.init_from)}
         if self.zero:  # the optimizer's state is gathered before each save
             values |= {"checkpoint_dir": bool(self.checkpoint_dir)}
         return values

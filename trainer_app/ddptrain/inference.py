@@ -1,5 +1,6 @@
 """A trained model on a whole data set: the verbs ``eval``, in one process, and ``infer``, on every rank of a group."""
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from ddprun.distributed.topology import Ranks
 from ddprun.errors import ConfigMismatch
 from ddprun.files import dumps_json, write_result
 from ddprun.resources import threads_per_rank
-from ddptrain import weights
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.device import resolve_device
@@ -96,5 +96,5 @@ def _data_of(config: Config, manifest: Mapping[str, Any]) -> mnist.Dataset:
 
 def _model_of(config: Config, content: bytes, device: torch.device) -> nn.Module:
     model = models.build(config, device)
-    weights.load(model, weights.parse(content, device), config.checkpoint_dir)
+    model.load_state_dict(torch.load(io.BytesIO(content), map_location=device, weights_only=True)["model"])
     return model.eval()

@@ -75,7 +75,6 @@ class Checkpointer:
             "dataDigest": dataset.digest,
             "config": config.identity(),
             "configHash": digest_of(config.identity()),
-            "initFrom": None,
             "totalSteps": schedule.total_steps,
             **numerics(),
             "bf16": bf16,
@@ -118,7 +117,6 @@ class Checkpointer:
         if found is None:
             return None
         manifest = found[0].manifest
-        self.facts["initFrom"] = self._check_init_from(manifest)
         if not manifest.get("complete"):  # a complete training has nothing left to compute
             changed = numerics_changes(manifest, self.facts)
             if changed and self._config.sync == "bitwise":
@@ -132,36 +130,6 @@ class Checkpointer:
                     "resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit"
                 )
         return found
-
-    def read_initial_weights(self) -> bytes:
-        """Return the content of ``--init-from`` and record its digest in later manifests; empty without the flag."""
-        if not self._config.init_from:
-            return b""
-        content = weights.read(Path(self._config.init_from))
-        self.facts["initFrom"] = {"path": self._config.init_from, "sha256": hashlib.sha256(content).hexdigest()}
-        return content
-
-    def _check_init_from(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what the manifest records about the initial weights.
-
-        They are identified by content; if the file is gone when a training resumes, by their path.
-
-        Raises:
-            ConfigMismatch: this training was to start with other weights.
-        """
-        recorded: dict[str, Any] | None = manifest.get("initFrom")
-        given, path = self._config.init_from, Path(self._config.init_from)
-        same = bool(recorded) == bool(given)
-        if recorded and given and not (given == recorded["path"] and not path.exists()):
-            same = hashlib.sha256(weights.read(path)).hexdigest() == recorded["sha256"]
-        if not same:
-            theirs = f"{recorded['path']}, SHA-256 {recorded['sha256'][:16]}…" if recorded else "none"
-            raise ConfigMismatch(
-                f"the checkpoints belong to a training with other initial weights: {theirs}",
-                hint="--init-from differs, or the content of its file has changed since the training began",
-                next_step="use the old --init-from, or a new --checkpoint-dir",
-            )
-        return recorded
 
     def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> None:
         """Claim a new run that continues ``resumed``, and open the metrics.
@@ -277,12 +245,12 @@ def resume(
     optimizer: Optimizer,
     log: Callable[[str], None],
 ) -> ResumePoint:
-    """Load the newest checkpoint, or ``--init-from``, into every rank's model and optimizer; collective.
+    """Load the newest checkpoint into every rank's model and optimizer; collective.
 
     Only rank 0 reads files: it broadcasts their content, and claims a run unless the training is complete.
 
     Raises:
-        Mismatch, VolumeError, DataError: see ``Checkpointer.newest`` and ``weights``.
+        Mismatch, VolumeError: see ``Checkpointer.newest``.
         WeightsDiffer: the ranks do not hold the same weights.
     """
     group.heartbeat.mark("resume", limit=config.volume_timeout)
@@ -300,8 +268,6 @@ def resume(
         saved, content = found if found else (None, b"")
         manifest = saved.manifest if saved else {}
         complete = bool(manifest.get("complete"))
-        if not saved:
-            content = checkpointer.read_initial_weights()
         if not complete:
             checkpointer.claim(saved)
         return {
@@ -327,9 +293,6 @@ def resume(
     if state.checkpoint:
         load(content)
         log(f"resumed from run {state.checkpoint['run']}, step {state.step}")
-    elif config.init_from:
-        weights.load(model, weights.parse(content, group.device), config.init_from)
-        log(f"starting with the weights of {config.init_from}, SHA-256 {from_rank_zero['sha256'][:16]}…")
     weights.check_equal_on_all_ranks(model, group)
     return state
 
