@@ -139,14 +139,3 @@ def test_only_a_loss_that_is_no_number_is_a_text_and_others_become_null(tmp_path
         parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)),
     )
     assert (row["loss"], row["lr"]) == ("NaN", None)
-
-
-def test_a_loss_that_is_not_finite_leaves_its_batch_beside_the_metrics(tmp_path: Path) -> None:
-    logger = opened(tmp_path, 1)
-    path = logger.not_finite(3, loss=float("nan"), learning_rate=0.5, indices=[4, 1, 7], folder=tmp_path)
-    assert path == str(tmp_path / "not-finite-000000003.json")
-    assert json.loads(Path(path).read_text()) == {"step": 3, "loss": "nan", "lr": 0.5, "indices": [4, 1, 7]}
-    row = json.loads((tmp_path / "metrics" / "run-000001.jsonl").read_text().splitlines()[-1])
-    assert (row["event"], row["step"], row["loss"], row["lr"]) == ("not finite", 3, "NaN", 0.5)
-    absent = tmp_path / "absent"
-    assert logger.not_finite(4, loss=float("inf"), learning_rate=0.5, indices=[2], folder=absent) is None

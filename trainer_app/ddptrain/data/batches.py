@@ -67,11 +67,6 @@ class TrainingBatches:
         _, first, end = self._schedule.bounds(step)
         return GlobalBatch(end - first, lambda part: self._piece(step, part))
 
-    def indices(self, step: int) -> npt.NDArray[np.int64]:
-        """Return the indices of the training samples of the global batch after ``step`` completed steps, in order."""
-        epoch, first, end = self._schedule.bounds(step)
-        return epoch_order(self._schedule.samples, self._schedule.seed, epoch)[first:end]
-
     def chosen(self, step: int, part: slice) -> torch.Tensor:
         """Return the indices of a part of the step's global batch, on the device."""
         epoch, first, _ = self._schedule.bounds(step)

@@ -2,12 +2,12 @@
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ddprun.errors import VolumeError, volume_errors
-from ddprun.files import BackgroundWrite, dumps_json, write_atomically
+from ddprun.files import BackgroundWrite
 from ddprun.reporting.console import Console
 from ddprun.reporting.metrics import FOLDER, RowsFile
 from ddprun.reporting.progress import Progress
@@ -78,24 +78,10 @@ class MetricsLogger:
         epoch = step // self._steps_per_epoch
         self._console.log(f"epoch {epoch}/{self._epochs}: test accuracy {accuracy:.4f}, loss {loss:.4f}")
 
-    def not_finite(
-        self, step: int, *, loss: float, learning_rate: float, indices: Sequence[int], folder: Path
-    ) -> str | None:
-        """Log a loss that is not finite and write the batch's sample indices to a file in ``folder``.
-
-        Returns:
-            The file's path, or None if it could not be written.
-        """
+    def not_finite(self, step: int, *, loss: float, learning_rate: float) -> None:
+        """Log a loss that is not finite."""
         self.log("not finite", step, loss=loss, lr=learning_rate)
-        path = folder / f"not-finite-{step:09d}.json"
-        content = {"step": step, "loss": str(loss), "lr": learning_rate, "indices": list(indices)}
-        with contextlib.suppress(VolumeError):
-            self._write(durable=True)
-        try:
-            write_atomically(path, dumps_json(content).encode(), durable=False)
-        except OSError:
-            return None
-        return str(path)
+        self.flush(step)
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for a save, for which all ranks wait: the next report has its time."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, run_folder, set_aside
+from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, set_aside
 from ddprun.distributed.process_group import Group
 from ddprun.errors import ConfigMismatch, DataCorrupt, VolumeError
 from ddptrain import weights
@@ -79,11 +79,6 @@ class Checkpointer:
             **numerics(),
             "bf16": bf16,
         }
-
-    @property
-    def run_folder(self) -> Path | None:
-        """Folder of the claimed run; None without a checkpoint directory."""
-        return run_folder(self._checkpoints.root, self._checkpoints.run) if self._checkpoints else None
 
     def newest(self, load: Callable[[bytes], None]) -> tuple[Saved, bytes] | None:
         """Return the newest intact checkpoint with its content, or None; damaged ones are quarantined.

@@ -204,22 +204,15 @@ class Trainer:
         return SaveResult(**self.group.run_on_rank_zero(moment, result, self.config.collective_timeout, ending=True))
 
     def _not_finite(self, what: str, loss: float, step: int) -> NotFinite:
-        """Return the error, after rank 0 has written the last batch's indices and set the weights' checkpoint aside."""
+        """Return the error, after rank 0 has logged the loss and set the checkpoint of the weights aside."""
 
-        def write() -> tuple[str | None, bool]:
-            folder = self.checkpointer.run_folder
-            if folder is None:
-                return None, False
+        def write() -> bool:
             self.group.heartbeat.mark("save", limit=self.config.volume_timeout)
-            path = self.metrics.not_finite(
-                step + 1, loss=loss, learning_rate=self._learning_rate(step),
-                indices=self.batches.indices(step).tolist(), folder=folder,
-            )  # fmt: skip
-            return path, self.checkpointer.set_aside(step)
+            self.metrics.not_finite(step + 1, loss=loss, learning_rate=self._learning_rate(step))
+            return self.checkpointer.set_aside(step)
 
-        path, renamed = self.group.run_on_rank_zero("not finite", write, self.config.collective_timeout, ending=True)
-        what += f"; the batch's indices are in {path}" if path else ""
-        what += f"; the checkpoint of these weights, step {step}, was renamed to *.not-finite" if renamed else ""
+        if self.group.run_on_rank_zero("not finite", write, self.config.collective_timeout, ending=True):
+            what += f"; the checkpoint of these weights, step {step}, was renamed to *.not-finite"
         return NotFinite(
             what,
             hint="the learning rate is too high, or a sample is bad",
