@@ -59,7 +59,7 @@ $(VENV)/.installed $(VENV)/.trainer: $(addsuffix /pyproject.toml,$(DISTRIBUTIONS
 
 demo: $(DEMO)  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
 	@data='--data-dir $(MNIST)'; \
-		timeout 120 $(BIN)/ddptrain fetch --data-dir $(MNIST) --tries 1 >/dev/null 2>&1 || { data='--data digits'; \
+		timeout 120 $(BIN)/ddptrain fetch --data-dir $(MNIST) >/dev/null 2>&1 || { data='--data digits'; \
 		echo 'NOT MNIST: it cannot be downloaded. Training on handwritten digits of scikit-learn (1,797 images)'; }; \
 		set -x; $(BIN)/ddpjob run manifests/examples/mnist-cpu.yaml --fresh -- $$data
 	@command -v ddpjob >/dev/null || echo "  'source $(BIN)/activate' makes ddpjob and ddptrain available in this shell"

@@ -105,7 +105,6 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(tmp_path: Path) ->
         ("infer --out f --run 0", "argument --run: 0 is below 1"),
         ("eval --step -1", "argument --step: -1 is below 0"),
         ("rollback --step 1.5", "argument --step: '1.5' is not a whole number"),
-        ("fetch --data-dir d --tries 0", "argument --tries: 0 is below 1"),
         ("launch --max-restarts -1", "argument --max-restarts: -1 is below 0"),
     ],
 )

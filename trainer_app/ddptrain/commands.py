@@ -8,7 +8,6 @@ from typing import Any
 from ddprun.checkpoint_files import all_manifests, read_newest, set_aside
 from ddprun.errors import UsageError, volume_errors
 from ddprun.files import dumps_json
-from ddprun.flags import whole_number
 from ddprun.signals import StopFlag
 from ddptrain.flags import add_checkpoint_choice, add_settings, add_verb, resolve_flags
 
@@ -32,15 +31,13 @@ def add_file_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
         help="directory of the four files [DDPJOB_DATA_DIR]",
     )  # fmt: skip
     fetch.add_argument("--url", action="append", metavar="URL", help="base URL of a mirror; may be repeated")
-    fetch.add_argument("--tries", type=whole_number(1, 10), metavar="N", help="tries per mirror (default: 3)")
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
     from ddptrain.data import download
 
-    mirrors, tries = arguments.url or download.MIRRORS, arguments.tries or download.TRIES
     with StopFlag.installed().interruptible("data"):
-        download.fetch(arguments.data_dir, mirrors=mirrors, tries=tries)
+        download.fetch(arguments.data_dir, mirrors=arguments.url or download.MIRRORS)
     print(f"{arguments.data_dir} has the files of MNIST")
     return 0
 
