@@ -1,18 +1,16 @@
-"""The trainer on MNIST: recipes, ways to average gradients, and the loop of PyTorch's tutorial.
+"""The trainer on MNIST: recipes, and ways to average gradients.
 
     python -m tests.benchmarks.mnist --data-dir DIR               # tables on standard output; DIR has MNIST
     python -m tests.benchmarks.mnist --data digits --seeds 1      # a short try
 
 Every figure is of a whole command, with reading the data and every evaluation. *Cold* is a new interpreter; *warm* is
-forked from a process that has imported torch, as a launcher forks its ranks. ``mnist_loops`` has the tutorial's loop,
-which uses the same data with the same number of threads.
+forked from a process that has imported torch, as a launcher forks its ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -31,7 +29,7 @@ from tests.benchmarks.report import describe_machine, table_of
 from tests.ddptrain.builders import verb
 from tests.ddptrain.runs import ForkServer, fork_server
 
-PARTS = ("recipes", "sync", "tutorial")
+PARTS = ("recipes", "sync")
 SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with
 _SECONDS = 3600  # for one command
 _FIRST_SEED = 1000  # no setting was chosen by the results of these seeds
@@ -109,17 +107,6 @@ class Bench:
         heading = ("sync", "ranks", "seeds", "mean accuracy", "warm: median (slowest)", "samples/s", "times")
         return table_of(heading, rows)
 
-    def tutorial(self) -> str:
-        """Compare one epoch with the network and recipe of PyTorch's tutorial, until its accuracy reaches 98 %."""
-        ours = self._warm(1, "--epochs", 1)
-        place = (self._config.data, self._config.data_dir, threads_per_rank(1))
-        theirs = json.loads(_run("tests.benchmarks.mnist_loops", *place)[1].splitlines()[-1])
-        shown = f"{theirs['seconds']:.1f} s, {theirs['epochs']} epochs"
-        mine = f"{ours.seconds:.1f} s, 1 epoch ({ours.accuracy:.2%})"
-        other = shown if theirs["reached"] else f"not within {shown}"
-        row = ("seconds", mine, other, f"{theirs['seconds'] / ours.seconds:.1f}")
-        return table_of(("to 98%", "ours", "tutorial-style", "times"), [row])
-
     def _warm(self, world: int, *flags: object) -> Timed:
         """Run a command in a fork of a process that has imported torch."""
         out, cpu, began = self._out(), _cpu_seconds(self._server.pid), time.perf_counter()
@@ -130,8 +117,11 @@ class Bench:
         return Timed(seconds, _cpu_seconds(self._server.pid) - cpu, accuracy, speed)
 
     def _cold(self, world: int, *flags: object) -> float:
-        """Return the elapsed seconds of the same command in a new interpreter."""
-        return _run("ddptrain", *self._command(world, self._out()), *flags)[0]
+        """Return the elapsed seconds of the same command in a new interpreter, imports included."""
+        command = map(str, (sys.executable, "-m", "ddptrain", *self._command(world, self._out()), *flags))
+        began = time.perf_counter()
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SECONDS, check=True)
+        return time.perf_counter() - began
 
     def _command(self, world: int, out: Path) -> list[object]:
         data = ("--data", self._config.data, "--data-dir", self._config.data_dir)
@@ -140,15 +130,6 @@ class Bench:
 
     def _out(self) -> Path:
         return self._folder / str(next(self._numbers))
-
-
-def _run(module: str, *arguments: object) -> tuple[float, str]:
-    """Run a module in a new interpreter; return the elapsed seconds, imports included, and its output."""
-    command, began = [sys.executable, "-m", module, *map(str, arguments)], time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return time.perf_counter() - began, done.stdout
 
 
 def _cpu_seconds(pid: int) -> float:

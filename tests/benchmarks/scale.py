@@ -14,29 +14,23 @@ process. The worst lag is the longest delay of a heartbeat of the operator's eve
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import ssl
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.benchmarks.api_server import job_of
+from tests.benchmarks.api_server import ApiServer, job_of
 from tests.benchmarks.kubelets import Kubelets
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane, control_plane
+from tests.controlplane import control_plane
 from tests.kind import prepare
 
 CASES = ((1, 1000), (1, 4096), (1000, 1))
-NAMESPACE = "default"
 SECONDS = 900.0
 SAMPLE_SECONDS = 0.5
 POSTS = 16
@@ -78,12 +72,11 @@ class Row:
 class Case:
     """Runs one case; the watches record what has happened."""
 
-    def __init__(self, session: aiohttp.ClientSession, server: str, jobs: int, nodes: int) -> None:
-        self._session = session
-        self._server = server
+    def __init__(self, api: ApiServer, jobs: int, nodes: int) -> None:
+        self._api = api
         self._jobs = jobs
         self._nodes = nodes
-        self._kubelets = Kubelets(session, server)
+        self._kubelets = Kubelets(api)
         self._begin = 0.0
         self._pods: set[str] = set()
         self._running: set[str] = set()
@@ -94,9 +87,8 @@ class Case:
 
     async def run(self, operator: OperatorProcess) -> Row:
         """POST the jobs, wait until all run, and return the measurement."""
-        # The API server delays the first write to a new CRD by two seconds, which no user's job experiences.
-        await self._post(job_of("first", 1), "?dryRun=All")
-        watches = [asyncio.create_task(self._watch(kind)) for kind in (names.PODS, names.DDPJOBS)]
+        versions = [(kind, await self._api.version(kind)) for kind in (names.PODS, names.DDPJOBS)]
+        watches = [asyncio.create_task(self._watch(*since)) for since in versions]
         before, cpu = await self._metrics(operator), _cpu_seconds(operator)
         lag = asyncio.create_task(self._sample_lag(operator))
         try:
@@ -128,7 +120,7 @@ class Case:
 
         async def post(number: int) -> None:
             async with slots:
-                await self._post(job_of(f"scale-{number}", self._nodes))
+                await self._api.post(names.DDPJOBS, json.dumps(job_of(f"scale-{number}", self._nodes)).encode())
 
         await asyncio.gather(*(post(number) for number in range(self._jobs)))
 
@@ -144,20 +136,9 @@ class Case:
             if time.monotonic() > until:
                 raise RuntimeError(f"{len(self._pods)} pods, {len(self._running)} jobs run after {SECONDS:g} s")
 
-    async def _watch(self, resource: names.Resource) -> None:
-        """Take all events; go on where the watch ended if the server closes it, as it does with slow clients."""
-        version = ""
-        while True:
-            since = f"&resourceVersion={version}" if version else ""
-            url = f"{self._server}/{resource.path(NAMESPACE)}?watch=1&timeoutSeconds=3600{since}"
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
-                answer.raise_for_status()
-                async for line in answer.content:
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise RuntimeError(f"the watch on {resource.plural} failed: {event['object']}")
-                    version = event["object"]["metadata"]["resourceVersion"]
-                    self._take(resource, event)
+    async def _watch(self, resource: names.Resource, version: str) -> None:
+        async for event in self._api.events(resource, version):
+            self._take(resource, event)
 
     def _take(self, resource: names.Resource, event: Json) -> None:
         obj, name = event["object"], event["object"]["metadata"]["name"]
@@ -180,14 +161,8 @@ class Case:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _metrics(self, operator: OperatorProcess) -> str:
-        async with self._session.get(f"http://127.0.0.1:{operator.port()}/metrics") as answer:
+        async with self._api.session.get(f"http://127.0.0.1:{operator.port()}/metrics") as answer:
             return await answer.text()
-
-    async def _post(self, job: Json, options: str = "") -> None:
-        url = f"{self._server}/{names.DDPJOBS.path(NAMESPACE)}{options}"
-        async with self._session.post(url, json=job) as response:
-            if response.status >= 300:
-                raise RuntimeError(f"{response.status} {await response.text()}")
 
 
 def _cpu_seconds(operator: OperatorProcess) -> float:
@@ -212,19 +187,11 @@ def _requests(metrics: str) -> float:
     return _sum(metrics, "ddpjob_api_request_duration_seconds_count")
 
 
-@contextlib.asynccontextmanager
-async def _session(plane: ControlPlane) -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=str(plane.ca_file)))
-    headers = {"Authorization": f"Bearer {plane.admin_token}"}
-    async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**22) as session:
-        yield session
-
-
 async def measure(jobs: int, nodes: int) -> Row:
     """Run one case with a new control plane and a new operator."""
     with control_plane() as plane, OperatorProcess(plane, "") as operator:
-        async with _session(plane) as session:
-            return await Case(session, plane.server, jobs, nodes).run(operator)
+        async with ApiServer.reached_by(plane) as api:
+            return await Case(api, jobs, nodes).run(operator)
 
 
 def main() -> int:
