@@ -93,11 +93,6 @@ def test_a_usage_error_exits_at_once_and_writes_a_termination_report(
     assert wrong in json.loads((tmp_path / "log").read_text())["message"]
 
 
-def test_an_unknown_variable_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    output, _ = fresh("train", code=2, DDPTRAIN_EPOCS="3", DDPJOB_TERMINATION_LOG=str(tmp_path / "log"))
-    assert "hint:  did you mean DDPTRAIN_EPOCHS?\n" in output
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [

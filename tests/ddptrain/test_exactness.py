@@ -121,12 +121,6 @@ def test_test_sample_evaluated_twice_fails_the_run(ddptrain: ForkServer, idx: Pa
     assert "70 of 70 samples were not evaluated exactly once" in run.output()
 
 
-def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
-    for sync in ("ddp", "manual", "bucketed", "bitwise"):
-        argv = ("--nproc-per-node", 2, *UNEVEN, "--data-dir", idx, "--epochs", 1, "--sync", sync)
-        assert "Warning" not in ddptrain.run("launch", *argv).output()
-
-
 def test_bitwise_gives_the_same_weights_with_1_rank_and_through_3_2_and_3_ranks(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
