@@ -1,4 +1,4 @@
-"""How verbs and flags are declared and parsed. Used by ``cli`` and ``commands``; imports no torch.
+"""How verbs and flags are declared and parsed. Used by ``cli``; imports no torch.
 
 A flag of a setting is declared once, by its field in ``Config``; ``config.resolve`` checks its value.
 """

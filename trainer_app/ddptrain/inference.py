@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.device import resolve_device
 from ddptrain.errors import DataMismatch
-from ddptrain.jobs import Infer
 from ddptrain.manifest import fault_of
 from ddptrain.training import models
 from ddptrain.training.evaluate import ResidentSet, evaluate, probabilities
@@ -42,12 +42,13 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) ->
     return 0
 
 
-def infer(config: Config, group: Group, timeout: float, job: Infer) -> str:
-    """Write ``index,label,predicted,probability`` for every sample of the split; collective. Returns a summary.
+def infer(config: Config, group: Group, timeout: float, *, out: Path, run: int | None, step: int | None) -> str:
+    """Write ``index,label,predicted,probability`` for every test sample to ``out``; collective. Returns a summary.
 
     Only rank 0 reads the checkpoint and writes the file, which is the same for any number of ranks.
 
     Args:
+        run, step: of the checkpoint; None for the newest valid one.
         timeout: seconds that ranks wait for another rank to read or write.
     Raises:
         UsageError, DataError, Mismatch, VolumeError: as for ``eval``; the output cannot be written.
@@ -56,7 +57,7 @@ def infer(config: Config, group: Group, timeout: float, job: Infer) -> str:
 
     def read() -> dict[str, Any]:
         nonlocal content
-        saved, content = _open_checkpoint(config, run=job.run, step=job.step)
+        saved, content = _open_checkpoint(config, run=run, step=step)
         return {"manifest": saved.manifest, "size": len(content)}
 
     shared = group.run_on_rank_zero("checkpoint", read, timeout)
@@ -64,15 +65,14 @@ def infer(config: Config, group: Group, timeout: float, job: Infer) -> str:
     trained = config.replaced(Config.identity_of(shared["manifest"]))
     dataset = group.run_on_all_ranks("data", lambda: _data_of(trained, shared["manifest"]), timeout)
     model = _model_of(trained, content, group.device)
-    images, labels = (getattr(dataset, f"{job.split}_{part}") for part in ("images", "labels"))
 
-    certainties, classes = probabilities(model, images, group).max(1)
-    rows = list(zip(labels.tolist(), classes.tolist(), certainties.tolist(), strict=True))
+    certainties, classes = probabilities(model, dataset.test_images, group).max(1)
+    rows = list(zip(dataset.test_labels.tolist(), classes.tolist(), certainties.tolist(), strict=True))
     lines = [f"{index},{label},{digit},{certainty:.6f}\n" for index, (label, digit, certainty) in enumerate(rows)]
     text = "index,label,predicted,probability\n" + "".join(lines)
-    group.run_on_rank_zero("write", lambda: write_result(job.out, text.encode()), timeout)
+    group.run_on_rank_zero("write", lambda: write_result(out, text.encode()), timeout)
     correct = sum(label == digit for label, digit, _ in rows)
-    return f"wrote {len(rows)} predictions to {job.out}, {correct} of them correct ({correct / len(rows):.2%})"
+    return f"wrote {len(rows)} predictions to {out}, {correct} of them correct ({correct / len(rows):.2%})"
 
 
 def _open_checkpoint(config: Config, *, run: int | None, step: int | None) -> tuple[Saved, bytes]:

@@ -2,11 +2,11 @@
 
 import importlib
 from dataclasses import dataclass
+from typing import Literal
 
 from ddprun.program import RankProcess
 from ddprun.resources import set_torch_defaults, uncollected_imports
 from ddptrain.config import Config
-from ddptrain.jobs import Job
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Trainer:
     """The program whose ranks run ``worker``."""
 
     config: Config
-    job: Job
+    job: Literal["train", "preflight"]
 
     sends_an_ending = True
     shares_progress = True

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -38,7 +39,6 @@ from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
 from ddptrain.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
-from ddptrain.jobs import Infer, Job
 from ddptrain.training import bitwise
 from ddptrain.training.trainer import train
 
@@ -48,7 +48,7 @@ class Worker:
     """Runs one rank and reports how it ended.
 
     Attributes:
-        job: what the rank does once it has joined its group.
+        job: what the rank does once it has joined its group; a function infers, with the group and the timeout.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
@@ -56,7 +56,7 @@ class Worker:
     ranks: Ranks
     console: Console
     stop: StopFlag
-    job: Job
+    job: Literal["train", "preflight"] | Callable[[Group, float], str]
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
@@ -156,11 +156,9 @@ class Worker:
         group.close()
         return ending_of(found, rank=self.ranks.rank)
 
-    def _infer(self, job: Infer) -> Ending:
-        from ddptrain.inference import infer
-
+    def _infer(self, infer: Callable[[Group, float], str]) -> Ending:
         group = self._join("infer")
-        done = infer(self.config, group, self._timeout, job)
+        done = infer(group, self._timeout)
         self.console.log(done)
         group.close()
         return Ending(termination.done(done, rank=self.ranks.rank))
@@ -217,7 +215,7 @@ class Worker:
         return Ending(termination.failure(error, rank=self.ranks.rank, progress=place))
 
 
-def run_forked(config: Config, rank: RankProcess, *, job: Job) -> int:
+def run_forked(config: Config, rank: RankProcess, *, job: Literal["train", "preflight"]) -> int:
     """Run one rank in a child of the launcher and return its exit code."""
 
     def deliver(ending: Ending) -> None:
