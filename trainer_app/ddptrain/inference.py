@@ -20,7 +20,7 @@ from ddptrain.device import resolve_device
 from ddptrain.errors import DataMismatch
 from ddptrain.manifest import fault_of
 from ddptrain.training import models
-from ddptrain.training.evaluate import ResidentSet, evaluate, probabilities
+from ddptrain.training.evaluate import ResidentSet, evaluate, logits_of
 
 
 def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) -> int:
@@ -66,8 +66,9 @@ def infer(config: Config, group: Group, timeout: float, *, out: Path, run: int |
     dataset = group.run_on_all_ranks("data", lambda: _data_of(trained, shared["manifest"]), timeout)
     model = _model_of(trained, content, group.device)
 
-    certainties, classes = probabilities(model, dataset.test_images, group).max(1)
-    rows = list(zip(dataset.test_labels.tolist(), classes.tolist(), certainties.tolist(), strict=True))
+    test = ResidentSet.on(group.device, dataset.test_images, dataset.test_labels)
+    certainties, classes = logits_of(model, test.images, group).softmax(1).max(1)
+    rows = list(zip(test.labels.tolist(), classes.tolist(), certainties.tolist(), strict=True))
     lines = [f"{index},{label},{digit},{certainty:.6f}\n" for index, (label, digit, certainty) in enumerate(rows)]
     text = "index,label,predicted,probability\n" + "".join(lines)
     group.run_on_rank_zero("write", lambda: write_result(out, text.encode()), timeout)
