@@ -85,12 +85,6 @@ def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None
         assert (changed.identity() != Config().identity()) == field.metadata["identity"], name
 
 
-def test_a_checkpoint_of_another_recipe_is_refused_with_all_differences(tmp_path: Path) -> None:
-    other = facts(model="cnn", epochs=2, batch_size=256)
-    with pytest.raises(Mismatch, match="model 'cnn' → 'strided', epochs 2 → 1, batch_size 256 → 384"):
-        check_compatible(other, facts(), tmp_path)
-
-
 def test_a_manifest_with_an_unknown_setting_is_refused() -> None:
     with pytest.raises(Mismatch, match="does not have: warmth") as caught:
         Config.identity_of({"config": {**Config().identity(), "warmth": 3}})
@@ -136,8 +130,8 @@ def facts(data: str = "a" * 64, **settings: Any) -> dict[str, Any]:
 
 def test_a_checkpoint_of_other_settings_or_other_data_is_refused(tmp_path: Path) -> None:
     check_compatible(facts(learning_rate=0.5), facts(learning_rate=0.5), tmp_path)
-    with pytest.raises(ConfigMismatch, match=r"another configuration: lr 0\.006 → 0\.5$"):
-        check_compatible(facts(learning_rate=0.006), facts(learning_rate=0.5), tmp_path)
+    with pytest.raises(ConfigMismatch, match=r"another configuration: model 'cnn' → 'strided', batch_size 256 → 384$"):
+        check_compatible(facts(model="cnn", batch_size=256), facts(), tmp_path)
     with pytest.raises(DataMismatch, match=f"trained on other data: {'a' * 16}…, now {'b' * 16}…"):
         check_compatible(facts(), facts("b" * 64), tmp_path)
 

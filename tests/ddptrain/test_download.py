@@ -50,29 +50,23 @@ def mirror(answer: Answer) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
-def good(folder: Path) -> Answer:
-    def answer(handler: http.server.BaseHTTPRequestHandler, name: str) -> None:
-        content = (folder / name).read_bytes()
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content)
+def deliver(content: bytes, length: int | None = None) -> Answer:
+    return lambda handler, name: send(handler, content, length)
 
-    return answer
+
+def send(handler: http.server.BaseHTTPRequestHandler, content: bytes, length: int | None = None) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(content) if length is None else length))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+def good(folder: Path) -> Answer:
+    return lambda handler, name: send(handler, (folder / name).read_bytes())
 
 
 def refuse(status: int) -> Answer:
     return lambda handler, name: handler.send_error(status)
-
-
-def deliver(content: bytes, length: int | None = None) -> Answer:
-    def answer(handler: http.server.BaseHTTPRequestHandler, name: str) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(content) if length is None else length))
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    return answer
 
 
 @pytest.fixture

@@ -338,9 +338,6 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that differ from the manifest's; an older manifest may lack some of them."""
-    return [
-        f"{key} was {manifest[key]}, is {facts[key]}"
-        for key in (*numerics(), "bf16")
-        if key in manifest and key in facts and manifest[key] != facts[key]
-    ]
+    """Return the facts that differ from those of the manifest."""
+    changed = [key for key in (*numerics(), "bf16") if manifest.get(key) != facts.get(key)]
+    return [f"{key} was {manifest.get(key)}, is {facts.get(key)}" for key in changed]
