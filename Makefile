@@ -15,7 +15,7 @@ ALL_LAYERS := lint unit local install apiserver ddprun ddptrain lessons kind
 LAYERS ?= $(ALL_LAYERS)
 LAYER_TARGETS := $(ALL_LAYERS:%=test-%)
 UNDER_LOAD ?= ddprun
-# Built for `make soak` and benchmarks only.
+# Built for `make soak` only.
 GANGS := kube-apiserver-1.36 kube-controller-manager-1.36 kube-scheduler-1.36 coscheduling coscheduling-controller
 PYTEST := $(BIN)/pytest -q
 

@@ -18,7 +18,7 @@ from tests.kind.command import CommandError, run, step
 
 KUBERNETES_VERSION = "v1.34.4"
 GANGS_VERSION = "v1.36.3"
-"""The Kubernetes with PodGroups, of long tests and benchmarks."""
+"""The Kubernetes with PodGroups, of long tests."""
 
 _GO_MODULES = Path(__file__).parent / "go"
 # The largest program takes five minutes on two idle cores, and several times as long beside other work.

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from ddpplot import figure
 from ddpplot.history import History
-from ddpplot.page import Page, as_html
+from ddpplot.page import Page, as_html, span
 from ddpplot.recorded import read_history
-from ddpplot.timeline import span
 from ddprun.errors import DataMissing
 from tests.plot.rows import write_run
 
