@@ -86,7 +86,7 @@ def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None
 
 
 def test_a_manifest_with_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(Mismatch, match="does not have: warmth") as caught:
+    with pytest.raises(Mismatch, match="settings differ in warmth") as caught:
         Config.identity_of({"config": {**Config().identity(), "warmth": 3}})
     assert caught.value.code == 78
 

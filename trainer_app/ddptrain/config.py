@@ -114,20 +114,18 @@ class Config(Settings):
 
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity in a manifest; a setting that it lacks has its default.
+        """Return the identity in a manifest.
 
         Raises:
-            ConfigMismatch: the manifest has a setting that this version does not know.
+            ConfigMismatch: its settings are those of another version.
         """
         theirs: dict[str, Any] = manifest["config"]
-        defaults = cls(data=theirs.get("data", cls.data)).identity()
-        if unknown := sorted(set(theirs) - set(defaults)):
+        if differ := sorted(set(theirs) ^ set(cls().identity())):
             raise ConfigMismatch(
-                f"the checkpoint was trained with settings that this version does not have: {', '.join(unknown)}",
-                hint="a newer ddptrain wrote it",
+                f"another version of ddptrain has trained the checkpoint; its settings differ in {', '.join(differ)}",
                 next_step="use that version, or a new --checkpoint-dir",
             )
-        return defaults | theirs
+        return theirs
 
     def replaced(self, settings: Mapping[str, Any]) -> "Config":
         """Return the config with other values of the named settings."""
