@@ -132,6 +132,8 @@ def test_a_checkpoint_of_other_settings_or_other_data_is_refused(tmp_path: Path)
     check_compatible(facts(learning_rate=0.5), facts(learning_rate=0.5), tmp_path)
     with pytest.raises(ConfigMismatch, match=r"another configuration: model 'cnn' → 'strided', batch_size 256 → 384$"):
         check_compatible(facts(model="cnn", batch_size=256), facts(), tmp_path)
+    with pytest.raises(ConfigMismatch, match=r"accum 1 → 2$"):
+        check_compatible(facts(), facts(accum=2), tmp_path)
     with pytest.raises(DataMismatch, match=f"trained on other data: {'a' * 16}…, now {'b' * 16}…"):
         check_compatible(facts(), facts("b" * 64), tmp_path)
 
