@@ -15,7 +15,7 @@ ALL_LAYERS := lint unit local install apiserver ddprun ddptrain lessons kind
 LAYERS ?= $(ALL_LAYERS)
 LAYER_TARGETS := $(ALL_LAYERS:%=test-%)
 UNDER_LOAD ?= ddprun
-# Built for `make soak` and benchmarks only.
+# Built for `make soak` only.
 GANGS := kube-apiserver-1.36 kube-controller-manager-1.36 kube-scheduler-1.36 coscheduling coscheduling-controller
 PYTEST := $(BIN)/pytest -q
 
@@ -59,7 +59,7 @@ $(VENV)/.installed $(VENV)/.trainer: $(addsuffix /pyproject.toml,$(DISTRIBUTIONS
 
 demo: $(DEMO)  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
 	@data='--data-dir $(MNIST)'; \
-		timeout 120 $(BIN)/ddptrain data fetch --data-dir $(MNIST) --tries 1 >/dev/null 2>&1 || { data='--data digits'; \
+		timeout 120 $(BIN)/ddptrain fetch --data-dir $(MNIST) >/dev/null 2>&1 || { data='--data digits'; \
 		echo 'NOT MNIST: it cannot be downloaded. Training on handwritten digits of scikit-learn (1,797 images)'; }; \
 		set -x; $(BIN)/ddpjob run manifests/examples/mnist-cpu.yaml --fresh -- $$data
 	@command -v ddpjob >/dev/null || echo "  'source $(BIN)/activate' makes ddpjob and ddptrain available in this shell"
@@ -150,9 +150,8 @@ kind-up: setup  ## create a kind cluster for development (NAME=ddpjob)
 kind-down: $(DEMO)  ## delete that cluster
 	$(PY) -m tests.kind down --name $(NAME)
 
-bench-local: setup  ## measure the start of commands, and the time to the first step of `ddpjob run`, ddprun and torchrun
+bench-local: setup  ## measure the start of commands, and the time to the first step of ddprun and torchrun
 	$(PY) -m tests.benchmarks.command_start
-	$(PY) -m tests.benchmarks.local_first_step
 	$(PY) -m tests.benchmarks.script_start
 
 bench: setup  ## measure the time from apply to all pods, and the time of the same requests without an operator

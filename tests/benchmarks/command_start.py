@@ -5,21 +5,20 @@ Commands and imports alternate, so that other work on the machine changes both.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.report import describe_machine, write_section
+from tests.benchmarks.report import describe_machine, in_turns, parser_of, print_table, table_of
 from tests.client.worlds import ClusterWorld
 from tests.controlplane import control_plane
 
-SECTION = "command-start"
 PROGRAM = str(Path(sys.executable).with_name("ddpjob"))
 
 
@@ -55,34 +54,22 @@ def measure(repetitions: int) -> dict[str, list[float]]:
             "ddpjob get": [PROGRAM, "get"],
             "ddpjob why one --context start": [PROGRAM, "why", "one", "--context", "start"],
         }
-        times: dict[str, list[float]] = {name: [] for name in commands}
         for command in commands.values():
             user_seconds(command, environment)  # writes bytecode and fills the page cache
-        for _ in range(repetitions):
-            for name, command in commands.items():
-                times[name].append(user_seconds(command, environment))
-        return times
-
-
-def table(times: Mapping[str, list[float]], foot: str) -> str:
-    """Return the result as a Markdown table."""
-    torch = median(next(iter(times.values())))
-    lines = ["| command | user CPU time | part of `import torch` |", "|---|---:|---:|"]
-    for name, found in times.items():
-        lines.append(f"| `{name}` | {median(found):.2f} s | {median(found) / torch:.2f} |")
-    return "\n".join([*lines, "", foot])
+        measures = {name: partial(user_seconds, command, environment) for name, command in commands.items()}
+        return in_turns(measures, repetitions)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of("tests.benchmarks.command_start", __doc__)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/develop/benchmarks.md")
     options = parser.parse_args()
-    times = measure(options.repetitions)
-    text = table(times, f"Medians of {options.repetitions} runs of each on {describe_machine()}.")
-    print(text)
-    if options.write:
-        write_section(SECTION, text)
+    times = {name: median(found) for name, found in measure(options.repetitions).items()}
+    torch = next(iter(times.values()))
+    rows = [(f"`{name}`", f"{seconds:.2f} s", f"{seconds / torch:.2f}") for name, seconds in times.items()]
+    shown = table_of(("command", "user CPU time", "part of `import torch`"), rows)
+    foot = f"Medians of {options.repetitions} runs of each on {describe_machine()}."
+    print_table(options, "command-start", f"{shown}\n\n{foot}")
 
 
 if __name__ == "__main__":

@@ -3,30 +3,24 @@
     python -m tests.benchmarks.gpu --data-dir DIR            # tables on standard output; DIR has MNIST
     python -m tests.benchmarks.gpu --data-dir DIR --write    # and into docs/develop/benchmarks.md
 
-The script is manifests/examples/train_plain.py with one rank and NCCL. Runs of the two launchers alternate. The time
-until the first step begins before the launcher's process starts; for the time of a step both launchers train at the
-same time in turns, as in ``script_start``. The trainer's samples per second are the median of the second epoch and the
-later ones.
+The script is manifests/examples/train_plain.py with one rank and NCCL, measured as in ``script_start``. The trainer's
+samples per second are the median of the second epoch and the later ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ddprun.reporting.metrics import effective_rows
-from tests.benchmarks.report import describe_machine, write_section
-from tests.benchmarks.script_start import LAUNCHERS, finish, ratio_of, start, steps_in_turns
+from tests.benchmarks import script_start
+from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 
 REPETITIONS = 5
 EPOCHS = 4
@@ -44,40 +38,8 @@ MODELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def first_step(launcher: str) -> float:
-    """Run the example once; return the seconds until the first step."""
-    with tempfile.TemporaryDirectory(prefix="ddprun-gpu-") as folder:
-        began = time.monotonic()
-        return finish(start(launcher, 1, Path(folder), ("--epochs", "1")), Path(folder))[0] - began
-
-
-def run_pair(order: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """Run both launchers; return by launcher the seconds until the first step and the milliseconds of a step."""
-    alone = {launcher: first_step(launcher) for launcher in order}
-    steps = steps_in_turns(1, order)
-    return {
-        launcher: {"first step, s": [alone[launcher]], "step, ms": [1000 * step for step in steps[launcher]]}
-        for launcher in order
-    }
-
-
-def script_table(repetitions: int) -> tuple[str, list[dict[str, dict[str, list[float]]]]]:
-    """Run both launchers in turns; return the table and the pairs."""
-    pairs = [run_pair(LAUNCHERS if number % 2 else LAUNCHERS[::-1]) for number in range(repetitions)]
-    lines = ["| measure | torchrun | ddprun | ratio | least | greatest |", "|---|---:|---:|---:|---:|---:|"]
-    for name in pairs[0]["ddprun"]:
-        medians = [
-            statistics.median(statistics.median(pair[launcher][name]) for pair in pairs) for launcher in LAUNCHERS
-        ]
-        ratios = [ratio_of(pair["ddprun"][name], pair["torchrun"][name]) for pair in pairs]
-        cells = [f"{median:.3f}" for median in medians]
-        ratio = f"**{statistics.median(ratios):.3f}** | {min(ratios):.3f} | {max(ratios):.3f}"
-        lines.append(f"| {name} | {' | '.join(cells)} | {ratio} |")
-    return "\n".join(lines), pairs
-
-
-def trained(data_dir: Path, *flags: str) -> dict[str, float]:
-    """Train MNIST once on the GPU."""
+def trained(data_dir: Path, *flags: str) -> tuple[float, float, float]:
+    """Train MNIST once on the GPU; return samples per second, accuracy and seconds."""
     with tempfile.TemporaryDirectory(prefix="ddptrain-gpu-") as folder:
         command = [
             sys.executable, "-m", "ddptrain", "launch", "--nproc-per-node", "1", "--device", "cuda", "--data-dir",
@@ -90,49 +52,35 @@ def trained(data_dir: Path, *flags: str) -> dict[str, float]:
         seconds = time.monotonic() - began
         rows = [row for row in effective_rows(Path(folder), "train") if row["epoch"] >= 1]
         accuracy = effective_rows(Path(folder), "eval")[-1]["accuracy"]
-    speed = statistics.median(row["samplesPerSecond"] for row in rows)
-    return {"samplesPerSecond": speed, "accuracy": accuracy, "seconds": seconds}
+    return statistics.median(row["samplesPerSecond"] for row in rows), accuracy, seconds
 
 
-def trainer_table(data_dir: Path) -> tuple[str, dict[str, Any]]:
-    """Train in all modes; return the table and the results."""
-    results: dict[str, Any] = {}
-    lines = [
-        f"| network | arithmetic | samples/s | times float32 | accuracy, {EPOCHS} epochs | whole command |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
+def trainer_table(data_dir: Path) -> str:
+    """Train in all modes, and return the table."""
+    rows = []
     for model, network in MODELS.items():
+        speeds: list[float] = []
         for mode, flags in MODES.items():
-            found = results[f"{model}: {mode}"] = trained(data_dir, *network, *flags)
-            times = found["samplesPerSecond"] / results[f"{model}: float32"]["samplesPerSecond"]
-            lines.append(
-                f"| {model} | {mode} | {found['samplesPerSecond']:,.0f} | {times:.2f} | {found['accuracy']:.2%} | "
-                f"{found['seconds']:.1f} s |"
-            )
-    return "\n".join(lines), results
+            speed, accuracy, seconds = trained(data_dir, *network, *flags)
+            speeds.append(speed)
+            cells = [f"{speed:,.0f}", f"{speed / speeds[0]:.2f}", f"{accuracy:.2%}", f"{seconds:.1f} s"]
+            rows.append([model, mode, *cells])
+    heading = ("network", "arithmetic", "samples/s", "times float32", f"accuracy, {EPOCHS} epochs", "whole command")
+    return table_of(heading, rows, names=2)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu", description=__doc__)
+def main() -> None:
+    parser = parser_of("tests.benchmarks.gpu", __doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/develop/benchmarks.md")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no GPU on this machine")
     machine = f"{torch.cuda.get_device_name()}, {describe_machine(kubernetes=False)}, PyTorch {torch.__version__}"
-    trainer, results = trainer_table(options.data_dir)
-    print(trainer, flush=True)
-    script, pairs = script_table(options.repetitions)
-    shown = f"{trainer}\n\n{script}\n\n{options.repetitions} pairs of runs of the script. Measured on {machine}."
-    print(shown)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "trainer": results, "script": pairs}, indent=2))
-    if options.write:
-        write_section("gpu", shown)
-    return 0
+    trainer, script = trainer_table(options.data_dir), script_start.table(options.repetitions, [1])
+    foot = f"{options.repetitions} pairs of runs of the script. Measured on {machine}."
+    print_table(options, "gpu", f"{trainer}\n\n{script}\n\n{foot}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,11 +11,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import aiohttp
-
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
+from tests.benchmarks.api_server import ApiServer
 
 NODES = 100
 REQUESTS = 16
@@ -25,9 +24,8 @@ REQUESTS = 16
 class Kubelets:
     """Takes pods with ``take`` and writes their binding and status until ``close``."""
 
-    def __init__(self, session: aiohttp.ClientSession, server: str) -> None:
-        self._session = session
-        self._server = server
+    def __init__(self, api: ApiServer) -> None:
+        self._api = api
         self._pods: asyncio.Queue[Json] = asyncio.Queue()
         self._count = 0
         self._workers = [asyncio.create_task(self._work()) for _ in range(REQUESTS)]
@@ -55,25 +53,20 @@ class Kubelets:
     async def _start(self, pod: Json) -> None:
         self._count += 1
         number, meta = self._count, pod["metadata"]
-        url = f"{self._server}/{names.PODS.path(meta['namespace'])}/{meta['name']}"
+        url = f"{self._api.url(names.PODS)}/{meta['name']}"
         target = {"apiVersion": "v1", "kind": "Node", "name": f"node-{number % NODES}"}
-        await self._send("POST", f"{url}/binding", {"metadata": {"name": meta["name"]}, "target": target})
+        binding = {"metadata": {"name": meta["name"]}, "target": target}
+        await self._api.send("POST", f"{url}/binding", json.dumps(binding).encode())
         containers = [container["name"] for container in pod["spec"]["containers"]]
         waiting: Json = {"waiting": {"reason": "ContainerCreating"}}
-        await self._send("PATCH", f"{url}/status", _status("Pending", containers, waiting))
+        await self._patch(url, _status("Pending", containers, waiting))
         ip = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
         running: Json = {"running": {"startedAt": timestamp(datetime.now(UTC))}}
         address = {"podIP": ip, "podIPs": [{"ip": ip}]}
-        await self._send("PATCH", f"{url}/status", _status("Running", containers, running, **address))
+        await self._patch(url, _status("Running", containers, running, **address))
 
-    async def _send(self, method: str, url: str, body: Json) -> None:
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        async with self._session.request(
-            method, url, data=json.dumps(body).encode(), headers={"Content-Type": kind}
-        ) as response:
-            answer = await response.read()
-            if response.status >= 300:
-                raise RuntimeError(f"{method} {url}: {response.status} {answer[:500]!r}")
+    async def _patch(self, url: str, status: Json) -> None:
+        await self._api.send("PATCH", f"{url}/status", json.dumps(status).encode(), "application/merge-patch+json")
 
 
 def _status(phase: str, containers: list[str], state: Json, **more: Any) -> Json:

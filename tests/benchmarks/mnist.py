@@ -1,18 +1,16 @@
-"""The trainer on MNIST: recipes, ways to average gradients, and the speed of plain loops.
+"""The trainer on MNIST: recipes, and ways to average gradients.
 
     python -m tests.benchmarks.mnist --data-dir DIR               # tables on standard output; DIR has MNIST
     python -m tests.benchmarks.mnist --data digits --seeds 1      # a short try
 
 Every figure is of a whole command, with reading the data and every evaluation. *Cold* is a new interpreter; *warm* is
-forked from a process that has imported torch, as a launcher forks its ranks. ``mnist_loops`` has the plain loops, which
-use the same data with the same number of threads.
+forked from a process that has imported torch, as a launcher forks its ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -22,27 +20,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddprun.reporting.metrics import effective_rows
 from ddprun.resources import threads_per_rank
 from ddptrain.config import Config
 from ddptrain.device import processor
-from tests.benchmarks.report import describe_machine
+from tests.benchmarks.report import describe_machine, table_of
 from tests.ddptrain.builders import verb
 from tests.ddptrain.runs import ForkServer, fork_server
 
-PARTS = ("recipes", "sync", "throughput", "tutorial")
+PARTS = ("recipes", "sync")
 SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with
 _SECONDS = 3600  # for one command
-_TURNS = 3
-_SHIFTS = (1, 0)  # pixels: the default, and no augmentation
-_PLAIN = ("--optimizer", "adamw", "--label-smoothing", 0, "--bf16", "off")  # as the DataLoader loop
 _FIRST_SEED = 1000  # no setting was chosen by the results of these seeds
 _FEWER = 3  # runs of the recipes whose accuracy is not a claim, and of each cold command
 _RECIPES: dict[str, tuple[object, ...]] = {
     "default": (),
-    "two epochs": ("--epochs", 2),
     "earlier": (
         "--model", "cnn", "--optimizer", "adamw", "--epochs", 2, "--label-smoothing", 0,
         "--bf16", "off", "--sync", "ddp",
@@ -67,8 +60,8 @@ class Bench:
         self._config, self._seeds, self._worlds = config, seeds, worlds
         self._server, self._folder, self._numbers = server, folder, itertools.count()
 
-    def recipes(self) -> list[str]:
-        """Compare the default recipe with others and with pytorch/examples; the recipes alternate in every turn."""
+    def recipes(self) -> str:
+        """Compare the default recipe with the earlier one; they alternate in every turn."""
         recipes = dict(_RECIPES)
         if self._config.data != "digits":  # their batch has always been 32
             recipes["earlier"] = (*recipes["earlier"], "--batch-size", 256)
@@ -92,15 +85,13 @@ class Bench:
                     recipe, f"{world}", f"{len(seconds)}", mean, _times(seconds), f"{shares[0]:.2f}", cpu,
                     _times(cold[recipe]), f"{shares[1]:.2f}",
                 ))  # fmt: skip
-        seconds, found = self._loop("example")
-        last = ("pytorch/examples, one epoch", "1", "1", f"{found['accuracy']:.2%}", "", "", "", f"{seconds:.1f} s", "")
         heading = (
             "recipe", "ranks", "seeds", "accuracy: mean (worst)", "warm: median (slowest)", "of the earlier",
             "CPU time", "cold: median (slowest)", "of the earlier",
         )  # fmt: skip
-        return _table(heading, [*rows, last])
+        return table_of(heading, rows)
 
-    def sync(self) -> list[str]:
+    def sync(self) -> str:
         """Compare the ways to average gradients, which alternate in every turn. One rank has nothing to average."""
         rows = []
         for world in [world for world in self._worlds if world > 1]:
@@ -114,30 +105,7 @@ class Bench:
                 numbers = (f"{mean:.2%}", _times(_seconds(runs[way])), f"{speed:,.0f}", f"{speed / first:.2f}")
                 rows.append((way, f"{world}", f"{self._seeds}", *numbers))
         heading = ("sync", "ranks", "seeds", "mean accuracy", "warm: median (slowest)", "samples/s", "times")
-        return _table(heading, rows)
-
-    def throughput(self) -> list[str]:
-        """Compare one rank with a DataLoader loop of the same network, batch and optimizer; the best of each counts."""
-        rows = []
-        for model in ("cnn", "mlp"):
-            best: dict[int, list[float]] = {shift: [0.0, 0.0] for shift in _SHIFTS}
-            for _, shift in itertools.product(range(_TURNS), _SHIFTS):
-                ours = self._warm(1, "--model", model, "--shift", shift, *_PLAIN).speed
-                _, theirs = self._loop("dataloader", model, self._config.global_batch, shift)
-                best[shift] = [max(best[shift][0], ours), max(best[shift][1], theirs["samplesPerSecond"])]
-            for shift, (ours, loop) in best.items():
-                augmentation = f"±{shift} pixel" if shift else "none"
-                rows.append((model, augmentation, f"{ours:,.0f}", f"{loop:,.0f}", f"**{ours / loop:.1f}**"))
-        return _table(("model", "augmentation", "samples/s", "DataLoader loop", "times"), rows, names=2)
-
-    def tutorial(self) -> list[str]:
-        """Compare one epoch with the network and recipe of PyTorch's tutorial, until its accuracy reaches 98 %."""
-        ours, (_, theirs) = self._warm(1, "--epochs", 1), self._loop("tutorial")
-        shown = f"{theirs['seconds']:.1f} s, {theirs['epochs']} epochs"
-        mine = f"{ours.seconds:.1f} s, 1 epoch ({ours.accuracy:.2%})"
-        other = shown if theirs["reached"] else f"not within {shown}"
-        row = ("seconds", mine, other, f"{theirs['seconds'] / ours.seconds:.1f}")
-        return _table(("to 98%", "ours", "tutorial-style", "times"), [row])
+        return table_of(heading, rows)
 
     def _warm(self, world: int, *flags: object) -> Timed:
         """Run a command in a fork of a process that has imported torch."""
@@ -149,13 +117,11 @@ class Bench:
         return Timed(seconds, _cpu_seconds(self._server.pid) - cpu, accuracy, speed)
 
     def _cold(self, world: int, *flags: object) -> float:
-        """Return the elapsed seconds of the same command in a new interpreter."""
-        return _run("ddptrain", *self._command(world, self._out()), *flags)[0]
-
-    def _loop(self, name: str, *more: object) -> tuple[float, dict[str, Any]]:
-        place = (self._config.data, self._config.data_dir, threads_per_rank(1))
-        seconds, output = _run("tests.benchmarks.mnist_loops", name, *place, *more)
-        return seconds, json.loads(output.splitlines()[-1])
+        """Return the elapsed seconds of the same command in a new interpreter, imports included."""
+        command = map(str, (sys.executable, "-m", "ddptrain", *self._command(world, self._out()), *flags))
+        began = time.perf_counter()
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SECONDS, check=True)
+        return time.perf_counter() - began
 
     def _command(self, world: int, out: Path) -> list[object]:
         data = ("--data", self._config.data, "--data-dir", self._config.data_dir)
@@ -164,15 +130,6 @@ class Bench:
 
     def _out(self) -> Path:
         return self._folder / str(next(self._numbers))
-
-
-def _run(module: str, *arguments: object) -> tuple[float, str]:
-    """Run a module in a new interpreter; return the elapsed seconds, imports included, and its output."""
-    command, began = [sys.executable, "-m", module, *map(str, arguments)], time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return time.perf_counter() - began, done.stdout
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -193,12 +150,6 @@ def _times(seconds: Sequence[float]) -> str:
     return f"{_median(seconds):.1f} s ({max(seconds):.1f} s)"
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
-    """Return a Markdown table and an empty line; the first ``names`` columns are aligned to the left."""
-    rule = "|".join("---" if number < names else "---:" for number in range(len(heading)))
-    return [f"| {' | '.join(heading)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows), ""]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.mnist", description=__doc__)
     parser.add_argument("--data", default="mnist", help="mnist, digits or idx (default: mnist)")
@@ -211,7 +162,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-") as folder, fork_server(Path(folder)) as server:
         bench = Bench(config, options.seeds, worlds, server, Path(folder) / "runs")
         for part in options.parts.split(","):
-            print("\n".join(getattr(bench, part)()), flush=True)
+            print(getattr(bench, part)(), flush=True)
     print(f"{describe_machine(kubernetes=False)}, {processor()}.")
 
 

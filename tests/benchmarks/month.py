@@ -18,15 +18,13 @@ code is 0 if no job is lost, no writes overlap, each program with an error made 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import logging
 import random
 import resource
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from typing import Any
@@ -34,7 +32,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
-from tests.benchmarks.report import describe_machine, percentile95, write_section
+from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.builders import ended
 from tests.controller.faketime import run as run_in_simulated_time
 from tests.simulator.faults import at_writes
@@ -75,7 +73,6 @@ class Month:
         self.hits = 0
         self.ended_days = 0.0
         self.outages: list[tuple[float, float]] = []
-        self.faults: Counter[str] = Counter()
 
     def _program(self, number: int) -> Program:
         chance, days = random.Random(f"{number} {self.chance.random()}"), self.days
@@ -123,7 +120,7 @@ class Month:
             kind, machine = self.chance.choice(kinds), self.site.machines[name]
             if machine.is_away:
                 continue
-            self._hit(name, kind)
+            self._hit(name)
             if kind == "device":
                 for training, node_rank in self._trainings_on(name):
                     training.fail(node_rank, DEVICE_ERROR)
@@ -134,25 +131,22 @@ class Month:
                 self.site.crash(name, unknown if kind == "runtime" else None)
             if self.chance.random() < BROKEN_SHARE:
                 machine.defect = self.chance.choice(("hook", "mount", "devices", "dying"))
-                self.faults[f"node broken: {machine.defect}"] += 1
                 self._soon(self.chance.uniform(*REPAIR_HOURS) * HOUR, setattr, machine, "defect", None)
 
     async def _drains(self) -> None:
         async for name in self._each(24.0):
-            self._hit(name, "drain")
+            self._hit(name)
             self.site.drain(name)
             self._soon(self.chance.uniform(600.0, HOUR), self._uncordon, self.site.machines[name])
 
     async def _flaps(self) -> None:
         async for name in self._each(12.0):
             if not self.site.machines[name].is_away:
-                self.faults["kubelet away"] += 1
                 self.site.flap(name, self.chance.uniform(5.0, 290.0))
 
     async def _outages(self) -> None:
         async for _ in self._each(72.0):
             seconds = self.chance.uniform(60.0, 1200.0)
-            self.faults["outage"] += 1
             self.outages.append((_time(), _time() + seconds))
             self.site.lose_dependency(seconds)
 
@@ -163,10 +157,10 @@ class Month:
                 pod = training.pods[0]
                 key = Key(KEY.namespace, pod["metadata"]["labels"][names.LABEL_JOB_NAME])
                 if self.chance.random() < 0.5:
-                    self._hit(name, "restartedAt")
+                    self._hit(name)
                     self._patch(key, restartedAt=now().isoformat().replace("+00:00", "Z"))
                 else:
-                    self._hit(name, "suspend")
+                    self._hit(name)
                     self._patch(key, suspend=True)
                     self._soon(self.chance.uniform(1.0, 60.0), lambda key=key: self._patch(key, suspend=False))
 
@@ -175,7 +169,6 @@ class Month:
         async for _ in self._each(72.0):
             kinds: tuple[Webhook, ...] = ("grace", "adds", "labels", "owner")
             webhook = self.chance.choice(kinds)
-            self.faults[f"webhook: {webhook}"] += 1
             self.site.webhook = webhook
             await asyncio.sleep(600.0 if webhook in ("labels", "owner") else DAY)
             self.site.webhook = "none"
@@ -199,8 +192,7 @@ class Month:
                 return
             yield f"worker-{self.chance.randrange(NODES)}"
 
-    def _hit(self, name: str, kind: str) -> None:
-        self.faults[kind] += 1
+    def _hit(self, name: str) -> None:
         self.hits += len(self._trainings_on(name))
 
     def _trainings_on(self, name: str) -> list[tuple[Training, int]]:
@@ -236,14 +228,6 @@ def judge(month: Month) -> Json:
     state = {job["metadata"]["name"]: (job.get("status") or {}).get("state") for job in jobs}
     is_good = {name: program.bug_at is None for name, program in month.programs.items()}
     bad = [name for name, good in is_good.items() if not good]
-    reasons: Counter[str] = Counter()
-    seen: set[tuple[str, int]] = set()
-    for _, change in month.sim.changes:
-        if change.resource is names.DDPJOBS:
-            for failure in (change.obj.get("status") or {}).get("failures", ()):
-                if (mark := (change.obj["metadata"]["uid"], failure["attempt"])) not in seen:
-                    seen.add(mark)
-                    reasons[failure["reason"]] += 1
     ends = {
         job["metadata"]["name"]: [c["reason"] for c in job["status"]["conditions"] if c["type"] == "Failed"][:1]
         for job in jobs
@@ -261,21 +245,17 @@ def judge(month: Month) -> Json:
     delays = sorted(delay for each in made for delay in each["delays"])
     weight = sum(each["nodes"] * each["useful"] for each in made)
     return {
-        "benchmark": "month",
         "jobs": len(jobs),
         "days": round(month.ended_days, 1),
-        "states": Counter(state.values()),
         "lost": lost,
         "unfinished": [name for name, each in state.items() if each not in ("Succeeded", "Failed")],
         "errors": [len(bad), sum(state[name] == "Failed" for name in bad)],
         "overlaps": len(overlaps(month.sim.changes, month.site.volumes.values())),
-        "faults": month.faults,
         "hits": month.hits,
         "restarts": sum(int((job.get("status") or {}).get("restarts") or 0) for job in jobs),
-        "reasons": reasons,
         "goodput": weight / max(1.0, sum(each["nodes"] * each["span"] for each in made)),
         "of_what_is_left": weight / max(1.0, sum(each["nodes"] * each["left"] for each in made)),
-        "delays": [delays[len(delays) // 2], percentile95(delays), delays[-1]] if delays else [0.0] * 3,
+        "delays": delays,
         "worst": sorted((round(each["useful"] / each["left"], 3), each["name"]) for each in made)[:5],
     }
 
@@ -341,7 +321,8 @@ def _placements(month: Month) -> dict[str, list[tuple[float, int, bool]]]:
 
 def table(result: Json) -> str:
     """Return the result as a Markdown table."""
-    errors, failed = result["errors"]
+    (errors, failed), found = result["errors"], result["delays"]
+    delays = [found[min(len(found) - 1, int(share * len(found)))] for share in (0.5, 0.95, 1)] if found else []
     rows = [
         ("jobs with a good program that were lost", f"**{len(result['lost'])}** of {result['jobs'] - errors}"),
         ("jobs with an error in the program that failed", f"{failed} of {errors}"),
@@ -350,21 +331,17 @@ def table(result: Json) -> str:
         ("restarts", f"{result['restarts']}"),
         ("goodput", f"{100 * result['goodput']:.2f} %"),
         ("of what the faults leave", f"**{100 * result['of_what_is_left']:.2f} %**"),
-        ("delay after a fault: median, 95 %, slowest", ", ".join(f"{delay:.0f} s" for delay in result["delays"])),
+        ("delay after a fault: median, 95 %, slowest", ", ".join(f"{delay:.0f} s" for delay in delays)),
     ]
-    lines = ["| | |", "|---|---:|", *(f"| {name} | {value} |" for name, value in rows)]
-    return "\n".join([*lines, "", result["note"]])
+    return f"{table_of(('', ''), rows)}\n\n{result['note']}"
 
 
 def main() -> int:
     """Simulate and print."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.month", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("tests.benchmarks.month", __doc__)
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # thousands of expected warnings
     began = time.process_time()
@@ -376,13 +353,11 @@ def main() -> int:
         f"{result['days']:g} days with seed {options.seed}, simulated in {seconds:.0f} s of CPU and {memory:.0f} MiB, "
         f"on {describe_machine(kubernetes=False)}."
     )
-    print(json.dumps(result, indent=2) if options.json else table(result))
+    print_table(options, "month", table(result))
     if result["lost"] or result["unfinished"]:
         for name, failures in result["lost"].items():
             print(f"lost: {name}", *failures, sep="\n  ", file=sys.stderr)
         print(f"unfinished: {result['unfinished']}\nworst: {result['worst']}", file=sys.stderr)
-    if options.write:
-        write_section("month", table(result))
     errors, failed = result["errors"]
     is_good = not (result["lost"] or result["unfinished"] or result["overlaps"]) and errors == failed
     return 0 if is_good and result["of_what_is_left"] >= AIM else 1

@@ -15,15 +15,15 @@ other work on the machine only adds time. The other checkout is run with its own
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tests.benchmarks.report import describe_machine, write_section
+from tests.benchmarks.report import describe_machine, in_turns, parser_of, print_table, table_of
 
 SIZES = (1, 8, 64, 1000, 4096)
 ROUNDS = 3
@@ -43,55 +43,35 @@ def _in_checkout(folder: Path, nodes: int) -> dict[str, float]:
     return measured
 
 
-def run(sizes: tuple[int, ...], against: Path | None) -> dict[str, Any]:
-    """Measure all sizes, alternating between the checkouts."""
-    folders = {"now": Path(__file__).resolve().parents[2], **({"before": against.resolve()} if against else {})}
-    rows = []
-    for nodes in sizes:
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
-        for _ in range(ROUNDS):
-            for name, folder in folders.items():
-                runs[name].append(_in_checkout(folder, nodes))
-        best = {name: {key: min(run[key] for run in many) for key in many[0]} for name, many in runs.items()}
-        rows.append({"nodes": nodes, **best})
-    return {"benchmark": "plan", "rows": rows}
+def measure(nodes: int, folders: Mapping[str, Path]) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of a first plan and of a re-plan in each checkout; the fastest of runs in turns."""
+    runs = in_turns({name: partial(_in_checkout, folder, nodes) for name, folder in folders.items()}, ROUNDS)
+    return {name: {key: min(run[key] for run in many) for key in many[0]} for name, many in runs.items()}
 
 
-def table(result: dict[str, Any]) -> str:
-    """Return the result as a Markdown table."""
-    lines = [
-        "| nodes | first plan | before | times | re-plan | before | times |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        cells = [f"{row['nodes']:,}"]
-        for key in ("first", "again"):
-            now, before = row["now"][key], row.get("before", {}).get(key)
-            cells += [
-                f"**{now:.2f} ms**",
-                f"{before:.2f} ms" if before else "",
-                f"{before / now:.1f}" if before else "",
-            ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"The fastest of {ROUNDS} runs in turns, on {result['machine']}."])
+def cells(nodes: int, found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the cells of a row."""
+    shown = [f"{nodes:,}"]
+    for key in ("first", "again"):
+        now, before = found["now"][key], found.get("before", {}).get(key)
+        shown += [f"**{now:.2f} ms**", f"{before:.2f} ms" if before else "", f"{before / now:.1f}" if before else ""]
+    return shown
 
 
 def main() -> int:
     """Measure and print. The exit code is 0 if every aim for a re-plan is met, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.plan", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("tests.benchmarks.plan", __doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="NODES")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     machine = describe_machine(kubernetes=False)
-    result = run(tuple(options.sizes), options.against) | {"machine": machine}
-    print(json.dumps(result, indent=2) if options.json else table(result))
-    if options.write:
-        write_section("plan", table(result))
-    slow = [row["nodes"] for row in result["rows"] if row["now"]["again"] > AIMS_MS.get(row["nodes"], float("inf"))]
-    return 1 if slow else 0
+    own = Path(__file__).resolve().parents[2]
+    folders = {"now": own} | ({"before": options.against.resolve()} if options.against else {})
+    found = {nodes: measure(nodes, folders) for nodes in options.sizes}
+    heading = ("nodes", "first plan", "before", "times", "re-plan", "before", "times")
+    shown = table_of(heading, [cells(nodes, row) for nodes, row in found.items()], names=0)
+    print_table(options, "plan", f"{shown}\n\nThe fastest of {ROUNDS} runs in turns, on {machine}.")
+    return 1 if any(row["now"]["again"] > AIMS_MS.get(nodes, float("inf")) for nodes, row in found.items()) else 0
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ It imports nothing of the tests.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -114,4 +114,6 @@ def _fastest(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]))))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("nodes", type=int, help="of the job")
+    print(json.dumps(measure(parser.parse_args().nodes)))

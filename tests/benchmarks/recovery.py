@@ -11,7 +11,6 @@ of the trainer's metrics.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import copy
 import json
@@ -25,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api.objects import Json
@@ -35,7 +34,7 @@ from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
 from ddprun.reporting.metrics import read_rows
 from tests.benchmarks.recovery_parts import MEANING, PARTS, Recovery, Seen, recovery
-from tests.benchmarks.report import describe_machine, write_section
+from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.e2e import nodes, storage
 from tests.e2e.demo import set_up
 from tests.e2e.jobs import JOB_KIND, mnist_job
@@ -54,14 +53,10 @@ _SAVED = 50
 
 @dataclass(frozen=True)
 class Life:
-    """One job that lost a pod; times in seconds.
-
-    first_step: from the job's creation. lost_steps: those since the last checkpoint, which were trained twice.
-    """
+    """One job that lost a pod; ``first_step`` in seconds from the job's creation."""
 
     first_step: float
     recovery: Recovery
-    lost_steps: int
 
 
 def live_on_kind(cluster: Cluster) -> Life:
@@ -132,7 +127,7 @@ def _life(seen: list[Seen], applied: float, killed: float, volume: Path) -> Life
     (claimed,) = (row["time"] for row in rows if row["event"] == "start" and row["run"] == 2)
     before, after = ([row for row in rows if row["event"] == "train" and row["run"] == run] for run in (1, 2))
     parts = recovery(sorted(seen, key=lambda one: one.time), killed, claimed, after[0]["time"])
-    return Life(before[0]["time"] - applied, parts, before[-1]["step"] - after[0]["step"] + 1)
+    return Life(before[0]["time"] - applied, parts)
 
 
 @contextmanager
@@ -171,27 +166,21 @@ def table(lives: Mapping[str, list[Life]], machine: str) -> str:
         "the operator's share: ending and creation (aim: 0.15 s)": lambda life: life.recovery.operator,
         "beside creation, deletion: until the pods of attempt 1 have ended": lambda life: life.recovery.deletion,
     }
-    lines = ["| | " + " | ".join(f"{where}: median (fastest, slowest)" for where in lives) + " |"]
-    lines.append("|---|" + "---:|" * len(lives))
-    for name, of in rows.items():
-        cells = []
-        for found in lives.values():
-            times = [of(life) for life in found]
-            cells.append(f"{statistics.median(times):.2f} s ({min(times):.2f}, {max(times):.2f})")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+
+    def cell(times: list[float]) -> str:
+        return f"{statistics.median(times):.2f} s ({min(times):.2f}, {max(times):.2f})"
+
+    heading = ["", *(f"{where}: median (fastest, slowest)" for where in lives)]
+    cells = [[name, *(cell([of(life) for life in found]) for found in lives.values())] for name, of in rows.items()]
     count = max(map(len, lives.values()))
-    return "\n".join([*lines, "", f"{count} jobs each, one after the other, on {machine}."])
+    return f"{table_of(heading, cells)}\n\n{count} jobs each, one after the other, on {machine}."
 
 
-def main() -> int:
-    """Measure, print the result, and return exit code 0."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.recovery", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main() -> None:
+    parser = parser_of("tests.benchmarks.recovery", __doc__)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--where", choices=("kind", "local", "both"), default="both")
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     lives: dict[str, list[Life]] = {}
     machine = describe_machine()
@@ -202,14 +191,8 @@ def main() -> int:
         until_all_are_gone(Kubectl(cluster.kubeconfig))
     if options.where != "kind":
         lives["local"] = [asyncio.run(live_locally()) for _ in range(options.repetitions)]
-    found = {where: [asdict(life) for life in those] for where, those in lives.items()}
-    result = {"benchmark": "recovery", "machine": machine, "lives": found}
-    shown = table(lives, machine)
-    print(json.dumps(result, indent=2) if options.json else shown)
-    if options.write:
-        write_section("recovery", shown)
-    return 0
+    print_table(options, "recovery", table(lives, machine))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,30 +13,24 @@ process. The worst lag is the longest delay of a heartbeat of the operator's eve
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import json
-import ssl
+import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from typing import Any
-
-import aiohttp
+from dataclasses import dataclass
+from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.benchmarks.api_server import job_of
+from tests.benchmarks.api_server import ApiServer, job_of
 from tests.benchmarks.kubelets import Kubelets
-from tests.benchmarks.operator_process import OperatorProcess
-from tests.benchmarks.report import describe_machine, write_section
-from tests.controlplane import ControlPlane, control_plane
+from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
+from tests.controller.operator_process import OperatorProcess
+from tests.controlplane import control_plane
 from tests.kind import prepare
 
 CASES = ((1, 1000), (1, 4096), (1000, 1))
-NAMESPACE = "default"
 SECONDS = 900.0
 SAMPLE_SECONDS = 0.5
 POSTS = 16
@@ -66,16 +60,23 @@ class Row:
             return True
         return self.cpu_s <= AIM_CPU_SECONDS and self.worst_lag_ms <= 1000 * AIM_LAG_SECONDS
 
+    def cells(self) -> list[str]:
+        """Return the cells of its row."""
+        return [
+            f"{self.jobs:,}", f"{self.nodes:,}", f"{self.pods_s} s", f"{self.running_s} s", f"**{self.cpu_s} s**",
+            f"{self.peak_mib:.0f} MiB", f"{self.worst_lag_ms:.0f} ms", f"{self.reconciles:,.0f}",
+            f"{self.requests_per_job:,.1f}",
+        ]  # fmt: skip
+
 
 class Case:
     """Runs one case; the watches record what has happened."""
 
-    def __init__(self, session: aiohttp.ClientSession, server: str, jobs: int, nodes: int) -> None:
-        self._session = session
-        self._server = server
+    def __init__(self, api: ApiServer, jobs: int, nodes: int) -> None:
+        self._api = api
         self._jobs = jobs
         self._nodes = nodes
-        self._kubelets = Kubelets(session, server)
+        self._kubelets = Kubelets(api)
         self._begin = 0.0
         self._pods: set[str] = set()
         self._running: set[str] = set()
@@ -86,17 +87,16 @@ class Case:
 
     async def run(self, operator: OperatorProcess) -> Row:
         """POST the jobs, wait until all run, and return the measurement."""
-        # The API server delays the first write to a new CRD by two seconds, which no user's job experiences.
-        await self._post(job_of("first", 1), "?dryRun=All")
-        watches = [asyncio.create_task(self._watch(kind)) for kind in (names.PODS, names.DDPJOBS)]
-        before, cpu = await self._metrics(operator), operator.cpu_seconds()
+        versions = [(kind, await self._api.version(kind)) for kind in (names.PODS, names.DDPJOBS)]
+        watches = [asyncio.create_task(self._watch(*since)) for since in versions]
+        before, cpu = await self._metrics(operator), _cpu_seconds(operator)
         lag = asyncio.create_task(self._sample_lag(operator))
         try:
             self._begin = time.perf_counter()
             await self._post_jobs()
             await self._wait(watches)
             await asyncio.sleep(2 * SAMPLE_SECONDS)  # the heartbeat of this second
-            after, used = await self._metrics(operator), operator.cpu_seconds() - cpu
+            after, used = await self._metrics(operator), _cpu_seconds(operator) - cpu
         finally:
             for task in (*watches, lag):
                 task.cancel()
@@ -108,7 +108,7 @@ class Case:
             pods_s=round(self._pods_s, 1),
             running_s=round(self._running_s, 1),
             cpu_s=round(used, 1),
-            peak_mib=round(operator.peak_mib(), 0),
+            peak_mib=round(_peak_mib(operator), 0),
             worst_lag_ms=round(1000 * self._worst_lag, 0),
             reconciles=_sum(after, "ddpjob_reconcile_duration_seconds_count")
             - _sum(before, "ddpjob_reconcile_duration_seconds_count"),
@@ -120,7 +120,7 @@ class Case:
 
         async def post(number: int) -> None:
             async with slots:
-                await self._post(job_of(f"scale-{number}", self._nodes))
+                await self._api.post(names.DDPJOBS, json.dumps(job_of(f"scale-{number}", self._nodes)).encode())
 
         await asyncio.gather(*(post(number) for number in range(self._jobs)))
 
@@ -136,20 +136,9 @@ class Case:
             if time.monotonic() > until:
                 raise RuntimeError(f"{len(self._pods)} pods, {len(self._running)} jobs run after {SECONDS:g} s")
 
-    async def _watch(self, resource: names.Resource) -> None:
-        """Take all events; go on where the watch ended if the server closes it, as it does with slow clients."""
-        version = ""
-        while True:
-            since = f"&resourceVersion={version}" if version else ""
-            url = f"{self._server}/{resource.path(NAMESPACE)}?watch=1&timeoutSeconds=3600{since}"
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
-                answer.raise_for_status()
-                async for line in answer.content:
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise RuntimeError(f"the watch on {resource.plural} failed: {event['object']}")
-                    version = event["object"]["metadata"]["resourceVersion"]
-                    self._take(resource, event)
+    async def _watch(self, resource: names.Resource, version: str) -> None:
+        async for event in self._api.events(resource, version):
+            self._take(resource, event)
 
     def _take(self, resource: names.Resource, event: Json) -> None:
         obj, name = event["object"], event["object"]["metadata"]["name"]
@@ -172,14 +161,20 @@ class Case:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _metrics(self, operator: OperatorProcess) -> str:
-        async with self._session.get(f"http://127.0.0.1:{operator.port}/metrics") as answer:
+        async with self._api.session.get(f"http://127.0.0.1:{operator.port()}/metrics") as answer:
             return await answer.text()
 
-    async def _post(self, job: Json, options: str = "") -> None:
-        url = f"{self._server}/{names.DDPJOBS.path(NAMESPACE)}{options}"
-        async with self._session.post(url, json=job) as response:
-            if response.status >= 300:
-                raise RuntimeError(f"{response.status} {await response.text()}")
+
+def _cpu_seconds(operator: OperatorProcess) -> float:
+    """Return the processor time that the process has used, in user and system mode (proc(5))."""
+    fields = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_mib(operator: OperatorProcess) -> float:
+    """Return the largest resident memory of the process so far."""
+    lines = Path(f"/proc/{operator.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 
 
 def _sum(metrics: str, name: str) -> float:
@@ -192,46 +187,18 @@ def _requests(metrics: str) -> float:
     return _sum(metrics, "ddpjob_api_request_duration_seconds_count")
 
 
-@contextlib.asynccontextmanager
-async def _session(plane: ControlPlane) -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=str(plane.ca_file)))
-    headers = {"Authorization": f"Bearer {plane.admin_token}"}
-    async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**22) as session:
-        yield session
-
-
 async def measure(jobs: int, nodes: int) -> Row:
     """Run one case with a new control plane and a new operator."""
-    with control_plane() as plane, OperatorProcess(plane.kubeconfig()) as operator:
-        operator.wait_until_ready()
-        async with _session(plane) as session:
-            return await Case(session, plane.server, jobs, nodes).run(operator)
-
-
-def table(result: dict[str, Any]) -> str:
-    """Return the result as a Markdown table."""
-    lines = [
-        "| jobs | nodes each | all pods exist | all run, in status | CPU time | peak memory | worst lag | reconciles | "
-        "requests per job |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        lines.append(
-            f"| {row['jobs']:,} | {row['nodes']:,} | {row['pods_s']} s | {row['running_s']} s | **{row['cpu_s']} s** | "
-            f"{row['peak_mib']:.0f} MiB | {row['worst_lag_ms']:.0f} ms | {row['reconciles']:,.0f} | "
-            f"{row['requests_per_job']:,.1f} |"
-        )
-    return "\n".join([*lines, "", f"Measured on {result['machine']}."])
+    with control_plane() as plane, OperatorProcess(plane, "") as operator:
+        async with ApiServer.reached_by(plane) as api:
+            return await Case(api, jobs, nodes).run(operator)
 
 
 def main() -> int:
     """Measure and print. The exit code is 0 if the aims for one job of 1,000 nodes are met, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.scale", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("tests.benchmarks.scale", __doc__)
     cases = [f"{jobs}x{nodes}" for jobs, nodes in CASES]
     parser.add_argument("--cases", nargs="+", default=cases, metavar="JOBSxNODES")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     prepare.ensure("etcd", "kube-apiserver")
     machine = describe_machine()
@@ -240,14 +207,12 @@ def main() -> int:
         jobs, _, nodes = case.partition("x")
         rows.append(asyncio.run(measure(int(jobs), int(nodes))))
         print(f"{case}: {rows[-1]}", file=sys.stderr, flush=True)
-    result = {
-        "benchmark": "scale",
-        "machine": machine,
-        "rows": [asdict(row) | {"holds": row.holds} for row in rows],
-    }
-    print(json.dumps(result, indent=2) if options.json else table(result))
-    if options.write:
-        write_section("scale", table(result))
+    heading = (
+        "jobs", "nodes each", "all pods exist", "all run, in status", "CPU time", "peak memory", "worst lag",
+        "reconciles", "requests per job",
+    )  # fmt: skip
+    shown = table_of(heading, [row.cells() for row in rows], names=0)
+    print_table(options, "scale", f"{shown}\n\nMeasured on {machine}.")
     return 0 if all(row.holds for row in rows) else 1
 
 

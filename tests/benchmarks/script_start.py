@@ -17,7 +17,6 @@ The ratio of a pair is the median over its turns. One pair says little: two star
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import contextlib
 import itertools
@@ -32,11 +31,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from ddprun.distributed.topology import free_port
-from tests.benchmarks.report import describe_machine, write_section
+from tests.benchmarks.report import describe_machine, in_turns, parser_of, print_table, table_of
 from tests.processes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -86,45 +85,15 @@ Times = list[float]
 """After each step, of CLOCK_MONOTONIC, in seconds."""
 
 
-@dataclass(frozen=True)
-class Timed:
-    """What one launcher took in one pair of runs, in seconds.
-
-    Attributes:
-        first_step: since the launcher was started.
-        cpu: time of the launcher and its ranks, for a whole run.
-        steps: the median step of each turn.
-    """
-
-    first_step: float
-    cpu: float
-    steps: list[float]
-
-
-Pairs = list[dict[str, Timed]]
-MEASURES: tuple[tuple[str, Callable[[Timed], list[float]], str], ...] = (
-    ("until the first step", lambda timed: [timed.first_step], "s"),
-    ("CPU time of a run", lambda timed: [timed.cpu], "s"),
-    ("a step", lambda timed: timed.steps, "ms"),
-)
-
-
-def run_pair(ranks: int, order: Sequence[str], cpus: Sequence[int]) -> dict[str, Timed]:
-    """Train with each launcher alone, then with both in turns on these CPUs."""
-    alone = {launcher: _train_alone(launcher, ranks) for launcher in order}
-    steps = steps_in_turns(ranks, order, cpus)
-    return {launcher: Timed(*alone[launcher], steps[launcher]) for launcher in order}
-
-
 def _train_alone(launcher: str, ranks: int) -> tuple[float, float]:
     """Return the seconds until the first step, and the CPU time."""
     with tempfile.TemporaryDirectory(prefix="ddprun-script-start-") as folder:
         began, used = time.monotonic(), _cpu_of_children()
-        times = finish(start(launcher, ranks, Path(folder), SHORT), Path(folder))
+        times = _finish(_start(launcher, ranks, Path(folder), SHORT), Path(folder))
         return times[0] - began, _cpu_of_children() - used
 
 
-def steps_in_turns(ranks: int, order: Sequence[str], cpus: Sequence[int] | None = None) -> dict[str, list[float]]:
+def steps_in_turns(ranks: int, order: Sequence[str], cpus: Sequence[int]) -> dict[str, list[float]]:
     """Return the median step of each turn by launcher, in seconds; a turn counts for both or for none.
 
     Args:
@@ -137,7 +106,7 @@ def steps_in_turns(ranks: int, order: Sequence[str], cpus: Sequence[int] | None 
         launched: dict[str, subprocess.Popen[str]] = {}
         for launcher, each in folders.items():
             each.mkdir()
-            process = start(launcher, ranks, each, LONG, cpus)
+            process = _start(launcher, ranks, each, LONG, cpus)
             running.callback(process.wait)
             running.callback(process.kill)
             launched[launcher] = process
@@ -209,14 +178,10 @@ def _read_times(folder: Path) -> Times:
     return eventually("rank 0 writes its times", written, timeout=_SECONDS)
 
 
-def start(
-    launcher: str,
-    ranks: int,
-    folder: Path,
-    arguments: Sequence[str],
-    cpus: Sequence[int] | None = None,
+def _start(
+    launcher: str, ranks: int, folder: Path, arguments: Sequence[str], cpus: Sequence[int] = ()
 ) -> subprocess.Popen[str]:
-    """Start the example in ``folder``; ``finish`` waits for its end. cpus: the only ones that it may use."""
+    """Start the example in ``folder``; ``_finish`` waits for its end. cpus: the only ones that it may use."""
     script = folder / "recorder.py"
     script.write_text(_RECORDER)
     port = ["--master-port", str(free_port())] if launcher == "torchrun" else []
@@ -231,7 +196,7 @@ def start(
         )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str], folder: Path) -> Times:
+def _finish(process: subprocess.Popen[str], folder: Path) -> Times:
     """Wait for a run, and return the times of rank 0."""
     try:
         process.wait(_SECONDS)
@@ -248,68 +213,50 @@ def _cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure(repetitions: int, numbers: Sequence[int]) -> dict[int, Pairs]:
-    """Return the pairs of runs by the number of ranks; the first launcher of a pair alternates."""
-    found: dict[int, Pairs] = {ranks: [] for ranks in numbers}
+def measure(repetitions: int, ranks: int) -> list[list[str]]:
+    """Run both launchers in turns; return the cells of a row for each measure."""
+    alone = in_turns({launcher: partial(_train_alone, launcher, ranks) for launcher in LAUNCHERS}, repetitions)
     cpus = sorted(os.sched_getaffinity(0))
+    together = []
     for number in range(repetitions):
-        for ranks in numbers:
-            order = LAUNCHERS if number % 2 else LAUNCHERS[::-1]
-            first = number // 2 % len(cpus)
-            found[ranks].append(run_pair(ranks, order, (cpus[first:] + cpus[:first])[:ranks]))
-    return found
+        first = number // 2 % len(cpus)
+        order = LAUNCHERS if number % 2 else LAUNCHERS[::-1]
+        together.append(steps_in_turns(ranks, order, (cpus[first:] + cpus[:first])[:ranks]))
+    measures: dict[str, tuple[Callable[[str, int], list[float]], str]] = {
+        "until the first step": (lambda launcher, number: [alone[launcher][number][0]], "s"),
+        "CPU time of a run": (lambda launcher, number: [alone[launcher][number][1]], "s"),
+        "a step": (lambda launcher, number: [1000 * step for step in together[number][launcher]], "ms"),
+    }
+    rows = []
+    for name, (of, unit) in measures.items():
+        found = {launcher: [of(launcher, number) for number in range(repetitions)] for launcher in LAUNCHERS}
+        medians = [statistics.median(map(statistics.median, values)) for values in found.values()]
+        ratios = [
+            statistics.median(ours / theirs for theirs, ours in zip(*pair, strict=True))
+            for pair in zip(*found.values(), strict=True)
+        ]
+        shown = [f"{seconds:.2f} {unit}" for seconds in medians]
+        middle = f"**{statistics.median(ratios):.3f}**"
+        rows.append([str(ranks), name, *shown, middle, f"{min(ratios):.3f}", f"{max(ratios):.3f}"])
+    return rows
 
 
-def ratio_of(these: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median of the ratios of neighbours."""
-    return statistics.median(this / other for this, other in zip(these, others, strict=True))
+def table(repetitions: int, numbers: Sequence[int]) -> str:
+    """Measure with these numbers of ranks, and return the table of medians, with the ratio of ddprun to torchrun."""
+    heading = ("ranks", "measure", *LAUNCHERS, "ratio", "least", "greatest")
+    return table_of(heading, [row for ranks in numbers for row in measure(repetitions, ranks)])
 
 
-def table(measured: dict[int, Pairs], foot: str) -> str:
-    """Return the table of medians, with the ratio of ddprun to torchrun."""
-    lines = [
-        "| ranks | measure | torchrun | ddprun | ratio | least | greatest |",
-        "|---:|---|---:|---:|---:|---:|---:|",
-    ]
-    for ranks, pairs in measured.items():
-        for name, of, unit in MEASURES:
-            medians = {
-                launcher: statistics.median(statistics.median(of(pair[launcher])) for pair in pairs)
-                for launcher in LAUNCHERS
-            }
-            ratios = [ratio_of(of(pair["ddprun"]), of(pair["torchrun"])) for pair in pairs]
-            shown = [f"{medians[launcher] * (1000 if unit == 'ms' else 1):.2f} {unit}" for launcher in LAUNCHERS]
-            ratio = f"**{statistics.median(ratios):.3f}**"
-            lines.append(
-                f"| {ranks} | {name} | {' | '.join(shown)} | {ratio} | {min(ratios):.3f} | {max(ratios):.3f} |"
-            )
-    return "\n".join([*lines, "", foot])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.script_start", description=__doc__)
+def main() -> None:
+    parser = parser_of("tests.benchmarks.script_start", __doc__)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/develop/benchmarks.md")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the launchers, too
     machine = describe_machine(kubernetes=False)
-    measured = measure(options.repetitions, options.ranks)
-    shown = table(measured, f"Medians of {options.repetitions} pairs of runs, alternating. Measured on {machine}.")
-    result = {
-        "benchmark": "script_start",
-        "machine": machine,
-        "pairs": {
-            ranks: [{name: asdict(timed) for name, timed in pair.items()} for pair in pairs]
-            for ranks, pairs in measured.items()
-        },
-    }
-    print(json.dumps(result, indent=2) if options.json else shown)
-    if options.write:
-        write_section("script-start", shown)
-    return 0
+    foot = f"Medians of {options.repetitions} pairs of runs, alternating. Measured on {machine}."
+    print_table(options, "script-start", f"{table(options.repetitions, options.ranks)}\n\n{foot}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -92,9 +92,13 @@ class OperatorProcess:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal. It may be called in any thread."""
+        os.kill(self.pid, number)
+
+    @property
+    def pid(self) -> int:
         assert self._process is not None
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:

@@ -38,7 +38,6 @@ from ddptrain.device import (
     set_numerics,
     too_few_gpus,
 )
-from ddptrain.jobs import Train
 from ddptrain.worker import run_forked
 from tests.ddptrain.runs import ForkServer
 
@@ -272,7 +271,7 @@ def test_nccl_is_given_exactly_the_interface_that_routes_to_the_master() -> None
 def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
-        run_forked(Config(), RankProcess(Ranks(), Console(0, None), Diagnostics(*[-1] * 6), -1), job=Train())
+        run_forked(Config(), RankProcess(Ranks(), Console(0, None), Diagnostics(*[-1] * 6), -1), job="train")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

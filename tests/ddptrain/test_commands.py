@@ -1,4 +1,4 @@
-"""The verbs ``rollback`` and ``config print``."""
+"""The verb ``rollback``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ def saved(tmp_path: Path) -> Path:
         for step in (10 * run, 10 * run + 5):
             writer.save(step, b"x" * 100, {})
     return tmp_path
-
-
-def test_a_file_named_like_a_run_and_a_folder_named_like_a_manifest_are_ignored(saved: Path) -> None:
-    (saved / "run-000007").touch()
-    (saved / "run-000002" / "step-000000099.json").mkdir()
-    writer = Checkpoints(saved, keep=9)
-    found = writer.resume(lambda _: None)
-    assert found is not None
-    assert found[0].place == place(2, 25)
-    assert writer.claim({}) == 8
 
 
 def test_an_unreadable_volume_is_an_error_with_the_path(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,24 +65,3 @@ def test_a_rolled_back_run_ends_with_the_same_weights(ddptrain: ForkServer, idx:
     again = ddptrain.run(*command(1, idx, cut, "--model", "mlp"))
     assert again.message()["resumedFrom"] == place(1, 12)
     assert_same_end(whole, cut)
-
-
-def test_a_printed_configuration_is_a_valid_file_and_shows_origins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("lr: 1e-3\nbatch-size: 64\ndownload: false\nepochs: 9\nseed: 5\n")
-    monkeypatch.setenv("DDPTRAIN_EPOCHS", "8")
-    monkeypatch.setenv("DDPJOB_DATA_DIR", "/data")
-    argv = ["config", "print", "--origin", "--config", str(file), "--seed", "6"]
-    assert main(argv) == 0
-    printed = capsys.readouterr().out
-    origins = {line.split(":")[0]: line.partition("# ")[2] for line in printed.splitlines()}
-    assert origins["lr"] == f"{file}: lr"
-    assert origins["batch_size"] == f"{file}: batch-size"
-    assert (origins["epochs"], origins["seed"], origins["data_dir"], origins["model"]) == (
-        "DDPTRAIN_EPOCHS", "--seed", "DDPJOB_DATA_DIR", "default",
-    )  # fmt: skip
-    file.write_text(printed)
-    assert main(["config", "print", "--config", str(file)]) == 0
-    assert [line.split("#")[0].strip() for line in printed.splitlines()] == capsys.readouterr().out.splitlines()

@@ -50,29 +50,23 @@ def mirror(answer: Answer) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
-def good(folder: Path) -> Answer:
-    def answer(handler: http.server.BaseHTTPRequestHandler, name: str) -> None:
-        content = (folder / name).read_bytes()
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content)
+def deliver(content: bytes, length: int | None = None) -> Answer:
+    return lambda handler, name: send(handler, content, length)
 
-    return answer
+
+def send(handler: http.server.BaseHTTPRequestHandler, content: bytes, length: int | None = None) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(content) if length is None else length))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+def good(folder: Path) -> Answer:
+    return lambda handler, name: send(handler, (folder / name).read_bytes())
 
 
 def refuse(status: int) -> Answer:
     return lambda handler, name: handler.send_error(status)
-
-
-def deliver(content: bytes, length: int | None = None) -> Answer:
-    def answer(handler: http.server.BaseHTTPRequestHandler, name: str) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(content) if length is None else length))
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    return answer
 
 
 @pytest.fixture
@@ -85,35 +79,34 @@ def files(idx: Path) -> tuple[IdxFile, ...]:
 
 
 @pytest.mark.parametrize(
-    ("bad", "tries"),
+    "bad",
     [
-        (refuse(404), 1),
-        (refuse(403), 1),
-        (refuse(503), 3),
-        (deliver(b"<html>please log in</html>"), 3),
-        (deliver(gzip.compress(b"another file")), 3),
-        (deliver(b"\x1f\x8b", 5000), 3),
-        (deliver(b""), 3),
+        refuse(404),
+        refuse(503),
+        deliver(b"<html>please log in</html>"),
+        deliver(gzip.compress(b"another file")),
+        deliver(b"\x1f\x8b", 5000),
+        deliver(b""),
     ],
 )
 def test_next_mirror_is_used_after_one_fails(
-    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...], bad: Answer, tries: int
+    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...], bad: Answer
 ) -> None:
     printed: list[str] = []
     with mirror(bad) as (broken, asked), mirror(good(idx)) as (working, _):
-        fetch.fetch(str(tmp_path), mirrors=(broken, working), files=files, log=printed.append, pause=0.01)
-    assert asked == [f"{file.name}.gz" for file in files for _ in range(tries)]
+        fetch.fetch(str(tmp_path), mirrors=(broken, working), files=files, log=printed.append)
+    assert asked == [f"{file.name}.gz" for file in files]
     assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
     assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_only_absent_and_damaged_files_are_downloaded(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
     with mirror(good(idx)) as (url, asked):
-        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
-        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files)
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files)
         assert len(asked) == 4
         (tmp_path / files[2].name).write_bytes(b"a damaged raw copy, which would be found first")
-        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files)
         assert asked[4:] == [f"{files[2].name}.gz"]
     assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
 
@@ -128,13 +121,6 @@ def test_leftovers_of_a_killed_download_are_deleted_by_the_next(
     with mirror(good(idx)) as (url, _):
         fetch.fetch(str(tmp_path), mirrors=(url,), files=files)
     assert [path.name for path in tmp_path.glob(".*.tmp")] == [".other.tmp"]
-
-
-def test_download_reports_progress(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
-    alive: list[None] = []
-    with mirror(good(idx)) as (url, _):
-        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, alive=lambda: alive.append(None))
-    assert len(alive) >= 4
 
 
 def test_waiting_for_another_download_reports_progress(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
@@ -160,27 +146,20 @@ def test_lock_that_is_never_released_ends_in_an_error(tmp_path: Path, monkeypatc
             fetch.fetch(str(tmp_path), mirrors=())
 
 
-def test_every_attempt_at_an_unreachable_mirror_reports_progress(tmp_path: Path) -> None:
-    signs: list[None] = []
-    with pytest.raises(DataError):
-        fetch.fetch(str(tmp_path), mirrors=("nowhere",), tries=3, pause=0.01, alive=lambda: signs.append(None))
-    assert len(signs) == 3
-
-
 def test_error_after_all_mirrors_failed_has_each_reason_and_leaves_no_file(tmp_path: Path) -> None:
     with (
         mirror(refuse(404)) as (one, _),
         mirror(refuse(410)) as (two, _),
         pytest.raises(DataError, match=r"HTTP 404.*HTTP 410") as caught,
     ):
-        fetch.fetch(str(tmp_path), mirrors=(one, two), pause=0.01)
+        fetch.fetch(str(tmp_path), mirrors=(one, two))
     assert caught.value.code == 66
     assert [path.name for path in tmp_path.iterdir()] == [".fetch.lock"]
 
 
 def test_url_that_is_not_http_is_not_opened(tmp_path: Path, idx: Path) -> None:
     with pytest.raises(DataError, match="not an http"):
-        fetch.fetch(str(tmp_path), mirrors=(f"file://{idx}/",), pause=0.01)
+        fetch.fetch(str(tmp_path), mirrors=(f"file://{idx}/",))
 
 
 def test_one_of_several_concurrent_fetches_downloads(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
@@ -214,9 +193,9 @@ def test_complete_directory_is_not_written(tmp_path: Path, idx: Path, files: tup
     assert idx.stat().st_mtime_ns == before
 
 
-def test_data_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     with mirror(good(idx)) as (url, _):
-        run = ddptrain.run("data", "fetch", "--data-dir", tmp_path, "--url", url, code=66)
+        run = ddptrain.run("fetch", "--data-dir", tmp_path, "--url", url, code=66)
     assert "wrong content" in run.output()
     assert json.loads(run.termination_log.read_text())["code"] == 66
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddptrain.manifest import fault_of
 
-TRAINED: dict[str, Any] = {"config": {}, "dataDigest": "d", "evaluation": None, "initFrom": None, "complete": False}
+TRAINED: dict[str, Any] = {"config": {}, "dataDigest": "d", "evaluation": None, "complete": False}
 ENDED = {"complete": True, "evaluation": {"accuracy": 0.9, "loss": 0.1}}
 
 
@@ -22,7 +22,6 @@ def test_a_training_and_its_end_have_no_fault() -> None:
         ({"config": []}, "no valid config"),
         ({"config": None, "dataDigest": {}}, "no valid config, dataDigest"),
         ({"evaluation": "99 %"}, "no valid evaluation"),
-        ({"initFrom": "weights.pt"}, "no valid initFrom"),
         ({"complete": True}, "no evaluation"),
         (ENDED | {"evaluation": {"accuracy": "99 %", "loss": 0.1}}, "no evaluation"),
         (ENDED | {"evaluation": {"accuracy": 0.9}}, "no evaluation"),

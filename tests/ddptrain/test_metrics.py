@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from ddprun.reporting.console import Console
 from ddprun.reporting.metrics import effective_rows
 from ddprun.reporting.progress import Progress
 from ddptrain.reporting.metrics import MetricsLogger
-from tests.ddptrain.runs import ForkServer
 
 
 def write(
@@ -30,7 +28,7 @@ def write(
 
 def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
     logger = MetricsLogger(Progress(1), Console(0, None), epochs=2, steps_per_epoch=9)
-    logger.open(path, run, with_checkpoints=True, resumedFrom=resumed_from)
+    logger.open(path, run, resumedFrom=resumed_from)
     return logger
 
 
@@ -38,25 +36,25 @@ def origins(path: Path) -> list[tuple[int, int]]:
     return [(row["run"], row["step"]) for row in effective_rows(path, "train")]
 
 
-def test_resumed_run_replaces_the_rows_after_its_first_step(tmp_path: Path) -> None:
-    path = tmp_path
-    write(path, 1, None, range(1, 8))
-    write(path, 2, 4, range(5, 10))
-    assert origins(path) == [(1, step) for step in range(1, 5)] + [(2, step) for step in range(5, 10)]
-
-
-def test_replaced_rows_stay_dropped_if_the_resumed_run_ends_early(tmp_path: Path) -> None:
-    path = tmp_path
-    write(path, 1, None, range(1, 8))
-    write(path, 2, 4, range(5, 6))
-    assert origins(path) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5)]
-
-
-def test_run_from_step_zero_replaces_all_rows(tmp_path: Path) -> None:
-    path = tmp_path
-    write(path, 1, None, range(1, 8))
-    write(path, 2, None, range(1, 3))
-    assert origins(path) == [(2, 1), (2, 2)]
+@pytest.mark.parametrize(
+    ("runs", "counted"),
+    [
+        ([(1, None, range(1, 8)), (2, 4, range(5, 10))], {1: range(1, 5), 2: range(5, 10)}),
+        ([(1, None, range(1, 8)), (2, 4, range(5, 6))], {1: range(1, 5), 2: range(5, 6)}),
+        ([(1, None, range(1, 8)), (2, None, range(1, 3))], {2: range(1, 3)}),
+        # Run 2 saved nothing, while run 1 was still alive and saved step 6.
+        ([(1, None, range(1, 8)), (2, 2, range(3, 5)), (3, 6, range(7, 9), 1)], {1: range(1, 7), 3: range(7, 9)}),
+        # Run 3 resumed from before its origin began.
+        ([(1, None, range(1, 8)), (2, 6, range(7, 9)), (3, 4, range(5, 7))], {1: range(1, 5), 3: range(5, 7)}),
+    ],
+    ids=["resumed", "resumed, ended early", "from step 0", "a run without a successor", "from before its origin"],
+)
+def test_rows_that_count_are_those_of_a_training_without_interruption(
+    tmp_path: Path, runs: list[tuple[Any, ...]], counted: dict[int, range]
+) -> None:
+    for run, resumed, steps, *origin in runs:
+        write(tmp_path, run, resumed, steps, origin=origin[0] if origin else 0)
+    assert origins(tmp_path) == [(run, step) for run, steps in counted.items() for step in steps]
 
 
 def test_rows_appended_late_by_an_older_run_are_dropped(tmp_path: Path) -> None:
@@ -68,21 +66,6 @@ def test_rows_appended_late_by_an_older_run_are_dropped(tmp_path: Path) -> None:
     old.log("train", 2, loss=99.0)
     assert old.flush(2)
     assert origins(path) == [(1, 1), (2, 2), (2, 3)]
-
-
-def test_run_from_which_no_run_resumed_does_not_count(tmp_path: Path) -> None:
-    path = tmp_path
-    write(path, 1, None, range(1, 8))
-    write(path, 2, 2, range(3, 5))  # saved nothing, while run 1 was still alive and saved step 6
-    write(path, 3, 6, range(7, 9), origin=1)
-    assert origins(path) == [(1, step) for step in range(1, 7)] + [(3, 7), (3, 8)]
-
-
-def test_no_step_counts_twice_if_a_run_resumed_from_before_its_origin_began(tmp_path: Path) -> None:
-    write(tmp_path, 1, None, range(1, 8))
-    write(tmp_path, 2, 6, range(7, 9))
-    write(tmp_path, 3, 4, range(5, 7))
-    assert origins(tmp_path) == [(1, step) for step in range(1, 5)] + [(3, 5), (3, 6)]
 
 
 def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
@@ -156,37 +139,3 @@ def test_only_a_loss_that_is_no_number_is_a_text_and_others_become_null(tmp_path
         parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)),
     )
     assert (row["loss"], row["lr"]) == ("NaN", None)
-
-
-@pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
-def test_metrics_go_to_a_printed_temporary_path_without_a_checkpoint_dir(
-    ddptrain: ForkServer, idx: Path, verb: tuple[object, ...]
-) -> None:
-    argv = (*verb, "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)
-    run = ddptrain.run(*argv)
-    [path] = map(Path, re.findall("metrics: (.+)", run.output()))
-    assert [row["step"] for row in effective_rows(path, "train")] == list(range(1, 19))
-    assert effective_rows(path, "eval")[-1]["accuracy"] == run.message()["accuracy"]
-
-
-def test_a_loss_that_is_not_finite_leaves_its_batch_beside_the_metrics(tmp_path: Path) -> None:
-    logger = opened(tmp_path, 1)
-    path = logger.not_finite(3, loss=float("nan"), learning_rate=0.5, indices=[4, 1, 7], folder=None)
-    assert path == str(tmp_path / "not-finite-000000003.json")
-    assert json.loads(Path(path).read_text()) == {"step": 3, "loss": "nan", "lr": 0.5, "indices": [4, 1, 7]}
-    row = json.loads((tmp_path / "metrics" / "run-000001.jsonl").read_text().splitlines()[-1])
-    assert (row["event"], row["step"], row["loss"], row["lr"]) == ("not finite", 3, "NaN", 0.5)
-    absent = tmp_path / "absent"
-    assert logger.not_finite(4, loss=float("inf"), learning_rate=0.5, indices=[2], folder=absent) is None
-
-
-def test_metrics_without_a_temporary_directory_are_only_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    logger = MetricsLogger(Progress(1), Console(0, None), epochs=2, steps_per_epoch=9)
-    logger.open_temporary()
-    assert "warning: no metrics: " in capsys.readouterr().out
-    logger.log("train", 1, loss=1.0)
-    assert logger.flush(1)
-    assert logger.not_finite(1, loss=float("nan"), learning_rate=0.5, indices=[1], folder=None) is None

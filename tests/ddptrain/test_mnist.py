@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import shutil
 import struct
 import subprocess
@@ -15,9 +14,7 @@ import pytest
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from ddprun.errors import DataCorrupt, DataError, UsageError
-from ddptrain.cli import main
 from ddptrain.data.mnist import MNIST_FILES, load, read_content
-from tests.ddptrain.builders import REAL, needs_mnist
 from tests.ddptrain.synthetic import file_of, put, write_idx
 
 
@@ -98,27 +95,6 @@ def test_digits_have_the_shape_of_mnist_and_a_separate_test_set() -> None:
     assert data.train_images.max() == 255
     train = {image.tobytes() for image in data.train_images}
     assert not any(image.tobytes() in train for image in data.test_images)
-
-
-def test_verify_prints_a_verdict_per_file(idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = shutil.copytree(idx, tmp_path / "data")
-    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert main(["data", "verify", "--data-dir", str(folder)]) == 66
-    table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table[1:5]] == [file.name for file in MNIST_FILES]
-    assert table[1].endswith("not MNIST's content")
-    assert table[4].endswith("absent")
-    assert table[5] == f"next:  ddptrain data fetch --data-dir {folder}"
-
-
-@needs_mnist
-def test_real_files_are_verified_as_mnist(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "verify", "--data-dir", str(REAL)]) == 0
-    assert capsys.readouterr().out.count(" ok\n") == 4
-
-
-def test_known_digests_have_the_length_of_sha256() -> None:
-    assert {len(file.sha256) for file in MNIST_FILES} == {len(hashlib.sha256().hexdigest())}
 
 
 def test_a_small_file_that_expands_to_gigabytes_is_refused_early(tmp_path: Path) -> None:

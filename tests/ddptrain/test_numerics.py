@@ -21,10 +21,8 @@ def test_processor_falls_back_to_the_architecture(tmp_path: Path) -> None:
     assert processor(tmp_path / "cpuinfo") == processor(tmp_path / "absent")
 
 
-def test_changes_have_both_values_and_ignore_fields_absent_from_old_manifests() -> None:
+def test_changes_have_both_values() -> None:
     facts = numerics()
     assert numerics_changes(facts, facts) == []
-    older = {key: value for key, value in facts.items() if key != "cpu"}
-    assert numerics_changes(older, facts) == []
     changed = numerics_changes({**facts, "threads": 64, "torch": "1.0"}, facts)
     assert changed == [f"threads was 64, is {facts['threads']}", f"torch was 1.0, is {facts['torch']}"]

@@ -85,12 +85,12 @@ def test_micro_batches_partition_a_ranks_share_and_are_empty_only_without_sample
         assert len(pieces) == max(1, min(accum, part.stop - part.start))
 
 
-def test_indices_name_the_samples_of_each_global_batch() -> None:
+def test_each_global_batch_is_the_next_part_of_the_epochs_order() -> None:
     labels = np.arange(50, dtype=np.uint8)  # a sample's label is its index
     schedule = Schedule(50, 8, 2, seed=3)
     batches = TrainingBatches(
         np.zeros((50, 28, 28), np.uint8), labels, schedule, shift=1, device=torch.device("cpu"), dtype=torch.float32
     )
     for step in range(schedule.total_steps):
-        batch = batches.at(step)
-        assert batch.piece(slice(0, batch.count)).labels.tolist() == batches.indices(step).tolist()
+        batch, (epoch, first, end) = batches.at(step), schedule.bounds(step)
+        assert batch.piece(slice(0, batch.count)).labels.tolist() == epoch_order(50, 3, epoch)[first:end].tolist()

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,51 +16,32 @@ import pytest
 from ddprun.reporting.console import Output
 from ddprun.reporting.metrics import effective_rows
 from tests.ddptrain.builders import SMALL
-from tests.ddptrain.runs import PATIENCE, ForkServer, Run
-
-Start = Callable[[list[str | None]], Run]
-"""Starts a program with these paths as stdout and stderr."""
+from tests.ddptrain.runs import PATIENCE, ForkServer
 
 DDPTRAIN = (sys.executable, "-m", "ddptrain")
 LAUNCH = ("launch", "--nproc-per-node", "2")
 
 
-def with_reader_that_exits(start: Start, folder: Path) -> Run:
-    """Start a program whose stdout has a reader, which exits after the first byte."""
-    pipe = folder / "pipe"
-    os.mkfifo(pipe)
-    run = start([str(pipe), os.devnull])
-    with pipe.open("rb", buffering=0) as reader:
-        assert reader.read(1)
-    return run
-
-
-def onto_a_full_disk(start: Start, folder: Path) -> Run:
-    return start(["/dev/full", "/dev/full"])
-
-
-def with_closed_streams(start: Start, folder: Path) -> Run:
-    return start([None, None])
-
-
 @pytest.mark.parametrize(
-    ("verb", "begin"),
+    ("verb", "streams"),
     [
-        (("train",), onto_a_full_disk),
-        (LAUNCH, with_reader_that_exits),
-        pytest.param((*LAUNCH, "--how", "spawn"), with_closed_streams, marks=pytest.mark.soak),
+        pytest.param(("train",), ["/dev/full", "/dev/full"], id="a full disk"),
+        pytest.param(LAUNCH, ["PIPE", os.devnull], id="a reader that exits"),
+        pytest.param(LAUNCH, [None, None], id="closed", marks=pytest.mark.soak),
     ],
 )
 def test_training_without_working_output_finishes_and_saves(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, verb: tuple[str, ...], begin: Callable[[Start, Path], Run]
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, verb: tuple[str, ...], streams: list[str | None]
 ) -> None:
-    checkpoints = tmp_path / "checkpoints"
+    checkpoints, pipe = tmp_path / "checkpoints", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    paths = [str(pipe) if path == "PIPE" else path for path in streams]
     settings = ("--data", "idx", "--data-dir", idx, "--epochs", "2", "--checkpoint-dir", checkpoints)
-
-    def start(streams: list[str | None]) -> Run:
-        return ddptrain.start(*verb, *settings, module="ddptrain", streams=streams)
-
-    assert begin(start, tmp_path).wait() == 0
+    run = ddptrain.start(*verb, *settings, streams=paths)
+    if "PIPE" in streams:
+        with pipe.open("rb", buffering=0) as reader:
+            assert reader.read(1)
+    assert run.wait() == 0
     assert effective_rows(checkpoints, "eval")
 
 
@@ -134,19 +114,6 @@ def test_a_terminal_that_is_closed_does_not_end_the_training(ddptrain: ForkServe
 
 
 @pytest.mark.soak
-def test_a_terminal_without_block_characters_gets_a_bar_of_ascii(idx: Path, tmp_path: Path) -> None:
-    master, terminal = pty.openpty()
-    limited = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TMPDIR": str(tmp_path)}
-    command = [*DDPTRAIN, *LAUNCH, "--data", "idx", "--data-dir", str(idx), "--epochs", "1"]
-    done = subprocess.run(command, stderr=terminal, stdout=subprocess.PIPE, timeout=PATIENCE, check=False, env=limited)
-    os.close(terminal)
-    shown = os.read(master, 65536)
-    os.close(master)
-    assert done.returncode == 0, shown + done.stdout
-    assert b"#" * 24 + b" 1/1" in shown
-
-
-@pytest.mark.soak
 def test_characters_that_the_encoding_lacks_are_escaped(idx: Path, tmp_path: Path) -> None:
     limited = {"PYTHONIOENCODING": "ascii", "TMPDIR": str(tmp_path)}
 
@@ -156,9 +123,3 @@ def test_characters_that_the_encoding_lacks_are_escaped(idx: Path, tmp_path: Pat
 
     assert rb"NNODES \xd7 NPROC_PER_NODE" in said("train", "--help")
     assert rb"step 1/1 \xb7 epoch 1/1" in said(*LAUNCH, "--data", "idx", "--data-dir", str(idx), "--epochs", "1")
-
-
-def test_a_verb_that_only_prints_fails_on_a_full_disk() -> None:
-    with Path("/dev/full").open("wb") as full:
-        command = [*DDPTRAIN, "config", "print"]
-        assert subprocess.run(command, stdout=full, stderr=full, timeout=PATIENCE, check=False).returncode != 0

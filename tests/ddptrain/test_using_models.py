@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from ddprun.checkpoint_files import Checkpoints
-from ddprun.errors import DataError
 from ddprun.files import write_result
-from ddptrain import weights
 from ddptrain.data import mnist
 from tests.ddptrain.runs import ForkServer, Run
 from tests.ddptrain.synthetic import write_idx
@@ -94,42 +89,6 @@ def test_infer_in_several_pods_without_torchrun_is_refused(ddptrain: ForkServer,
     env: dict[str, object] = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
     run = ddptrain.run("infer", "--out", tmp_path / "x.csv", env=env, code=2)
     assert "torchrun" in run.output()
-
-
-def test_exported_program_predicts_like_the_checkpoint_for_any_batch_size(
-    ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
-) -> None:
-    program, answers = tmp_path / "model.pt2", tmp_path / "predictions.csv"
-    ddptrain.run("export", "--checkpoint-dir", checkpoints, "--format", "program", "--out", program)
-    infer(ddptrain, 1, data, checkpoints, answers)
-    predicted = [int(row["predicted"]) for row in csv.DictReader(answers.read_text().splitlines())]
-    module = torch.export.load(program).module()
-    images = torch.from_numpy(mnist.load("idx", str(data)).test_images.copy())
-    for count in (1, 2, 77):
-        assert module(images[:count]).argmax(1).tolist() == predicted[:count]
-
-
-def test_exported_state_dict_loads_with_torch_load(ddptrain: ForkServer, checkpoints: Path, tmp_path: Path) -> None:
-    ddptrain.run("export", "--checkpoint-dir", checkpoints, "--out", tmp_path / "weights.pt")
-    state = torch.load(tmp_path / "weights.pt", weights_only=True)
-    assert {name: tuple(value.shape) for name, value in state.items()}["0.weight"] == (16, 1, 6, 6)
-    assert all(value.is_contiguous() and np.isfinite(value.numpy()).all() for value in state.values())
-
-
-def saved_by_torch(content: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"root:x:0:0:root:/root:/bin/bash\n", saved_by_torch({"a": torch.zeros(2)})[:700], saved_by_torch([1]),
-     saved_by_torch({1: torch.zeros(2)})],
-)  # fmt: skip
-def test_file_without_weights_is_refused(content: bytes) -> None:
-    with pytest.raises(DataError, match="weights"):
-        weights.parse(content)
 
 
 def test_result_written_to_a_pipe_or_link_does_not_replace_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,68 +35,37 @@ class LoggedVolume:
         self.log: list[tuple[Any, ...]] = []
         self._open: dict[int, str] = {}
         for name in ("mkdir", "rmdir", "unlink"):
-            self._watch_path(name)
+            self._watch(name, lambda _, path, *more, name=name: (name, self._inside(path)))
         for name in ("rename", "replace"):
-            self._watch_rename(name)
-        self._watch_descriptors()
+            self._watch(name, lambda _, source, target: ("rename", self._inside(source), self._inside(target)))
+        self._watch("open", self._opened)
+        self._watch("write", lambda count, to, data: ("write", self._open.get(to), bytes(data[:count])))
+        self._watch("fsync", lambda _, to: ("fsync", self._open.get(to)))
+        close = os.close  # before it, because another thread may get the same descriptor
+        monkeypatch.setattr(os, "close", lambda descriptor: (self._open.pop(descriptor, None), close(descriptor))[1])
+
+    def _watch(self, name: str, entry: Callable[..., tuple[Any, ...]]) -> None:
+        """Log what ``entry`` makes of the result and the arguments of a function, if it is about a path inside."""
+        real = getattr(os, name)
+
+        def logged(*args: Any, **more: Any) -> Any:
+            result = real(*args, **more)
+            if (found := entry(result, *args))[1] is not None:
+                self.log.append(found)
+            return result
+
+        self._patch.setattr(os, name, logged)
+
+    def _opened(self, descriptor: int, path: object, flags: int, *more: object) -> tuple[str, str | None]:
+        if (inside := self._inside(path)) is not None:
+            self._open[descriptor] = inside
+        return "create", inside if flags & os.O_CREAT else None
 
     def _inside(self, path: object) -> str | None:
         try:
             return str(Path(os.fspath(path)).relative_to(self._root))  # type: ignore[arg-type]
         except (ValueError, TypeError):
             return None
-
-    def _watch_path(self, name: str) -> None:
-        real = getattr(os, name)
-
-        def logged(path: Any, *args: Any, **more: Any) -> Any:
-            result = real(path, *args, **more)
-            if (inside := self._inside(path)) is not None:
-                self.log.append((name, inside))
-            return result
-
-        self._patch.setattr(os, name, logged)
-
-    def _watch_rename(self, name: str) -> None:
-        real = getattr(os, name)
-
-        def logged(source: Any, target: Any) -> None:
-            real(source, target)
-            if (inside := self._inside(source)) is not None:
-                self.log.append(("rename", inside, self._inside(target)))
-
-        self._patch.setattr(os, name, logged)
-
-    def _watch_descriptors(self) -> None:
-        real_open, real_write, real_fsync, real_close = os.open, os.write, os.fsync, os.close
-
-        def logged_open(path: Any, flags: int, *args: Any, **more: Any) -> int:
-            descriptor = real_open(path, flags, *args, **more)
-            if (inside := self._inside(path)) is not None:
-                self._open[descriptor] = inside
-                if flags & os.O_CREAT:
-                    self.log.append(("create", inside))
-            return descriptor
-
-        def logged_write(descriptor: int, data: Any) -> int:
-            count = real_write(descriptor, data)
-            if descriptor in self._open:
-                self.log.append(("write", self._open[descriptor], bytes(data[:count])))
-            return count
-
-        def logged_fsync(descriptor: int) -> None:
-            real_fsync(descriptor)
-            if descriptor in self._open:
-                self.log.append(("fsync", self._open[descriptor]))
-
-        def logged_close(descriptor: int) -> None:
-            self._open.pop(descriptor, None)
-            real_close(descriptor)
-
-        for name, logged in (
-            ("open", logged_open), ("write", logged_write), ("fsync", logged_fsync), ("close", logged_close),
-        ):  # fmt: skip
-            self._patch.setattr(os, name, logged)
 
 
 def crashes(log: list[tuple[Any, ...]], dice: random.Random, *, each: int = 3) -> Iterator[tuple[int, str, Node]]:

@@ -18,7 +18,7 @@ from tests.kind.command import CommandError, run, step
 
 KUBERNETES_VERSION = "v1.34.4"
 GANGS_VERSION = "v1.36.3"
-"""The Kubernetes with PodGroups, of long tests and benchmarks."""
+"""The Kubernetes with PodGroups, of long tests."""
 
 _GO_MODULES = Path(__file__).parent / "go"
 # The largest program takes five minutes on two idle cores, and several times as long beside other work.
@@ -37,14 +37,12 @@ class Module:
     packages: dict[str, str]
     variables: dict[str, str] = field(default_factory=dict)
     """Go string variables set by the linker, as in the project's release build."""
-    parent: Path | None = None
-    """The folder that contains the module's folder, if not go/."""
     in_layers: bool = True
     """Whether a test layer needs it: `prepare all` builds only these."""
 
     @property
     def path(self) -> Path:
-        return (self.parent or _GO_MODULES) / self.folder
+        return _GO_MODULES / self.folder
 
     @property
     def linker_flags(self) -> str:
@@ -133,13 +131,9 @@ def build(name: str) -> Path:
 
     Raises ToolchainError for an unknown name, without Go, and if the build fails.
     """
-    if not installed(name):
-        build_from(_module_of(name), name)
-    return binary(name)
-
-
-def build_from(module: Module, name: str) -> Path:
-    """Do the same for a module that is not in ``MODULES``, because no test needs it."""
+    if installed(name):
+        return binary(name)
+    module = _module_of(name)
     target = _target(module, name)
     if not target.exists():
         # One lock for all programs: two builds at once would compile the same packages twice.

@@ -13,8 +13,8 @@ import pytest
 from ddpplot.history import Failure
 from ddpplot.job import Job, with_failures
 from ddpplot.marks import marks
+from ddpplot.page import bars
 from ddpplot.recorded import read_history
-from ddpplot.timeline import bars
 from tests.plot.rows import BEGAN, restarted, write_run
 
 KILLED = Failure("rank 1 was killed", 1, 1, reason="SIGKILL")

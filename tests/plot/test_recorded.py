@@ -15,28 +15,24 @@ from hypothesis import strategies as st
 
 from ddpplot import figure
 from ddpplot.history import History
-from ddpplot.page import Page, as_html
+from ddpplot.page import Page, as_html, span
 from ddpplot.recorded import read_history
-from ddpplot.timeline import span
 from ddprun.errors import DataMissing
+from tests.plot.rows import write_run
 
 HOSTILE = "</text></title><script>alert('x')</script><img src=x onerror=\"alert('y')\">"
 
 
 def write(root: Path, run: int, steps: range, *, origin: int | None = None, loss: object = 0.5, **start: Any) -> None:
     """Write the metrics of one run, which takes a second per step and evaluates every tenth step."""
-    resumed = None if origin is None else {"run": run - 1, "step": origin}
-    rows: list[dict[str, Any]] = [
-        {"event": "start", "run": run, "resumedFrom": resumed, "totalSteps": 40, "worldSize": 2, "data": "idx",
-         "attempt": run, "time": run * 100.0, **start}
-    ]  # fmt: skip
+    start = {"totalSteps": 40, "worldSize": 2, "data": "idx", "attempt": run, "time": run * 100.0} | start
+    rows: list[dict[str, Any]] = []
     for number, step in enumerate(steps, 1):
-        at = {"run": run, "step": step, "time": run * 100.0 + number}
+        at = {"step": step, "time": run * 100.0 + number}
         rows.append({"event": "train", **at, "loss": loss, "lr": 0.1, "samplesPerSecond": 1000.0 * run})
         if step % 10 == 0:
             rows.append({"event": "eval", **at, "accuracy": 0.9 + step / 1000, "loss": loss, "samples": 100})
-    (root / "metrics").mkdir(exist_ok=True)
-    (root / "metrics" / f"run-{run:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_run(root, run, range(0), origin=origin, rows=tuple(rows), **start)
 
 
 def restarted(root: Path) -> History:

@@ -188,7 +188,7 @@ def _loss(history: History, across: _Scale, top: float, bottom: float) -> _Panel
     reach = max(1, len(taken) // size // _SMOOTHING)
     for of_run in repeated.values():
         panel.curve("lost", panel.places(_extremes(_smooth(_means(of_run, size), reach), across)))
-    panel.curve("line loss", _thin(panel.places(_smooth(_means(taken, size), reach))))
+    panel.curve("line loss", panel.places(_extremes(_smooth(_means(taken, size), reach), across)))
     places = panel.places(tested)
     panel.dots += [("loss", x, y) for x, y in places]
     if tested and len(tested) <= 40:
@@ -207,7 +207,7 @@ def _accuracy(history: History, across: _Scale, top: float, bottom: float) -> _P
     down = _Scale(max(0.0, low - margin), min(1.0, high + margin), bottom, top)
     panel = _panel("accuracy on the test set", across, down, show=lambda value: f"{100 * value:.4g}%", ticks=3)
     places = panel.places(found)
-    panel.curve("line accuracy", _thin(places))
+    panel.curve("line accuracy", panel.places(_extremes(found, across)))
     if len(places) <= 40:
         panel.dots += [("accuracy", x, y) for x, y in places]
     labelled = places if len(places) <= 8 else places[-1:]
@@ -274,8 +274,3 @@ def _extremes(found: Sequence[tuple[int, float]], across: _Scale) -> Sequence[tu
         value = itemgetter(1)
         thinned += sorted({min(column, key=value), max(column, key=value)})
     return thinned
-
-
-def _thin(places: Places) -> Places:
-    """Return the last place of each column of two pixels."""
-    return list({int(x) // 2: (x, y) for x, y in places}.values())

@@ -38,7 +38,7 @@ def read_history(root: Path) -> History:
         raise DataMissing(
             f"no metrics of a training in {root}",
             hint="ddptrain, scripts that call ddprun.report, and Trainer of transformers write them beside checkpoints",
-            next_step="name the directory of the checkpoints, or the file that ddptrain prints if it has none",
+            next_step="name the directory of the checkpoints",
         )
     steps, lost, evaluations = list[StepRow](), list[StepRow](), list[EvaluationRow]()
     # The names of the newest checkpoints say what the rows of a killed run do not.

@@ -1,19 +1,22 @@
-"""The command line: the verbs that train or use models, and ``main``. ``commands`` has the verbs that need no torch.
+"""The command line: the verbs, and ``main``.
 
 No module that imports torch is imported at the top, so help, version, usage errors and file verbs answer at once.
 """
 
 import argparse
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
+from ddprun.checkpoint_files import all_manifests, read_newest, set_aside
 from ddprun.distributed import topology
-from ddprun.errors import TrainerError, UsageError
+from ddprun.errors import TrainerError, UsageError, volume_errors
 from ddprun.fault_injection import Fault, check_rank
+from ddprun.files import dumps_json
 from ddprun.flags import Parser, whole_number
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.supervisor import LaunchOptions
@@ -29,12 +32,10 @@ from ddprun.reporting.termination import Ending
 from ddprun.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddprun.signals import StopFlag
 from ddptrain import __version__, flags
-from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
 from ddptrain.flags import resolve_flags
-from ddptrain.jobs import Infer, Preflight, Train
 from ddptrain.lesson import lesson_names, run_lesson
-from ddptrain.program import Trainer, torchrun_command
+from ddptrain.program import Trainer
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
@@ -112,40 +113,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     flags.add_checkpoint_choice(evaluate)
     flags.add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
-    _add_model_verbs(verbs)
+    _add_infer(verbs)
     _add_lessons(verbs)
-    add_file_verbs(verbs)
+    _add_file_verbs(verbs)
     return parser
 
 
-def _add_model_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
+def _add_infer(verbs: "argparse._SubParsersAction[Any]") -> None:
     infer = flags.add_verb(
-        verbs, "infer", "write a checkpoint's prediction for every sample as CSV; alone or under torchrun", _infer,
+        verbs, "infer", "write a checkpoint's prediction for every test sample as CSV; alone or under torchrun", _infer,
         example=f"infer {_CHECKPOINTS} --out /tmp/ddptrain-answers.csv",
     )  # fmt: skip
     infer.add_argument("--out", required=True, metavar="FILE", help="CSV: index,label,predicted,probability")
-    infer.add_argument("--split", choices=("test", "train"), default="test", help="which samples (default: test)")
     flags.add_checkpoint_choice(infer)
     flags.add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
-    predict = flags.add_verb(
-        verbs, "predict", "print which digit a PNG image shows", _predict,
-        example=f"predict /tmp/digit.png {_CHECKPOINTS}",
-    )  # fmt: skip
-    predict.add_argument("images", nargs="+", metavar="PNG", help="8-bit grey or RGB, any size, dark or light ink")
-    predict.add_argument("--weights", default="", metavar="FILE", help="a state_dict or checkpoint of --model")
-    predict.add_argument("--json", action="store_true", help="one JSON object per image, with all probabilities")
-    flags.add_settings(predict, ["checkpoint_dir", "model", "threads"])
-    export = flags.add_verb(
-        verbs, "export", "write a checkpoint's model for other programs", _export,
-        example=f"export {_CHECKPOINTS} --format program --out /tmp/ddptrain.pt2",
-    )  # fmt: skip
-    export.add_argument("--out", required=True, metavar="FILE", help="file to write")
-    export.add_argument(
-        "--format", choices=("state-dict", "program"), default="state-dict",
-        help="state-dict, or a program of torch.export that takes raw pixels (default: state-dict)",
-    )  # fmt: skip
-    flags.add_checkpoint_choice(export)
-    flags.add_settings(export, ["checkpoint_dir"])
 
 
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
@@ -177,14 +158,14 @@ def _train(arguments: argparse.Namespace) -> int:
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    ending = Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, Train()).run_here()
+    ending = Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, "train").run_here()
     finish_output(stopped=stop.requested)
     return ending.code
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     never_fail_or_wait()
-    ending = _run_launcher(arguments, Train())
+    ending = _run_launcher(arguments, "train")
     finish_output(stopped=ending.report.get("outcome") == "stopped")
     return ending.code
 
@@ -195,15 +176,15 @@ def _preflight(arguments: argparse.Namespace) -> int:
         from ddptrain.worker import Worker
 
         config, console = _training_config(arguments), Console(ranks.rank, None)
-        ending = Worker(config, ranks, console, stop, Preflight()).run_here()
+        ending = Worker(config, ranks, console, stop, "preflight").run_here()
     else:
-        ending = _run_launcher(arguments, Preflight())
+        ending = _run_launcher(arguments, "preflight")
     if ending.result:  # only rank 0 has it
-        print(preflight_text(ending.result, as_json=arguments.json), flush=True)
+        print(_preflight_text(ending.result, as_json=arguments.json), flush=True)
     return ending.code
 
 
-def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Ending:
+def _run_launcher(arguments: argparse.Namespace, job: Literal["train", "preflight"]) -> Ending:
     stop, config, given = StopFlag.installed(), _training_config(arguments), vars(arguments)
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
@@ -216,10 +197,6 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
         given.get("max_restarts", 0),
         fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
     )
-    if options.how == "torchrun":
-        command = torchrun_command(ranks, options)
-        # torchrun replaces this process and gets its signals; its ranks read the settings from the environment.
-        os.execve(command[0], command, {**os.environ, **config.environment()})  # noqa: S606
     return launch(config, ranks, stop, options)
 
 
@@ -231,7 +208,7 @@ def _training_config(arguments: argparse.Namespace) -> Config:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference.data_set import evaluate_checkpoint
+    from ddptrain.inference import evaluate_checkpoint
 
     return evaluate_checkpoint(resolve_flags(arguments), run=arguments.run, step=arguments.step)
 
@@ -244,22 +221,70 @@ def _infer(arguments: argparse.Namespace) -> int:
             hint="without RANK, every pod would process all samples and write the same file",
             next_step="torchrun --nnodes N --nproc-per-node M … -m ddptrain infer …",
         )
+    from ddptrain.inference import infer
     from ddptrain.worker import Worker
 
-    job = Infer(Path(arguments.out), arguments.split, arguments.run, arguments.step)
     config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
+    job = functools.partial(infer, config, out=Path(arguments.out), run=arguments.run, step=arguments.step)
     return Worker(config, ranks, Console(ranks.rank, None), stop, job).run_here().code
 
 
-def _predict(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference.predict import predict
+def _add_file_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
+    """Declare the verbs that need no torch."""
+    back = flags.add_verb(
+        verbs, "rollback", "set newer checkpoints aside, so that the next start resumes from an older one", _rollback,
+        example=f"rollback --step 50 {_CHECKPOINTS}",
+    )  # fmt: skip
+    flags.add_checkpoint_choice(back)
+    flags.add_settings(back, ["checkpoint_dir"])
+    fetch = flags.add_verb(
+        verbs, "fetch", "download the MNIST files that are absent or damaged", _fetch, example="fetch --data-dir ./data"
+    )
+    default = os.environ.get("DDPJOB_DATA_DIR")
+    fetch.add_argument(
+        "--data-dir", default=default, required=not default, metavar="DIR",
+        help="directory of the four files [DDPJOB_DATA_DIR]",
+    )  # fmt: skip
+    fetch.add_argument("--url", action="append", metavar="URL", help="base URL of a mirror; may be repeated")
 
-    config = resolve_flags(arguments)
-    return predict(config, arguments.images, weights_file=arguments.weights, as_json=arguments.json)
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from ddptrain.data import download
+
+    with StopFlag.installed().interruptible("data"):
+        download.fetch(arguments.data_dir, mirrors=arguments.url or download.MIRRORS)
+    print(f"{arguments.data_dir} has the files of MNIST")
+    return 0
 
 
-def _export(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference.export import export
+def _rollback(arguments: argparse.Namespace) -> int:
+    """Set aside every checkpoint newer than the given one, so that the next start resumes from it."""
+    root = resolve_flags(arguments).checkpoint_root()
+    if arguments.step is None:
+        raise UsageError(
+            "rollback needs --step", next_step=f"take it from the name of a checkpoint: {root}/run-…/step-….pt"
+        )
+    found, _ = read_newest(root, run=arguments.run, step=arguments.step)
+    for run, step, path in list(all_manifests(root)):
+        if (run, step) > (found.run, found.step):
+            with volume_errors(path):
+                set_aside(path, "rolled-back")
+            print(f"run {run}, step {step}: set aside as *.rolled-back")
+    print(f"the next start resumes from run {found.run}, step {found.step}")
+    return 0
 
-    config, out = resolve_flags(arguments), Path(arguments.out)
-    return export(config, out, arguments.format, run=arguments.run, step=arguments.step)
+
+def _preflight_text(found: Mapping[str, Any], *, as_json: bool) -> str:
+    """Return the result of ``preflight`` as one JSON object, or as two tables."""
+    if as_json:
+        return dumps_json(found)
+    lines = [f"{check['verdict']:<8} {check['check']:<16} {check['detail']}" for check in found["checks"]]
+    if found["bandwidth"]:
+        lines.append(f"\n{'collective':<16}{'bytes':>12}{'ms':>10}{'algbw GB/s':>12}{'busbw GB/s':>12}")
+    for row in found["bandwidth"]:
+        milliseconds = row["seconds"] * 1000
+        lines.append(
+            f"{row['collective']:<16}{row['bytes']:>12,}{milliseconds:>10.2f}{row['algbw']:>12.3f}{row['busbw']:>12.3f}"
+        )
+    verdict = "ready to train" if found["code"] == 0 else f"not ready, exit code {found['code']}"
+    return "\n".join([*lines, "", f"{found['worldSize']} rank(s): {verdict}"])

@@ -1,4 +1,4 @@
-"""The settings of a run: ``config_sources`` reads their values, and ``flags`` declares a flag for each."""
+"""The settings of a run, and where their values come from; ``flags`` declares a flag for each."""
 
 import dataclasses
 import functools
@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.errors import ConfigMismatch, UsageError
-from ddprun.settings import Settings, fields_of, seconds, setting
+from ddprun.errors import ConfigMismatch, UsageError, nearest
+from ddprun.settings import Settings, checked, fields_of, seconds, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
 
 _of_weights = functools.partial(setting, identity=True)
+# With --debug; a value that is given wins. A rank at a breakpoint has no heartbeat, and its peers wait for it.
+_DEBUG_DEFAULTS = {
+    "hang_timeout": 0.0, "stall_report": 0.0, "collective_timeout": 86_400.0, "rendezvous_timeout": 86_400.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,13 @@ class Config(Settings):
     bf16: str = _of_weights(
         "auto", "bfloat16 autocast; auto = on a CPU with AVX512_BF16 or AMX only", choices=("auto", "on", "off")
     )
-    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, one rank or --sync manual)")
+    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, a single rank)")
     sync: str = _of_weights(
         "bucketed",
         "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "
         "all-reduce per parameter, bitwise = the same bits at any world size",
         choices=("bucketed", "ddp", "manual", "bitwise"),
     )
-    init_from: str = setting("", "initial weights: a checkpoint, an exported state_dict, or a checkpoint directory")
     tf32: bool = _of_weights(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits")
     deterministic: bool = setting(False, "deterministic algorithms only: slower, the same bits on the same GPU")
     zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
@@ -73,7 +76,6 @@ class Config(Settings):
     collective_timeout: float = seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
     debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
-    audit: str = setting("", "directory where every rank records which samples it used at which step")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property
@@ -106,42 +108,63 @@ class Config(Settings):
         """
         names = ("zero", "cuda_graph", "log_every", "checkpoint_every", "stop_after")
         values = self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
-        values |= {"init_from": bool(self.init_from)}
         if self.zero:  # the optimizer's state is gathered before each save
             values |= {"checkpoint_dir": bool(self.checkpoint_dir)}
         return values
 
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity in a manifest; a setting that it lacks has its default.
+        """Return the identity in a manifest.
 
         Raises:
-            ConfigMismatch: the manifest has a setting that this version does not know.
+            ConfigMismatch: its settings are those of another version.
         """
         theirs: dict[str, Any] = manifest["config"]
-        defaults = cls(data=theirs.get("data", cls.data)).identity()
-        if unknown := sorted(set(theirs) - set(defaults)):
+        if differ := sorted(set(theirs) ^ set(cls().identity())):
             raise ConfigMismatch(
-                f"the checkpoint was trained with settings that this version does not have: {', '.join(unknown)}",
-                hint="a newer ddptrain wrote it",
+                f"another version of ddptrain has trained the checkpoint; its settings differ in {', '.join(differ)}",
                 next_step="use that version, or a new --checkpoint-dir",
             )
-        return defaults | theirs
+        return theirs
 
     def replaced(self, settings: Mapping[str, Any]) -> "Config":
         """Return the config with other values of the named settings."""
         return dataclasses.replace(self, **{SETTINGS[name].name: value for name, value in settings.items()})
 
-    def settings(self) -> dict[str, Any]:
-        """Return every setting by name."""
-        return {name: getattr(self, field.name) for name, field in SETTINGS.items()}
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables that give this config to another process."""
-        return {PREFIX + name.upper(): str(value) for name, value in self.settings().items()}
-
 
 SETTINGS = fields_of(Config)
+
+
+def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """Return the config from defaults, ``DDPJOB_*`` variables, ``DDPTRAIN_*`` variables, and flags; a later one wins.
+
+    Args:
+        env: the process environment; unknown DDPTRAIN_* variables are refused, others ignored.
+        flags: setting to value; None means not given.
+    Raises:
+        UsageError: unknown name or invalid value; the error names its origin.
+    """
+    shared = {field.metadata["env"]: name for name, field in SETTINGS.items() if field.metadata["env"]}
+    given = [(name, env[key], key) for key, name in shared.items() if env.get(key)]
+    known = {PREFIX + name.upper(): name for name in SETTINGS}
+    for key in sorted(key for key in env if key.startswith(PREFIX)):
+        if key not in known:
+            raise UsageError(
+                f"unknown environment variable {key}",
+                hint=nearest(key, known),
+                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
+            )
+        given.append((known[key], env[key], key))
+    given += [(name, value, "--" + name.replace("_", "-")) for name, value in flags.items() if value is not None]
+    values = {name: checked(SETTINGS[name], value, origin) for name, value, origin in given}
+    config = Config().replaced((_DEBUG_DEFAULTS if values.get("debug") else {}) | values)
+    if config.sync == "bitwise" and config.accum > 1:
+        raise UsageError(
+            "--accum cannot be combined with --sync bitwise",
+            hint="bitwise already computes every global batch in twelve small parts",
+            next_step="remove --accum",
+        )
+    return config
 
 
 def digest_of(settings: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""How verbs and flags are declared and parsed. Used by ``cli`` and ``commands``; imports no torch.
+"""How verbs and flags are declared and parsed. Used by ``cli``; imports no torch.
 
-A flag of a setting is declared once, by its field in ``Config``; ``config_sources.resolve`` checks its value.
+A flag of a setting is declared once, by its field in ``Config``; ``config.resolve`` checks its value.
 """
 
 import argparse
@@ -9,15 +9,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ddprun.flags import declare_node, declare_settings, whole_number
-from ddptrain.config import SETTINGS, Config
-from ddptrain.config_sources import resolve
+from ddptrain.config import SETTINGS, Config, resolve
 
 Handler = Callable[[argparse.Namespace], int]
 
 
-def add_verb(
-    verbs: Any, name: str, text: str, handler: Handler | None = None, *, example: str
-) -> argparse.ArgumentParser:
+def add_verb(verbs: Any, name: str, text: str, handler: Handler, *, example: str) -> argparse.ArgumentParser:
     """Add a subcommand and return its parser."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
@@ -31,29 +28,16 @@ def add_verb(
     return parser
 
 
-def add_group(verbs: Any, name: str, text: str, *, example: str) -> Any:
-    """Add a subcommand that has subcommands of its own, and return the place for them."""
-    return add_verb(verbs, name, text, example=example).add_subparsers(metavar="VERB", required=True)
-
-
 def add_settings(parser: argparse.ArgumentParser, names: Collection[str] = SETTINGS) -> None:
     """Add a flag for each named setting."""
-    group = parser.add_argument_group(
-        "settings", "also environment variables DDPTRAIN_<NAME> and keys of a YAML file; flags win"
-    )
-    group.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win")
+    group = parser.add_argument_group("settings", "also environment variables DDPTRAIN_<NAME>; flags win")
     declared = {name: field for name, field in SETTINGS.items() if name in names}
     declare_settings(group, declared, {})
 
 
 def resolve_flags(arguments: argparse.Namespace) -> Config:
-    """Return the settings out of the verb's flags, the environment and the configuration file."""
-    return resolve(os.environ, setting_flags(arguments))
-
-
-def setting_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the flags that are settings, as ``resolve`` takes them."""
-    return {name: value for name, value in vars(arguments).items() if name in SETTINGS or name == "config"}
+    """Return the settings out of the verb's flags and the environment."""
+    return resolve(os.environ, {name: value for name, value in vars(arguments).items() if name in SETTINGS})
 
 
 def add_checkpoint_choice(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +68,8 @@ def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:
     if not training:
         return
     group.add_argument(
-        "--how", choices=("prefork", "spawn", "torchrun"), default="prefork",
-        help="fork ranks after one import of torch, spawn an interpreter for each, or use torchrun (default: prefork)",
+        "--how", choices=("prefork", "spawn"), default="prefork",
+        help="fork ranks after one import of torch, or spawn an interpreter for each (default: prefork)",
     )  # fmt: skip
     group.add_argument(
         "--max-restarts", type=whole_number(0), default=0, metavar="N",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _FIELDS: dict[str, type] = {
-    "config": dict, "dataDigest": str, "evaluation": dict, "initFrom": dict, "complete": bool, "cursor": dict,
+    "config": dict, "dataDigest": str, "evaluation": dict, "complete": bool, "cursor": dict,
 }  # fmt: skip
 _REQUIRED = ("config", "dataDigest")
 

@@ -38,9 +38,7 @@ from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
 from ddptrain.errors import DataMismatch
 
-MUST_AGREE = ("ddptrain", "torch", "numpy", "python", "config", "seed", "dataDigest", "attempt")
-SHOULD_AGREE = ("isa", "threads", "device")
-_MAX_SKEW = 1.0  # seconds between two nodes' clocks without a warning
+MUST_AGREE = ("ddptrain", "torch", "numpy", "python", "config", "seed", "dataDigest")
 _PROBE_SIZE = 4 * 2**20  # bytes
 _SIZES = (2**20, 2**24)  # bytes of a measured collective
 _WARM, _ROUNDS = 1, 4  # calls that are not measured, and that are
@@ -53,18 +51,13 @@ def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> Json
     mine: Json = {
         "rank": group.rank, "host": socket.gethostname(), "ddptrain": __version__, "torch": torch.__version__,
         "numpy": np.__version__, "python": platform.python_version(), "seed": config.seed,
-        "config": digest_of(config.shared(group.device.type)), "attempt": os.environ.get("DDPJOB_ATTEMPT"),
-        "isa": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu",
-        "dataDigest": None, "dataError": None, "volume": None,
+        "config": digest_of(config.shared(group.device.type)), "dataDigest": None, "dataError": None, "volume": None,
     }  # fmt: skip
     try:
         mine["dataDigest"] = load().digest
     except (DataError, UsageError, VolumeError) as error:  # a fact like the others, so that the result names the rank
         mine["dataError"] = str(error)
     mine["wrong"] = failed_collectives(group) if group.world_size > 1 else []
-    group.sum(torch.zeros(1, device=group.device))  # all ranks leave it within milliseconds, and read their clocks
-    mine["clock"] = time.time()
     if group.rank == 0:
         mine["volume"] = _check_volume(config.checkpoint_dir)
     ranks = group.gather(mine, "all_gather of facts")
@@ -88,15 +81,13 @@ def ending_of(found: Json, *, rank: int) -> Ending:
 def check_agreement(ranks: Sequence[Json]) -> list[Json]:
     """Return one check per fact that should be the same on all ranks; it names the ranks that differ from most."""
     checks = []
-    for name in (*MUST_AGREE, *SHOULD_AGREE):
+    for name in MUST_AGREE:
         compared = [facts for facts in ranks if name != "dataDigest" or not facts["dataError"]]  # see the check of data
         usual, _ = Counter([facts[name] for facts in compared] or [None]).most_common(1)[0]
         odd = [
             f"rank {facts['rank']} ({facts['host']}) has {facts[name]}" for facts in compared if facts[name] != usual
         ]
-        if usual is None and not odd:
-            continue  # such as the attempt, which only the operator numbers
-        verdict = "ok" if not odd else "failed" if name in MUST_AGREE else "warning"
+        verdict = "failed" if odd else "ok"
         shown = str(usual)[:16] if name in ("config", "dataDigest") else str(usual)
         detail = f"{'; '.join(odd[:4])}; the others {usual}" if odd else shown
         error = DataMismatch if name == "dataDigest" else ConfigMismatch
@@ -105,17 +96,13 @@ def check_agreement(ranks: Sequence[Json]) -> list[Json]:
 
 
 def _check_work(ranks: Sequence[Json]) -> list[Json]:
-    """Return the checks of collectives, data and clocks."""
+    """Return the checks of collectives and data."""
     wrong = [f"rank {facts['rank']}: {', '.join(facts['wrong'])}" for facts in ranks if facts["wrong"]]
     good = "all results correct" if len(ranks) > 1 else "one rank: nothing to exchange"
     bad = [f"rank {facts['rank']} ({facts['host']}): {facts['dataError']}" for facts in ranks if facts["dataError"]]
-    clocks = [facts["clock"] for facts in ranks]
-    skew = max(clocks) - min(clocks)
-    late = "ok" if skew < _MAX_SKEW else "warning"
     return [
         _check("collectives", "failed" if wrong else "ok", "; ".join(wrong) or good, RanksError),
         _check("data", "failed" if bad else "ok", "; ".join(bad[:4]) or "readable on every rank", DataMissing),
-        _check("clocks", late, f"at most {skew * 1000:.0f} ms apart", ConfigMismatch),
     ]
 
 

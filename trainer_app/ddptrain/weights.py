@@ -1,27 +1,20 @@
-"""Read weights from a file, load them into a model, and check that all ranks start with the same.
+"""Check that all ranks start with the same weights.
 
 DDP broadcasts rank 0's weights when it wraps a model and never compares them, so a rank with other weights would not be
-noticed. Used at the start of a training, and by ``inference``.
+noticed.
 """
 
 import hashlib
-import io
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from ddprun.checkpoint_files import read_newest
 from ddprun.distributed.process_group import Group
-from ddprun.errors import ConfigMismatch, DataCorrupt, DataMissing
 from ddptrain.errors import WeightsDiffer
 
-StateDict = Mapping[str, torch.Tensor]
 
-
-def digest(state: StateDict) -> str:
+def digest(state: Mapping[str, torch.Tensor]) -> str:
     """Return the SHA-256 of names, types, shapes and values; the memory format does not matter."""
     sha = hashlib.sha256()
     for name in sorted(state):
@@ -29,64 +22,6 @@ def digest(state: StateDict) -> str:
         sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
         sha.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return sha.hexdigest()
-
-
-def read(path: Path) -> bytes:
-    """Return the content of a checkpoint or an exported state_dict, or of a directory's newest valid checkpoint.
-
-    Raises:
-        DataMissing: absent, unreadable, or a directory without a valid checkpoint.
-    """
-    if path.is_dir():
-        return read_newest(path)[1]
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataMissing(
-            f"cannot read the weights {path}: {error.strerror}",
-            hint="the volume may not be mounted there",
-            next_step="give a checkpoint, an exported state_dict or a checkpoint directory",
-        ) from error
-
-
-def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """Return the weights in a checkpoint (its ``model``) or in a bare state_dict. It executes no code of the file.
-
-    Raises:
-        DataCorrupt: the content is neither of the two.
-    """
-    try:
-        loaded: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    except Exception as error:  # the unpickler raises many types on other content
-        reason = str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
-        raise DataCorrupt(
-            f"torch.load cannot read the weights: {reason}",
-            next_step="give a checkpoint of ddptrain, or a state_dict saved by `ddptrain export`",
-        ) from error
-    state = loaded.get("model", loaded) if isinstance(loaded, dict) else None
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
-    ):
-        raise DataCorrupt("the file of weights has no state_dict", next_step="write model.state_dict() into the file")
-    return state
-
-
-def load(model: nn.Module, state: StateDict, origin: str) -> None:
-    """Copy ``state`` into ``model``.
-
-    Raises:
-        ConfigMismatch: names or shapes differ.
-    """
-    ours = model.state_dict()
-    differ = sorted(set(ours) ^ set(state)) + [n for n in ours if n in state and ours[n].shape != state[n].shape]
-    if differ:
-        raise ConfigMismatch(
-            f"the weights in {origin} do not fit this model: {', '.join(differ[:4])}"
-            + (f" and {len(differ) - 4} more" if len(differ) > 4 else ""),
-            hint="they are of another --model",
-            next_step="choose the --model they were trained with",
-        )
-    model.load_state_dict(dict(state))
 
 
 def check_equal_on_all_ranks(model: nn.Module, group: Group) -> None:

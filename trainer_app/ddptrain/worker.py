@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -38,7 +39,6 @@ from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
 from ddptrain.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
-from ddptrain.jobs import Infer, Job, Preflight, Train
 from ddptrain.training import bitwise
 from ddptrain.training.trainer import train
 
@@ -48,6 +48,7 @@ class Worker:
     """Runs one rank and reports how it ended.
 
     Attributes:
+        job: what the rank does once it has joined its group; a function infers, with the group and the timeout.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
@@ -55,7 +56,7 @@ class Worker:
     ranks: Ranks
     console: Console
     stop: StopFlag
-    job: Job
+    job: Literal["train", "preflight"] | Callable[[Group, float], str]
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
@@ -96,13 +97,7 @@ class Worker:
         self._lost_peer = lambda error: terminate(error) if watchdog.claim_report() else None
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
-            match self.job:
-                case Train():
-                    ending = self._train()
-                case Preflight():
-                    ending = self._preflight()
-                case Infer():
-                    ending = self._infer(self.job)
+            ending = self._run_job()
         except BaseException as error:
             ending = self._failure(error)
             if self._group:
@@ -146,6 +141,11 @@ class Worker:
         self._begin(next_phase)
         return self._group
 
+    def _run_job(self) -> Ending:
+        if self.job == "train":
+            return self._train()
+        return self._preflight() if self.job == "preflight" else self._infer(self.job)
+
     def _preflight(self) -> Ending:
         from ddptrain.preflight import ending_of, preflight
 
@@ -154,11 +154,9 @@ class Worker:
         group.close()
         return ending_of(found, rank=self.ranks.rank)
 
-    def _infer(self, job: Infer) -> Ending:
-        from ddptrain.inference.data_set import infer
-
+    def _infer(self, infer: Callable[[Group, float], str]) -> Ending:
         group = self._join("infer")
-        done = infer(self.config, group, self._timeout, job)
+        done = infer(group, self._timeout)
         self.console.log(done)
         group.close()
         return Ending(termination.done(done, rank=self.ranks.rank))
@@ -212,7 +210,7 @@ class Worker:
         return Ending(termination.failure(error, rank=self.ranks.rank, progress=place))
 
 
-def run_forked(config: Config, rank: RankProcess, *, job: Job) -> int:
+def run_forked(config: Config, rank: RankProcess, *, job: Literal["train", "preflight"]) -> int:
     """Run one rank in a child of the launcher and return its exit code."""
 
     def deliver(ending: Ending) -> None:

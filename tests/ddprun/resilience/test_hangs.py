@@ -27,7 +27,7 @@ from ddprun.launcher import hang_detector
 from ddprun.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.signals import StopFlag
-from ddptrain.config_sources import resolve
+from ddptrain.config import resolve
 from tests.ddptrain.builders import SMALL as SHORT
 from tests.ddptrain.builders import node, rank_state
 from tests.ddptrain.runs import ForkServer, Run, wait_until

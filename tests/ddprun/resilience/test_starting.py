@@ -120,10 +120,11 @@ def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServe
 
 
 @pytest.mark.soak
-def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole) -> None:
-    argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun"))
+def test_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole) -> None:
+    argv = map(str, command(1, idx, tmp_path / "torchrun"))
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = subprocess.run(
-        [sys.executable, "-m", "ddptrain", *argv],
+        [sys.executable, "-m", *torchrun, "-m", "ddptrain", *argv],
         capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": "/usr/bin", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
     )  # fmt: skip

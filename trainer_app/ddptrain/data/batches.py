@@ -41,7 +41,6 @@ class TrainingBatches:
 
     Args:
         shift: maximum of a step's random shift in pixels; one shift for the whole global batch.
-        on_use: called with the step and the sample indices of each piece, for ``--audit``.
     """
 
     def __init__(
@@ -53,9 +52,8 @@ class TrainingBatches:
         shift: int,
         device: torch.device,
         dtype: torch.dtype,
-        on_use: Callable[[int, npt.NDArray[np.int64]], None] | None = None,
     ) -> None:
-        self._schedule, self._shift, self._dtype, self._on_use = schedule, shift, dtype, on_use
+        self._schedule, self._shift, self._dtype = schedule, shift, dtype
         # With a border, a shift is a slice of the stored image.
         bordered = np.zeros((len(images), *(side + 2 * shift for side in images.shape[1:])), np.uint8)
         bordered[:, shift : shift + images.shape[1], shift : shift + images.shape[2]] = images
@@ -69,21 +67,13 @@ class TrainingBatches:
         _, first, end = self._schedule.bounds(step)
         return GlobalBatch(end - first, lambda part: self._piece(step, part))
 
-    def indices(self, step: int) -> npt.NDArray[np.int64]:
-        """Return the indices of the training samples of the global batch after ``step`` completed steps, in order."""
-        epoch, first, end = self._schedule.bounds(step)
-        return epoch_order(self._schedule.samples, self._schedule.seed, epoch)[first:end]
-
     def chosen(self, step: int, part: slice) -> torch.Tensor:
         """Return the indices of a part of the step's global batch, on the device."""
         epoch, first, _ = self._schedule.bounds(step)
         if epoch != self._epoch:
             order = epoch_order(self._schedule.samples, self._schedule.seed, epoch)
             self._epoch, self._order = epoch, torch.from_numpy(order).to(self._images.device)
-        chosen = self._order[first + part.start : first + part.stop]
-        if self._on_use:
-            self._on_use(step, chosen.cpu().numpy())
-        return chosen
+        return self._order[first + part.start : first + part.stop]
 
     def corner(self, step: int) -> tuple[int, int]:
         """Return the (top, left) pixel of the step's images within the stored ones, which have a border."""

@@ -1,7 +1,7 @@
 """Download of the MNIST files from the first mirror that delivers them intact.
 
-Used by ``data fetch`` and by ``--download``. A file is accepted by the digest of its decompressed content and written
-atomically. A lock lets one process per directory download; the others wait and then find the files.
+Used by the verb ``fetch`` and by ``--download``. A file is accepted by the digest of its decompressed content and
+written atomically. A lock lets one process per directory download; the others wait and then find the files.
 """
 
 import errno
@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import http.client
 import io
-import itertools
 import os
 import time
 import urllib.error
@@ -32,8 +31,6 @@ MIRRORS = (
 )
 _TIMEOUT = 30.0  # seconds without a byte
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-TRIES = 3  # per mirror
-_PERMANENT = {f"HTTP {code}" for code in (401, 403, 404, 410)}
 _CHUNK = 2**18
 _POLL = 0.1  # seconds
 _LOCKED = 900.0  # seconds to wait for another process's download of 11 MB
@@ -45,16 +42,12 @@ def fetch(
     mirrors: Sequence[str] = MIRRORS,
     files: Sequence[IdxFile] = MNIST_FILES,
     log: Callable[[str], None] = print,
-    tries: int = TRIES,
-    pause: float = 1.0,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
     """Make ``data_dir`` hold the four files, downloading those that are absent or damaged.
 
     Args:
         mirrors: base URLs, tried in order.
-        tries: number of attempts per mirror and file.
-        pause: seconds before the second attempt, doubled for each further one.
         alive: called repeatedly while a download, here or in another process, makes progress.
     Raises:
         DataError: no mirror delivered a file; the message has the reason of each.
@@ -73,7 +66,7 @@ def fetch(
                     path.unlink(missing_ok=True)
             log(f"fetching {file.name}.gz")
             urls = [f"{mirror.rstrip('/')}/{file.name}.gz" for mirror in mirrors]
-            content = _download(file, urls, tries=tries, pause=pause, log=log, alive=alive)
+            content = _download(file, urls, log=log, alive=alive)
             with volume_errors(folder):
                 write_atomically(folder / f"{file.name}.gz", content)
                 (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
@@ -137,23 +130,11 @@ def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
         yield has_lock
 
 
-def _download(
-    file: IdxFile,
-    urls: Sequence[str],
-    *,
-    tries: int,
-    pause: float,
-    log: Callable[[str], None],
-    alive: Callable[[], None],
-) -> bytes:
+def _download(file: IdxFile, urls: Sequence[str], *, log: Callable[[str], None], alive: Callable[[], None]) -> bytes:
     """Return the gzipped file from the first URL that delivers the right content."""
     failures: dict[str, str] = {}
-    for url, attempt in itertools.product(urls, range(tries)):
-        if failures.get(url) in _PERMANENT:
-            continue
+    for url in urls:
         alive()  # so that mirrors that never answer end in an error, not in a hang report
-        if attempt:
-            time.sleep(pause * 2 ** (attempt - 1))
         try:
             content = _get(url, alive)
             digest = hashlib.sha256(decompress(io.BytesIO(content), MNIST_BYTES)).hexdigest()
@@ -168,7 +149,7 @@ def _download(
     raise DownloadFailed(
         f"no mirror delivered {file.name}: {'; '.join(f'{url}: {failure}' for url, failure in failures.items())}",
         hint="this machine may have no network",
-        next_step="try another mirror with `ddptrain data fetch --url URL`, copy the four files into the directory, or "
+        next_step="try another mirror with `ddptrain fetch --url URL`, copy the four files into the directory, or "
         "train on digits without files: --data digits",
     )
 

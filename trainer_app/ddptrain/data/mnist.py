@@ -1,6 +1,6 @@
 """The data set: finds the IDX files, decompresses them, checks their digests, and returns uint8 arrays.
 
-Used by every rank, by inference, and by the verbs ``data fetch`` and ``data verify``. Digests are of the decompressed
+Used by every rank, by inference, and by the verb ``fetch``. Digests are of the decompressed
 bytes because the published gzip files differ in their headers.
 """
 
@@ -71,7 +71,7 @@ def load(kind: str, data_dir: str) -> Dataset:
         raise UsageError(
             f"--data {kind} needs --data-dir (or DDPJOB_DATA_DIR): the directory of the IDX files",
             hint="--data digits needs no files: it trains on scikit-learn's bundled digits",
-            next_step="ddptrain data fetch --data-dir ./data && ddptrain train --data-dir ./data",
+            next_step="ddptrain fetch --data-dir ./data && ddptrain train --data-dir ./data",
         )
     parts, digests = {}, []
     for file in MNIST_FILES:
@@ -82,7 +82,7 @@ def load(kind: str, data_dir: str) -> Dataset:
                 f"{file.name} in {data_dir} is not MNIST's: its content has SHA-256 {digest[:16]}…, "
                 f"not {file.sha256[:16]}…",
                 hint="the file is damaged, or belongs to another data set",
-                next_step=f"ddptrain data fetch --data-dir {data_dir} downloads MNIST; --data idx accepts other files",
+                next_step=f"ddptrain fetch --data-dir {data_dir} downloads MNIST; --data idx accepts other files",
             )
         parts[file.part] = _parse(content, file)
         digests.append(digest)
@@ -136,15 +136,13 @@ def read_content(data_dir: Path, file: IdxFile, limit: int = MNIST_BYTES) -> byt
         raise DataMissing(
             f"{file.name}[.gz] is not in {data_dir}, which {there}",
             hint="the data volume may not be mounted there",
-            next_step=f"ddptrain data fetch --data-dir {data_dir}",
+            next_step=f"ddptrain fetch --data-dir {data_dir}",
         )
     try:
         with path.open("rb") as stream:
             return decompress(stream, limit) if path.suffix == ".gz" else _at_most(stream, limit)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataCorrupt(
-            f"cannot read {path}: {error}", next_step=f"ddptrain data fetch --data-dir {data_dir}"
-        ) from error
+        raise DataCorrupt(f"cannot read {path}: {error}", next_step=f"ddptrain fetch --data-dir {data_dir}") from error
 
 
 def _parse(content: bytes, file: IdxFile) -> Images:
@@ -163,7 +161,7 @@ def _parse(content: bytes, file: IdxFile) -> Images:
 
 
 def _malformed(message: str) -> DataCorrupt:
-    return DataCorrupt(message, next_step="replace the file; `ddptrain data fetch` downloads the files of MNIST")
+    return DataCorrupt(message, next_step="replace the file; `ddptrain fetch` downloads the files of MNIST")
 
 
 def _digits() -> Dataset:

@@ -2,19 +2,13 @@
 
 Everything is a pure function of (seed, epoch, position), never of the rank or the number of ranks. No random state is
 saved, and a run resumed at any step with any number of ranks uses the same global batches.
-
-``Audit`` records which samples a rank used (``--audit DIR``).
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
-from ddprun.errors import volume_errors
 
 Indices = npt.NDArray[np.int64]
 
@@ -85,17 +79,3 @@ def shift_of(seed: int, step: int, most: int) -> tuple[int, int]:
     side = 2 * most + 1
     down, right = divmod(derived_seed(seed, "shift", step) % (side * side), side)
     return down - most, right - most
-
-
-class Audit:
-    """Writes one rank's file in ``folder``: a row per batch or chunk, with the sample indices in order of use."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = folder / f"rank-{rank}.jsonl"
-        with volume_errors(self._path):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._stream = self._path.open("a", buffering=1)
-
-    def used(self, event: str, step: int, indices: Indices) -> None:
-        """Write one row of ``event`` ``train`` or ``eval`` after ``step`` completed steps."""
-        self._stream.write(json.dumps({"event": event, "step": step, "indices": indices.tolist()}) + "\n")

@@ -1,14 +1,13 @@
 """What the trainer logs: rows of the metrics (``ddprun.reporting.metrics``), the progress and the console's lines."""
 
 import contextlib
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ddprun.errors import VolumeError, volume_errors
-from ddprun.files import BackgroundWrite, dumps_json, write_atomically
+from ddprun.files import BackgroundWrite
 from ddprun.reporting.console import Console
 from ddprun.reporting.metrics import FOLDER, RowsFile
 from ddprun.reporting.progress import Progress
@@ -20,52 +19,35 @@ _SPEED_SMOOTHING = 0.9  # weight of the past in the moving average of the speed
 class MetricsLogger:
     """Logs one rank's completed work: to the progress report, the console, and the run's metrics once these are open.
 
-    Only rank 0 opens them. The rows are buffered and written about once a second, by a thread, and before each
-    checkpoint: that save is a phase with the volume's limit, while a step must not wait for the volume.
-    A volume that refuses them does not stop the training: the rows stay buffered, the first refusal is printed, and
-    next to checkpoints the progress report shows it as ``checkpointProblem``.
+    Only rank 0 of a training with a checkpoint directory opens them. The rows are buffered and written about once a
+    second, by a thread, and before each checkpoint: that save is a phase with the volume's limit, while a step must not
+    wait for the volume. A volume that refuses them does not stop the training: the rows stay buffered, the first
+    refusal is printed, and the progress report shows it as ``checkpointProblem``.
     """
 
     def __init__(self, progress: Progress, console: Console, *, epochs: int, steps_per_epoch: int) -> None:
         self._progress, self._console = progress, console
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._file: RowsFile | None = None
-        self._folder, self._with_checkpoints = Path(), False
         self._flushed, self._refusals = time.monotonic(), 0
         self._background = BackgroundWrite(self._flush_in_background)
         self._step = 0  # of the newest row, when a write was requested
         self._speed = 0.0  # samples per second, smoothed
         progress.update(phase="setup", totalEpochs=epochs, totalSteps=epochs * steps_per_epoch)
 
-    def open(self, folder: Path, run: int, *, with_checkpoints: bool, **start: Any) -> None:
+    def open(self, folder: Path, run: int, **start: Any) -> None:
         """Open ``folder/metrics/run-N.jsonl``, and write the ``start`` row to disk.
 
         Args:
             run: the number N, which is also in every row.
-            with_checkpoints: checkpoints go to the same volume, so one that refuses rows will refuse them too.
             start: further fields of the ``start`` row.
         Raises:
             VolumeError: the file cannot be opened or written.
         """
         with volume_errors(folder / FOLDER):
             self._file = RowsFile(folder, run)
-        self._folder, self._with_checkpoints = folder, with_checkpoints
         self._append("start", start)
         self._write(durable=True)
-
-    def open_temporary(self, **start: Any) -> None:
-        """Open the metrics in a new temporary directory and print their path. A failure is only a warning."""
-        try:
-            self.open(Path(tempfile.mkdtemp(prefix="ddptrain-")), 1, with_checkpoints=False, **start)
-            self._console.log(f"metrics: {self._file.path if self._file else ''}")
-        except (OSError, VolumeError) as error:
-            self._file = None
-            self._console.log(f"warning: no metrics: {error}")
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder given to ``open``; None if the metrics are not open."""
-        return self._folder if self._file else None
 
     def resumed(self, checkpoint: Mapping[str, int], accuracy: float | None) -> None:
         """Report that training continues from ``checkpoint``, with its test accuracy if one was measured."""
@@ -95,28 +77,10 @@ class MetricsLogger:
         epoch = step // self._steps_per_epoch
         self._console.log(f"epoch {epoch}/{self._epochs}: test accuracy {accuracy:.4f}, loss {loss:.4f}")
 
-    def not_finite(
-        self, step: int, *, loss: float, learning_rate: float, indices: Sequence[int], folder: Path | None
-    ) -> str | None:
-        """Log a loss that is not finite and write the batch's sample indices to a file.
-
-        Args:
-            folder: where the file goes; None for the folder given to ``open``.
-        Returns:
-            The file's path, or None if it could not be written.
-        """
-        if self._file is None:
-            return None
+    def not_finite(self, step: int, *, loss: float, learning_rate: float) -> None:
+        """Log a loss that is not finite."""
         self.log("not finite", step, loss=loss, lr=learning_rate)
-        path = (folder or self._folder) / f"not-finite-{step:09d}.json"
-        content = {"step": step, "loss": str(loss), "lr": learning_rate, "indices": list(indices)}
-        with contextlib.suppress(VolumeError):
-            self._write(durable=True)
-        try:
-            write_atomically(path, dumps_json(content).encode(), durable=False)
-        except OSError:
-            return None
-        return str(path)
+        self.flush(step)
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for a save, for which all ranks wait: the next report has its time."""
@@ -131,11 +95,9 @@ class MetricsLogger:
         """Report that the volume refused rows or a checkpoint. Training continues."""
         self._refusals += 1
         if self._refusals == 1:
-            lost = "without saving" if self._with_checkpoints else "without these metrics"
-            self._console.log(f"warning: {error}; training continues {lost}")
+            self._console.log(f"warning: {error}; training continues without saving")
             self._append("refused", {"message": str(error)}, step=step)
-        if self._with_checkpoints:
-            self._progress.update(checkpointProblem=f"{error} ({self._refusals} in a row)")
+        self._progress.update(checkpointProblem=f"{error} ({self._refusals} in a row)")
 
     def log(self, event: str, step: int, **values: Any) -> None:
         """Buffer one row, and write the buffer if the last write was more than a second ago."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, run_folder, set_aside
+from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, set_aside
 from ddprun.distributed.process_group import Group
 from ddprun.errors import ConfigMismatch, DataCorrupt, VolumeError
 from ddptrain import weights
@@ -47,7 +47,7 @@ class SaveResult:
 class Checkpointer:
     """Finds the checkpoint to resume from, claims a run, and saves. Only rank 0 calls its methods.
 
-    Without a checkpoint directory it saves nothing, and the metrics go to a temporary directory.
+    Without a checkpoint directory it saves nothing.
 
     Attributes:
         facts: what every manifest records about this training.
@@ -75,16 +75,10 @@ class Checkpointer:
             "dataDigest": dataset.digest,
             "config": config.identity(),
             "configHash": digest_of(config.identity()),
-            "initFrom": None,
             "totalSteps": schedule.total_steps,
             **numerics(),
             "bf16": bf16,
         }
-
-    @property
-    def run_folder(self) -> Path | None:
-        """Folder of the claimed run; None without a checkpoint directory."""
-        return run_folder(self._checkpoints.root, self._checkpoints.run) if self._checkpoints else None
 
     def newest(self, load: Callable[[bytes], None]) -> tuple[Saved, bytes] | None:
         """Return the newest intact checkpoint with its content, or None; damaged ones are quarantined.
@@ -118,7 +112,6 @@ class Checkpointer:
         if found is None:
             return None
         manifest = found[0].manifest
-        self.facts["initFrom"] = self._check_init_from(manifest)
         if not manifest.get("complete"):  # a complete training has nothing left to compute
             changed = numerics_changes(manifest, self.facts)
             if changed and self._config.sync == "bitwise":
@@ -133,54 +126,25 @@ class Checkpointer:
                 )
         return found
 
-    def read_initial_weights(self) -> bytes:
-        """Return the content of ``--init-from`` and record its digest in later manifests; empty without the flag."""
-        if not self._config.init_from:
-            return b""
-        content = weights.read(Path(self._config.init_from))
-        self.facts["initFrom"] = {"path": self._config.init_from, "sha256": hashlib.sha256(content).hexdigest()}
-        return content
-
-    def _check_init_from(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what the manifest records about the initial weights.
-
-        They are identified by content. A directory's newest checkpoint changes, and a file may be gone when a training
-        resumes: for these the path counts.
-
-        Raises:
-            ConfigMismatch: this training was to start with other weights.
-        """
-        recorded: dict[str, Any] | None = manifest.get("initFrom")
-        given, path = self._config.init_from, Path(self._config.init_from)
-        same = bool(recorded) == bool(given)
-        if recorded and given and not (given == recorded["path"] and (path.is_dir() or not path.exists())):
-            same = hashlib.sha256(weights.read(path)).hexdigest() == recorded["sha256"]
-        if not same:
-            theirs = f"{recorded['path']}, SHA-256 {recorded['sha256'][:16]}…" if recorded else "none"
-            raise ConfigMismatch(
-                f"the checkpoints belong to a training with other initial weights: {theirs}",
-                hint="--init-from differs, or the content of its file has changed since the training began",
-                next_step="use the old --init-from, or a new --checkpoint-dir",
-            )
-        return recorded
-
     def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> None:
         """Claim a new run that continues ``resumed``, and open the metrics.
 
         Raises:
             VolumeError: the directory cannot be written.
         """
-        start = {key: self.facts[key] for key in ("worldSize", "totalSteps", "data")}
-        start["resumedFrom"] = resumed.place if resumed else None
         if self._checkpoints is None:
-            self._metrics.open_temporary(**start, attempt=None, quarantined=0)
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
         claimant = owner(env)
-        start |= {name: claimant[name] for name in ("attempt", "life")}
-        start |= {"quarantined": self._checkpoints.quarantined}
         run = self._checkpoints.claim(claimant)
-        self._metrics.open(self._checkpoints.root, run, with_checkpoints=True, **start)
+        self._metrics.open(
+            self._checkpoints.root,
+            run,
+            **{key: self.facts[key] for key in ("worldSize", "totalSteps", "data")},
+            **{name: claimant[name] for name in ("attempt", "life")},
+            resumedFrom=resumed.place if resumed else None,
+            quarantined=self._checkpoints.quarantined,
+        )
 
     def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
         """Write the metrics rows to disk, then a checkpoint of ``state()``.
@@ -234,7 +198,7 @@ class Checkpointer:
         """Rename the newest checkpoint to ``*.not-finite`` if it is that of ``step``, whose weights gave such a loss.
 
         Returns:
-            Whether it was renamed. Later starts, ``eval`` and ``export`` then take the one before it.
+            Whether it was renamed. Later starts, ``eval`` and ``infer`` then take the one before it.
         """
         checkpoints = self._checkpoints
         if checkpoints is None or checkpoints.last is None or checkpoints.last.step != step:
@@ -276,12 +240,12 @@ def resume(
     optimizer: Optimizer,
     log: Callable[[str], None],
 ) -> ResumePoint:
-    """Load the newest checkpoint, or ``--init-from``, into every rank's model and optimizer; collective.
+    """Load the newest checkpoint into every rank's model and optimizer; collective.
 
     Only rank 0 reads files: it broadcasts their content, and claims a run unless the training is complete.
 
     Raises:
-        Mismatch, VolumeError, DataError: see ``Checkpointer.newest`` and ``weights``.
+        Mismatch, VolumeError: see ``Checkpointer.newest``.
         WeightsDiffer: the ranks do not hold the same weights.
     """
     group.heartbeat.mark("resume", limit=config.volume_timeout)
@@ -299,8 +263,6 @@ def resume(
         saved, content = found if found else (None, b"")
         manifest = saved.manifest if saved else {}
         complete = bool(manifest.get("complete"))
-        if not saved:
-            content = checkpointer.read_initial_weights()
         if not complete:
             checkpointer.claim(saved)
         return {
@@ -326,9 +288,6 @@ def resume(
     if state.checkpoint:
         load(content)
         log(f"resumed from run {state.checkpoint['run']}, step {state.step}")
-    elif config.init_from:
-        weights.load(model, weights.parse(content, group.device), config.init_from)
-        log(f"starting with the weights of {config.init_from}, SHA-256 {from_rank_zero['sha256'][:16]}…")
     weights.check_equal_on_all_ranks(model, group)
     return state
 
@@ -379,9 +338,6 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that differ from the manifest's; an older manifest may lack some of them."""
-    return [
-        f"{key} was {manifest[key]}, is {facts[key]}"
-        for key in (*numerics(), "bf16")
-        if key in manifest and key in facts and manifest[key] != facts[key]
-    ]
+    """Return the facts that differ from those of the manifest."""
+    changed = [key for key in (*numerics(), "bf16") if manifest.get(key) != facts.get(key)]
+    return [f"{key} was {manifest.get(key)}, is {facts.get(key)}" for key in changed]

@@ -2,13 +2,12 @@
 
 The set is on the device, and the host reads one result. On a CPU it is divided into fixed chunks, and each rank
 evaluates whole chunks, so that a chunk has the same shape on every rank; a GPU evaluates its rank's chunks in one pass.
-The exchanged tensors have one element per sample, filled in by one rank and zero on the others. On CPUs the same
+The exchanged table has a row for each sample, filled in by one rank and zero on the others. On CPUs the same
 weights therefore give the same accuracy and loss, bit for bit, at any number of ranks (with the same number of
 threads).
 """
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +55,8 @@ class ResidentSet:
 
     @classmethod
     def on(cls, device: torch.device, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> "ResidentSet":
-        """Copy a test set to the device."""
-        return cls(resident(images, device), torch.from_numpy(labels.astype(np.int64)).to(device))
-
-
-def resident(images: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Return images on the device; a copy, because torch warns of arrays that cannot be written."""
-    return torch.from_numpy(images.copy()).to(device)
+        """Copy a test set to the device; a copy, because torch warns of arrays that cannot be written."""
+        return cls(*(torch.from_numpy(array).to(device) for array in (images.copy(), labels.astype(np.int64))))
 
 
 def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:
@@ -80,53 +74,27 @@ def passes_of(chunks: list[tuple[int, int]], device: torch.device) -> list[tuple
     return [(part[0][0], part[-1][1]) for part in parts]
 
 
-def forward_chunks(model: nn.Module, images: torch.Tensor, group: Group) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield (first, end, logits) of each of this rank's passes over ``images``, which are on the device."""
-    dtype = next(model.parameters()).dtype
-    for first, end in passes_of(chunks_of(len(images), group.rank, group.world_size), images.device):
-        group.heartbeat.touch()
-        yield first, end, model(normalise(images[first:end], dtype).unsqueeze(1))
-
-
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, test: ResidentSet, group: Group, on_use: Callable[[npt.NDArray[np.int64]], None] | None = None
-) -> Evaluation:
-    """Return the evaluation of the unwrapped ``model``; collective, with the same result on every rank.
+def logits_of(model: nn.Module, images: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return the logits (n, 10) float64 of images on the device; collective, with the same result on every rank.
 
-    Args:
-        on_use: called with the indices of the samples that this rank evaluates.
     Raises:
         AssertionError: the ranks did not evaluate every sample exactly once, which is a bug in this module.
     """
-    found = torch.zeros(3, len(test.labels), dtype=torch.float64, device=group.device)
-    losses, correct, seen = found
-    for first, end, logits in forward_chunks(model, test.images, group):
-        targets = test.labels[first:end]
-        losses[first:end] += functional.cross_entropy(logits.double(), targets, reduction="none")
-        correct[first:end] += logits.argmax(1) == targets
-        seen[first:end] += 1
-        if on_use:
-            on_use(np.arange(first, end))
-    losses, correct, seen = group.sum(found).cpu()
-    assert_once(seen)
-    return Evaluation(int(correct.sum()), len(seen), math.fsum(losses.tolist()))
-
-
-@torch.no_grad()
-def probabilities(model: nn.Module, images: npt.NDArray[np.uint8], group: Group) -> torch.Tensor:
-    """Return the probability of each class (N, 10) for each image, on the CPU of every rank; collective."""
-    table = torch.zeros(len(images), 11, dtype=torch.float64)
-    for first, end, logits in forward_chunks(model, resident(images, group.device), group):
-        table[first:end, :10] += logits.double().softmax(1).cpu()
+    dtype = next(model.parameters()).dtype
+    table = torch.zeros(len(images), 11, dtype=torch.float64, device=group.device)  # logits, and how often
+    for first, end in passes_of(chunks_of(len(images), group.rank, group.world_size), images.device):
+        group.heartbeat.touch()
+        table[first:end, :10] += model(normalise(images[first:end], dtype).unsqueeze(1))
         table[first:end, 10] += 1
-    # One rank fills each row and the others add 0, so the sum is exact.
-    table = group.sum(table.to(group.device)).cpu()
-    assert_once(table[:, 10])
+    table = group.sum(table)  # one rank fills each row and the others add 0, so the sum is exact
+    wrong = int((table[:, 10] != 1).sum())
+    assert wrong == 0, f"{wrong} of {len(images)} samples were not evaluated exactly once"
     return table[:, :10]
 
 
-def assert_once(seen: torch.Tensor) -> None:
-    """Raise AssertionError unless all ranks together saw every sample exactly once."""
-    wrong = int((seen != 1).sum())
-    assert wrong == 0, f"{wrong} of {len(seen)} samples were not evaluated exactly once"
+def evaluate(model: nn.Module, test: ResidentSet, group: Group) -> Evaluation:
+    """Return the evaluation of the unwrapped ``model``; collective, with the same result on every rank."""
+    logits = logits_of(model, test.images, group)
+    losses = functional.cross_entropy(logits, test.labels, reduction="none")
+    return Evaluation(int((logits.argmax(1) == test.labels).sum()), len(test.labels), math.fsum(losses.tolist()))

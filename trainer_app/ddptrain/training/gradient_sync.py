@@ -84,11 +84,6 @@ class GradientSync:
         self._backward(loss_sum, global_count)
         return loss_sum.detach()
 
-    def exchange(self) -> None:
-        """Exchange the gradients of ``forward_and_backward``; only where no exchange overlaps the backward pass."""
-        with self._group.heartbeat.waiting_in("all_reduce of gradients"):
-            self._exchange()
-
     def clear(self) -> None:
         """Discard the gradients."""
         self.model.zero_grad()

@@ -9,13 +9,11 @@ without a recording, so that tests compare them with ``Step``. Follows PyTorch's
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
 from ddprun.distributed.process_group import Group
 from ddprun.errors import RanksError, UsageError
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
-from ddptrain.data.sampling import shard
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, STOP, GradientSync
 from ddptrain.training.optim import Optimizer
 from ddptrain.training.step import Step, note_not_finite
@@ -33,15 +31,13 @@ def record_cuda_graph(work: Work) -> Work:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog thread may query events
+    with torch.cuda.graph(graph):
         work()
     return graph.replay
 
 
 class GraphedStep(Step):
     """Records the step of a full global batch, and replays it; the shorter last batch of an epoch is an ordinary step.
-
-    With a process group there are two recordings, and the gradients are exchanged between them.
 
     Args:
         full: size of the global batch that is recorded.
@@ -53,67 +49,38 @@ class GraphedStep(Step):
         record: Callable[[Work], Work] = record_cuda_graph,
     ) -> None:  # fmt: skip
         super().__init__(batches, gradients, optimizer, group)
-        self._full, self._record = full, record
-        self._part, device = shard(full, group.rank, group.world_size), group.device
-        self._indices = torch.zeros(self._part.stop - self._part.start, dtype=torch.int64, device=device)
+        self._full, self._record, device = full, record, group.device
+        self._indices = torch.zeros(full, dtype=torch.int64, device=device)
         self._corner = torch.zeros(2, dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float64, device=device)
         self._flags = torch.zeros(NUMBERS - STOP, dtype=torch.float64, device=device)  # stop, seconds
         self._numbers = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
-        self._parameters = optimizer.parameters
-        self._recorded_gradients: list[torch.Tensor | None] = []
-        self._replays: list[Work] = []
+        self._replay: Work | None = None
 
     def run(self, step: int, learning_rate: float, *, stop: bool, seconds: float) -> torch.Tensor:
         if self._batches.at(step).count != self._full:
             self._gradients.clear()  # a replay leaves its own
             return super().run(step, learning_rate, stop=stop, seconds=seconds)
-        self._indices.copy_(self._batches.chosen(step, self._part))
+        self._indices.copy_(self._batches.chosen(step, slice(0, self._full)))
         for target, value in zip(self._corner, self._batches.corner(step), strict=True):
             target.fill_(value)
         for target, number in zip(self._flags, (float(stop), seconds), strict=True):
             target.fill_(number)
         self._learning_rate.fill_(learning_rate)
         self._optimizer.learning_rate = self._learning_rate
-        if not self._replays:
-            self._record_all()
-        first, *rest = self._replays
-        first()
-        if rest:
-            self._exchange()
-            rest[0]()
+        if self._replay is None:
+            before = self.found_inf.clone()
+            self.found_inf.fill_(1.0)  # a warm-up runs whole steps, which must change neither weights nor state
+            self._replay = self._record(self._whole)
+            self.found_inf.copy_(before)
+        self._replay()
         return self._numbers
 
-    def _record_all(self) -> None:
-        before = self.found_inf.clone()
-        self.found_inf.fill_(1.0)  # a warm-up runs whole steps, which must change neither weights nor state
-        if self._group.has_process_group:
-            self._replays = [self._record(self._compute)]
-            self._recorded_gradients = [parameter.grad for parameter in self._parameters]
-            self._replays.append(self._record(self._update))
-        else:
-            self._replays = [self._record(self._whole)]
-        self.found_inf.copy_(before)
-
     def _whole(self) -> None:
-        self._compute()
-        self._update()
-
-    def _compute(self) -> None:
         self._gradients.clear()  # so that the backward pass writes gradients instead of adding to old ones
         piece = self._batches.gather(self._indices, self._corner)
         self._numbers[LOSS] = self._gradients.forward_and_backward(piece, self._full)
         self._numbers[STOP:] = self._flags
-
-    def _exchange(self) -> None:
-        for parameter, gradient in zip(self._parameters, self._recorded_gradients, strict=True):
-            if parameter.grad is None:  # an ordinary step has dropped it; a replay writes into the recorded tensor
-                parameter.grad = gradient
-        self._gradients.exchange()
-        if self._group.world_size > 1:
-            dist.all_reduce(self._numbers)
-
-    def _update(self) -> None:
         note_not_finite(self.found_inf, self._numbers)
         self._optimizer.step(self.found_inf)
 
@@ -127,10 +94,9 @@ def check_cuda_graph(config: Config, group: Group) -> None:
     """
     if group.device.type != "cuda":
         raise RanksError("--cuda-graph needs CUDA", next_step="remove --cuda-graph to train on a CPU")
-    if config.accum > 1 or config.sync == "bitwise" or (group.has_process_group and config.sync != "manual"):
+    if config.accum > 1 or config.sync == "bitwise" or group.has_process_group:
         raise UsageError(
-            "--cuda-graph needs a backward pass without an exchange: one rank or --sync manual, and no --accum",
-            next_step="use --sync manual without --accum, or remove --cuda-graph",
+            "--cuda-graph records the step of a single rank, without --accum and --sync bitwise",
+            hint="an exchange between ranks cannot be part of the recording",
+            next_step="remove --cuda-graph, or the other flag",
         )
-    if config.zero and group.world_size > 1:
-        raise UsageError("--cuda-graph cannot record the exchange of --zero", next_step="leave one of them out")

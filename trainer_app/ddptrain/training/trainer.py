@@ -1,9 +1,7 @@
 """The training loop. Every rank runs the same lines in the same order; ``worker`` calls ``train``."""
 
-import functools
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.mnist import Dataset
-from ddptrain.data.sampling import Audit, Schedule
+from ddptrain.data.sampling import Schedule
 from ddptrain.errors import NotFinite
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training import gradient_sync, models, optim, step_graph
@@ -62,7 +60,6 @@ def train(
     schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
     metrics = MetricsLogger(progress, console, epochs=config.epochs, steps_per_epoch=schedule.steps_per_epoch)
     checkpointer = Checkpointer(config, dataset, schedule, group, bf16=bf16, metrics=metrics, log=console.log)
-    audit = Audit(Path(config.audit), group.rank) if config.audit else None
     model = models.build(config, group.device)
     optimizer = optim.build(config, model)
     if config.zero and group.world_size > 1:
@@ -78,7 +75,6 @@ def train(
     batches = TrainingBatches(
         dataset.train_images, dataset.train_labels, schedule,
         shift=config.shift, device=group.device, dtype=getattr(torch, config.dtype),
-        on_use=functools.partial(audit.used, "train") if audit else None,
     )  # fmt: skip
     parts = (batches, gradients, optimizer, group)
     trainer = Trainer(
@@ -86,7 +82,6 @@ def train(
         test_set=ResidentSet.on(group.device, dataset.test_images, dataset.test_labels),
         one_step=step_graph.GraphedStep(*parts, full=config.global_batch) if config.cuda_graph else Step(*parts),
         results=StepResults(group, config.log_every or (1 if group.device.type == "cpu" else ON_GPU)),
-        audit=audit,
     )  # fmt: skip
     evaluation, saved = trainer.run(start.step)
     return Result(evaluation.as_dict(), start.checkpoint, saved.checkpoint, already_finished=False)
@@ -109,7 +104,6 @@ class Trainer:
     test_set: ResidentSet
     one_step: Step
     results: StepResults
-    audit: Audit | None
 
     def run(self, first: int) -> tuple[Evaluation, SaveResult]:
         """Run the steps after ``first`` completed ones. Returns the last evaluation and the last save; collective."""
@@ -170,8 +164,7 @@ class Trainer:
 
     def _evaluate(self, done: int) -> Evaluation:
         self.group.heartbeat.mark("evaluate")
-        on_use = functools.partial(self.audit.used, "eval", done) if self.audit else None
-        result = evaluate(self.model, self.test_set, self.group, on_use)
+        result = evaluate(self.model, self.test_set, self.group)
         if not math.isfinite(result.loss):  # raised before the save: a later start could not use these weights
             raise self._not_finite(f"test loss is {result.loss} after step {done}", result.loss, done - 1)
         self.metrics.evaluation(done, accuracy=result.accuracy, loss=result.loss, samples=result.samples)
@@ -211,19 +204,15 @@ class Trainer:
         return SaveResult(**self.group.run_on_rank_zero(moment, result, self.config.collective_timeout, ending=True))
 
     def _not_finite(self, what: str, loss: float, step: int) -> NotFinite:
-        """Return the error, after rank 0 has written the last batch's indices and set the weights' checkpoint aside."""
+        """Return the error, after rank 0 has logged the loss and set the checkpoint of the weights aside."""
 
-        def write() -> tuple[str | None, bool]:
+        def write() -> bool:
             self.group.heartbeat.mark("save", limit=self.config.volume_timeout)
-            path = self.metrics.not_finite(
-                step + 1, loss=loss, learning_rate=self._learning_rate(step),
-                indices=self.batches.indices(step).tolist(), folder=self.checkpointer.run_folder,
-            )  # fmt: skip
-            return path, self.checkpointer.set_aside(step)
+            self.metrics.not_finite(step + 1, loss=loss, learning_rate=self._learning_rate(step))
+            return self.checkpointer.set_aside(step)
 
-        path, renamed = self.group.run_on_rank_zero("not finite", write, self.config.collective_timeout, ending=True)
-        what += f"; the batch's indices are in {path}" if path else ""
-        what += f"; the checkpoint of these weights, step {step}, was renamed to *.not-finite" if renamed else ""
+        if self.group.run_on_rank_zero("not finite", write, self.config.collective_timeout, ending=True):
+            what += f"; the checkpoint of these weights, step {step}, was renamed to *.not-finite"
         return NotFinite(
             what,
             hint="the learning rate is too high, or a sample is bad",
