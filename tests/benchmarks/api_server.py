@@ -28,7 +28,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 SECONDS = 120.0
 CONNECTIONS = 64

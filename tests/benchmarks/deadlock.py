@@ -32,9 +32,9 @@ from tests.benchmarks.report import describe_machine, write_section
 from tests.controller.operator_process import OperatorProcess
 from tests.gangs.cell import Cell
 from tests.gangs.cluster import Kubernetes136
-from tests.gangs.nodes import Gang, Nodes
 from tests.kind import prepare
 from tests.kind.toolchain import GANGS_VERSION
+from tests.worlds.nodes import Gang, Nodes
 
 NODES, JOB_NODES = 6, 4
 ARRIVAL_SECONDS = 0.3

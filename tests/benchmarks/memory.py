@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.memory [--pods 20000] [--jobs 10000] [--json FILE] [--write]
 
-The operator runs as in a deployment, against the in-memory cluster behind HTTP (``tests/cluster/memory_http.py``), so
+The operator runs as in a deployment, against the in-memory cluster behind HTTP (``tests/worlds/memory/http.py``), so
 that both fit on a small machine. Pods have the fields that an API server, a scheduler and a kubelet add.
 """
 
@@ -32,8 +32,8 @@ from ddpjob_operator.cluster.base import NotFound
 from tests.benchmarks.operator_process import OperatorProcess
 from tests.benchmarks.report import describe_machine, write_section
 from tests.builders import SETTINGS, a_job, a_running_world
-from tests.cluster.memory_http import MemoryHttp
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
+from tests.worlds.memory.http import MemoryHttp
 
 MIB = 2**20
 NODES_PER_JOB = 100

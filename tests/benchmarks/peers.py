@@ -22,7 +22,7 @@ from tests.benchmarks import floor, pytorchjob
 from tests.benchmarks.api_server import ApiServer, Timeline
 from tests.benchmarks.floor import NAMESPACE, Aim, Result
 from tests.benchmarks.operator_process import OperatorProcess
-from tests.controlplane import control_plane
+from tests.worlds.control_plane import control_plane
 
 REPETITIONS = 5
 AIM = Aim(1.3, 8)

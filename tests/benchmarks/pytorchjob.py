@@ -23,9 +23,9 @@ import yaml
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.benchmarks.api_server import JobKind, job_of
-from tests.controlplane import ApiError, ControlPlane
 from tests.kind.toolchain import Module, build_from, source_of
 from tests.processes import end, eventually, free_port, spawn, tail
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 VERSION = "v1.8.1"
 _SOURCE = "github.com/kubeflow/training-operator"

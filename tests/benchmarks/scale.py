@@ -32,8 +32,8 @@ from tests.benchmarks.api_server import job_of
 from tests.benchmarks.kubelets import Kubelets
 from tests.benchmarks.operator_process import OperatorProcess
 from tests.benchmarks.report import describe_machine, write_section
-from tests.controlplane import ControlPlane, control_plane
 from tests.kind import prepare
+from tests.worlds.control_plane import ControlPlane, control_plane
 
 CASES = ((1, 1000), (1, 4096), (1000, 1))
 NAMESPACE = "default"

@@ -26,8 +26,8 @@ from ddpjob.api.objects import Json
 from ddpjob.api.spec import MAX_VALUES
 from tests.benchmarks.operator_process import OperatorProcess
 from tests.benchmarks.report import describe_machine, write_section
-from tests.cluster.memory_http import MemoryHttp
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
+from tests.worlds.memory.http import MemoryHttp
 
 MIB = 2**20
 SWEEP_SECONDS = 30.0

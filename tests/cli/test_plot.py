@@ -17,9 +17,9 @@ from ddpjob.client.volume import cluster as volume_cluster
 from ddpjob.client.volume.contents import Place
 from ddpjob.client.volume.local import FolderReader
 from tests.cli.program import ROOT, Program, shell_job, with_volume
-from tests.client.scripted_api import ScriptedApi
 from tests.json_schema import faults
 from tests.plot.rows import write_run
+from tests.worlds.scripted_api import ScriptedApi
 
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "schemas" / "plot.json").read_text(encoding="utf-8"))
 # Killed after the save of step 4: restarted in place. In its second life it raises: a second attempt resumes.

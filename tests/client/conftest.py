@@ -10,8 +10,8 @@ import pytest
 
 from ddpjob import DDPJobError
 from tests.client.worlds import ClusterWorld, LocalWorld, World
-from tests.controlplane import ControlPlane
-from tests.faults import FaultProxy
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import FaultProxy
 
 
 @pytest.fixture(params=["local", pytest.param("cluster", marks=pytest.mark.apiserver)])

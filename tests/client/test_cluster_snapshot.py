@@ -17,11 +17,11 @@ from ddpjob.api.times import timestamp
 from ddpjob.client import cluster_reader, cluster_snapshot
 from ddpjob.errors import JobNotFoundError
 from tests.builders import NOW, World, ended, running
-from tests.client.kubelet import Kubelet
 from tests.client.worlds import ClusterWorld
-from tests.controlplane import ControlPlane
 from tests.engine.test_plain_scripts import VALUE_ERROR, log
-from tests.faults import Fault, FaultProxy
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.kubelet import Kubelet
 
 pytestmark = pytest.mark.apiserver
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."

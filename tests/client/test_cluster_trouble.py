@@ -18,11 +18,11 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.builders import failed, running
 from tests.cli.program import ROOT, Program
-from tests.client.kubelet import Kubelet
 from tests.client.test_cluster_snapshot import Simulated
 from tests.client.worlds import ClusterWorld
-from tests.controlplane import ApiError, ControlPlane
 from tests.json_schema import faults
+from tests.worlds.control_plane import ApiError, ControlPlane
+from tests.worlds.kubelet import Kubelet
 
 pytestmark = pytest.mark.apiserver
 ROLES = {

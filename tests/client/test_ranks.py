@@ -15,8 +15,8 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.errors import NotAllowedError, UnavailableError
 from tests.client.worlds import TIME, ClusterWorld
-from tests.controlplane import ControlPlane
 from tests.processes import end, eventually, free_port, spawn
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
 SCRIPT = """

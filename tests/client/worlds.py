@@ -9,7 +9,7 @@ from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.status import CONDITIONS
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 TIME = "2026-01-02T03:04:05Z"
 # Succeeds when ``finish`` makes the file; on SIGTERM it ends like a trainer that has saved.

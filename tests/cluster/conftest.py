@@ -6,8 +6,8 @@ import pytest
 
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
-from tests.controlplane import ControlPlane
-from tests.faults import FaultProxy
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import FaultProxy
 
 
 @pytest.fixture

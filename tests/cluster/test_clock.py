@@ -18,7 +18,7 @@ from ddpjob_operator.cluster.clock import SLEW, ServerClock
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.controller.main import Operator
 from ddpjob_operator.controller.settings import Settings
-from tests.cluster.listing import list_all
+from tests.worlds.listing import list_all
 
 START = 1_800_000_000.0
 HOUR = 3600.0

@@ -12,9 +12,9 @@ from ddpjob.api import names
 from ddpjob_operator.cluster.base import Unavailable
 from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
-from tests.cluster.listing import list_all
-from tests.controlplane import ControlPlane
 from tests.processes import free_port
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.listing import list_all
 
 
 async def test_the_error_without_any_configuration_says_what_to_set(

@@ -10,10 +10,10 @@ from ddpjob.api import names
 from ddpjob_operator.cluster.base import AlreadyExists, Conflict, TooManyRequests, Unavailable
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import RETRY_SECONDS, KubernetesCluster
-from tests.cluster.listing import list_all
 from tests.cluster.test_verbs import a_job, a_pod
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.listing import list_all
 
 pytestmark = pytest.mark.apiserver
 

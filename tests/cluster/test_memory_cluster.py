@@ -18,9 +18,9 @@ from ddpjob_operator.cluster.base import (
     NotFound,
     Unavailable,
 )
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.cluster.test_verbs import a_job, a_pod
-from tests.memory import MemoryCluster, Watch
+from tests.worlds.memory import MemoryCluster, Watch
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster, lost_answer
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from ddpjob.api.crd import openapi
 from ddpjob.api.spec import IMMUTABLE
 from ddpjob_operator.cluster.base import Invalid
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS, OK, Bad, Edit
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 
 def a_job(spec: dict[str, Any], name: str = "job") -> dict[str, Any]:

@@ -10,8 +10,8 @@ from ddpjob.api import names
 from ddpjob_operator.cluster import kubernetes
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import JOBS_PAGE_SIZE, MAX_PAGE_BYTES, KubernetesCluster, decode
-from tests.cluster.memory_http import MemoryHttp
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
+from tests.worlds.memory.http import MemoryHttp
 
 CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
 NUMBER = 40

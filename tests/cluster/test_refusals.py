@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import ClusterError
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 SPEC: Json = {"image": "trainer:1"}
 JOB: Json = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": "job"}, "spec": SPEC}

@@ -18,11 +18,11 @@ from ddpjob_operator.cluster.base import (
 )
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
-from tests.cluster.listing import list_all
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
-from tests.memory import MemoryCluster
 from tests.processes import free_port
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.listing import list_all
+from tests.worlds.memory import MemoryCluster
 
 pytestmark = pytest.mark.apiserver
 

@@ -20,7 +20,7 @@ from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import Sweeper
 from ddpjob_operator.controller.workloads import Workloads
 from tests.controller.jobs import Jobs
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
 

@@ -21,7 +21,7 @@ from ddpjob_operator.controller.entries import Entry
 from ddpjob_operator.controller.listing import Listing
 from ddpjob_operator.controller.workloads import Workloads
 from tests.builders import a_job, ended, running
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 JOB = "11111111-job"
 

@@ -13,9 +13,9 @@ from ddpjob_operator.cluster.base import Cluster, NotFound
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.api.specs import CLAIM
-from tests.cluster.listing import list_all
 from tests.controller.controllers import a_controller, serve
-from tests.memory import MemoryCluster
+from tests.worlds.listing import list_all
+from tests.worlds.memory import MemoryCluster
 
 CLAIM_NAME = "mnist-checkpoints"
 

@@ -11,8 +11,8 @@ from ddpjob.api.objects import Json
 from ddpjob.engine.actions import Note
 from ddpjob_operator.controller.events import MAX_WAITING, EventSender
 from tests.builders import a_job
-from tests.memory import MemoryCluster
 from tests.processes import eventually_async
+from tests.worlds.memory import MemoryCluster
 
 
 class SlowNamespace(MemoryCluster):

@@ -7,8 +7,8 @@ import pytest
 from ddpjob.api import names
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
 from tests.processes import eventually
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
 

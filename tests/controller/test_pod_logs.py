@@ -15,10 +15,10 @@ from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, SECONDS, SLOW_SECONDS, PodLogs
 from tests.builders import SETTINGS, ended, running
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve
 from tests.controller.faketime import run
 from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
 
 JOB = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": "mnist"}}
 POD = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": names.TRAINER_CONTAINER, "image": "i"}]}}

@@ -12,9 +12,9 @@ from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import Invalid
 from ddpjob_operator.controller.schema import SchemaMonitor, refused_fields
 from tests.builders import a_job, ended, running
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import a_controller, serve
 from tests.processes import eventually_async
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
 
 JOB = Key("default", "mnist")
 

@@ -14,7 +14,7 @@ from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.unbound_claims import MAX_READERS, UnboundClaims
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 NO_NODE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": UNBOUND}

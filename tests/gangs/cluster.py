@@ -1,6 +1,6 @@
 """Control planes with a real scheduler: Kubernetes 1.36, which has PodGroups, and an older one with coscheduling.
 
-Their nodes have no machines (tests.gangs.nodes).
+Their nodes have no machines (tests.worlds.nodes).
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import yaml
 
 from ddpjob.api.objects import Json
-from tests.controlplane import ControlPlane
 from tests.kind.toolchain import MODULES, source_of
 from tests.processes import eventually, free_port, tail
+from tests.worlds.control_plane import ControlPlane
 
 GATES = ("GenericWorkload", "GangScheduling", "WorkloadAwarePreemption")
 COSCHEDULING = "scheduler-plugins-scheduler"

@@ -15,10 +15,10 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from tests.builders import ended, running
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
 from tests.injection.history import History
-from tests.memory.store import Change
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.memory.store import Change
 
 STOP_SECONDS = 0.2
 """How long the trainers of a deleted pod take to stop."""

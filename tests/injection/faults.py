@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tests.faults import Fault
+from tests.worlds.fault_proxy import Fault
 
 CRASHES = ("crash-before", "crash-after")
 ANSWERS = ("dropped", "lost", "throttled", "error", "errors", "slow")

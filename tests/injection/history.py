@@ -12,7 +12,7 @@ import aiohttp
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from tests.memory.store import Change
+from tests.worlds.memory.store import Change
 
 T = TypeVar("T")
 RESOURCES = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)

@@ -13,12 +13,12 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.controller.operator_process import OperatorProcess
-from tests.faults import Fault
 from tests.injection.cluster import WRITES, Cluster, path_of
 from tests.injection.faults import CRASHES, ERRORS_IN_A_ROW, EXPIRED, FAULTS, At
-from tests.memory.store import Change
 from tests.simulator.oracle import Outcome, check_history, story_of
 from tests.simulator.simulation import KEY
+from tests.worlds.fault_proxy import Fault
+from tests.worlds.memory.store import Change
 
 T = TypeVar("T")
 QUIET_SECONDS = 1.0

@@ -13,11 +13,11 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from tests.controlplane import ControlPlane
 from tests.injection.campaign import Campaign
 from tests.injection.cluster import open_cluster, path_of
 from tests.injection.runs import Run
 from tests.injection.stories import succeed
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
 PAUSE_SECONDS = 4.0

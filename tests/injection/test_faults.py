@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tests.controlplane import ControlPlane
 from tests.injection.campaign import Campaign, Case
 from tests.injection.cluster import open_cluster
 from tests.injection.faults import ANSWERS, CRASHES, WATCHES, At
 from tests.injection.stories import STORIES
 from tests.soak import ALL
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(10_800 if ALL else 1_800)]
 SAMPLED_STORIES = ("success", "rank-failure", "drain")

@@ -17,8 +17,8 @@ from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob_operator.cluster.base import ClusterError, Conflict, NotFound
 from tests.builders import ended, failed, running
-from tests.memory.server import ApiServer
-from tests.memory.store import Change
+from tests.worlds.memory.server import ApiServer
+from tests.worlds.memory.store import Change
 
 GRACE_SECONDS = 30.0
 """Longest time in which a kubelet stops a pod; the default of Kubernetes."""

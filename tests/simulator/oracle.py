@@ -15,11 +15,11 @@ from ddpjob.api.status import ENDING, RUNNING, TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine import claims
 from ddpjob_operator.controller.pod_logs import RETRY_SECONDS, SECONDS
-from tests.memory.store import Change
 from tests.simulator.faults import HARMLESS_FOR_LOGS
 from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET
 from tests.simulator.scenarios import NOTICE_SECONDS
 from tests.simulator.simulation import KEY, START, LogRead, Simulation
+from tests.worlds.memory.store import Change
 
 Outcome = dict[str, Any]
 OF_LOGS = ("Error", "ValueError", "PeerLost")

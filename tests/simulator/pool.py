@@ -12,9 +12,9 @@ from ddpjob.api.objects import Json
 from ddpjob.engine.scheduling.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE, RESIZE_SECONDS
 from ddpjob_operator.cluster.base import ClusterError
 from tests.builders import ended, running
-from tests.memory.store import Change
 from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets
 from tests.simulator.simulation import KEY, Simulation
+from tests.worlds.memory.store import Change
 
 SLACK_SECONDS = 60.0
 """By how much later than it decides the operator may write a decision, after faults."""

@@ -9,11 +9,11 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, seconds_between
 from tests.builders import ended, failed
-from tests.cluster.faulty_cluster import Call
 from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
-from tests.memory.store import Change
 from tests.simulator.kubelets import CULPRIT
 from tests.simulator.simulation import KEY, Simulation, now
+from tests.worlds.memory.faulty import Call
+from tests.worlds.memory.store import Change
 
 Script = Callable[[Simulation], Awaitable[None]]
 FATES: dict[str, Script] = {}

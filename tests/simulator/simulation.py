@@ -24,12 +24,12 @@ from ddpjob_operator.cluster.base import AlreadyExists, Forbidden, NotFound, Una
 from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import SETTINGS
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve
-from tests.memory.store import Change
 from tests.simulator.faults import CRASHES, Choose, OperatorKilledError, fault
 from tests.simulator.kubelets import Kubelets, Sidecar
 from tests.simulator.watches import Watches
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
+from tests.worlds.memory.store import Change
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = Key("default", "life")

@@ -21,11 +21,11 @@ from ddpjob.api.report import training_report
 from ddpjob.engine.observed import Polled
 from ddpjob_operator.cluster.base import ClusterError, NotFound
 from tests.builders import ended, failed, running
-from tests.memory.store import Change
 from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets, avoided
 from tests.simulator.programs import Program, Training
 from tests.simulator.simulation import Simulation
 from tests.simulator.volume import Volume
+from tests.worlds.memory.store import Change
 
 Defect = Literal["hook", "mount", "devices", "dying"]
 """What is wrong with a node.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ddpjob_operator.cluster import kubernetes
-from tests.cluster.contract.targets import ContractPlane, MemoryTarget, RealTarget, both_targets, contract_plane
+from tests.worlds.contract.targets import ContractPlane, MemoryTarget, RealTarget, both_targets, contract_plane
 
 T = TypeVar("T")
 

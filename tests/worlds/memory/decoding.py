@@ -17,8 +17,8 @@ from ddpjob.api.model import WireModel
 from ddpjob.api.spec import field_path, message_of
 from ddpjob.api.status import Condition, DDPJobStatus, is_time
 from ddpjob.api.times import timestamp
-from tests.memory.api_errors import Cause, CauseReason, quoted
-from tests.memory.quantities import canonical
+from tests.worlds.memory.api_errors import Cause, CauseReason, quoted
+from tests.worlds.memory.quantities import canonical
 
 _INT64 = 2**63
 

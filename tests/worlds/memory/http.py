@@ -19,8 +19,8 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import AlreadyExists, ClusterError
-from tests.memory import RESOURCES, MemoryCluster
-from tests.memory.watch import WatchEvent
+from tests.worlds.memory import RESOURCES, MemoryCluster
+from tests.worlds.memory.watch import WatchEvent
 
 BOOKMARK_SECONDS = 30.0
 # kopf waits until discovery has these two, and requests nothing of them.

@@ -14,8 +14,8 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, forbidden_changes, is_job_name
 from ddpjob.api.status import DDPJobStatus
-from tests.memory import validation
-from tests.memory.api_errors import (
+from tests.worlds.memory import validation
+from tests.worlds.memory.api_errors import (
     Cause,
     bad_request,
     forbidden,
@@ -24,7 +24,7 @@ from tests.memory.api_errors import (
     required,
     undecodable,
 )
-from tests.memory.decoding import Findings, causes, read_core, read_custom
+from tests.worlds.memory.decoding import Findings, causes, read_core, read_custom
 
 CLAIM_PROTECTION = "kubernetes.io/pvc-protection"
 

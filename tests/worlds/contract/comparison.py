@@ -18,11 +18,11 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import ClusterError, Invalid, NotFound, NotServed, Page
-from tests.cluster.contract.bodies import FENCES
-from tests.cluster.contract.requests import KINDS_BY_NAME, Request
-from tests.cluster.contract.targets import KINDS, NAMESPACE, MemoryTarget, RealTarget
-from tests.cluster.listing import list_all
 from tests.processes import eventually_async
+from tests.worlds.contract.bodies import FENCES
+from tests.worlds.contract.requests import KINDS_BY_NAME, Request
+from tests.worlds.contract.targets import KINDS, NAMESPACE, MemoryTarget, RealTarget
+from tests.worlds.listing import list_all
 
 Target = MemoryTarget | RealTarget
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 
-from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, job
-from tests.cluster.contract.comparison import Comparison
-from tests.cluster.contract.conftest import Targets
-from tests.cluster.contract.requests import Request, sequences
 from tests.soak import ALL
+from tests.worlds.contract.bodies import BODIES, PATCHES, SOUND, job
+from tests.worlds.contract.comparison import Comparison
+from tests.worlds.contract.conftest import Targets
+from tests.worlds.contract.requests import Request, sequences
 
 pytestmark = pytest.mark.apiserver
 

@@ -29,7 +29,7 @@ ADMIN_TOKEN = "admin-of-a-throwaway-control-plane"
 SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544), used by no real network
 START_SECONDS = 240.0
 ISSUER = "https://kubernetes.default.svc"
-CRD_FILE = Path(__file__).parent.parent / "manifests" / "crd.yaml"
+CRD_FILE = Path(__file__).parents[2] / "manifests" / "crd.yaml"
 AUDIT_RULE: Json = {"level": "Metadata", "verbs": ["create", "update", "patch", "delete"]}
 
 

@@ -13,10 +13,10 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
-from tests.cluster.listing import list_all
-from tests.controlplane import ControlPlane
-from tests.memory import RESOURCES, MemoryCluster
 from tests.processes import eventually
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.listing import list_all
+from tests.worlds.memory import RESOURCES, MemoryCluster
 
 NAMESPACE = "contract"
 KINDS = RESOURCES

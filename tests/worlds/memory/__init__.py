@@ -1,7 +1,7 @@
 """An in-memory API server: the ``Cluster`` of the operator's tests.
 
 It behaves like kube-apiserver with its garbage collector for the six kinds and the verbs that this project uses.
-``tests/cluster/contract`` sends the same random requests to both and compares the responses. It has one version
+``tests/worlds/contract`` sends the same random requests to both and compares the responses. It has one version
 counter, uids, optimistic concurrency, merge patches, the status subresource, generations, strict decoding, defaults,
 label and field selectors, watches with history and 410, preconditions, graceful deletion, finalizers, background
 collection of owned objects, protection of claims in use, and deletion of namespaces. DDPJobs are checked by the models
@@ -20,7 +20,7 @@ What it does not do:
 * expiry of Events.
 """
 
-from tests.memory.server import RESOURCES, ApiServer, MemoryCluster
-from tests.memory.watch import Watch
+from tests.worlds.memory.server import RESOURCES, ApiServer, MemoryCluster
+from tests.worlds.memory.watch import Watch
 
 __all__ = ["RESOURCES", "ApiServer", "MemoryCluster", "Watch"]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from tests.memory.api_errors import bad_request
-from tests.memory.validation import is_label_value, is_qualified_name
+from tests.worlds.memory.api_errors import bad_request
+from tests.worlds.memory.validation import is_label_value, is_qualified_name
 
 Matcher = Callable[[Json], bool]
 

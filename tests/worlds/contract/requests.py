@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ddpjob.api.objects import Json
-from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UNUSED_UID
-from tests.cluster.contract.targets import KINDS
+from tests.worlds.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UNUSED_UID
+from tests.worlds.contract.targets import KINDS
 
 KIND_WEIGHTS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["PersistentVolumeClaim"] * 2 + ["Service", "NetworkPolicy", "Event"]
 KINDS_BY_NAME = {kind.kind: kind for kind in KINDS}

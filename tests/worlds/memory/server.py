@@ -16,12 +16,12 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob_operator.cluster.base import Page
-from tests.memory import api_errors
-from tests.memory.garbage import Collector
-from tests.memory.kinds import Claims, Events, Jobs, Kind, NetworkPolicies, Pods, Services, restore
-from tests.memory.selectors import Matcher, field_matcher, label_matcher
-from tests.memory.store import Change, Store, clone
-from tests.memory.watch import Watch
+from tests.worlds.memory import api_errors
+from tests.worlds.memory.garbage import Collector
+from tests.worlds.memory.kinds import Claims, Events, Jobs, Kind, NetworkPolicies, Pods, Services, restore
+from tests.worlds.memory.selectors import Matcher, field_matcher, label_matcher
+from tests.worlds.memory.store import Change, Store, clone
+from tests.worlds.memory.watch import Watch
 
 _OTHER_NAMESPACE = "the namespace of the provided object does not match the namespace sent on the request"
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from tests.memory.kinds import CLAIM_PROTECTION
-from tests.memory.store import Store
+from tests.worlds.memory.kinds import CLAIM_PROTECTION
+from tests.worlds.memory.store import Store
 
 
 class Server(Protocol):

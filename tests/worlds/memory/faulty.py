@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import ClusterError, Page, Unavailable
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
 WRITES: frozenset[Verb] = frozenset({"create", "delete", "patch", "patch_status"})

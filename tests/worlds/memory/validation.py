@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpjob.api.objects import Json
 from ddpjob.api.quantities import amount
-from tests.memory.api_errors import Cause, duplicate, forbidden, invalid_value, required, unsupported
+from tests.worlds.memory.api_errors import Cause, duplicate, forbidden, invalid_value, required, unsupported
 
 MAX_LABEL = 63
 MAX_SUBDOMAIN = 253

@@ -12,12 +12,12 @@ from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import ClusterError, Invalid, NamespaceTerminating, NotFound
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.api.test_quantities import QUANTITIES
-from tests.cluster.contract.bodies import claim, job, pod, service
-from tests.cluster.contract.conftest import Targets
-from tests.cluster.listing import list_all
-from tests.controlplane import ApiError
-from tests.memory import MemoryCluster
 from tests.processes import eventually
+from tests.worlds.contract.bodies import claim, job, pod, service
+from tests.worlds.contract.conftest import Targets
+from tests.worlds.control_plane import ApiError
+from tests.worlds.listing import list_all
+from tests.worlds.memory import MemoryCluster
 
 pytestmark = pytest.mark.apiserver
 
