@@ -14,7 +14,7 @@ from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.api.specs import CLAIM
 from tests.controller.controllers import a_controller, serve
-from tests.worlds.listing import list_all
+from tests.worlds.client import list_all
 from tests.worlds.memory import MemoryCluster
 
 CLAIM_NAME = "mnist-checkpoints"

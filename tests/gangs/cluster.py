@@ -27,12 +27,6 @@ class WithScheduler(ControlPlane):
     def __init__(self, *, audit: bool = False) -> None:
         super().__init__(audit=audit, controller_manager=True)
 
-    def make_namespace(self, name: str) -> None:
-        """Create a namespace, and wait for what pods in it need."""
-        super().make_namespace(name)
-        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        eventually("the namespace has a service account", lambda: self._exists(account))
-
     def _start(self) -> None:
         super()._start()
         self.apply_crd()

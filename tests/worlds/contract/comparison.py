@@ -5,41 +5,45 @@ Uids and versions are replaced by names in the order of their first appearance i
 """
 
 import asyncio
-import contextlib
+import itertools
+import json
 import re
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+
+import aiohttp
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob_operator.cluster.base import ClusterError, Invalid, NotFound, NotServed, Page
+from ddpjob_operator.cluster.base import ClusterError, Invalid, NotServed, Page
+from ddpjob_operator.cluster.connection import Connection
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from tests.processes import eventually_async
-from tests.worlds.contract.bodies import FENCES
-from tests.worlds.contract.requests import KINDS_BY_NAME, Request
-from tests.worlds.contract.targets import KINDS, NAMESPACE, MemoryTarget, RealTarget
-from tests.worlds.listing import list_all
-
-Target = MemoryTarget | RealTarget
+from tests.worlds.client import list_all
+from tests.worlds.contract.requests import KINDS_BY_NAME, NAMESPACE, Request
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.memory import RESOURCES, MemoryCluster
 
 WAIT_SECONDS = 30.0
 TIMES = ("creationTimestamp", "deletionTimestamp")
 DEAD_UID = "dead0000-0000-4000-8000-000000000000"
 UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+Event = tuple[Resource, Json]
 
 
-@dataclass
 class Side:
     """One cluster during one sequence: the metadata it returned, and the names given to its uids and versions."""
 
-    target: Target
-    seen: dict[tuple[str, str], list[Json]] = field(default_factory=lambda: defaultdict(list))
-    uids: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    def __init__(self, cluster: MemoryCluster | KubernetesCluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.seen: dict[tuple[str, str], list[Json]] = defaultdict(list)
+        self.uids: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
 
     def resolve(self, value: Any) -> Any:
         """Return a request's body or argument with the placeholders of ``requests`` replaced."""
@@ -49,7 +53,9 @@ class Side:
             if "$version" in value:
                 return self._of(value["$version"], "resourceVersion", value.get("first", False)) or "1"
             return {key: self.resolve(item) for key, item in value.items()}
-        return [self.resolve(item) for item in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [self.resolve(item) for item in value]
+        return self.namespace if value == NAMESPACE else value
 
     def _of(self, place: list[str], key: str, first: bool) -> str:
         objects = self.seen.get((place[0], place[1])) or [{}]
@@ -57,11 +63,10 @@ class Side:
 
     async def send(self, request: Request) -> Any:
         """Return the response or error in a form that can be compared."""
-        cluster = self.target.cluster
-        verb = partial(list_all, cluster) if request.verb == "list" else getattr(cluster, request.verb)
+        verb = partial(list_all, self.cluster) if request.verb == "list" else getattr(self.cluster, request.verb)
         arguments = {key: self.resolve(value) for key, value in request.arguments.items()}
         try:
-            response = await verb(KINDS_BY_NAME[request.kind], NAMESPACE, **arguments)
+            response = await verb(KINDS_BY_NAME[request.kind], self.namespace, **arguments)
         except ClusterError as error:
             return self.normal(_description(error))
         if isinstance(response, Page):
@@ -97,19 +102,36 @@ class Side:
     def _named(known: dict[str, str], value: str, what: str) -> str:
         return known.setdefault(value, f"{what} {len(known) + 1}")
 
-    async def state(self, kinds: Sequence[Resource]) -> list[Json]:
-        """Return all objects of these kinds."""
-        return [self.object(obj) for obj in await _everything(self.target, kinds)]
+    async def objects(self) -> list[Json]:
+        """Return all objects of the namespace."""
+        lists = await asyncio.gather(*(list_all(self.cluster, kind, self.namespace) for kind in RESOURCES))
+        return [obj for listed in lists for obj in listed.items]
 
-    def histories(self, events: list[tuple[Resource, Json]]) -> dict[str, list[Json]]:
+    async def outline(self) -> list[Any]:
+        """Return what collectors change: the objects, whether they terminate, their finalizers and number of owners."""
+        found = [(obj["kind"], obj["metadata"]) for obj in await self.objects()]
+        return [
+            (
+                kind,
+                meta["name"],
+                "deletionTimestamp" in meta,
+                meta.get("finalizers"),
+                len(meta.get("ownerReferences", ())),
+            )
+            for kind, meta in found
+        ]
+
+    def histories(self, events: Sequence[Event]) -> dict[str, list[Json]]:
         """Return the watch events of each object, in order. The order between objects depends on controllers."""
         found: dict[str, list[Json]] = defaultdict(list)
         for resource, event in events:
             obj = event["object"]
             meta = obj["metadata"]
             key = f"{resource.plural}/{meta['name']}/{self.uids.get(meta['uid'], meta['uid'])}"
-            compared: Json = {"type": event["type"], "object": _without_version(self.object(obj))}
-            if resource is names.CLAIMS and found[key] and found[key][-1]["object"] == compared["object"]:
+            normal = self.object(obj)
+            normal["metadata"].pop("resourceVersion")
+            compared: Json = {"type": event["type"], "object": normal}
+            if resource is names.CLAIMS and found[key] and found[key][-1]["object"] == normal:
                 continue  # see object()
             found[key].append(compared)
         return dict(found)
@@ -117,187 +139,120 @@ class Side:
 
 def _description(error: ClusterError) -> Json:
     details = {key: value for key, value in error.details.items() if key != "causes"}
-    causes = sorted({(c.get("field", ""), c.get("reason", "")) for c in error.details.get("causes", ())})
-    said = {} if isinstance(error, Invalid) or _is_about_a_url(error) else {"message": str(error)}
+    causes = sorted({cause.get("field", "") for cause in error.details.get("causes", ())})
+    said = {} if isinstance(error, Invalid | NotServed) else {"message": str(error)}
     return {"error": type(error).__name__, "code": error.code, "details": details, "causes": causes} | said
 
 
-_STOPS_RULES = frozenset({"FieldValueRequired", "FieldValueTypeInvalid", "FieldValueTooLong", "FieldValueTooMany"})
-"""Reasons of causes after which kube-apiserver does not evaluate CEL rules (hasBlockingErr of apiextensions)."""
+def _with_reported_causes(expected: Any, got: Any, *, of_job: bool) -> Any:
+    """Return the API server's error with the causes that memory reports, which may be fewer.
 
-
-def _with_reported_causes(expected: Any, got: Any) -> Any:
-    """Return the API server's error with only those of its causes that memory reports, if it reports any.
-
-    Of a DDPJob with several mistakes the models may find fewer than schema and CEL rules do. They may find more only if
-    the API server skipped the CEL rules.
+    Of a DDPJob with several mistakes the models may also find more, if the API server skipped the CEL rules because of
+    other mistakes.
     """
-    both = [response for response in (expected, got) if isinstance(response, dict) and response.get("causes")]
-    if len(both) < 2 or not (reported := [cause for cause in got["causes"] if cause in expected["causes"]]):
-        return expected
-    if any(reason in _STOPS_RULES for _, reason in expected["causes"]):
-        reported = [cause for cause in got["causes"] if cause in reported or cause[1] == "FieldValueInvalid"]
-    return expected | {"causes": reported}
-
-
-def _is_about_a_url(error: ClusterError) -> bool:
-    return isinstance(error, NotServed)
-
-
-def _without_version(obj: Json) -> Json:
-    return obj | {"metadata": {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}}
+    theirs, ours = (set(error.get("causes") or ()) if isinstance(error, dict) else set() for error in (expected, got))
+    is_part = bool(theirs & ours) if of_job else bool(ours) and ours <= theirs
+    return expected | {"causes": got["causes"]} if is_part else expected
 
 
 class Comparison:
-    """Runs sequences. ``outcomes`` counts the responses, ``collections`` the times that the collectors had work.
+    """Runs sequences, each in a namespace of its own. ``outcomes`` counts the responses.
 
-    ``equal``: the number of sequences without a difference.
+    real: the client of the API server. events: of its watches, by namespace.
     """
 
-    def __init__(self, memory: MemoryTarget, real: RealTarget) -> None:
-        self._memory, self._real = memory, real
+    def __init__(self, plane: ControlPlane, real: KubernetesCluster) -> None:
+        self.real = real
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
-        self.collections = 0
-        self.equal = 0
+        self.events: dict[str, list[Event]] = defaultdict(list)
+        self._plane = plane
+        self._numbers = itertools.count(1)
+
+    def new_namespace(self) -> str:
+        """Create a namespace in the real cluster, and return its name."""
+        self._plane.make_namespace(name := f"{NAMESPACE}-{next(self._numbers)}")
+        return name
 
     async def run(self, sequence: Sequence[Request]) -> None:
-        """Run a sequence. Raises ``AssertionError`` at the first difference. Leaves both clusters empty."""
-        memory, real = Side(self._memory), Side(self._real)
-        kinds = [kind for kind in KINDS if kind.kind in {request.kind for request in sequence}]
-        try:
-            for number, request in enumerate(sequence, 1):
-                where = f"request {number} of {len(sequence)}, {request}"
-                expected, got = await real.send(request), await memory.send(request)
-                if request.kind == names.DDPJOBS.kind:
-                    expected = _with_reported_causes(expected, got)
-                self.outcomes[request.verb, request.kind, _outcome(got)] += 1
-                assert got == expected, f"{where}: {_difference(got, expected)}"
-                await self._settle(where, kinds)
-            expected, got = await real.state(kinds), await memory.state(kinds)
-            assert got == expected, f"at the end: {_difference(got, expected)}"
-        except AssertionError:
-            await self.clear()
-            raise
-        await self._clean(kinds)
-        await self._compare_events(memory, real)
-        self.equal += 1
+        """Run a sequence. Raises ``AssertionError`` at the first difference."""
+        namespace, cluster = self.new_namespace(), MemoryCluster(collects=False)
+        cluster.create_namespace(namespace)
+        watches = [(resource, cluster.watch(resource, namespace)) for resource in RESOURCES]
+        memory, real = Side(cluster, namespace), Side(self.real, namespace)
+        for number, request in enumerate(sequence, 1):
+            where = f"request {number} of {len(sequence)}, {request}"
+            expected, got = await real.send(request), await memory.send(request)
+            expected = _with_reported_causes(expected, got, of_job=request.kind == names.DDPJOBS.kind)
+            is_error = isinstance(got, dict) and "error" in got
+            self.outcomes[request.verb, request.kind, got["error"] if is_error else "ok"] += 1
+            assert got == expected, f"{where}: {difference(got, expected)}"
+            await self.collect(memory, real, where)
+        expected, got = [[side.object(obj) for obj in await side.objects()] for side in (real, memory)]
+        assert got == expected, f"at the end: {difference(got, expected)}"
+        got = memory.histories([(resource, event) for resource, watch in watches for event in watch.take()])
+        number = sum(map(len, got.values()))
+        await self._until(lambda: sum(map(len, real.histories(self.events[namespace]).values())) >= number)
+        expected = real.histories(self.events.pop(namespace, ()))
+        assert got == expected, f"watches: {difference(got, expected)}"
 
-    async def _settle(self, where: str, kinds: Sequence[Resource]) -> None:
-        """Run the in-memory collector. If it had work, wait until the real one has done the same."""
-        if not self._memory.cluster.collect():
+    async def collect(self, memory: Side, real: Side, where: str) -> None:
+        """Run the in-memory collector. If it had work, wait until the controllers of the real cluster did the same."""
+        if not memory.cluster.collect():
             return
-        self.collections += 1
-        await self._agree(where, kinds)
-
-    async def _agree(self, where: str, kinds: Sequence[Resource]) -> None:
-        expected = await _outline(self._memory, kinds)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while (found := await _outline(self._real, kinds)) != expected:
-            assert time.monotonic() < deadline, f"{where}: memory has {expected}, the API server {found}"
+        expected, found = await memory.outline(), await real.outline()
+        deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+        while found != expected:
+            late = asyncio.get_running_loop().time() > deadline
+            assert not late, f"{where}: memory has {expected}, the API server {found}"
             await asyncio.sleep(0.005)
+            found = await real.outline()
 
-    async def _clean(self, kinds: Sequence[Resource]) -> None:
-        """Delete all objects, then remove finalizers. In two steps, so that both controllers do the same."""
-        left = await _everything(self._memory, kinds)
-        for obj in _dependents_first(left):
-            for target in (self._memory, self._real):
-                await _delete(target, obj)
-        await self._settle("cleaning up", kinds)
-        for obj in await _everything(self._memory, kinds):
-            for target in (self._memory, self._real):
-                await _let_go(target, obj)
-        await self._settle("letting go", kinds)
+    async def _until(self, probe: Any) -> None:
+        try:
+            await eventually_async("the watch events", probe, timeout=WAIT_SECONDS)
+        except AssertionError:
+            return  # the caller shows the difference
 
-    async def clear(self) -> None:
-        """Empty both clusters and drop all events, after a difference."""
-        for target in (self._memory, self._real):
-            for act in (_delete, _let_go):
-                for obj in await _everything(target, KINDS):
-                    await act(target, obj)
-        self._memory.cluster.collect()
-        await self._agree("clearing both clusters", KINDS)
-        await self._drain()
-
-    async def _compare_events(self, memory: Side, real: Side) -> None:
-        """Compare the watch events of the whole sequence, including the cleaning."""
-        expected = self._memory.take_events()
-        number = _deletions(expected)
-        await eventually_async(f"{number} DELETED events", lambda: _deletions(self._real.events) >= number)
-        wanted, got = real.histories(self._real.take_events()), memory.histories(expected)
-        assert got == wanted, f"watches: {_difference(got, wanted)}"
-
-    async def _drain(self) -> None:
-        """Drop all events up to now. The events of a fence object, created in each cluster, are the last."""
-        for target in (self._memory, self._real):
-            for kind in KINDS:
-                body = FENCES[kind.kind] | {"metadata": {"name": "fence"}}
-                await target.cluster.create(kind, NAMESPACE, body)
-                await target.cluster.delete(kind, NAMESPACE, "fence", grace_seconds=0)
-        await self._settle("draining the watches", KINDS)
-        left = {kind.kind for kind in KINDS}
-        deadline = time.monotonic() + WAIT_SECONDS
-        while left:
-            assert time.monotonic() < deadline, f"no events of the fence on the watches of {left}"
-            await asyncio.sleep(0.005)
-            for _, event in self._real.take_events():
-                if event["type"] == "DELETED" and event["object"]["metadata"]["name"] == "fence":
-                    left.discard(event["object"]["kind"])
-        self._memory.take_events()
+    async def follow(self, session: aiohttp.ClientSession, server: str, resource: Resource, since: str) -> None:
+        """Read a watch of all namespaces until the task is cancelled."""
+        query = {"watch": "true", "resourceVersion": since}
+        unlimited = aiohttp.ClientTimeout(total=None)
+        async with session.get(f"{server}/{resource.path()}", params=query, timeout=unlimited) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                event = json.loads(line)
+                self.events[event["object"]["metadata"].get("namespace", "")].append((resource, event))
 
 
-async def _delete(target: Target, obj: Json) -> None:
-    with contextlib.suppress(NotFound):
-        kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
-        await target.cluster.delete(kind, NAMESPACE, name, grace_seconds=0)
+@asynccontextmanager
+async def comparing(plane: ControlPlane) -> AsyncIterator[Comparison]:
+    """Yield a comparison with the watches of the real cluster open."""
+    connection = await Connection.open(str(plane.kubeconfig()))
+    comparison = Comparison(plane, KubernetesCluster(connection))
+    async with connection.session(0) as session:
+        since = (await list_all(comparison.real, names.EVENTS)).resource_version
+        watches = [comparison.follow(session, connection.server, kind, since) for kind in RESOURCES]
+        followers = [asyncio.create_task(watch) for watch in watches]
+        try:
+            yield comparison
+        finally:
+            for task in followers:
+                task.cancel()
+            results: list[Any] = await asyncio.gather(*followers, return_exceptions=True)
+            await comparison.real.close()
+            await connection.close()
+    broken = [result for result in results if not isinstance(result, asyncio.CancelledError)]
+    assert not broken, f"a watch of the real API server ended: {broken}"
 
 
-async def _let_go(target: Target, obj: Json) -> None:
-    with contextlib.suppress(NotFound):
-        kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
-        await target.cluster.patch(kind, NAMESPACE, name, {"metadata": {"finalizers": None}})
-
-
-def _dependents_first(objects: list[Json]) -> Iterator[Json]:
-    """Yield each object after those that it owns, so that no collector deletes them first."""
-    left = list(objects)
-    while left:
-        owners = {ref["uid"] for obj in left for ref in obj["metadata"].get("ownerReferences", ())}
-        free = [obj for obj in left if obj["metadata"]["uid"] not in owners]
-        yield from free
-        left = [obj for obj in left if obj not in free]
-
-
-def _outcome(response: Any) -> str:
-    return str(response["error"]) if isinstance(response, dict) and "error" in response else "ok"
-
-
-def _deletions(events: list[tuple[Resource, Json]]) -> int:
-    """Return the number of objects that were deleted: after the cleaning, all."""
-    return sum(event["type"] == "DELETED" for _, event in events)
-
-
-async def _everything(target: Target, kinds: Sequence[Resource]) -> list[Json]:
-    lists = await asyncio.gather(*(list_all(target.cluster, kind, NAMESPACE) for kind in kinds))
-    return [obj for listed in lists for obj in listed.items]
-
-
-async def _outline(target: Target, kinds: Sequence[Resource]) -> list[Any]:
-    """Return what collectors change: the objects, whether they terminate, their finalizers and number of owners."""
-    objects = [(obj["kind"], obj["metadata"]) for obj in await _everything(target, kinds)]
-    return [
-        (kind, meta["name"], "deletionTimestamp" in meta, meta.get("finalizers"), len(meta.get("ownerReferences", ())))
-        for kind, meta in objects
-    ]
-
-
-def _difference(got: Any, expected: Any, path: str = "response") -> str:
+def difference(got: Any, expected: Any, path: str = "response") -> str:
     """Return the first place where memory and the API server differ."""
     if isinstance(got, dict) and isinstance(expected, dict):
         for key in sorted({*got, *expected}):
             if got.get(key, "(absent)") != expected.get(key, "(absent)"):
-                return _difference(got.get(key, "(absent)"), expected.get(key, "(absent)"), f"{path}.{key}")
+                return difference(got.get(key, "(absent)"), expected.get(key, "(absent)"), f"{path}.{key}")
     if isinstance(got, list) and isinstance(expected, list) and len(got) == len(expected):
         for index, (one, other) in enumerate(zip(got, expected, strict=True)):
             if one != other:
-                return _difference(one, other, f"{path}[{index}]")
+                return difference(one, other, f"{path}[{index}]")
     return f"{path}\n  memory:     {got}\n  API server: {expected}"

@@ -1,124 +1,141 @@
-"""The in-memory cluster and a real API server with its controllers give the same responses to random requests."""
+"""The in-memory cluster and a real API server with its controllers give the same responses to the same requests."""
 
-from collections.abc import Iterator
+import json
+from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, given, settings
 
+from ddpjob.api import names
+from ddpjob.api.objects import Json
+from ddpjob_operator.cluster.base import ClusterError, NamespaceTerminating, NotFound
+from ddpjob_operator.cluster.kubernetes import KubernetesCluster
+from tests.processes import eventually
 from tests.soak import ALL
-from tests.worlds.contract.bodies import BODIES, PATCHES, SOUND, job
-from tests.worlds.contract.comparison import Comparison
-from tests.worlds.contract.conftest import Targets
-from tests.worlds.contract.requests import Request, sequences
+from tests.worlds.client import list_all
+from tests.worlds.contract.bodies import claim, job, pod, service
+from tests.worlds.contract.comparison import Side
+from tests.worlds.contract.conftest import Contract
+from tests.worlds.contract.requests import TABLE, Request, sequences
+from tests.worlds.control_plane import ApiError
+from tests.worlds.memory import MemoryCluster
 
 pytestmark = pytest.mark.apiserver
-
-SEQUENCES = 500 if ALL else 120
-
-# Without these, the comparison would be one of errors.
-EXPECTED = {
-    *((verb, "DDPJob", "ok") for verb in ("create", "get", "list", "delete", "patch", "patch_status")),
-    *((verb, "Pod", "ok") for verb in ("create", "get", "list", "delete", "patch", "patch_status")),
-    *(("create", kind, "ok") for kind in ("Service", "NetworkPolicy", "PersistentVolumeClaim", "Event")),
-    *((verb, "DDPJob", "Invalid") for verb in ("create", "patch", "patch_status")),
-    *((verb, "Pod", "Invalid") for verb in ("create", "patch", "patch_status")),
-    ("create", "DDPJob", "AlreadyExists"),
-    ("patch_status", "DDPJob", "Conflict"),
-    ("delete", "Pod", "NotFound"),
-}
-
-# A conflict is so rare that some runs of the random sequences have none.
-CONFLICT = [
-    Request("create", "DDPJob", {"body": job() | {"metadata": {"name": "a"}}}),
-    Request("patch_status", "DDPJob", {"name": "a", "body": {"status": {"state": "Pending"}}}),
-    Request(
-        "patch_status",
-        "DDPJob",
-        {
-            "name": "a",
-            "body": {
-                "metadata": {"resourceVersion": {"$version": ["DDPJob", "a"], "first": True}},
-                "status": {"state": "Running"},
-            },
-        },
-    ),
-]
-
-# Few random requests are for this kind, although it has rules of its own.
-POLICIES = [
-    *(
-        Request("create", "NetworkPolicy", {"body": body | {"metadata": {"name": f"p{number}"}}})
-        for number, body in enumerate([*SOUND["NetworkPolicy"], *BODIES["NetworkPolicy"]])
-    ),
-    *(Request("patch", "NetworkPolicy", {"name": "p0", "body": body}) for body in PATCHES["NetworkPolicy"]),
-]
+Cluster = MemoryCluster | KubernetesCluster
 
 
-# The random requests have no such metadata, because each of these patches is a new version on a real API server.
-METADATA_IN_STATUS = [
-    CONFLICT[0],
-    *(
-        Request("patch_status", "DDPJob", {"name": "a", "body": {"metadata": meta, "status": {"attempt": attempt}}})
-        for attempt, meta in enumerate(
-            (
-                {"labels": {"a": "b"}},
-                {"labels": {"a b": "c"}},
-                {"annotations": {"note": "y"}, "finalizers": ["example.com/hold"]},
-                {"labels": None, "ownerReferences": None},
-                {"deletionGracePeriodSeconds": 7},
-            ),
-            start=1,
-        )
-    ),
-]
+@pytest.mark.parametrize("sequence", TABLE.values(), ids=TABLE.keys())
+def test_both_clusters_give_the_same_responses_to_the_table(contract: Contract, sequence: list[Request]) -> None:
+    contract.run(contract.comparison.run(sequence))
 
 
-@pytest.fixture(scope="module")
-def comparison(targets: Targets) -> Iterator[Comparison]:
-    comparison = Comparison(targets.memory, targets.real)
-    yield comparison
-    total = sum(comparison.outcomes.values())
-    print(f"\n{total} requests to each cluster, {comparison.collections} waits for the controllers")
-
-
-# kube-apiserver checks no CEL rule of an object without a name; the models check all rules.
-NAME_AND_RULE = [
-    Request(
-        "create",
-        "DDPJob",
-        {
-            "body": {
-                "apiVersion": "ddpjob.dev/v1alpha1",
-                "kind": "DDPJob",
-                "metadata": {"name": None},
-                "spec": {"image": "trainer:1", "nprocPerNode": 0},
-            }
-        },
-    )
-]
-
-
-@settings(
-    max_examples=SEQUENCES,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
-)
+@settings(max_examples=500 if ALL else 60, deadline=None, print_blob=True, suppress_health_check=[*HealthCheck])
 @given(sequence=sequences())
-@example(sequence=CONFLICT)
-@example(sequence=POLICIES)
-@example(sequence=NAME_AND_RULE)
-@example(sequence=METADATA_IN_STATUS)
-def test_both_clusters_give_the_same_responses_to_random_requests(
-    targets: Targets, comparison: Comparison, sequence: list[Request]
+def test_both_clusters_give_the_same_responses_to_random_requests(contract: Contract, sequence: list[Request]) -> None:
+    contract.run(contract.comparison.run(sequence))
+
+
+@pytest.fixture
+def clusters(contract: Contract) -> tuple[str, MemoryCluster, KubernetesCluster]:
+    """Return a namespace that both clusters have, and the clusters."""
+    memory = MemoryCluster(collects=False)
+    memory.create_namespace(namespace := contract.comparison.new_namespace())
+    return namespace, memory, contract.comparison.real
+
+
+def named(body: Json, name: str, **meta: object) -> Json:
+    return body | {"metadata": {"name": name} | meta}
+
+
+async def change_labels(cluster: Cluster, namespace: str) -> None:
+    """Make a Service match, change, no longer match, and delete it while it matches again."""
+    for colour in ("red", "blue", "blue", "red", "blue"):
+        labels = {"colour": colour}
+        try:
+            await cluster.patch(names.SERVICES, namespace, "s", {"metadata": {"labels": labels}})
+        except NotFound:
+            await cluster.create(names.SERVICES, namespace, named(service(), "s", labels=labels))
+        await cluster.patch(names.SERVICES, namespace, "s", {"spec": {"publishNotReadyAddresses": colour == "blue"}})
+    await cluster.delete(names.SERVICES, namespace, "s")
+
+
+def outline(event: Json) -> str:
+    obj = event["object"]
+    return json.dumps([event["type"], obj["metadata"]["labels"], obj["spec"].get("publishNotReadyAddresses")])
+
+
+def test_a_watch_with_a_selector_sends_the_same_events(
+    contract: Contract, clusters: tuple[str, MemoryCluster, KubernetesCluster]
 ) -> None:
-    targets.run(comparison.run(sequence))
+    namespace, memory, real = clusters
+    since = contract.run(list_all(real, names.SERVICES, namespace)).resource_version
+    watch = memory.watch(names.SERVICES, namespace, "colour=blue", resource_version=str(memory.store.version))
+    for cluster in (memory, real):
+        contract.run(change_labels(cluster, namespace))
+    path = f"/api/v1/namespaces/{namespace}/services?labelSelector=colour%3Dblue"
+    expected = [outline(event) for event in contract.plane.history(path, since)]
+    assert [outline(event) for event in watch.take()] == expected and len(expected) > 4
 
 
-@pytest.mark.soak
-def test_the_random_requests_got_every_kind_of_response(comparison: Comparison) -> None:
-    if comparison.equal < SEQUENCES:
-        pytest.skip("only means something after all random requests")
-    missing = EXPECTED - comparison.outcomes.keys()
-    assert not missing, f"never got {sorted(missing)}"
+def test_a_deleted_namespace_is_emptied_and_refuses_new_objects(
+    contract: Contract, clusters: tuple[str, MemoryCluster, KubernetesCluster]
+) -> None:
+    namespace, memory, real = clusters
+    held = named(pod(), "held", finalizers=["example.com/hold"])  # delays the others: pods are deleted first
+    bodies = (named(job(), "a"), named(pod(), "a"), held, named(service(), "a"), named(claim(), "a"))
+    kinds = (names.DDPJOBS, names.PODS, names.PODS, names.SERVICES, names.CLAIMS)
+    for cluster in (memory, real):
+        for kind, body in zip(kinds, bodies, strict=True):
+            contract.run(cluster.create(kind, namespace, body))
+    memory.delete_namespace(namespace)
+    contract.plane.request("DELETE", f"/api/v1/namespaces/{namespace}")
+    errors = []
+    for cluster in (memory, real):
+        with pytest.raises(NamespaceTerminating) as caught:
+            contract.run(cluster.create(names.PODS, namespace, named(pod(), "late")))
+        errors.append((str(caught.value), caught.value.code, caught.value.details))
+    assert errors[0] == errors[1]
+    sides = Side(memory, namespace), Side(real, namespace)
+    for release in (False, True):
+        for cluster in (memory, real) if release else ():
+            contract.run(cluster.patch(names.PODS, namespace, "held", {"metadata": {"finalizers": None}}))
+        memory.collect()
+        left = [obj["metadata"]["name"] for obj in contract.run(sides[0].objects())]
+        same = partial(lambda left: [o["metadata"]["name"] for o in contract.run(sides[1].objects())] == left, left)
+        eventually(f"only {left} is left", same)
+    assert not left
+
+
+def test_a_pod_is_bound_once_and_not_while_it_terminates(
+    contract: Contract, clusters: tuple[str, MemoryCluster, KubernetesCluster]
+) -> None:
+    namespace, memory, real = clusters
+    for cluster in (memory, real):
+        contract.run(cluster.create(names.PODS, namespace, named(pod(), "p")))
+
+    def bind(node: str) -> str:
+        body = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": node}}
+        try:
+            contract.plane.request("POST", f"/api/v1/namespaces/{namespace}/pods/p/binding", body)
+        except ApiError as error:
+            return str(error).removeprefix("HTTP 409: ")
+        return ""
+
+    def bind_in_memory(node: str) -> str:
+        try:
+            memory.server.bind(namespace, "p", node)
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+    for step in (1, 2, 3):
+        for cluster in (memory, real) if step == 3 else ():
+            contract.run(cluster.delete(names.PODS, namespace, "p"))
+        assert bind_in_memory(f"node-{step}") == bind(f"node-{step}")
+        bodies = [contract.run(cluster.get(names.PODS, namespace, "p")) for cluster in (memory, real)]
+        for body in bodies:
+            for condition in body["status"]["conditions"]:
+                assert condition.pop("lastTransitionTime")
+        assert bodies[0]["spec"] == bodies[1]["spec"]
+        assert bodies[0]["status"] == bodies[1]["status"]
+        assert bodies[0]["metadata"].get("generation") == bodies[1]["metadata"].get("generation")
