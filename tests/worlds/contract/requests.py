@@ -5,19 +5,18 @@ have placeholders: ``{"$uid": [kind, name]}`` and ``{"$version": [kind, name]}``
 cluster returned last (or first) for the object.
 """
 
+import random
 from dataclasses import dataclass
 from typing import Any
-
-from hypothesis import strategies as st
 
 from ddpjob.api.objects import Json
 from tests.api.test_quantities import QUANTITIES
 from tests.worlds.contract.bodies import BODIES, NAMESPACE, PATCHES, SOUND, STATUSES, UNUSED_UID, claim, event, job
 from tests.worlds.memory import RESOURCES
 
-KIND_WEIGHTS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["PersistentVolumeClaim"] * 2 + ["Service", "NetworkPolicy", "Event"]
+KINDS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["PersistentVolumeClaim"] * 2 + ["Service", "NetworkPolicy", "Event"]
+VERBS = ["create"] * 4 + ["patch"] * 3 + ["patch_status"] * 2 + ["delete"] * 2 + ["get", "list"]
 KINDS_BY_NAME = {kind.kind: kind for kind in RESOURCES}
-NAMES = ("a", "b")
 BAD_NAMES = ("A", "a.b", "1a", "a..b", "-a", "x" * 46, "x" * 64, "x" * 254, "é", "a_b", "")
 
 LABELS: tuple[Any, ...] = (
@@ -39,46 +38,11 @@ class Request:
         return f"{self.verb} {self.kind} {self.arguments}"
 
 
-def _uids(kind: str, name: str) -> st.SearchStrategy[Any]:
-    seen = {"$uid": [kind, name]}
-    return st.sampled_from([seen, seen, seen | {"first": True}, "not-a-uid", ""])
-
-
-def _versions(kind: str, name: str) -> st.SearchStrategy[Any]:
-    seen = {"$version": [kind, name]}
-    # A claim's first version is replaced without a request, see Side.object.
-    first = {"first": True} if kind != "PersistentVolumeClaim" else {}
-    return st.sampled_from([seen, seen, seen | first, "1", "", None])
-
-
-@st.composite
-def _references(draw: st.DrawFn) -> list[Json]:
-    """Owner references: to present, deleted and unknown objects, and invalid ones."""
-    found = []
-    for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
-        kind = draw(st.sampled_from(["DDPJob", "DDPJob", "DDPJob", "Pod", "Service"]))
-        name = draw(st.sampled_from(NAMES))
-        uid = draw(st.sampled_from([{"$uid": [kind, name]}, {"$uid": [kind, name]}, UNUSED_UID]))
-        reference: Json = {"apiVersion": KINDS_BY_NAME[kind].api_version, "kind": kind, "name": name, "uid": uid}
-        reference |= draw(
-            st.sampled_from([{}, {"controller": True, "blockOwnerDeletion": True}, {"controller": False}])
-        )
-        found.append(reference | draw(st.sampled_from([{}] * 8 + [{"uid": ""}, {"kind": "Unknown"}, {"foo": 1}])))
-    return found
-
-
-@st.composite
-def _metadata(draw: st.DrawFn, kind: str, name: str) -> Json:
-    meta: Json = {"name": name}
-    if draw(st.booleans()):
-        meta["labels"] = draw(st.sampled_from(LABELS[:4] * 8 + LABELS))
-    if draw(st.integers(0, 2)) == 0:
-        meta["ownerReferences"] = draw(_references())
-    oddities = st.sampled_from(_ODD_METADATA)
-    return meta | (draw(oddities) if draw(st.integers(0, 5)) == 0 else {})
-
-
+_OWNER: Json = {"apiVersion": "v1", "kind": "Pod", "name": "x0", "uid": UNUSED_UID}
 _ODD_METADATA: tuple[Json, ...] = (
+    *({"labels": labels} for labels in LABELS),
+    *({"ownerReferences": [_OWNER | odd]} for odd in ({"uid": ""}, {"kind": "Unknown"}, {"foo": 1})),
+    {"ownerReferences": [_OWNER | {"controller": True}, _OWNER | {"controller": True, "uid": "u"}]},
     {"annotations": {"note": "x", "empty": ""}},
     {"annotations": {"a note": "x"}},
     {"finalizers": ["example.com/hold"]},
@@ -115,79 +79,54 @@ _PATCHED_METADATA: tuple[Json, ...] = (
 )
 
 
-@st.composite
-def _create(draw: st.DrawFn, kind: str, name: str) -> Request:
-    body = draw(st.sampled_from(SOUND[kind] if draw(st.integers(0, 2)) else BODIES[kind]))
-    own = body.get("metadata", {})
-    meta = draw(_metadata(kind, name))
-    # Keep the operator's labels; the random metadata overrides the rest.
-    return Request("create", kind, {"body": body | {"metadata": own | meta}})
+def _owner(chance: random.Random) -> Json:
+    """Return a reference to a present, deleted or unknown object."""
+    kind, name = chance.choice(["DDPJob", "DDPJob", "DDPJob", "Pod", "Service"]), chance.choice("ab")
+    uid = chance.choice([{"$uid": [kind, name]}, {"$uid": [kind, name]}, UNUSED_UID])
+    reference: Json = {"apiVersion": KINDS_BY_NAME[kind].api_version, "kind": kind, "name": name, "uid": uid}
+    return reference | chance.choice([{}, {"controller": True, "blockOwnerDeletion": True}, {"controller": False}])
 
 
-@st.composite
-def _delete(draw: st.DrawFn, kind: str, name: str) -> Request:
-    arguments: Json = {"name": name}
-    if draw(st.booleans()):
-        arguments["uid"] = draw(_uids(kind, name))
-    if draw(st.booleans()):
-        arguments["grace_seconds"] = draw(st.sampled_from([0, 0, 1, 5, 60]))
-    return Request("delete", kind, arguments)
-
-
-_MANAGED = ("labels", "annotations", "finalizers", "ownerReferences", "deletionGracePeriodSeconds")
-_IGNORED_METADATA = tuple(meta for meta in _PATCHED_METADATA if not meta.keys() & set(_MANAGED))
-"""For the status of a DDPJob. A write to it ignores the other fields, but notes in managedFields who sent them. That is
-a new version, although nothing else changes."""
-
-
-@st.composite
-def _patch(draw: st.DrawFn, kind: str, name: str) -> Request:
-    of_status = draw(st.booleans())
-    patched = _IGNORED_METADATA if of_status and kind == "DDPJob" else _PATCHED_METADATA
-    body: Json = dict(draw(st.sampled_from([{"status": status} for status in STATUSES[kind]]))) if of_status else {}
-    if not of_status and draw(st.booleans()):
-        body = dict(draw(st.sampled_from(PATCHES[kind])))
-    meta: Json = dict(draw(st.sampled_from(patched)) if draw(st.integers(0, 3)) == 0 else {})
-    if not of_status and not body and not meta:
-        meta = dict(draw(st.sampled_from(patched)))
-    if draw(st.booleans()):
-        meta["resourceVersion"] = draw(_versions(kind, name))
-    if meta:
-        body["metadata"] = meta
-    return Request("patch_status" if of_status else "patch", kind, {"name": name, "body": body})
-
-
-Place = tuple[str, str]
-
-
-@st.composite
-def _request(draw: st.DrawFn, made: list[Place]) -> Request:
-    """One request, mostly for an object that an earlier one created."""
-    verb = draw(st.sampled_from(["create"] * 4 + ["patch"] * 5 + ["delete"] * 2 + ["get", "list"]))
-    kind, name = draw(st.sampled_from(KIND_WEIGHTS)), draw(st.sampled_from(NAMES))
-    if made and verb != "create" and draw(st.integers(0, 5)):
-        kind, name = draw(st.sampled_from(made))
+def _arguments(chance: random.Random, verb: str, kind: str, name: str) -> Json:
     match verb:
         case "create":
-            made.append((kind, name))
-            return draw(_create(kind, name))
-        case "patch":
-            return draw(_patch(kind, name))
+            body, owners = chance.choice(SOUND[kind]), [_owner(chance) for _ in range(chance.choice((1, 1, 2)))]
+            meta = body.get("metadata", {}) | {"name": name}
+            labels = {"labels": meta.get("labels", {}) | {"a": "b"}}
+            more = ({}, labels, {"finalizers": ["example.com/hold"]}, {"ownerReferences": owners})
+            return {"body": body | {"metadata": meta | chance.choice(more)}}
         case "delete":
-            return draw(_delete(kind, name))
+            seen: Json = {"$uid": [kind, name]}
+            uid = chance.choice([{}, {}, {"uid": seen}, {"uid": seen | {"first": True}}, {"uid": "not-a-uid"}])
+            return {"name": name} | uid | chance.choice([{}, {"grace_seconds": chance.choice((0, 0, 1, 5, 60))}])
         case "get":
-            return Request("get", kind, {"name": name})
-    return Request("list", kind, {"label_selector": draw(st.sampled_from(SELECTORS))})
+            return {"name": name}
+        case "list":
+            return {"label_selector": chance.choice(SELECTORS)}
+    metadata = [{"metadata": meta} for meta in _PATCHED_METADATA]
+    statuses = [{"status": status} for status in STATUSES[kind]]
+    body = chance.choice(statuses if verb == "patch_status" else PATCHES[kind] + metadata)
+    # A claim's first version is replaced without a request, see Side.object.
+    first = {"first": True} if kind != "PersistentVolumeClaim" else {}
+    seen = {"$version": [kind, name]}
+    version = chance.choice([{}, {}, *({"resourceVersion": named} for named in (seen, seen | first, "1", "", None))])
+    return {"name": name, "body": body | {"metadata": body.get("metadata", {}) | version}}
 
 
-@st.composite
-def sequences(draw: st.DrawFn) -> list[Request]:
-    """Three to twelve requests. The first creates an object, in half of the sequences a valid one."""
-    kind, name = draw(st.sampled_from(KIND_WEIGHTS)), draw(st.sampled_from(NAMES))
-    made = [(kind, name)]
-    valid = Request("create", kind, {"body": SOUND[kind][-1] | {"metadata": {"name": name}}})
-    first = valid if draw(st.booleans()) else draw(_create(kind, name))
-    return [first, *(draw(_request(made)) for _ in range(draw(st.integers(2, 11))))]
+def random_sequence(seed: int) -> list[Request]:
+    """Return four to twelve requests, most of them for an object that an earlier one created."""
+    chance = random.Random(seed)
+    kind = chance.choice(KINDS)
+    made = [(kind, "a")]
+    sequence = [Request("create", kind, {"body": SOUND[kind][-1] | {"metadata": {"name": "a"}}})]
+    for _ in range(chance.randint(3, 11)):
+        verb, place = chance.choice(VERBS), (chance.choice(KINDS), chance.choice("ab"))
+        if verb == "create":
+            made.append(place)
+        elif chance.random() < 0.8:
+            place = chance.choice(made)
+        sequence.append(Request(verb, place[0], _arguments(chance, verb, *place)))
+    return sequence
 
 
 def _creates(kind: str, bodies: list[Json]) -> list[Request]:

@@ -80,6 +80,8 @@ class Kind:
 
     def prepare_create(self, obj: Json) -> None:
         """Set what the API server decides about a new object: admission's defaults and the initial status."""
+        if self.has_generation:
+            obj["metadata"]["generation"] = 1
 
     def check_create(self, obj: Json) -> list[Cause]:
         """Return what is wrong with a new object."""
@@ -156,8 +158,8 @@ class Jobs(Kind):
         return obj
 
     def prepare_create(self, obj: Json) -> None:
+        super().prepare_create(obj)
         obj.pop("status", None)
-        obj["metadata"]["generation"] = 1
 
     def check_create(self, obj: Json) -> list[Cause]:
         return self._check_identity(obj) or self._with_rules(super().check_create(obj), obj, None)
@@ -212,8 +214,8 @@ class Pods(Kind):
         obj["status"] = _status_defaults(obj.get("status", {}))
 
     def prepare_create(self, obj: Json) -> None:
+        super().prepare_create(obj)
         spec: Json = obj["spec"]
-        obj["metadata"]["generation"] = 1
         obj["status"] = {"phase": "Pending", "qosClass": _qos_class(spec)}
         account = spec.get("serviceAccountName", "default")
         spec |= {"serviceAccountName": account, "serviceAccount": account}
@@ -288,9 +290,6 @@ class NetworkPolicies(Kind):
         if not spec.get("policyTypes"):
             spec["policyTypes"] = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
         obj["spec"] = spec
-
-    def prepare_create(self, obj: Json) -> None:
-        obj["metadata"]["generation"] = 1
 
 
 class Claims(Kind):
