@@ -130,12 +130,8 @@ class Jobs(Kind):
         self._valid: Json = {}
 
     def read_new(self, body: Json) -> Json:
-        if not body.get("kind"):
-            raise bad_request("the object provided is unrecognized (must be of type DDPJob): Object 'Kind' is missing")
-        version = body.get("apiVersion")
-        if version != self.resource.api_version:
-            message = f"the API version in the data ({version}) does not match the expected API version"
-            raise bad_request(f"{message} ({self.resource.api_version})")
+        if not body.get("kind") or body.get("apiVersion") != self.resource.api_version:
+            raise bad_request(f"the object must have a kind and the API version {self.resource.api_version}")
         return super().read_new(body)
 
     def read(self, body: Json, old: Json, findings: Findings) -> Json:
