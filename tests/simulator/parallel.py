@@ -39,8 +39,8 @@ def carry_out(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> Iterator[B
     yield from processes.map(_carry_out, batches)
 
 
-def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str]:
-    """Carry out all runs and return the failures; print the number of runs and their time."""
+def check_all(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> None:
+    """Carry out all runs, and print their number and time. Raises ``AssertionError`` if some fail."""
     began = time.monotonic()
     failures: list[str] = []
     cpu: dict[int, tuple[float, float]] = {}
@@ -50,7 +50,7 @@ def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str
         cpu[batch.process] = (first, batch.cpu_seconds)
     seconds = sum(last - first for first, last in cpu.values())
     print(f"\n{len(runs)} runs in {time.monotonic() - began:.1f} s, {seconds:.1f} s of CPU")
-    return failures
+    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
 
 
 def first_detection(mutant: Mutant) -> str | None:
