@@ -53,10 +53,6 @@ class History:
     def objects(self, resource: Resource, namespace: str) -> list[Json]:
         return [obj for (kind, _), obj in self._objects[namespace].items() if kind is resource]
 
-    def everywhere(self, resource: Resource) -> list[Json]:
-        """Return the objects of a kind in all namespaces."""
-        return [obj for namespace in list(self._objects) for obj in self.objects(resource, namespace)]
-
     async def until(self, namespace: str, what: Callable[[], str], probe: Callable[[], T | None]) -> T:
         """Return the first true value of ``probe``, which is called after each change in the namespace."""
         deadline = time.monotonic() + WAIT_SECONDS
