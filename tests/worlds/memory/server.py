@@ -196,9 +196,7 @@ class ApiServer:
     def _compare_place(self, namespace: str, name: str, meta: Json) -> None:
         """Raise ``Invalid`` if a patch changed the name or the namespace of the object."""
         if (given := meta.get("name")) != name:
-            raise api_errors.bad_request(
-                f"the name of the object ({given}) does not match the URL ({name})"
-            )
+            raise api_errors.bad_request(f"the name of the object ({given}) does not match the URL ({name})")
         if meta.setdefault("namespace", namespace) != namespace:
             raise api_errors.bad_request(_OTHER_NAMESPACE)
 
