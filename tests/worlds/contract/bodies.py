@@ -11,7 +11,7 @@ from tests.builders import SETTINGS, UID, a_job, ended, running
 
 OPERATOR_IN_CLUSTER = EngineSettings(pod_namespace="ddpjob-system", pod_labels={"app.kubernetes.io/name": "ddpjob"})
 NAMESPACE = "contract"
-"""Stands for the namespace of a sequence."""
+"""Requests contain it in place of the namespace of their sequence."""
 CLAIM_SPEC = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
 
 
