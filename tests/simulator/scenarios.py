@@ -348,6 +348,7 @@ async def _two_nodes_lost(sim: Simulation) -> None:
     for _ in range(2):
         if pods := await sim.running_attempt():
             attempt = sim.attempt()
+            await _see_step(sim)
             lost.append(pods[1])
             sim.kubelets.cut_off(pods[1])
             await sim.in_any_order(*_reports_of_peers(sim, pods, failed(77, cause="peer", at=now())))
@@ -497,13 +498,18 @@ async def _fails(
     """Node 1 fails, and the others lose their peer. logs: of node 1, and of each other node."""
     if pods := await sim.running_attempt():
         attempt = sim.attempt()
-        # A step that is only seen in the next attempt would be its progress, and set the restarts back.
-        await sim.until("the step is seen", lambda: "furthest" in sim.status() or sim.attempt() != attempt)
+        await _see_step(sim)
         if logs is not None:
             sim.kubelets.write_logs(pods, *logs)
         lost = peers or failed(77, cause="peer", at=now())
         await sim.in_any_order(partial(sim.kubelets.report, pods[1], failure), *_reports_of_peers(sim, pods, lost))
         await sim.next_attempt(attempt)
+
+
+async def _see_step(sim: Simulation) -> None:
+    """Wait until the step is seen. In the next attempt it would be its progress, and set the restarts back."""
+    attempt = sim.attempt()
+    await sim.until("the step is seen", lambda: "furthest" in sim.status() or sim.attempt() != attempt)
 
 
 def _reports_of_peers(sim: Simulation, pods: dict[int, Json], status: Json) -> list[Callable[[], None]]:
