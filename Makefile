@@ -96,7 +96,7 @@ $(LAYER_TARGETS): test-%: setup
 contract: export DDPJOB_TEST_FAULTS = all
 contract: setup  ## of test-apiserver, random requests to the in-memory cluster and a real one
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
-	$(PYTEST) tests/cluster/contract
+	$(PYTEST) tests/worlds/contract
 
 test-under-load: setup  ## the layer ddprun five times, with a busy loop on each core (UNDER_LOAD=ddprun)
 	$(PY) -m tests.layers --times 5 --busy $(UNDER_LOAD)
@@ -112,7 +112,7 @@ soak: export DDPJOB_TEST_FAULTS = all
 soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place and 1,000 forks for them, all faults at all writes, gangs on Kubernetes 1.36 and on coscheduling, a queue of Kueue, scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
-	$(PYTEST) tests/simulator tests/injection tests/cluster/contract tests/engine/test_ledger_of_jobs.py
+	$(PYTEST) tests/simulator tests/injection tests/worlds/contract tests/engine/test_ledger_of_jobs.py
 	$(PY) -m tests.kind prepare $(GANGS) helm
 	$(PYTEST) tests/gangs/soak_kubernetes.py tests/gangs/soak_coscheduling.py
 	$(PY) -m tests.kind prepare kueue
@@ -120,7 +120,7 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PY) -m tests.kind prepare kubectl kind lookup provisioner docker node-image helm images
 	$(PYTEST) tests/e2e/test_why.py tests/e2e/test_verbs.py
 	$(PY) -m tests.kind prepare all
-	$(PYTEST) -m soak tests --ignore tests/injection --ignore tests/cluster/contract --ignore tests/e2e/test_why.py
+	$(PYTEST) -m soak tests --ignore tests/injection --ignore tests/worlds/contract --ignore tests/e2e/test_why.py
 	$(PY) -m tests.compatibility prepare
 	$(PY) -m tests.compatibility run
 	$(PY) -m tests.ddprun.lives

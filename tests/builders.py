@@ -17,7 +17,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Delete, EngineSettings, Plan, Problem
 from ddpjob.engine.observed import Elder, Observed, Polled, Unknown, owned_pods
 from ddpjob.engine.plan import plan
-from tests.memory.server import merge_patch
+from tests.worlds.memory.server import merge_patch
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 SETTINGS = EngineSettings()

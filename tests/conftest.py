@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.controlplane import ControlPlane
-from tests.controlplane import control_plane as running_control_plane
 from tests.soak import leave_out
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.control_plane import control_plane as running_control_plane
 
 _numbers = itertools.count(1)
 

@@ -30,22 +30,6 @@ def _ref(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
     return faults(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, place)
 
 
-def _type(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
-    wanted = schema["type"]
-    if not isinstance(value, _TYPES[wanted]) or (isinstance(value, bool) and wanted != "boolean"):
-        yield f"{place}: {value!r} is no {wanted}"
-
-
-def _enum(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
-    if value not in schema["enum"]:
-        yield f"{place}: {value!r} is not one of {schema['enum']}"
-
-
-def _const(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
-    if value != schema["const"]:
-        yield f"{place}: {value!r} is not {schema['const']!r}"
-
-
 def _any_of(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
     if all(any(faults(value, option, root, place)) for option in schema["anyOf"]):
         yield f"{place}: {value!r} fits none of {len(schema['anyOf'])} schemas"
@@ -75,39 +59,42 @@ def _items(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
         yield from faults(item, schema["items"], root, f"{place}[{number}]")
 
 
-def _min_items(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
-    if len(value) < schema["minItems"]:
-        yield f"{place} has {len(value)} elements"
-
-
-def _limit(
-    keyword: str, kinds: type | tuple[type, ...], is_within: Callable[[Any, Any], bool]
+def _rule(
+    keyword: str, kinds: type | tuple[type, ...], holds: Callable[[Any, Any], bool]
 ) -> Callable[[Any, Json, Json, str], Iterator[str]]:
-    """Return the check of a limit, which is for values of these types alone."""
+    """Return the check of a keyword that is for values of these types alone."""
 
     def check(value: Any, schema: Json, root: Json, place: str) -> Iterator[str]:
-        if isinstance(value, kinds) and not is_within(value, schema[keyword]):
+        if isinstance(value, kinds) and not holds(value, schema[keyword]):
             yield f"{place}: {value!r} breaks {keyword} {schema[keyword]}"
 
     return check
 
 
+def _is_a(value: Any, wanted: str) -> bool:
+    return isinstance(value, _TYPES[wanted]) and (wanted == "boolean" or not isinstance(value, bool))
+
+
 _CHECKS: Mapping[str, Callable[[Any, Json, Json, str], Iterator[str]]] = {
     "$ref": _ref,
-    "type": _type,
-    "enum": _enum,
-    "const": _const,
     "anyOf": _any_of,
     "properties": _properties,
     "required": _required,
     "additionalProperties": _additional,
     "items": _items,
-    "minItems": _min_items,
-    "pattern": _limit("pattern", str, lambda value, pattern: re.search(pattern, value) is not None),
-    "minimum": _limit("minimum", (int, float), lambda value, least: value >= least),
-    "maximum": _limit("maximum", (int, float), lambda value, most: value <= most),
-    "minLength": _limit("minLength", str, lambda value, least: len(value) >= least),
-    "maxLength": _limit("maxLength", str, lambda value, most: len(value) <= most),
-    "maxItems": _limit("maxItems", list, lambda value, most: len(value) <= most),
-    "maxProperties": _limit("maxProperties", dict, lambda value, most: len(value) <= most),
+} | {
+    keyword: _rule(keyword, kinds, holds)
+    for keyword, kinds, holds in (
+        ("type", object, _is_a),
+        ("enum", object, lambda value, values: value in values),
+        ("const", object, lambda value, only: value == only),
+        ("pattern", str, lambda value, pattern: re.search(pattern, value) is not None),
+        ("minimum", (int, float), lambda value, least: value >= least),
+        ("maximum", (int, float), lambda value, most: value <= most),
+        ("minLength", str, lambda value, least: len(value) >= least),
+        ("maxLength", str, lambda value, most: len(value) <= most),
+        ("minItems", list, lambda value, least: len(value) >= least),
+        ("maxItems", list, lambda value, most: len(value) <= most),
+        ("maxProperties", dict, lambda value, most: len(value) <= most),
+    )
 }

@@ -10,9 +10,9 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition, is_true
-from tests.controlplane import ApiError, ControlPlane
-from tests.custom_resources import custom_resource
 from tests.processes import eventually
+from tests.worlds.control_plane import ApiError, ControlPlane
+from tests.worlds.custom_resources import custom_resource
 
 FLAVOR = "spot"
 CLASS = "urgent"

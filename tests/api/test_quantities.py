@@ -3,7 +3,7 @@
 import pytest
 
 from ddpjob.api.quantities import amount
-from tests.memory.quantities import canonical
+from tests.worlds.memory.quantities import canonical
 
 QUANTITIES = {
     **{"0": "0", "1": "1", "1000": "1k", "1500m": "1500m", "0.5": "500m", "1000m": "1", "1.5Gi": "1536Mi"},

@@ -7,7 +7,7 @@ import pytest
 
 from ddpjob.api import names
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS, OK, Bad, Edit
-from tests.controlplane import ApiError, ControlPlane
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 pytestmark = pytest.mark.apiserver
 Apply = Callable[[str, dict[str, Any]], str]

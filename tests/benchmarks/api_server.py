@@ -17,7 +17,7 @@ import orjson
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 NAMESPACE = "default"
 SECONDS = 120.0

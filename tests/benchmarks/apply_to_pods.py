@@ -31,8 +31,8 @@ from ddpjob.engine.desired import Job, desired_pods
 from tests.benchmarks.api_server import NAMESPACE, SECONDS, ApiServer, job_of
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import control_plane
 from tests.kind import prepare
+from tests.worlds.control_plane import control_plane
 
 CONNECTIONS = 64
 SETTLE_SECONDS = 1.0

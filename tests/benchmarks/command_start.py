@@ -17,7 +17,7 @@ from statistics import median
 
 from tests.benchmarks.report import describe_machine, in_turns, parser_of, print_table, table_of
 from tests.client.worlds import ClusterWorld
-from tests.controlplane import control_plane
+from tests.worlds.control_plane import control_plane
 
 PROGRAM = str(Path(sys.executable).with_name("ddpjob"))
 

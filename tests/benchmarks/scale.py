@@ -27,8 +27,8 @@ from tests.benchmarks.api_server import ApiServer, job_of
 from tests.benchmarks.kubelets import Kubelets
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import control_plane
 from tests.kind import prepare
+from tests.worlds.control_plane import control_plane
 
 CASES = ((1, 1000), (1, 4096), (1000, 1))
 SECONDS = 900.0

@@ -18,11 +18,11 @@ import yaml
 from ddpjob import DDPJob
 from ddpjob.api import names
 from tests.cli.program import ROOT, Done, Program, shell_job
-from tests.client.kubelet import Kubelet
 from tests.client.worlds import ClusterWorld
-from tests.controlplane import ApiError, ControlPlane
-from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
+from tests.worlds.control_plane import ApiError, ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.kubelet import Kubelet
 
 pytestmark = pytest.mark.apiserver
 ROLES = {

@@ -16,8 +16,8 @@ from ddpjob.client.volume import cluster as volume_cluster
 from ddpjob.client.volume.contents import Volume
 from ddpjob.client.volume.reader import output_of_folder
 from tests.cli.program import Program, shell_job, with_volume
-from tests.client.scripted_api import ScriptedApi
 from tests.plot.rows import write_run
+from tests.worlds.scripted_api import ScriptedApi
 
 # Killed after the save of step 4: restarted in place. In its second life it raises: a second attempt resumes.
 SCRIPT = """

@@ -10,7 +10,7 @@ import yaml
 
 from ddpjob import Client
 from tests.cli.program import Program, shell_job
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 TRAIN = """
 import sys

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.client.worlds import ClusterWorld
-from tests.controlplane import ControlPlane
-from tests.faults import FaultProxy
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import FaultProxy
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from ddpjob.api.objects import Json
 from ddpjob.cli.init import STARTER
 from ddpjob.client.jobfile import documents_of
 from ddpjob.local.admission import admit
-from tests.controlplane import ApiError, ControlPlane
 from tests.convert.test_jobs import EXPECTED, converted
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 pytestmark = pytest.mark.apiserver
 KINDS = {kind.kind: kind for kind in (names.DDPJOBS, names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, names.PODS)}

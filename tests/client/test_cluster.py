@@ -16,10 +16,10 @@ from ddpjob.api.backoff import Patience
 from ddpjob.client import cluster, connection
 from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError, WaitTimeoutError
 from tests.api.specs import CLAIM
-from tests.client.kubelet import Kubelet
 from tests.client.worlds import TIME, ClusterWorld
-from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.kubelet import Kubelet
 
 pytestmark = pytest.mark.apiserver
 

@@ -17,10 +17,10 @@ from ddpjob.api.times import timestamp
 from ddpjob.client import cluster_reader, cluster_snapshot
 from ddpjob.client.bundle.archive import Manifest
 from tests.builders import NOW, World, ended, failed, running
-from tests.client.kubelet import Kubelet
 from tests.client.worlds import READS_JOBS, ClusterWorld
 from tests.engine.test_plain_scripts import VALUE_ERROR, log
-from tests.faults import Fault, FaultProxy
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.kubelet import Kubelet
 
 pytestmark = pytest.mark.apiserver
 SECRET = "correct-horse-battery"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob import Client, DDPJob
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks" / "python.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", PAGE, re.DOTALL)

@@ -16,8 +16,8 @@ from ddpjob import Client
 from ddpjob.api.backoff import Patience
 from ddpjob.client import cluster_logs
 from ddpjob.errors import StoppedError, UnavailableError
-from tests.client.scripted_api import TIME, Answer, ScriptedApi
 from tests.processes import eventually
+from tests.worlds.scripted_api import TIME, Answer, ScriptedApi
 
 QUIET, PATIENCE = 0.2, 1.0
 

@@ -22,8 +22,8 @@ from ddpjob.client.volume.reader_pod import LABEL_READER_OF, hopeless, node_for,
 from ddpjob.engine.desired import Job
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 from tests.builders import a_job
-from tests.controlplane import ApiError, ControlPlane
 from tests.processes import die_with_parent, eventually
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 RBAC = Path(__file__).parents[2] / "manifests" / "rbac.yaml"
 CLAIM = "trained"

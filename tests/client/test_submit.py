@@ -19,8 +19,8 @@ from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, NotAllow
 from tests.client.test_workdir_files import grow
 from tests.client.test_workdir_job import PACKAGE, job
 from tests.client.worlds import ClusterWorld
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.apiserver
 ROLES = Path(__file__).parents[2] / "manifests" / "rbac.yaml"

@@ -10,7 +10,7 @@ from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.status import CONDITIONS
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 READS_JOBS = {"apiGroups": [names.GROUP], "resources": [names.DDPJOBS.plural], "verbs": ["get", "list"]}
 _numbers = itertools.count(1)

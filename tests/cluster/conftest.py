@@ -4,20 +4,17 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
-from tests.controlplane import ControlPlane
-from tests.faults import FaultProxy
+from tests.worlds.client import operators_client
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import FaultProxy
 
 
 @pytest.fixture
 async def cluster(control_plane: ControlPlane) -> AsyncIterator[KubernetesCluster]:
     """Return a client of the API server."""
-    connection = await Connection.open(str(control_plane.kubeconfig()))
-    client = KubernetesCluster(connection)
-    yield client
-    await client.close()
-    await connection.close()
+    async with operators_client(control_plane.kubeconfig()) as client:
+        yield client
 
 
 @pytest.fixture
@@ -30,8 +27,5 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
 @pytest.fixture
 async def through_proxy(control_plane: ControlPlane, proxy: FaultProxy) -> AsyncIterator[KubernetesCluster]:
     """Return a client through the proxy. Its requests time out after five seconds."""
-    connection = await Connection.open(str(control_plane.kubeconfig(server=proxy.server)))
-    client = KubernetesCluster(connection, timeout=5.0)
-    yield client
-    await client.close()
-    await connection.close()
+    async with operators_client(control_plane.kubeconfig(server=proxy.server), timeout=5.0) as client:
+        yield client

@@ -1,6 +1,5 @@
 """The clock of status times: that of the API server, whatever happens to the local one."""
 
-import json
 import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -18,7 +17,8 @@ from ddpjob_operator.cluster.clock import SLEW, ServerClock
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.controller.main import Operator
 from ddpjob_operator.controller.settings import Settings
-from tests.cluster.listing import list_all
+from tests.worlds.client import list_all
+from tests.worlds.kubeconfig import write_kubeconfig
 
 START = 1_800_000_000.0
 HOUR = 3600.0
@@ -192,14 +192,7 @@ async def test_operator_has_the_time_of_its_api_server(
     server_of_another_year: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "here",
-        "clusters": [{"name": "here", "cluster": {"server": server_of_another_year}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-        "users": [{"name": "me", "user": {"token": "secret"}}],
-    }  # fmt: skip
-    path = tmp_path / "config"
-    path.write_text(json.dumps(config))
+    path = write_kubeconfig(tmp_path / "config", server_of_another_year, {"token": "secret"})
     connection = await Connection.open(str(path))
     operator = Operator(Settings(), connection)
     for _ in range(2):  # the first response contradicts the local clock

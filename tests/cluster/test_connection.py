@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ import uvloop
 from ddpjob.api import names
 from ddpjob_operator.cluster.base import Unavailable
 from ddpjob_operator.cluster.connection import ConfigurationError, Connection
-from ddpjob_operator.cluster.kubernetes import KubernetesCluster
-from tests.cluster.listing import list_all
-from tests.controlplane import ControlPlane
 from tests.processes import free_port
+from tests.worlds.client import list_all, operators_client
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.kubeconfig import write_kubeconfig
 
 
 async def test_the_error_without_any_configuration_says_what_to_set(
@@ -40,8 +39,7 @@ async def test_the_error_names_a_broken_kubeconfig(tmp_path: Path) -> None:
 
 
 async def test_kubeconfig_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "config"
-    path.write_text(json.dumps(a_kubeconfig("https://192.0.2.1:6443", {"token": "secret"})))
+    path = write_kubeconfig(tmp_path / "config", "https://192.0.2.1:6443", {"token": "secret"})
     monkeypatch.setenv("KUBECONFIG", str(path))
     connection = await Connection.open()
     assert connection.server == "https://192.0.2.1:6443"
@@ -74,17 +72,13 @@ async def test_the_proxy_of_the_environment_is_used_unless_no_proxy_excludes_the
         monkeypatch.setenv(name, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, no_proxy)
-    path = tmp_path / "config"
     nowhere = f"127.0.0.1:{free_port()}"
-    path.write_text(json.dumps(a_kubeconfig(f"https://{nowhere}", {"token": "secret"})))
-    connection = await Connection.open(str(path))
-    client = KubernetesCluster(connection)
-    with pytest.raises(Unavailable):
-        await client.get(names.PODS, "default", "pod")
+    path = write_kubeconfig(tmp_path / "config", f"https://{nowhere}", {"token": "secret"})
+    async with operators_client(path) as client:
+        with pytest.raises(Unavailable):
+            await client.get(names.PODS, "default", "pod")
     assert bool(requests) is used
     assert all(line.startswith(f"CONNECT {nowhere}") for line in requests)
-    await client.close()
-    await connection.close()
     server.close()
 
 
@@ -94,15 +88,11 @@ async def test_a_token_replaced_on_disk_is_read_again_after_a_401(
 ) -> None:
     token = tmp_path / "token"
     token.write_text("expired")
-    path = tmp_path / "config"
-    user = {"tokenFile": str(token)}
-    path.write_text(json.dumps(a_kubeconfig(control_plane.server, user, str(control_plane.ca_file))))
-    connection = await Connection.open(str(path))
-    client = KubernetesCluster(connection)
-    token.write_text(control_plane.admin_token)
-    assert (await list_all(client, names.PODS, namespace)).items == ()
-    await client.close()
-    await connection.close()
+    ca_file, user = str(control_plane.ca_file), {"tokenFile": str(token)}
+    path = write_kubeconfig(tmp_path / "config", control_plane.server, user, ca_file=ca_file)
+    async with operators_client(path) as client:
+        token.write_text(control_plane.admin_token)
+        assert (await list_all(client, names.PODS, namespace)).items == ()
 
 
 def an_exec_kubeconfig(folder: Path, server: str, token: str, ca_file: str = "") -> Path:
@@ -112,9 +102,7 @@ def an_exec_kubeconfig(folder: Path, server: str, token: str, ca_file: str = "")
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps(kind | {'status': {'token': token}})}'\n")
     plugin.chmod(0o700)
     user = {"exec": {"apiVersion": kind["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}}
-    path = folder / "config"
-    path.write_text(json.dumps(a_kubeconfig(server, user, ca_file)))
-    return path
+    return write_kubeconfig(folder / "config", server, user, ca_file=ca_file)
 
 
 @pytest.mark.apiserver
@@ -122,11 +110,8 @@ async def test_credentials_of_an_exec_plugin_are_used(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     token, ca_file = control_plane.admin_token, str(control_plane.ca_file)
-    connection = await Connection.open(str(an_exec_kubeconfig(tmp_path, control_plane.server, token, ca_file)))
-    client = KubernetesCluster(connection)
-    assert (await list_all(client, names.PODS, namespace)).items == ()
-    await client.close()
-    await connection.close()
+    async with operators_client(an_exec_kubeconfig(tmp_path, control_plane.server, token, ca_file)) as client:
+        assert (await list_all(client, names.PODS, namespace)).items == ()
 
 
 def test_an_exec_plugin_runs_on_the_operators_event_loop(tmp_path: Path) -> None:
@@ -139,15 +124,3 @@ def test_an_exec_plugin_runs_on_the_operators_event_loop(tmp_path: Path) -> None
         return header
 
     assert uvloop.run(read()) == "Bearer secret"
-
-
-def a_kubeconfig(server: str, user: Mapping[str, object], ca_file: str = "") -> dict[str, object]:
-    cluster = {"server": server} | ({"certificate-authority": ca_file} if ca_file else {})
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "it", "cluster": cluster}],
-        "users": [{"name": "me", "user": user}],
-        "contexts": [{"name": "here", "context": {"cluster": "it", "user": "me"}}],
-    }

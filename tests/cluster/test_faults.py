@@ -8,12 +8,11 @@ from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob_operator.cluster.base import AlreadyExists, Conflict, TooManyRequests, Unavailable
-from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import RETRY_SECONDS, KubernetesCluster
-from tests.cluster.listing import list_all
 from tests.cluster.test_verbs import a_job, a_pod
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
+from tests.worlds.client import list_all, operators_client
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.apiserver
 
@@ -103,9 +102,6 @@ async def test_connections_are_limited(control_plane: ControlPlane, proxy: Fault
         connections.add(request.transport.get_extra_info("peername"))
 
     proxy.rule = count
-    connection = await Connection.open(str(control_plane.kubeconfig(server=proxy.server)))
-    client = KubernetesCluster(connection, max_connections=4)
-    await asyncio.gather(*(client.create(names.PODS, namespace, a_pod(f"pod-{n}")) for n in range(20)))
-    await client.close()
-    await connection.close()
+    async with operators_client(control_plane.kubeconfig(server=proxy.server), max_connections=4) as client:
+        await asyncio.gather(*(client.create(names.PODS, namespace, a_pod(f"pod-{n}")) for n in range(20)))
     assert 1 < len(connections) <= 4

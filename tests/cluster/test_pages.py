@@ -8,10 +8,10 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob_operator.cluster import kubernetes
-from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import JOBS_PAGE_SIZE, MAX_PAGE_BYTES, KubernetesCluster, decode
-from tests.cluster.memory_http import MemoryHttp
-from tests.memory import MemoryCluster
+from tests.worlds.client import operators_client
+from tests.worlds.memory import MemoryCluster
+from tests.worlds.memory.http import MemoryHttp
 
 CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
 NUMBER = 40
@@ -27,12 +27,8 @@ async def client(tmp_path: Path) -> AsyncIterator[KubernetesCluster]:
         meta = {"name": f"item-{number}", "annotations": {"a": "x" * 1000}}
         memory.server.create(names.DDPJOBS, "default", job | {"metadata": meta})
         memory.server.create(names.CLAIMS, "default", claim | {"metadata": meta})
-    async with MemoryHttp(memory) as http:
-        connection = await Connection.open(str(http.kubeconfig(tmp_path)))
-        client = KubernetesCluster(connection)
+    async with MemoryHttp(memory) as http, operators_client(http.kubeconfig(tmp_path)) as client:
         yield client
-        await client.close()
-        await connection.close()
 
 
 async def sizes(client: KubernetesCluster, resource: names.Resource) -> list[int]:

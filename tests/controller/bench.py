@@ -14,9 +14,9 @@ from ddpjob.api.objects import Json
 from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import SETTINGS, running
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

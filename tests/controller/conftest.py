@@ -6,9 +6,9 @@ import pytest
 
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
-from tests.faults import FaultProxy
 from tests.processes import tail
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import FaultProxy
 
 NEVER = 86_400
 """A sweep interval so long that only watch events can report changes."""

@@ -13,7 +13,7 @@ from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.reconcile import Reconciler
 from tests.builders import SETTINGS
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 
 def a_controller(

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ddpjob.api.objects import Json
 from tests.controller.injection_server import InjectionServer
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 PROXY: Json = {"name": "istio-proxy", "image": "proxy:1"}
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"

@@ -5,8 +5,8 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
 from tests.builders import ended, running
-from tests.controlplane import ApiError, ControlPlane
 from tests.processes import eventually
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 CORE = "/api/v1/namespaces"
 

@@ -10,10 +10,10 @@ from typing import Any, Self
 import yaml
 
 from ddpjob.api.objects import Json
-from tests.controlplane import ApiError, ControlPlane
 from tests.kind.toolchain import MODULES, source_of
 from tests.prepared import program
 from tests.processes import end, eventually, free_port, spawn, tail
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 NAMESPACE = "kueue-system"
 SERVICE = "kueue-webhook-service"

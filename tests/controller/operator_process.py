@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ddpjob_operator.controller.main import main
-from tests.controlplane import ControlPlane
 from tests.forks import FORKS, preload
 from tests.processes import die_with_parent, eventually, tail
+from tests.worlds.control_plane import ControlPlane
 
 READY_SECONDS = 60.0
 STOP_SECONDS = 30.0

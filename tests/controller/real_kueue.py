@@ -14,8 +14,8 @@ from ddpjob.api.times import timestamp
 from tests.controller.jobs import Jobs
 from tests.controller.kueue_manager import KueueManager
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ApiError, ControlPlane
 from tests.processes import eventually
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 API = "kueue.x-k8s.io/v1beta2"
 TEAM = "team-a"

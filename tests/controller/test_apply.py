@@ -12,8 +12,8 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import Sweeper
 from tests.api.specs import CLAIM
-from tests.cluster.faulty_cluster import Call, FaultyCluster
-from tests.memory.api_errors import invalid, required
+from tests.worlds.memory.api_errors import Cause, invalid
+from tests.worlds.memory.faulty import Call, FaultyCluster
 
 
 class Bench:
@@ -85,7 +85,7 @@ async def test_pod_of_another_job_is_a_conflict(bench: Bench) -> None:
 async def test_first_retry_after_a_refusal_creates_one_object(bench: Bench) -> None:
     def refuse(resource: names.Resource, obj: Json) -> None:
         if obj["metadata"]["name"] == "a":
-            raise invalid(resource, "a", [required("spec.containers[0].image")])
+            raise invalid(resource, "a", [Cause("spec.containers[0].image", "Required value")])
 
     bench.server.mutate = refuse
     (problem,) = (await bench.create(*map(bench.pod, "abcd"), cautious=True)).problems

@@ -13,8 +13,8 @@ from ddpjob.engine.actions import Note
 from ddpjob_operator.controller import logs
 from ddpjob_operator.controller.events import MAX_WAITING, EventSender
 from tests.builders import a_job
-from tests.memory import MemoryCluster
 from tests.processes import eventually_async
+from tests.worlds.memory import MemoryCluster
 
 
 class SlowNamespace(MemoryCluster):

@@ -7,9 +7,9 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
-from tests.custom_resources import pod_groups
 from tests.processes import eventually
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.custom_resources import pod_groups
 
 pytestmark = pytest.mark.apiserver
 

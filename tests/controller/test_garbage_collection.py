@@ -11,9 +11,9 @@ from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.watch_status import WatchStatus
 from ddpjob_operator.controller.watches import JobWatch
-from tests.cluster.memory_http import MemoryHttp
-from tests.memory import MemoryCluster
 from tests.processes import eventually_async
+from tests.worlds.memory import MemoryCluster
+from tests.worlds.memory.http import MemoryHttp
 
 KOPF_DEFAULT_SECONDS = 5.0
 """kopf's own idle_timeout of a worker."""

@@ -12,9 +12,9 @@ from ddpjob_operator.cluster.base import Forbidden, NotFound, TooManyRequests, U
 from ddpjob_operator.controller import cache as cache_module
 from ddpjob_operator.controller.cache import Cache
 from tests.builders import ended, running
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster, lost_answer
 
 JOBS = 200
 NAMESPACES = 20

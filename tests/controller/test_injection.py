@@ -11,8 +11,8 @@ from tests.controller.injection_server import KEY
 from tests.controller.injector import Injector
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
 from tests.processes import eventually
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
 INJECT = {"metadata": {"annotations": {KEY: "true"}}}

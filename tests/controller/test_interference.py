@@ -8,8 +8,8 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
 from ddpjob_operator.cluster.base import ClusterError, Conflict, Forbidden, Invalid, TooManyRequests, Unavailable
 from tests.builders import failed
-from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
+from tests.worlds.memory.faulty import Call, Fault
 
 
 @on_bench

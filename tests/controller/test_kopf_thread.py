@@ -16,9 +16,9 @@ from ddpjob_operator.controller import watches
 from ddpjob_operator.controller.cache import Cache, Key
 from ddpjob_operator.controller.watch_status import WatchStatus, liveness
 from ddpjob_operator.controller.watches import JobWatch
-from tests.cluster.memory_http import MemoryHttp
-from tests.memory import MemoryCluster
 from tests.processes import eventually_async
+from tests.worlds.memory import MemoryCluster
+from tests.worlds.memory.http import MemoryHttp
 
 JOB = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "spec": {"image": "trainer:1"}}
 ERROR = b'{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'

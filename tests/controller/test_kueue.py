@@ -11,10 +11,10 @@ from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from tests import queues
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy, a_third_fails
 from tests.processes import eventually
 from tests.queues import Queue
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy, a_third_fails
 
 pytestmark = pytest.mark.apiserver
 POOL = {"pool": queues.FLAVOR}

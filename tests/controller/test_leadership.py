@@ -13,9 +13,9 @@ from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller.leadership import LEASE_SECONDS, MAX_LEASE_SECONDS, Leadership
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
 from tests.processes import eventually, eventually_async
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.apiserver
 KILL_SECONDS = 15.0

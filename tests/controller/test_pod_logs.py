@@ -11,10 +11,10 @@ from ddpjob.engine.state import MAX_LOGS
 from ddpjob_operator.cluster.base import Forbidden, NotFound, TooManyRequests, Unavailable
 from ddpjob_operator.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, SECONDS, SLOW_SECONDS, PodLogs
 from tests.builders import ended
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.bench import Bench, on_bench
 from tests.controller.faketime import run
 from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
 
 KEY = names.Key("default", "mnist")
 POD = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": names.TRAINER_CONTAINER, "image": "i"}]}}

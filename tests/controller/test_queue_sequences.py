@@ -7,8 +7,8 @@ from ddpjob.api.objects import Json, condition
 from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
 from ddpjob_operator.controller.workqueue import MAX_DELAY
-from tests.cluster.faulty_cluster import Call, Fault
 from tests.controller.bench import Bench, on_bench
+from tests.worlds.memory.faulty import Call, Fault
 
 
 @on_bench

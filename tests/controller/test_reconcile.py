@@ -11,7 +11,7 @@ from ddpjob_operator.controller.main import main
 from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import a_job
 from tests.controller.controllers import a_controller
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 
 async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(

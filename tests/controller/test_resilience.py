@@ -6,9 +6,9 @@ from aiohttp import web
 from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.apiserver
 

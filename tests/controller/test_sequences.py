@@ -22,9 +22,9 @@ from ddpjob_operator.cluster.base import (
 from ddpjob_operator.controller.reconcile import RECORD_SECONDS
 from tests.api.specs import CLAIM
 from tests.builders import failed, running
-from tests.cluster.faulty_cluster import Call, Fault, lost_answer
 from tests.controller.bench import Bench, on_bench
-from tests.memory.api_errors import modified
+from tests.worlds.memory.api_errors import modified
+from tests.worlds.memory.faulty import Call, Fault, lost_answer
 
 FOREIGN: dict[Resource, Json] = {
     names.SERVICES: {"clusterIP": "None", "selector": {"of": "another"}},

@@ -15,7 +15,7 @@ from ddpjob_operator.controller.controller import FLUSH_SECONDS, GRACE_SECONDS
 from ddpjob_operator.controller.slots import Slots
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 SLOW_SECONDS = 10.0
 

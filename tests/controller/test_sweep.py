@@ -17,9 +17,9 @@ from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import MAX_START_SECONDS, Sweeper
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.faketime import run as run_in_simulated_time
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
 
 SPECS: Mapping[Resource, Json] = {
     names.PODS: {"containers": [{"name": "trainer", "image": "i"}]},

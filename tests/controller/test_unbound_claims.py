@@ -11,9 +11,9 @@ from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, condition
 from ddpjob_operator.cluster.base import Forbidden
 from ddpjob_operator.controller.unbound_claims import MAX_READERS, UnboundClaims
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.bench import Bench, on_bench
 from tests.controller.faketime import run
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
 
 UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 NO_NODE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": UNBOUND}

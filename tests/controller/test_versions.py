@@ -9,8 +9,8 @@ import yaml
 from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import CRD_FILE, ControlPlane
 from tests.processes import eventually
+from tests.worlds.control_plane import CRD_FILE, ControlPlane
 
 pytestmark = pytest.mark.apiserver
 

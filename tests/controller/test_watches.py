@@ -10,8 +10,8 @@ from ddpjob.api import names
 from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ApiError, ControlPlane, control_plane
 from tests.processes import eventually
+from tests.worlds.control_plane import ApiError, ControlPlane, control_plane
 
 pytestmark = pytest.mark.apiserver
 RBAC_FILE = Path(__file__).parents[2] / "manifests" / "rbac.yaml"

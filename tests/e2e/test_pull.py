@@ -17,10 +17,10 @@ from ddpjob.api.objects import Json
 from ddpjob.client.volume.contents import Pulled, PullProgress, VolumeContents
 from ddpjob.client.volume.reader_pod import LABEL_READER_OF
 from ddpjob.errors import NotAllowedError
-from tests.cutting_proxy import CuttingProxy
 from tests.e2e.jobs import shell_job
 from tests.e2e.trials import Trial, Trials
 from tests.e2e.users import cluster_of, kubeconfig_of
+from tests.worlds.cutting_proxy import CuttingProxy
 
 pytestmark = [pytest.mark.soak, pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 

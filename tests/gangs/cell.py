@@ -5,8 +5,8 @@ from typing import Any
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from tests.controller.jobs import CORE, Jobs
-from tests.controlplane import ControlPlane
-from tests.gangs.nodes import SLOT, Nodes
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.nodes import SLOT, Nodes
 
 _LABEL = "example.com/cell"
 

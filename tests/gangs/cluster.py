@@ -1,6 +1,6 @@
 """Control planes with a real scheduler: Kubernetes 1.36, which has PodGroups, and an older one with coscheduling.
 
-Their nodes have no machines (tests.gangs.nodes).
+Their nodes have no machines (tests.worlds.nodes).
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import yaml
 
 from ddpjob.api.objects import Json
-from tests.controlplane import ControlPlane
 from tests.kind.toolchain import MODULES, source_of
 from tests.processes import eventually, free_port, tail
+from tests.worlds.control_plane import ControlPlane
 
 GATES = ("GenericWorkload", "GangScheduling", "WorkloadAwarePreemption")
 COSCHEDULING = "scheduler-plugins-scheduler"
@@ -26,12 +26,6 @@ class WithScheduler(ControlPlane):
 
     def __init__(self, *, audit: bool = False) -> None:
         super().__init__(audit=audit, controller_manager=True)
-
-    def make_namespace(self, name: str) -> None:
-        """Create a namespace, and wait for what pods in it need."""
-        super().make_namespace(name)
-        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        eventually("the namespace has a service account", lambda: self._exists(account))
 
     def _start(self) -> None:
         super()._start()

@@ -8,8 +8,8 @@ from ddpjob.api import names
 from tests.controller.operator_process import OperatorProcess
 from tests.gangs.cell import Cell
 from tests.gangs.cluster import WithCoscheduling
-from tests.gangs.nodes import Nodes
 from tests.processes import eventually
+from tests.worlds.nodes import Nodes
 
 SECONDS = 300.0
 

@@ -12,12 +12,12 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
 from tests.controller.operator_process import OperatorProcess
-from tests.faults import Fault, FaultProxy
 from tests.gangs.cell import Cell
 from tests.gangs.cluster import GATES, Kubernetes136
-from tests.gangs.nodes import Nodes
 from tests.install.test_rights_suffice import check_rights
 from tests.processes import eventually
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.nodes import Nodes
 
 GROUPS = names.KUBERNETES_GROUPS[1]
 SECONDS = 240.0

@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ddpjob.api import names
-from ddpjob.api.objects import Json
-from tests.controller.operator_process import OperatorProcess
-from tests.injection.cluster import Cluster, path_of
-from tests.injection.faults import At
-from tests.injection.runs import NEVER, QUIET_SECONDS, Run
+from tests.injection.cluster import Cluster
+from tests.injection.runs import Run
 from tests.injection.stories import STORIES
-from tests.processes import eventually_async
+from tests.simulator.faults import At
 from tests.simulator.oracle import Outcome
 
 CONCURRENT_RUNS = 6 * (os.cpu_count() or 1)
 SETTLE_SECONDS = 60.0  # a request that the proxy holds may be carried out after the story ended
-COLLECT_SECONDS = 600.0
 BY_CREATES = ("attempt", "messages", "made")
 """Parts of the outcome that change after a refused create: the attempt is abandoned, and the next has a new number."""
 
@@ -113,41 +108,6 @@ class Campaign:
                 return True
             self.injected[case.fault.kind] += run.injected
             return run.injected > 0
-
-    async def check_rest(self) -> None:
-        """Start one operator for all namespaces of the finished runs. It must write nothing about their jobs."""
-        namespace = await self.cluster.new_namespace()
-        operator = OperatorProcess(
-            self.cluster.plane, "", server=self.cluster.proxy.server, name="at-rest", sweep_interval_seconds=NEVER
-        )
-        marker = Run(self.cluster, namespace, operators=0)
-        async with marker:
-            self.cluster.strays.clear()
-            operator.start(wait=False)
-            try:
-                await marker.create_job()
-                await marker.until(
-                    "the marker is handled", lambda: marker.status().get("nodes", {}).get("pending") == 2
-                )
-                await marker.quiet()
-                await asyncio.sleep(QUIET_SECONDS)
-            finally:
-                operator.kill()
-        self.failures += [f"written at rest: {write}" for write in self.cluster.strays]
-
-    async def check_collection(self) -> None:
-        """Delete all jobs while no operator runs. The garbage collector deletes what they owned, apart from claims."""
-        jobs = self._everywhere(names.DDPJOBS)
-        await asyncio.gather(*(self.cluster.request("DELETE", path_of(names.DDPJOBS, job)) for job in jobs))
-
-        def left() -> list[str]:
-            owned = [(r, obj) for r in (names.PODS, names.SERVICES) for obj in self._everywhere(r)]
-            return [path_of(r, obj) for r, obj in owned if obj["metadata"].get("ownerReferences")]
-
-        await eventually_async("all is collected", lambda: not left(), timeout=COLLECT_SECONDS)
-
-    def _everywhere(self, resource: names.Resource) -> list[Json]:
-        return self.cluster.history.everywhere(resource)
 
     def report(self) -> None:
         """Print the figures, and fail if a run differs."""

@@ -15,10 +15,10 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from tests.builders import ended, running
-from tests.controlplane import ControlPlane
-from tests.faults import Fault, FaultProxy
 from tests.injection.history import History
-from tests.memory.store import Change
+from tests.worlds.control_plane import ControlPlane
+from tests.worlds.fault_proxy import Fault, FaultProxy
+from tests.worlds.memory.store import Change
 
 STOP_SECONDS = 0.2
 """How long the trainers of a deleted pod take to stop."""
@@ -34,7 +34,7 @@ class Cluster:
     A pod that is bound and deleted stops after ``STOP_SECONDS``, but not before the operator has recorded that its
     attempt ends: a trainer takes longer to save a checkpoint than an operator to start again.
 
-    rules: by namespace, the rule of the requests of its operator. strays: writes in namespaces without a rule.
+    rules: by namespace, the rule of the requests of its operator.
     """
 
     def __init__(self, plane: ControlPlane, proxy: FaultProxy, session: aiohttp.ClientSession) -> None:
@@ -42,7 +42,6 @@ class Cluster:
         self.proxy = proxy
         self.history = History(session, self._on_change)
         self.rules: dict[str, Callable[[web.BaseRequest], Fault | None]] = {}
-        self.strays: list[str] = []
         self._session = session
         self._tasks: set[asyncio.Task[None]] = set()
         proxy.rule = self._fault
@@ -115,8 +114,6 @@ class Cluster:
 
     def _fault(self, request: web.BaseRequest) -> Fault | None:
         rule = self.rules.get(namespace_of(request.path))
-        if rule is None and request.method in WRITES:
-            self.strays.append(f"{request.method} {request.path}")
         return rule(request) if rule else None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.controlplane import ControlPlane, control_plane
+from tests.worlds.control_plane import ControlPlane, control_plane
 
 
 @pytest.fixture(scope="package")

@@ -1,8 +1,6 @@
 """The faults that the proxy injects at one write of an operator."""
 
-from typing import NamedTuple
-
-from tests.faults import Fault
+from tests.worlds.fault_proxy import Fault
 
 CRASHES = ("crash-before", "crash-after")
 ANSWERS = ("dropped", "lost", "throttled", "error", "errors", "slow")
@@ -33,13 +31,3 @@ FAULTS = {
     "watch-cut": Fault(forward=True),
     "watch-expired": Fault(forward=True),
 }
-
-
-class At(NamedTuple):
-    """A fault of the given kind at one write, counted from 1."""
-
-    kind: str
-    write: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}@{self.write}"

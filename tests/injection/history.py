@@ -12,7 +12,7 @@ import aiohttp
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from tests.memory.store import Change
+from tests.worlds.memory.store import Change
 
 T = TypeVar("T")
 RESOURCES = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)
@@ -52,10 +52,6 @@ class History:
 
     def objects(self, resource: Resource, namespace: str) -> list[Json]:
         return [obj for (kind, _), obj in self._objects[namespace].items() if kind is resource]
-
-    def everywhere(self, resource: Resource) -> list[Json]:
-        """Return the objects of a kind in all namespaces."""
-        return [obj for namespace in list(self._objects) for obj in self.objects(resource, namespace)]
 
     async def until(self, namespace: str, what: Callable[[], str], probe: Callable[[], T | None]) -> T:
         """Return the first true value of ``probe``, which is called after each change in the namespace."""

@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,19 +12,20 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.controller.operator_process import OperatorProcess
-from tests.faults import Fault
 from tests.injection.cluster import WRITES, Cluster, path_of
-from tests.injection.faults import CRASHES, ERRORS_IN_A_ROW, EXPIRED, FAULTS, At
-from tests.memory.store import Change
-from tests.simulator.oracle import Outcome, check_history, story_of
-from tests.simulator.simulation import KEY
+from tests.injection.faults import CRASHES, ERRORS_IN_A_ROW, EXPIRED, FAULTS
+from tests.simulator.faults import At
+from tests.simulator.oracle import Outcome, check_history, outcome_of
+from tests.simulator.simulation import KEY, JobView
+from tests.worlds.fault_proxy import Fault
+from tests.worlds.memory.store import Change
 
 T = TypeVar("T")
 QUIET_SECONDS = 1.0
 NEVER = 86_400
 
 
-class Run:
+class Run(JobView):
     """What the story of a job needs. Use as an async context manager, which starts and stops the operators.
 
     writes: method and path of the operators' writes in order. injected: how many times the fault was injected.
@@ -113,21 +113,6 @@ class Run:
     def job(self) -> Json | None:
         return self.cluster.history.get(names.DDPJOBS, self.namespace, KEY.name)
 
-    def status(self) -> Json:
-        return dict((self.job() or {}).get("status") or {})
-
-    def attempt(self) -> int:
-        return int(self.status().get("attempt") or 0)
-
-    def pods(self) -> dict[int, Json]:
-        """Return the pods of the recorded attempt that are not being deleted, by node_rank."""
-        found = {}
-        for pod in self.all_pods():
-            labels = pod["metadata"]["labels"]
-            if labels[names.LABEL_ATTEMPT] == str(self.attempt()) and "deletionTimestamp" not in pod["metadata"]:
-                found[int(labels[names.LABEL_NODE_RANK])] = pod
-        return found
-
     def all_pods(self) -> list[Json]:
         return self.cluster.history.objects(names.PODS, self.namespace)
 
@@ -189,13 +174,7 @@ class Run:
         check_history(changes, operators=len(self.operators))
         jobs = [change.obj for _, change in changes if change.resource is names.DDPJOBS]
         status = dict(jobs[-1].get("status") or {})
-        made = Counter(
-            f"{change.type} {_what(change)}"
-            for _, change in changes
-            if change.resource is not names.EVENTS and change.type != "MODIFIED"
-        )
-        messages = [failure.get("message") for failure in status.get("failures", ())]
-        whole = story_of(status, changes) | {"attempt": status.get("attempt"), "messages": messages, "made": made}
+        whole = outcome_of(status, changes, _name)
         uid = jobs[0]["metadata"]["uid"]
         prefix = names.pod_name(KEY.name, uid, 1, 0).removesuffix("-1-0")
         return dict(json.loads(json.dumps(whole).replace(prefix, KEY.name)))
@@ -219,7 +198,6 @@ class Run:
         return f"{self.namespace}, {self.fault or 'undisturbed'}, {len(self.operators)} operators"
 
 
-def _what(change: Change) -> str:
+def _name(change: Change) -> str:
     labels = change.obj["metadata"].get("labels") or {}
-    rank = f" {labels[names.LABEL_ATTEMPT]}-{labels[names.LABEL_NODE_RANK]}" if change.resource is names.PODS else ""
-    return f"{change.resource.kind}{rank}"
+    return f"{labels[names.LABEL_ATTEMPT]}-{labels[names.LABEL_NODE_RANK]}" if change.resource is names.PODS else ""

@@ -40,11 +40,6 @@ async def _rank_failure(run: Run) -> None:
     await _fails(run, failed(1, cause="own", at=datetime.now(UTC)))
 
 
-@_story("out-of-memory")
-async def _out_of_memory(run: Run) -> None:
-    await _fails(run, ended(137, reason="OOMKilled", at=datetime.now(UTC)))
-
-
 @_story("drain")
 async def _drain(run: Run) -> None:
     """A node is drained. Both pods get SIGTERM, save a checkpoint and stop before the next attempt starts."""

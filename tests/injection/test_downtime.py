@@ -13,11 +13,10 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from tests.controlplane import ControlPlane
-from tests.injection.campaign import Campaign
 from tests.injection.cluster import open_cluster, path_of
 from tests.injection.runs import Run
 from tests.injection.stories import succeed
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
 PAUSE_SECONDS = 4.0
@@ -26,10 +25,8 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 def in_a_run(plane: ControlPlane, test: Callable[[Run], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with open_cluster(plane) as cluster:
-            async with Run(cluster, await cluster.new_namespace()) as run:
-                await test(run)
-            await Campaign(cluster).check_collection()
+        async with open_cluster(plane) as cluster, Run(cluster, await cluster.new_namespace()) as run:
+            await test(run)
 
     asyncio.run(whole())
 

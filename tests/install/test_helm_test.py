@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddpjob_operator.controller.health import HealthServer
-from tests.controlplane import ControlPlane
 from tests.install.chart import CHART, NAMESPACE, Object, helm, of_kind, template
 from tests.prepared import program
+from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
 FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"

@@ -8,9 +8,9 @@ from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods, desired_policy
 from ddpjob_operator.controller.settings import ENV_PREFIX, parse
 from tests.builders import a_job
-from tests.controlplane import ControlPlane
 from tests.install.chart import NAMESPACE, of_kind, template
 from tests.network_policies import OUTSIDE, Network, Place
+from tests.worlds.control_plane import ControlPlane
 
 CHART_VALUES = {"networkPolicy.enabled": True, "networkPolicy.apiServerPorts": [8443]}
 JOB = a_job(networkPolicy="Isolated")

@@ -9,12 +9,12 @@ import yaml
 
 from ddpjob.api.model import descriptions
 from ddpjob.api.spec import DDPJobSpec
-from tests.controlplane import ApiError, ControlPlane
 from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, template
 from tests.install.test_examples import EXAMPLES, JOBS
 from tests.install.test_rights import OPERATOR
 from tests.prepared import program
 from tests.processes import eventually
+from tests.worlds.control_plane import ApiError, ControlPlane
 
 pytestmark = pytest.mark.apiserver
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ddpjobs.ddpjob.dev"

@@ -11,13 +11,13 @@ from ddpjob.api.objects import Json
 from tests import queues
 from tests.builders import ended, running
 from tests.controller.operator_process import OperatorProcess
-from tests.controlplane import ApiError, ControlPlane
-from tests.custom_resources import pod_groups
 from tests.install.chart import CHART, NAMESPACE, helm
 from tests.install.test_examples import EXAMPLES
 from tests.install.test_rights import GANG_GROUPS, OPERATOR, QUEUES, gang_rights
 from tests.prepared import program
 from tests.processes import eventually
+from tests.worlds.control_plane import ApiError, ControlPlane
+from tests.worlds.custom_resources import pod_groups
 
 pytestmark = pytest.mark.apiserver
 TEAM = "team-a"

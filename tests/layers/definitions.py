@@ -60,7 +60,8 @@ LAYERS = (
         (
             pytest_command("tests/controller", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.2),
             pytest_command(
-                *("tests/api", "tests/cli", "tests/client", "tests/cluster", "tests/install", "-m", "apiserver"),
+                *("tests/api", "tests/cli", "tests/client", "tests/cluster", "tests/install", "tests/worlds"),
+                *("-m", "apiserver"),
                 needs=("helm", *CONTROL_PLANE),
                 cores=0.2,
             ),
@@ -83,6 +84,7 @@ LAYERS = (
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
                 *("tests/benchmarks", "tests/compatibility", "tests/convert", "tests/mutants", "tests/plot"),
+                *("tests/worlds",),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
                 cores=0.8,
             ),

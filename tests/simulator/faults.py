@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddpjob_operator.cluster.base import AlreadyExists, Conflict, Forbidden, NotFound, TooManyRequests, Unavailable
-from tests.cluster.faulty_cluster import Call, Fault, lost_answer
+from tests.worlds.memory.faulty import Call, Fault, lost_answer
 
 CRASHES = ("crash-before", "crash-after")
 ERRORS = ("conflict", "throttled", "error", "timeout", "lost", "repeated", "late")

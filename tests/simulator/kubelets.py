@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
@@ -17,8 +17,8 @@ from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob_operator.cluster.base import ClusterError, Conflict, NotFound
 from tests.builders import ended, failed, running
-from tests.memory.server import ApiServer
-from tests.memory.store import Change
+from tests.worlds.memory.server import ApiServer
+from tests.worlds.memory.store import Change
 
 GRACE_SECONDS = 30.0
 """Longest time in which a kubelet stops a pod; the default of Kubernetes."""
@@ -29,7 +29,6 @@ UNSCHEDULABLE = {
     "message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
 }
 NO_NODE_FREE = UNSCHEDULABLE | {"message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."}
-_FROZEN_SECONDS = 0.5
 Sidecar = Literal["none", "ordinary", "native"]
 """What a webhook injects. An ordinary container runs on after the trainer. A native sidecar is an init container that
 ends with the pod; here it has been restarted and cannot start again, because its Secret is gone."""
@@ -55,7 +54,6 @@ class Kubelets:
     has_spares: whether a pod that must not run on its own node can run on another.
     skewed: the clocks of the nodes differ by ``SKEWS``.
     spoils_logs: the logs of some pods are late, and those of others stay empty.
-    frozen: while true, no pod starts or stops.
     """
 
     def __init__(
@@ -75,7 +73,6 @@ class Kubelets:
         self._now = now
         self._seed = seed
         self._eager = eager
-        self.frozen = False
         self.has_spares = True
         self.nodes: int | None = None
         """How many pods fit on the nodes; the scheduler places one by one, each as soon as it fits. None: all fit."""
@@ -92,24 +89,20 @@ class Kubelets:
         """Schedule what the nodes do about a change of a pod."""
         if change.resource is not names.PODS:
             return
-        if change.type == "DELETED" or change.obj["status"].get("phase") in ("Succeeded", "Failed"):
+        if change.type == "DELETED" or has_ended(change.obj):
             self.place_waiting()
         if change.type == "DELETED":
             return
         loop, chance = asyncio.get_running_loop(), self._chance(change.obj)
         is_new = change.before is None
         if self._eager and is_new and names.LABEL_JOB_UID in change.obj["metadata"].get("labels", {}):
-            loop.call_later(chance.uniform(0.0, 2.0), self._unless_frozen, self.start, change.obj)
+            loop.call_later(chance.uniform(0.0, 2.0), self.start, change.obj)
         was_deleted = change.before is not None and "deletionTimestamp" in change.before["metadata"]
         if "deletionTimestamp" in change.obj["metadata"] and not was_deleted:
-            loop.call_later(chance.uniform(0.1, 5.0), self._unless_frozen, self._stop, change.obj)
-        told = change.obj["spec"].get("activeDeadlineSeconds")
-        if (
-            told is not None
-            and change.before is not None
-            and change.before["spec"].get("activeDeadlineSeconds") != told
-        ):
-            loop.call_later(chance.uniform(0.1, 5.0), self._unless_frozen, self._end_sidecar, change.obj)
+            loop.call_later(chance.uniform(0.1, 5.0), self._stop, change.obj)
+        deadline = change.obj["spec"].get("activeDeadlineSeconds")
+        if deadline is not None and not is_new and change.before["spec"].get("activeDeadlineSeconds") != deadline:
+            loop.call_later(chance.uniform(0.1, 5.0), self._end_sidecar, change.obj)
 
     def _inject(self, resource: Resource, obj: Json) -> None:
         """Add a sidecar to a pod, as a mutating webhook does."""
@@ -138,8 +131,7 @@ class Kubelets:
                 self.report(pod, {"phase": "Pending", "conditions": [UNSCHEDULABLE]})
                 return
             node = node.replace("worker", "spare")
-        with contextlib.suppress(ClusterError):
-            self._server.bind(meta["namespace"], meta["name"], node)
+        self.place_on(node, pod)
         self.report(pod, running(podIP="192.0.2.1"))
 
     def place_waiting(self) -> None:
@@ -147,14 +139,29 @@ class Kubelets:
         waiting, self._unplaced = self._unplaced, {}
         for pod in waiting.values():
             delay = self._chance(pod).uniform(0.0, 2.0)
-            asyncio.get_running_loop().call_later(delay, self._unless_frozen, self.start, pod)
+            asyncio.get_running_loop().call_later(delay, self.start, pod)
 
     def _has_room(self) -> bool:
         if self.nodes is None:
             return True
         pods = self._server.store.all(names.PODS)
-        ended = ("Succeeded", "Failed")
-        return sum("nodeName" in pod["spec"] and pod["status"].get("phase") not in ended for pod in pods) < self.nodes
+        return sum("nodeName" in pod["spec"] and not has_ended(pod) for pod in pods) < self.nodes
+
+    def used_nodes(self) -> set[str | None]:
+        """Return the names of the nodes with a pod that has not ended, and None if such a pod waits for a node."""
+        return {pod["spec"].get("nodeName") for pod in self._server.store.all(names.PODS) if not has_ended(pod)}
+
+    def waiting_pods(self) -> list[Json]:
+        """Return the pods that have no node and are not being deleted."""
+        pods = self._server.store.all(names.PODS)
+        return [pod for pod in pods if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]]
+
+    def place_on(self, node: str, pod: Json) -> bool:
+        """Bind a pod as the scheduler, and return whether the API server accepts it."""
+        with contextlib.suppress(ClusterError):
+            self._server.bind(pod["metadata"]["namespace"], pod["metadata"]["name"], node)
+            return True
+        return False
 
     def write_logs(self, pods: Mapping[int, Json], culprit: str, peer: str) -> None:
         """Write the logs of an attempt's pods before their ends are reported or, if logs are spoiled, perhaps later."""
@@ -178,7 +185,7 @@ class Kubelets:
     def report(self, pod: Json, status: Json) -> None:
         """Write the status of a pod unless it is gone, or ended before."""
         known = self._known(pod)
-        if known is None or known["status"].get("phase") in ("Succeeded", "Failed"):
+        if known is None or has_ended(known):
             return
         self._write(known, self._beside_sidecar(known, self._by_clock_of_node(known, status)))
 
@@ -200,16 +207,15 @@ class Kubelets:
         if self._sidecar == "none" or states is None or "deletionTimestamp" in pod["metadata"]:
             return status
         if self._sidecar == "native":
-            ended = status.get("phase") in ("Succeeded", "Failed")
-            state = {"terminated": {"exitCode": 0, "reason": "Completed"}} if ended else NO_SECRET
+            ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+            state = ended if has_ended({"status": status}) else NO_SECRET
             return status | {"initContainerStatuses": [{"name": PROXY, "state": state}]}
         return status | {"phase": "Running", "containerStatuses": [*states, {"name": PROXY, "state": {"running": {}}}]}
 
     def _end_sidecar(self, pod: Json) -> None:
         """End all containers of a pod whose deadline has passed; the pod stays."""
         known = self._known(pod)
-        is_over = known is None or known["status"].get("phase") in ("Succeeded", "Failed")
-        if known is None or is_over or pod["metadata"]["uid"] in self.unreachable:
+        if known is None or has_ended(known) or pod["metadata"]["uid"] in self.unreachable:
             return
         states = [state for state in known["status"]["containerStatuses"] if state["name"] != PROXY]
         proxy = {"name": PROXY, "state": {"terminated": {"exitCode": 143, "reason": "Error"}}}
@@ -276,11 +282,10 @@ class Kubelets:
     def _chance(self, pod: Json) -> random.Random:
         return random.Random(f"{self._seed} {pod['metadata']['name']}")
 
-    def _unless_frozen(self, act: Any, pod: Json) -> None:
-        if self.frozen:
-            asyncio.get_running_loop().call_later(_FROZEN_SECONDS, self._unless_frozen, act, pod)
-        else:
-            act(pod)
+
+def has_ended(pod: Json) -> bool:
+    """Return whether no container of a pod runs or will run."""
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def avoided(pod: Json) -> set[str]:

@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
@@ -15,11 +15,11 @@ from ddpjob.api.status import ENDING, RUNNING, TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine import claims
 from ddpjob_operator.controller.pod_logs import RETRY_SECONDS, SECONDS
-from tests.memory.store import Change
 from tests.simulator.faults import HARMLESS_FOR_LOGS
 from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET
 from tests.simulator.scenarios import NOTICE_SECONDS
 from tests.simulator.simulation import KEY, START, LogRead, Simulation
+from tests.worlds.memory.store import Change
 
 Outcome = dict[str, Any]
 OF_LOGS = ("Error", "ValueError", "PeerLost")
@@ -73,17 +73,20 @@ def check_undisturbed(sim: Simulation, refused: int) -> None:
 
 def outcome(sim: Simulation) -> Outcome:
     """Return how the job ended, and how often each object was created and deleted; without times."""
-    status = sim.last_status
-    made: Counter[str] = Counter()
-    for _, change in sim.changes:
-        if change.resource is not names.EVENTS and change.type != "MODIFIED" and sim.is_of_job(change):
-            made[f"{change.type} {change.resource.kind} {change.obj['metadata']['name']}"] += 1
-    return story_of(status, sim.changes) | {
-        "attempt": status.get("attempt"),
-        "world": status.get("world"),
-        "messages": [failure.get("message") for failure in map(_without_timing, status.get("failures", ()))],
-        "made": made,
-    }
+    changes = [(time, change) for time, change in sim.changes if sim.is_of_job(change)]
+    found = outcome_of(sim.last_status, changes, lambda change: str(change.obj["metadata"]["name"]))
+    return found | {"world": sim.last_status.get("world")}
+
+
+def outcome_of(status: Json, changes: History, name: Callable[[Change], str]) -> Outcome:
+    """Return the outcome of a job with this last status. name: of an object, the same in each run."""
+    made = Counter(
+        f"{change.type} {change.resource.kind} {name(change)}"
+        for _, change in changes
+        if change.resource is not names.EVENTS and change.type != "MODIFIED"
+    )
+    messages = [failure.get("message") for failure in map(_without_timing, status.get("failures", ()))]
+    return story_of(status, changes) | {"attempt": status.get("attempt"), "messages": messages, "made": made}
 
 
 def story(sim: Simulation) -> Outcome:

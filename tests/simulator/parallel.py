@@ -19,13 +19,10 @@ _BATCH = 25
 
 @dataclass
 class Batch:
-    """The results of some runs.
-
-    counts: of runs, of those that were checked, of faults and starts of the operator, by how watch events arrived.
-    """
+    """The failures of some runs. counts: of runs, of those that were checked, of faults and starts of the operator."""
 
     failures: list[str] = field(default_factory=list)
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     process: int = 0
     cpu_seconds: float = 0.0
 
@@ -42,8 +39,8 @@ def carry_out(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> Iterator[B
     yield from processes.map(_carry_out, batches)
 
 
-def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str]:
-    """Carry out all runs and return the failures; print the number of runs and their time."""
+def check_all(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> None:
+    """Carry out all runs, and print their number and time. Raises ``AssertionError`` if some fail."""
     began = time.monotonic()
     failures: list[str] = []
     cpu: dict[int, tuple[float, float]] = {}
@@ -53,7 +50,7 @@ def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str
         cpu[batch.process] = (first, batch.cpu_seconds)
     seconds = sum(last - first for first, last in cpu.values())
     print(f"\n{len(runs)} runs in {time.monotonic() - began:.1f} s, {seconds:.1f} s of CPU")
-    return failures
+    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
 
 
 def first_detection(mutant: Mutant) -> str | None:
@@ -86,15 +83,14 @@ def _carry_out(runs: Sequence[Run]) -> Batch:
     batch = Batch(process=os.getpid())
     seed, calm_result = -1, None
     for run in runs:
-        counts = Counter(runs=1)
+        batch.counts["runs"] += 1
         try:
             if run.scenario == RANDOM and seed != run.seed:
                 calm_result = None
                 seed, calm_result = run.seed, calm(run)
             result = compare(run, calm_result)
             simulation = result.simulation
-            counts.update(faults=simulation.faults, starts=simulation.starts, checked=result.is_checked)
-            batch.counts.setdefault(simulation.watch, Counter()).update(counts)
+            batch.counts.update(faults=simulation.faults, starts=simulation.starts, checked=result.is_checked)
         except ViolationError as error:
             batch.failures.append(str(error))
         except Exception as error:

@@ -10,11 +10,10 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.scheduling.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE, RESIZE_SECONDS
-from ddpjob_operator.cluster.base import ClusterError
 from tests.builders import ended, running
-from tests.memory.store import Change
 from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets
 from tests.simulator.simulation import KEY, Simulation
+from tests.worlds.memory.store import Change
 
 SLACK_SECONDS = 60.0
 """By how much later than it decides the operator may write a decision, after faults."""
@@ -37,15 +36,8 @@ class Pool(Kubelets):
 
     def place(self) -> None:
         """Place the pods that wait, the oldest first."""
-        pods = list(self._server.store.all(names.PODS))
-        used = {
-            pod["spec"].get("nodeName") for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")
-        }
-        free = sorted(self.up - used)
-        waiting = [
-            pod for pod in pods if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
-        ]
-        for pod in sorted(waiting, key=lambda pod: int(pod["metadata"]["resourceVersion"])):
+        free = sorted(self.up - self.used_nodes())
+        for pod in sorted(self.waiting_pods(), key=lambda pod: int(pod["metadata"]["resourceVersion"])):
             if free:
                 self._bind(pod, free.pop(0))
             elif not pod["status"].get("conditions"):
@@ -63,13 +55,9 @@ class Pool(Kubelets):
         self.place()
 
     def _bind(self, pod: Json, node: str) -> None:
-        meta = pod["metadata"]
-        try:
-            self._server.bind(meta["namespace"], meta["name"], node)
-        except ClusterError:
-            return
-        is_probe = names.LABEL_PROBE in meta["labels"]
-        self.report(pod, ended(0, at=self._now()) if is_probe else running(podIP="192.0.2.1"))
+        if self.place_on(node, pod):
+            is_probe = names.LABEL_PROBE in pod["metadata"]["labels"]
+            self.report(pod, ended(0, at=self._now()) if is_probe else running(podIP="192.0.2.1"))
 
 
 def an_elastic_simulation(seed: int, choose: Any, **world: Any) -> Simulation:
@@ -109,8 +97,8 @@ def _runs_with(sim: Simulation, nodes: int) -> bool:
     return sim.is_running() and (sim.status().get("world") or {}).get("numNodes") == nodes
 
 
-def check_sizes(changes: Sequence[tuple[float, Change]]) -> dict[str, int]:
-    """Check the sizes of a job's attempts; return how often it became smaller, and larger.
+def check_sizes(changes: Sequence[tuple[float, Change]]) -> None:
+    """Check the sizes of a job's attempts.
 
     Never below minNodes or above numNodes; each pod is one of its attempt's nodes; a size is that of a whole
     attempt; at most one change in ten minutes for each reason, and none that costs a restart.
@@ -141,7 +129,6 @@ def check_sizes(changes: Sequence[tuple[float, Change]]) -> dict[str, int]:
             gap = second - first
             assert gap > RESIZE_SECONDS - SLACK_SECONDS, f"{verdict} twice in {gap:.0f} s"
     _check_each_change_has_a_reason(sizes, recorded)
-    return {verdict: len(times) for verdict, times in decided.items()}
 
 
 def _check_each_change_has_a_reason(sizes: dict[int, int], recorded: dict[int, str]) -> None:

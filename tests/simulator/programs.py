@@ -4,8 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, STOPPED, SUPERSEDED
 from ddpjob.api.objects import Json
@@ -59,29 +58,10 @@ class Program:
     bug_at: int | None = None
 
 
-class Nodes(Protocol):
-    """What a training needs of the nodes of its pods."""
-
-    def report(self, pod: Json, status: Json) -> None:
-        """Write the status of a pod."""
-
-    def is_away(self) -> bool:
-        """Return whether a shared dependency is away."""
-
-    def lifetime(self, pod: Json) -> float | None:
-        """Return after how many seconds a device of the pod's node fails, or None."""
-
-    def now(self) -> datetime:
-        """Return the time as a datetime."""
-
-    def has_news(self, training: "Training") -> None:
-        """Note that rank 0 shows another step."""
-
-
 class Training:
-    """One attempt of a program: its pods, from the start of their containers to their ends."""
+    """One attempt of a program: its pods, from the start of their containers to their ends. nodes: a ``Site``."""
 
-    def __init__(self, program: Program, volume: Volume, nodes: Nodes, *, job: str, attempt: int, size: int) -> None:
+    def __init__(self, program: Program, volume: Volume, nodes: Any, *, job: str, attempt: int, size: int) -> None:
         self.program, self.volume, self.job, self.attempt, self.size = program, volume, job, attempt, size
         self.pods: dict[int, Json] = {}
         self.ended: set[int] = set()

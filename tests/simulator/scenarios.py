@@ -7,13 +7,12 @@ from typing import Any, Literal
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.api.times import parse_time, seconds_between
 from tests.builders import ended, failed
-from tests.cluster.faulty_cluster import Call
 from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
-from tests.memory.store import Change
 from tests.simulator.kubelets import CULPRIT
 from tests.simulator.simulation import KEY, Simulation, now
+from tests.worlds.memory.faulty import Call
+from tests.worlds.memory.store import Change
 
 Script = Callable[[Simulation], Awaitable[None]]
 FATES: dict[str, Script] = {}
@@ -88,7 +87,7 @@ def _fate(
 async def succeed(sim: Simulation) -> None:
     """All nodes of an attempt succeed."""
     pods = await sim.running_attempt()
-    await sim.in_any_order(*(partial(_report, sim, pod, ended(0, at=now())) for pod in pods.values()))
+    await sim.in_any_order(*(partial(sim.kubelets.report, pod, ended(0, at=now())) for pod in pods.values()))
     await sim.until("the job is finished", sim.is_finished)
 
 
@@ -199,7 +198,7 @@ async def _suspension_beside_a_failure(sim: Simulation) -> None:
     if pods := await sim.running_attempt():
         attempt = sim.attempt()
         sim.on_call(partial(_records_attempt, attempt + 1), partial(sim.patch_job, suspend=True))
-        _report(sim, pods[1], failed(1, cause="own", at=now()))
+        sim.kubelets.report(pods[1], failed(1, cause="own", at=now()))
         await sim.until("the user has suspended the job", lambda: _is_to_suspend(sim) or sim.is_finished())
         if not sim.is_finished():
             await _resume(sim)
@@ -209,12 +208,12 @@ async def _suspension_beside_a_failure(sim: Simulation) -> None:
 async def _node_removed_after_success(sim: Simulation) -> None:
     """A node succeeds and is removed while another still trains."""
     if pods := await sim.running_attempt():
-        _report(sim, pods[0], ended(0, at=now()))
+        sim.kubelets.report(pods[0], ended(0, at=now()))
         await sim.until("the success is recorded", lambda: 0 in sim.status().get("succeededNodes", ()))
         sim.kubelets.remove(pods[0])
         await sim.pause(10.0)
         for node_rank in sorted(pods)[1:]:
-            _report(sim, pods[node_rank], ended(0, at=now()))
+            sim.kubelets.report(pods[node_rank], ended(0, at=now()))
         await sim.until("the job is finished", sim.is_finished)
 
 
@@ -341,17 +340,6 @@ async def _quota(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("startup-deadline-of-refused-pods", is_variant=True, startupDeadlineSeconds=120, compares="story")
-async def _startup_deadline_of_refused_pods(sim: Simulation) -> None:
-    """A quota allows one of two pods for longer than the deadline."""
-    sim.quota = 1
-    sim.create_job()
-    await sim.until("the job is finished", sim.is_finished)
-    status = sim.status()
-    took = seconds_between(status["startTime"], parse_time(status["completionTime"]))
-    assert took >= 115, "the job failed before the deadline"
-
-
 @_scenario("two-nodes-lost", is_variant=True, compares="story")
 async def _two_nodes_lost(sim: Simulation) -> None:
     """Two attempts lose a node each, and the control plane notices both losses after the second: none counts."""
@@ -360,6 +348,7 @@ async def _two_nodes_lost(sim: Simulation) -> None:
     for _ in range(2):
         if pods := await sim.running_attempt():
             attempt = sim.attempt()
+            await _see_step(sim)
             lost.append(pods[1])
             sim.kubelets.cut_off(pods[1])
             await sim.in_any_order(*_reports_of_peers(sim, pods, failed(77, cause="peer", at=now())))
@@ -393,51 +382,6 @@ async def _avoided_node_is_the_only_one(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("hang-after-success", is_variant=True, completionGraceSeconds=200)
-async def _hang_after_success(sim: Simulation) -> None:
-    """Node 0 succeeds, but node 1 runs on."""
-    sim.create_job()
-    pods = await sim.running_attempt()
-    attempt, began = sim.attempt(), now()
-    _report(sim, pods[0], ended(0, at=now()))
-    await sim.next_attempt(attempt)
-    assert (now() - began).total_seconds() >= 195, "the attempt ended before completionGraceSeconds had passed"
-    await succeed(sim)
-
-
-@_scenario("slow-end-of-a-node", is_variant=True, completionGraceSeconds=200)
-async def _slow_end_of_a_node(sim: Simulation) -> None:
-    """Node 1 succeeds some time after node 0, within completionGraceSeconds."""
-    sim.create_job()
-    pods = await sim.running_attempt()
-    _report(sim, pods[0], ended(0, at=now()))
-    await sim.pause(150.0)
-    _report(sim, pods[1], ended(0, at=now()))
-    await sim.until("the job is finished", sim.is_finished)
-
-
-@_scenario("success-of-node-zero", is_variant=True, successPolicy="NodeZero")
-async def _success_of_node_zero(sim: Simulation) -> None:
-    """Node 0 succeeds while node 1 runs: the job has succeeded, and node 1 is stopped."""
-    sim.create_job()
-    pods = await sim.running_attempt()
-    _report(sim, pods[0], ended(0, at=now()))
-    await sim.until("the job is finished and nothing runs", lambda: sim.is_finished() and not sim.active_pods())
-
-
-@_scenario("node-zero-is-the-last", is_variant=True, successPolicy="NodeZero", completionGraceSeconds=200)
-async def _node_zero_is_the_last(sim: Simulation) -> None:
-    """Node 1 fails once; then it succeeds, and node 0 long after it."""
-    sim.create_job()
-    await _rank_failure(sim)
-    pods = await sim.running_attempt()
-    _report(sim, pods[1], ended(0, at=now()))
-    await sim.pause(500.0)
-    assert not sim.is_finished()
-    _report(sim, pods[0], ended(0, at=now()))
-    await sim.until("the job is finished", sim.is_finished)
-
-
 _RULES = [
     {"onExitCodes": {"operator": "In", "values": [3]}, "action": "Fail"},
     {"onExitCodes": {"operator": "In", "values": [1]}, "action": "RestartIgnoreLimit"},
@@ -468,15 +412,6 @@ async def _retention_of_all_pods(sim: Simulation) -> None:
     await succeed(sim)
     await sim.pause(NOTICE_SECONDS)
     assert all(sim.store.get(names.PODS, KEY.namespace, name) for name in kept), "a pod to keep was deleted"
-
-
-@_scenario("retention-of-no-pods", is_variant=True, podRetention="None")
-async def _retention_of_no_pods(sim: Simulation) -> None:
-    """An attempt fails, the next one succeeds; no pod is kept."""
-    sim.create_job()
-    await _rank_failure(sim)
-    await succeed(sim)
-    await sim.until("no pod is left", lambda: not any(True for _ in sim.store.all(names.PODS)))
 
 
 @_scenario("isolated", is_variant=True, networkPolicy="Isolated")
@@ -520,18 +455,6 @@ async def _edited_service(sim: Simulation) -> None:
         await sim.until("the Service is restored", lambda: sim.is_finished() or _is_whole(sim, service))
 
 
-@_scenario("missing-secret", is_variant=True, world={"skewed": True})
-async def _missing_secret(sim: Simulation) -> None:
-    """A Secret never exists: the job fails when the operator has seen this for a minute."""
-    sim.create_job()
-    await sim.until("all pods exist", sim.is_complete)
-    began = now()
-    for pod in sim.pods().values():
-        sim.kubelets.refuse(pod, "CreateContainerConfigError")
-    await sim.until("the job is finished", sim.is_finished)
-    assert (now() - began).total_seconds() >= 59, "the job failed before a minute had passed"
-
-
 @_scenario("failing-creates", is_variant=True, compares="story", world={"create_errors": 0.5}, numNodes=8)
 async def _failing_creates(sim: Simulation) -> None:
     """For half a minute half of the creates fail, and each pod starts as soon as it exists."""
@@ -558,16 +481,6 @@ async def _ordinary_sidecars(sim: Simulation) -> None:
     assert failed_pod in kept and len(sim.pods()) == 2, "a pod to keep was deleted"
 
 
-@_scenario("native-sidecars", is_variant=True, world={"sidecar": "native"})
-async def _native_sidecars(sim: Simulation) -> None:
-    """A sidecar cannot start again because its Secret is gone; the training goes on."""
-    sim.create_job()
-    await sim.running_attempt()
-    await sim.pause(300.0)
-    assert sim.attempt() == 1 and sim.is_running()
-    await succeed(sim)
-
-
 def _ended_under_torchrun(rank: int) -> Json:
     """Return the status of a pod that ended now; the part of its log in it begins after the exception."""
     return ended(1, message=BLOCK.format(rank=rank, code=1), at=now())
@@ -585,17 +498,22 @@ async def _fails(
     """Node 1 fails, and the others lose their peer. logs: of node 1, and of each other node."""
     if pods := await sim.running_attempt():
         attempt = sim.attempt()
-        # A step that is only seen in the next attempt would be its progress, and set the restarts back.
-        await sim.until("the step is seen", lambda: "furthest" in sim.status() or sim.attempt() != attempt)
+        await _see_step(sim)
         if logs is not None:
             sim.kubelets.write_logs(pods, *logs)
         lost = peers or failed(77, cause="peer", at=now())
-        await sim.in_any_order(partial(_report, sim, pods[1], failure), *_reports_of_peers(sim, pods, lost))
+        await sim.in_any_order(partial(sim.kubelets.report, pods[1], failure), *_reports_of_peers(sim, pods, lost))
         await sim.next_attempt(attempt)
 
 
+async def _see_step(sim: Simulation) -> None:
+    """Wait until the step is seen. In the next attempt it would be its progress, and set the restarts back."""
+    attempt = sim.attempt()
+    await sim.until("the step is seen", lambda: "furthest" in sim.status() or sim.attempt() != attempt)
+
+
 def _reports_of_peers(sim: Simulation, pods: dict[int, Json], status: Json) -> list[Callable[[], None]]:
-    return [partial(_report, sim, pod, status) for node_rank, pod in sorted(pods.items()) if node_rank != 1]
+    return [partial(sim.kubelets.report, pod, status) for node_rank, pod in sorted(pods.items()) if node_rank != 1]
 
 
 async def _resume(sim: Simulation) -> None:
@@ -605,10 +523,6 @@ async def _resume(sim: Simulation) -> None:
     )
     if sim.job() is not None:
         sim.patch_job(suspend=False)
-
-
-def _report(sim: Simulation, pod: Json, status: Json) -> None:
-    sim.kubelets.report(pod, status)
 
 
 def _node_of(sim: Simulation, node_rank: int) -> str:

@@ -9,7 +9,7 @@ import itertools
 import math
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,12 +25,12 @@ from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.reconcile import Reconciler
 from tests.builders import SETTINGS
-from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve
-from tests.memory.store import Change
 from tests.simulator.faults import CRASHES, Choose, OperatorKilledError, fault
-from tests.simulator.kubelets import Kubelets, Sidecar
+from tests.simulator.kubelets import Kubelets, Sidecar, has_ended
 from tests.simulator.watches import Watches
+from tests.worlds.memory.faulty import Call, Fault, FaultyCluster
+from tests.worlds.memory.store import Change
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = Key("default", "life")
@@ -44,17 +44,6 @@ PATIENCE = 20_000.0
 """Maximum loop time of a run, in seconds."""
 POLL_SECONDS = 0.05
 STEPS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
-PAUSE_SECONDS = 100.0
-"""Longest time for which the nodes stay frozen after a fault during a pause."""
-CALM_SECONDS = 0.9
-"""Longer than the operator's delay after one error, and shorter than any wait that it plans."""
-RECONCILES_OF_A_RETRY = 3
-"""Reconciles that abandon an attempt, start the next one, and find that all its pods exist."""
-RECONCILES_OF_A_FAILED_CREATE = 2
-"""Reconciles that show in the status that a create failed, or a change of the Service: one delays this status, and one
-writes it. They come before the reconcile that sends the request again."""
-RECONCILES_OF_A_REPORT = 2
-"""Reconciles after a pod ended: one delays the status that shows it, and one writes it."""
 BEFORE_RESTORE = 10**6
 """Lowest version of an object before etcd is restored, so that versions go far back."""
 QUIET_SECONDS = 60.0
@@ -112,15 +101,12 @@ class LogRead(NamedTuple):
 class Reports:
     """The poller of one process of the operator, without requests: it reads what the simulated rank 0 of a job shows.
 
-    read: returns the answer of a job's rank 0 now. on_plan: called in each reconcile of ``KEY``, after its plan.
+    read: returns the answer of a job's rank 0 now.
     """
 
-    def __init__(
-        self, read: Callable[[Key], Polled | None], on_news: Callable[[Key], None], on_plan: Callable[[], None]
-    ) -> None:
+    def __init__(self, read: Callable[[Key], Polled | None], on_news: Callable[[Key], None]) -> None:
         self._read = read
         self._on_news = on_news
-        self._on_plan = on_plan
         self._targets: dict[Key, Any] = {}
         self._answers: dict[Key, tuple[float, Polled]] = {}
 
@@ -140,8 +126,6 @@ class Reports:
         return replace(answer, stalled_seconds=asyncio.get_running_loop().time() - since)
 
     def follow(self, key: Key, target: Any) -> None:
-        if key == KEY:
-            self._on_plan()
         is_new = target != self._targets.get(key)
         self._targets[key] = target
         if target is None:
@@ -157,7 +141,26 @@ class Reports:
         """Do nothing."""
 
 
-class Simulation:
+class JobView:
+    """What a story reads of its job: ``job`` returns it, and ``all_pods`` the pods of its namespace."""
+
+    def status(self) -> Json:
+        return dict((self.job() or {}).get("status") or {})
+
+    def attempt(self) -> int:
+        return int(self.status().get("attempt") or 0)
+
+    def pods(self) -> dict[int, Json]:
+        """Return the pods of the recorded attempt that are not being deleted, by node_rank."""
+        labels = [(pod, pod["metadata"].get("labels") or {}) for pod in self.all_pods()]
+        return {
+            int(of[names.LABEL_NODE_RANK]): pod
+            for pod, of in labels
+            if of.get(names.LABEL_ATTEMPT) == str(self.attempt()) and "deletionTimestamp" not in pod["metadata"]
+        }
+
+
+class Simulation(JobView):
     """The cluster, the operator's processes and the nodes of one run, and the actions of its script.
 
     choose: the fault of each request of the operator. watch: how watch events arrive. order: number of the permutation
@@ -166,7 +169,6 @@ class Simulation:
     sidecar: what a webhook injects into each pod. skewed: the clocks of the nodes differ.
     create_errors: share of the creates of pods that fail with an error of the API server.
     reads_logs: the operator reads the logs of failed pods. spoils_logs: some are late or stay empty.
-    freezes: after a fault, only the operator acts until it has nothing left to do; ``reconciles_needed`` counts.
     """
 
     def __init__(
@@ -179,7 +181,6 @@ class Simulation:
         order: int = 0,
         eager: bool = False,
         downtime: float = 0.0,
-        freezes: bool = False,
         operators: int = 1,
         sidecar: Sidecar = "none",
         skewed: bool = False,
@@ -206,12 +207,10 @@ class Simulation:
         self.changes: list[tuple[float, Change]] = []
         self.quota: int | None = None
         self.faults = 0
-        self.resizes: dict[str, int] = {}
-        self.reconciles_needed = 0
         self.late_creates: set[str] = set()
         self.log: list[str] = []
         self._choose, self.seed, self.watch, self._order = choose, seed, watch, order
-        self._eager, self._downtime, self._freezes = eager, downtime, freezes
+        self._eager, self._downtime = eager, downtime
         self._on_call: list[tuple[Callable[[Call], bool], Callable[[], None]]] = []
         self._on_store: list[tuple[Callable[[Change], bool], Callable[[], None]]] = []
         self._metrics = Metrics()
@@ -219,10 +218,6 @@ class Simulation:
         self._is_dead = self._is_started = False
         self._script: asyncio.Task[Any] | None = None
         self._revival: asyncio.Task[None] | None = None
-        self._plans: list[float] = []
-        self._abandoned = self._failed_creates = 0
-        self._fault_time = 0.0
-        self._plans_at_fault: int | None = None
         self._progress: Polled | None = None
         self.progress_of: Callable[[Key], Polled | None] = lambda key: self._progress if key == KEY else None
         self.patience = PATIENCE
@@ -278,14 +273,8 @@ class Simulation:
         asyncio.create_task(serving, name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
 
     def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
-        self._reports.append(Reports(self._read_progress, on_news, self._count_plan))
+        self._reports.append(Reports(self.progress_of, on_news))
         return self._reports[-1]
-
-    def _read_progress(self, key: Key) -> Polled | None:
-        return self.progress_of(key)
-
-    def _count_plan(self) -> None:
-        self._plans.append(asyncio.get_running_loop().time())
 
     async def _kill_tasks(self) -> None:
         """Cancel all tasks of the operator, so that it writes nothing any more."""
@@ -302,41 +291,6 @@ class Simulation:
         await self._kill_tasks()
         await asyncio.sleep(self._downtime)
         self._start_operator()
-
-    async def _attend(self) -> None:
-        """After a fault with ``freezes``, let the operator do everything that it can do by itself."""
-        if self._plans_at_fault is not None:
-            if self._is_dead and self._revival is not None:
-                await self._revival
-            await self._converge(self._plans_at_fault)
-
-    async def _converge(self, before: int) -> None:
-        """Wait until the operator pauses, and count its reconciles until its first pause after the fault."""
-        self._plans_at_fault, seen, last = None, -1, self._fault_time
-        while len(self._plans) != seen and not self._is_dead:
-            seen = len(self._plans)
-            await asyncio.sleep(CALM_SECONDS)
-        self.kubelets.frozen = False
-        needed = -RECONCILES_OF_A_RETRY * self._abandoned - RECONCILES_OF_A_FAILED_CREATE * self._failed_creates
-        for time in self._plans[before:]:
-            if time - last > CALM_SECONDS:
-                break
-            needed, last = needed + 1, time
-        needed -= RECONCILES_OF_A_REPORT * self._reports_between(self._fault_time, last)
-        needed -= sum(self._fault_time <= read.time <= last for read in self.log_reads)
-        self.reconciles_needed = max(self.reconciles_needed, needed)
-
-    def _reports_between(self, start: float, end: float) -> int:
-        """Return how many pods ended in this time: the operator plans for each, whatever the fault was."""
-        ended = ("Succeeded", "Failed")
-        return sum(
-            start <= time <= end
-            and change.resource is names.PODS
-            and change.type == "MODIFIED"
-            and change.obj["status"].get("phase") in ended
-            and ((change.before or {}).get("status") or {}).get("phase") not in ended
-            for time, change in self.changes
-        )
 
     def reconciles(self) -> float:
         """Return how many reconciles ended until now."""
@@ -365,12 +319,6 @@ class Simulation:
         self.faults += 1
         if kind in CRASHES:
             self._is_dead, self._revival = True, asyncio.create_task(self._revive())
-        if self._freezes:
-            self._plans_at_fault, self.kubelets.frozen = len(self._plans), True
-            self._fault_time = asyncio.get_running_loop().time()
-            self._abandoned = int(_refusals(self.job() or {}) > 0)
-            is_shown = call.verb == "create" or (call.verb == "patch" and call.resource is names.SERVICES)
-            self._failed_creates = int(is_shown and kind not in CRASHES)
         if kind == "late" and call.verb == "create":
             self.late_creates.add(call.name)
         return fault(kind, call)
@@ -391,7 +339,6 @@ class Simulation:
 
     def _on_change(self, change: Change) -> None:
         self.changes.append((asyncio.get_running_loop().time(), change))
-        self._abandoned += _refusals(change.obj) > _refusals(change.before or {})
         self.kubelets.on_change(change)
         for trigger in [trigger for trigger in self._on_store if trigger[0](change)]:
             self._on_store.remove(trigger)
@@ -402,7 +349,6 @@ class Simulation:
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Advance the time until ``holds``. Raises ``AssertionError`` after ``patience``."""
         for step in itertools.chain(STEPS, itertools.repeat(STEPS[-1])):
-            await self._attend()
             if holds():
                 return
             late = asyncio.get_running_loop().time() > self.patience
@@ -411,10 +357,7 @@ class Simulation:
 
     async def pause(self, seconds: float) -> None:
         """Advance the time."""
-        end = asyncio.get_running_loop().time() + seconds
-        while (left := end - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(min(left, PAUSE_SECONDS))
-            await self._attend()
+        await asyncio.sleep(seconds)
 
     async def running_attempt(self) -> dict[int, Json]:
         """Start the pods of an attempt once they exist; return them by node_rank when the job runs, {} at its end."""
@@ -499,21 +442,14 @@ class Simulation:
     def job(self, key: Key = KEY) -> Json | None:
         return self.store.get(names.DDPJOBS, *key)
 
-    def status(self) -> Json:
-        return dict((self.job() or {}).get("status") or {})
+    def all_pods(self) -> Iterator[Json]:
+        return self.store.all(names.PODS)
 
     @property
     def last_status(self) -> Json:
         """The job's status, or the last one before it was deleted."""
         jobs = (c.obj for _, c in reversed(self.changes) if c.resource is names.DDPJOBS and self.is_of_job(c))
         return dict(next(jobs).get("status") or {})
-
-    def attempt(self) -> int:
-        return int(self.status().get("attempt") or 0)
-
-    def verdict(self) -> str | None:
-        ending = (self.status().get("currentAttempt") or {}).get("ending") or {}
-        return ending.get("verdict")
 
     def is_finished(self) -> bool:
         return self.job() is None or self.status().get("state") in ("Succeeded", "Failed")
@@ -525,18 +461,9 @@ class Simulation:
         job = self.job()
         return job is not None and self.attempt() > 0 and len(self.pods()) == job["spec"]["numNodes"]
 
-    def pods(self) -> dict[int, Json]:
-        """Return the pods of the recorded attempt that are not being deleted, by node_rank."""
-        labels = [(pod, pod["metadata"].get("labels") or {}) for pod in self.store.all(names.PODS)]
-        return {
-            int(of[names.LABEL_NODE_RANK]): pod
-            for pod, of in labels
-            if of.get(names.LABEL_ATTEMPT) == str(self.attempt()) and "deletionTimestamp" not in pod["metadata"]
-        }
-
     def active_pods(self) -> list[Json]:
         """Return all pods that hold resources."""
-        return [pod for pod in self.store.all(names.PODS) if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+        return [pod for pod in self.store.all(names.PODS) if not has_ended(pod)]
 
     def is_of_job(self, change: Change) -> bool:
         """Return whether the change is not about the other job."""
@@ -546,8 +473,3 @@ class Simulation:
         """Return the objects that must not outlive the job; the claim contains the trained model and does."""
         kept = (names.EVENTS, names.CLAIMS, names.DDPJOBS)
         return [obj for resource, obj in self.store.everything() if resource not in kept]
-
-
-def _refusals(job: Json) -> int:
-    """Return how many attempts in a row were abandoned; 0 for other objects."""
-    return int(((job.get("status") or {}).get("currentAttempt") or {}).get("refusals") or 0)

@@ -19,13 +19,13 @@ from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json, element
 from ddpjob.api.report import training_report
 from ddpjob.engine.observed import Polled
-from ddpjob_operator.cluster.base import ClusterError, NotFound
+from ddpjob_operator.cluster.base import NotFound
 from tests.builders import ended, failed, running
-from tests.memory.store import Change
-from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets, avoided
+from tests.simulator.kubelets import UNSCHEDULABLE, Kubelets, avoided, has_ended
 from tests.simulator.programs import Program, Training
 from tests.simulator.simulation import Simulation
 from tests.simulator.volume import Volume
+from tests.worlds.memory.store import Change
 
 Defect = Literal["hook", "mount", "devices", "dying"]
 """What is wrong with a node.
@@ -89,26 +89,20 @@ class Site(Kubelets):
         """Schedule what the scheduler and the nodes do about a change of a pod."""
         if change.resource is not names.PODS:
             return
-        has_ended = change.obj["status"].get("phase") in ("Succeeded", "Failed")
-        if (change.type in ("ADDED", "DELETED") or has_ended) and not self._is_placing:
+        if (change.type in ("ADDED", "DELETED") or has_ended(change.obj)) and not self._is_placing:
             self._is_placing = True
-            asyncio.get_running_loop().call_later(self._luck.uniform(0.1, 1.0), self.place)
+            self._later(self._luck.uniform(0.1, 1.0), self.place)
         was_deleted = change.before is not None and "deletionTimestamp" in change.before["metadata"]
         if change.type == "MODIFIED" and "deletionTimestamp" in change.obj["metadata"] and not was_deleted:
             act = partial(self._on_node, change.obj, partial(self._terminate, change.obj))
-            asyncio.get_running_loop().call_later(self._luck.uniform(0.1, 1.0), act)
+            self._later(self._luck.uniform(0.1, 1.0), act)
 
     def place(self) -> None:
         """Place the pods that wait, those of the oldest job first, each on any free node that its affinity allows."""
         self._is_placing = False
-        pods = list(self._server.store.all(names.PODS))
-        over = ("Succeeded", "Failed")
-        used = {pod["spec"].get("nodeName") for pod in pods if pod["status"].get("phase") not in over}
+        used = self.used_nodes()
         free = [each for each in self.machines.values() if each.name not in used | {None} and _takes_pods(each)]
-        waiting = [
-            pod for pod in pods if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
-        ]
-        for pod in sorted(waiting, key=self._age):
+        for pod in sorted(self.waiting_pods(), key=self._age):
             fits = [machine for machine in free if machine.name not in avoided(pod)]
             if fits:
                 free.remove(chosen := self._luck.choice(fits))
@@ -129,13 +123,9 @@ class Site(Kubelets):
         return self._jobs.setdefault(job, len(self._jobs)), int(pod["metadata"]["resourceVersion"])
 
     def _bind(self, pod: Json, machine: Machine) -> None:
-        meta = pod["metadata"]
-        try:
-            self._server.bind(meta["namespace"], meta["name"], machine.name)
-        except ClusterError:
-            return
-        start = partial(self._on_node, pod, partial(self._start, pod, machine))
-        asyncio.get_running_loop().call_later(self._luck.uniform(1.0, 5.0), start)
+        if self.place_on(machine.name, pod):
+            start = partial(self._on_node, pod, partial(self._start, pod, machine))
+            self._later(self._luck.uniform(1.0, 5.0), start)
 
     def _start(self, pod: Json, machine: Machine) -> None:
         known = self._known(pod)
@@ -183,7 +173,7 @@ class Site(Kubelets):
         known = self._known(pod)
         if known is None:
             return
-        if known["status"].get("phase") in ("Succeeded", "Failed"):
+        if has_ended(known):
             self.remove(known)
             return
         training, grace = self.training_of(known), float(known["metadata"]["deletionGracePeriodSeconds"])
@@ -201,13 +191,13 @@ class Site(Kubelets):
         known = self._known(pod)
         if known is None:
             return
-        has_ended = status["phase"] in ("Succeeded", "Failed")
+        is_over = has_ended({"status": status})
         seen = {"Ready": _READY, "ContainersReady": _READY} if status["phase"] == "Running" else {}
-        seen |= {"Ready": _COMPLETED, "ContainersReady": _COMPLETED} if has_ended else {}
+        seen |= {"Ready": _COMPLETED, "ContainersReady": _COMPLETED} if is_over else {}
         kept = {each["type"]: each for each in known["status"].get("conditions", ())}
         conditions = kept | {name: condition | {"type": name} for name, condition in seen.items()}
         super().report(known, status | {"conditions": list(conditions.values())})
-        if "deletionTimestamp" in known["metadata"] and has_ended:
+        if "deletionTimestamp" in known["metadata"] and is_over:
             self._later(0.2, lambda: self.remove(known))
 
     def _on_node(self, pod: Json, act: Callable[[], None]) -> None:
@@ -235,9 +225,11 @@ class Site(Kubelets):
     # What trainings ask.
 
     def is_away(self) -> bool:
+        """Return whether a shared dependency is away."""
         return asyncio.get_running_loop().time() < self.away_until
 
     def lifetime(self, pod: Json) -> float | None:
+        """Return after how many seconds a device of the pod's node fails, or None."""
         known = self._known(pod)
         machine = self.machines.get(str((known or pod)["spec"].get("nodeName")))
         is_dying = machine is not None and machine.defect == "dying"
@@ -247,6 +239,7 @@ class Site(Kubelets):
         return self._now()
 
     def has_news(self, training: Training) -> None:
+        """Note that rank 0 shows another step."""
         meta = training.pods[0]["metadata"]
         self.on_news(Key(meta["namespace"], meta["labels"][names.LABEL_JOB_NAME]))
 
@@ -336,7 +329,7 @@ class Site(Kubelets):
     def pods_on(self, name: str) -> list[Json]:
         """Return the pods on a node that have not ended."""
         pods = [pod for pod in self._server.store.all(names.PODS) if pod["spec"].get("nodeName") == name]
-        return [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+        return [pod for pod in pods if not has_ended(pod)]
 
     def _mark(self, pod: Json, condition: Json) -> None:
         known = self._known(pod)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, seconds_since, timestamp
-from tests.memory.store import Change
 from tests.simulator.oracle import History
 from tests.simulator.programs import Program
 from tests.simulator.simulation import START
 from tests.simulator.site import Site
 from tests.simulator.volume import Access, Volume, Writer
+from tests.worlds.memory.store import Change
 
 STRAY_SECONDS = 60.0
 """For how long a pod may exist that the job cannot find again: a webhook took its labels or its owner."""

@@ -146,17 +146,6 @@ async def _dying_device(sim: Simulation, site: Site) -> None:
     assert losses <= MAX_LOSSES, f"{losses} attempts ended on the broken node"
 
 
-@_story("devices-lost-on-all-nodes", Program(steps=3000), nodes=4)
-async def _devices_lost(sim: Simulation, site: Site) -> None:
-    """Each node loses a device once, after some progress."""
-    sim.create_job()
-    for number in range(14):
-        await train(sim, site, 100.0)
-        if (node := node_of(sim, number % 2)) is not None:
-            site.crash(node)
-        await sim.pause(5.0)
-
-
 # A shared dependency is away. Each attempt fails within 20 s, with errors of connections and of I/O.
 
 
@@ -169,10 +158,7 @@ def _outage(name: str, program: Program, seconds: float) -> None:
         await sim.pause(seconds + 1.0)
 
 
-_outage("outage-of-1-minute", Program(), 60.0)
-_outage("outage-of-5-minutes-coarse-reports", Program(reports="coarse"), 300.0)
 _outage("outage-of-5-minutes-under-torchrun", Program(reports="none", notices=False), 300.0)
-_outage("outage-of-20-minutes", Program(), 1200.0)
 _outage("outage-of-20-minutes-under-torchrun", Program(reports="none"), 1200.0)
 
 
@@ -195,16 +181,6 @@ _story("slow-end-under-torchrun", HANGS)(_a_rank_crashes)
 _story("slow-end-with-a-fence", Program(startup_seconds=2.0, end_seconds=25.0, notices=False, fenced=True))(
     _a_rank_crashes
 )
-_story("end-later-than-the-grace", Program(end_seconds=100.0, notices=False))(_a_rank_crashes)
-
-
-@_story("drain-with-a-slow-end", LINGERS)
-async def _drain(sim: Simulation, site: Site) -> None:
-    sim.create_job()
-    await train(sim, site)
-    if (node := node_of(sim, 1)) is not None:
-        site.drain(node)
-    await sim.pause(60.0)
 
 
 @_story("many-drains", Program(steps=12_000, end_seconds=5.0))
@@ -249,7 +225,6 @@ async def _resumed(sim: Simulation, site: Site) -> None:
 
 # Foreign webhooks.
 
-_story("label-added-by-a-webhook")(_with_webhook("adds", 1e6, _a_rank_crashes))
 _story("labels-stripped-by-a-webhook", nodes=8)(_with_webhook("labels", 600.0, _trains_without_trouble))
 _story("owner-stripped-by-a-webhook", nodes=8)(_with_webhook("owner", 600.0, _trains_without_trouble))
 
@@ -257,75 +232,17 @@ _story("owner-stripped-by-a-webhook", nodes=8)(_with_webhook("owner", 600.0, _tr
 # Kubelets that are away, while their pods run on.
 
 
-def _flap(name: str, seconds: float, act: Callable[[Simulation, Site], None]) -> None:
-    @_story(name, LINGERS, **LONG_GRACE)
-    async def tell(sim: Simulation, site: Site) -> None:
-        sim.create_job()
-        await train(sim, site)
-        for node_rank in sim.pods():
-            if (node := node_of(sim, node_rank)) is not None:
-                site.flap(node, seconds)
-        await sim.pause(min(seconds, 50.0))
-        act(sim, site)
-        await sim.pause(seconds)
-        if (sim.job() or {"spec": {}})["spec"].get("suspend"):
-            sim.patch_job(suspend=False)
-
-
-def _restart(sim: Simulation, site: Site) -> None:
-    del site
+@_story("flap-longer-than-the-grace", LINGERS, **LONG_GRACE)
+async def _flap(sim: Simulation, site: Site) -> None:
+    """The user requests a restart while both kubelets are away."""
+    sim.create_job()
+    await train(sim, site)
+    for node_rank in sim.pods():
+        if (node := node_of(sim, node_rank)) is not None:
+            site.flap(node, 280.0)
+    await sim.pause(50.0)
     sim.patch_job(restartedAt="2026-03-01T12:30:00Z")
-
-
-def _suspend_and_resume(sim: Simulation, site: Site) -> None:
-    del site
-    sim.patch_job(suspend=True)
-    asyncio.get_running_loop().call_later(5.0, lambda: sim.patch_job(suspend=False))
-
-
-def _nothing(sim: Simulation, site: Site) -> None:
-    del sim, site
-
-
-_flap("flap-of-seconds", 15.0, _nothing)
-_flap("flap-of-a-minute", 60.0, _nothing)
-_flap("flap-of-minutes", 200.0, _nothing)
-_flap("flap-beside-a-requested-restart", 70.0, _restart)
-_flap("flap-beside-a-suspension", 70.0, _suspend_and_resume)
-_flap("flap-longer-than-the-grace", 280.0, _restart)
-
-
-@_story("flap-beside-the-drain-of-another-node", LINGERS, **LONG_GRACE)
-async def _flap_beside_a_drain(sim: Simulation, site: Site) -> None:
-    sim.create_job()
-    await train(sim, site)
-    first, second = node_of(sim, 0), node_of(sim, 1)
-    if first is not None and second is not None:
-        site.flap(first, 90.0)
-        await sim.pause(45.0)
-        site.drain(second)
-    await sim.pause(100.0)
-
-
-@_story("node-switched-off", SAVES)
-async def _switched_off(sim: Simulation, site: Site) -> None:
-    """A node loses its power; it is back after ten minutes."""
-    sim.create_job()
-    await train(sim, site)
-    if (node := node_of(sim, 1)) is not None:
-        site.switch_off(node, 600.0)
-    await sim.pause(700.0)
-
-
-@_story("containers-lost-by-the-runtime", Program(steps=3000))
-async def _lost_by_the_runtime(sim: Simulation, site: Site) -> None:
-    """The runtime restarts and loses its containers, on each day."""
-    sim.create_job()
-    for _ in range(5):
-        await train(sim, site, 150.0)
-        if (node := node_of(sim, 1)) is not None:
-            site.crash(node, ended(137, at=now(), reason="ContainerStatusUnknown"))
-        await sim.pause(5.0)
+    await sim.pause(280.0)
 
 
 @_story("pod-shown-as-pending")
@@ -346,30 +263,14 @@ async def _upload(sim: Simulation, site: Site) -> None:
     sim.create_job()
 
 
-@_story("memory-used-up-twice", Program(steps=3000))
-async def _memory(sim: Simulation, site: Site) -> None:
-    """A container exceeds its memory limit twice, with progress before each time."""
+@_story("secret-absent-for-20-minutes")
+async def _absent_secret(sim: Simulation, site: Site) -> None:
     sim.create_job()
-    for _ in range(2):
-        await train(sim, site)
-        if (node := node_of(sim, 1)) is not None:
-            site.crash(node, ended(137, at=now(), reason="OOMKilled"))
-        await sim.pause(5.0)
-
-
-def _absent_secret(name: str, seconds: float) -> None:
-    @_story(name)
-    async def tell(sim: Simulation, site: Site) -> None:
-        sim.create_job()
-        await train(sim, site)
-        site.no_secret_until = asyncio.get_running_loop().time() + seconds
-        if (node := node_of(sim, 1)) is not None:
-            site.drain(node)
-        await sim.pause(seconds)
-
-
-_absent_secret("secret-absent-for-two-minutes", 120.0)
-_absent_secret("secret-absent-for-20-minutes", 1200.0)
+    await train(sim, site)
+    site.no_secret_until = asyncio.get_running_loop().time() + 1200.0
+    if (node := node_of(sim, 1)) is not None:
+        site.drain(node)
+    await sim.pause(1200.0)
 
 
 @_story("avoided-node-while-old-pods-end", Program(end_seconds=60.0, notices=False, fenced=True), nodes=3, **LONG_GRACE)

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from tests.simulator.faults import CRASHES, ERRORS, KINDS, At
-from tests.simulator.parallel import failures_of
+from tests.simulator.parallel import check_all
 from tests.simulator.runs import Run, execute, undisturbed
 from tests.simulator.scenarios import SCENARIOS
 from tests.simulator.watches import MODES
@@ -28,7 +28,7 @@ MORE_WRITES = 4
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fault_at_any_write_leads_to_the_same_end(kind: str, processes: ProcessPoolExecutor) -> None:
-    _assert_none(failures_of(processes, [Run(name, (At(kind, write),)) for name, write in _writes_that_get(kind)]))
+    check_all(processes, [Run(name, (At(kind, write),)) for name, write in _writes_that_get(kind)])
 
 
 def _writes_that_get(kind: str) -> Iterator[tuple[str, int]]:
@@ -67,7 +67,7 @@ def test_two_crashes_at_any_writes_lead_to_the_same_end(scenario: str, processes
         Run(scenario, (At(CRASHES[first % 2], first), At(CRASHES[(first + second) % 2], second)))
         for first, second in pairs
     ]
-    _assert_none(failures_of(processes, runs))
+    check_all(processes, runs)
 
 
 def test_kill_of_the_operator_that_reads_logs_loses_no_cause(processes: ProcessPoolExecutor) -> None:
@@ -79,7 +79,7 @@ def test_kill_of_the_operator_that_reads_logs_loses_no_cause(processes: ProcessP
         for downtime in (0, 20)
         if ALL or downtime or write % len(CRASHES) == place
     ]
-    _assert_none(failures_of(processes, runs))
+    check_all(processes, runs)
 
 
 def test_late_watches_and_any_order_of_reports_lead_to_the_same_end(processes: ProcessPoolExecutor) -> None:
@@ -91,7 +91,7 @@ def test_late_watches_and_any_order_of_reports_lead_to_the_same_end(processes: P
         if ALL or (number + place) % (4 * ORDERS) == 4 * order
     ]
     runs += [Run(WITH_LOGS, watch=mode, order=place, logs=1) for place, mode in enumerate(MODES)]
-    _assert_none(failures_of(processes, runs))
+    check_all(processes, runs)
 
 
 def test_two_operators_at_once_lead_to_the_same_end(processes: ProcessPoolExecutor) -> None:
@@ -102,7 +102,7 @@ def test_two_operators_at_once_lead_to_the_same_end(processes: ProcessPoolExecut
         if ALL or order == number % len(TOGETHER)
     ]
     runs += [Run(WITH_LOGS, watch=mode, logs=1, operators=2) for mode in TOGETHER]
-    _assert_none(failures_of(processes, runs))
+    check_all(processes, runs)
 
 
 def test_same_run_has_the_same_writes() -> None:
@@ -115,7 +115,3 @@ def test_text_of_a_run_can_be_parsed() -> None:
     assert Run.parse(str(run).split()) == run
     run = Run("random", seed=3, variant=2, logs=1, downtime=20)
     assert Run.parse(str(run).split()) == run
-
-
-def _assert_none(failures: list[str]) -> None:
-    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])

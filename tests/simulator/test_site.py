@@ -11,7 +11,7 @@ import pytest
 from ddpjob.api import names
 from tests.simulator.faults import CRASHES, At
 from tests.simulator.oracle import History
-from tests.simulator.parallel import failures_of
+from tests.simulator.parallel import check_all
 from tests.simulator.runs import Run, compare, execute
 from tests.simulator.site import Site
 from tests.simulator.site_oracle import check_site
@@ -38,8 +38,7 @@ def test_the_same_holds_when_the_operator_is_killed(processes: ProcessPoolExecut
         for downtime in (0, 20)
         if ALL or (place + write + downtime) % 9 == 0
     ]
-    failures = failures_of(processes, runs)
-    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
+    check_all(processes, runs)
 
 
 def test_the_same_holds_with_late_watches_and_two_operators(processes: ProcessPoolExecutor) -> None:
@@ -49,13 +48,11 @@ def test_the_same_holds_with_late_watches_and_two_operators(processes: ProcessPo
         for number, mode in enumerate(MODES)
         if ALL or (place + number) % 16 == 0
     ]
-    failures = failures_of(processes, runs)
-    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
+    check_all(processes, runs)
 
 
 def test_random_stories_lose_no_job(processes: ProcessPoolExecutor) -> None:
-    failures = failures_of(processes, [Run(SITE, seed=seed) for seed in range(RUNS)])
-    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
+    check_all(processes, [Run(SITE, seed=seed) for seed in range(RUNS)])
 
 
 def test_volume_shows_which_save_came_after_a_newer_attempt() -> None:

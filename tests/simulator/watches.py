@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from tests.cluster.faulty_cluster import FaultyCluster
+from tests.worlds.memory.faulty import FaultyCluster
 
 LOSSLESS = ("prompt", "late", "late-jobs", "late-pods", "shuffled")
 MODES = (*LOSSLESS, "dropped", "interrupted", "restored")

@@ -24,12 +24,13 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.prepared import program
 from tests.processes import end, eventually, free_port, spawn, tail
+from tests.worlds.kubeconfig import write_kubeconfig
 
 ADMIN_TOKEN = "admin-of-a-throwaway-control-plane"
 SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544), used by no real network
 START_SECONDS = 240.0
 ISSUER = "https://kubernetes.default.svc"
-CRD_FILE = Path(__file__).parent.parent / "manifests" / "crd.yaml"
+CRD_FILE = Path(__file__).parents[2] / "manifests" / "crd.yaml"
 AUDIT_RULE: Json = {"level": "Metadata", "verbs": ["create", "update", "patch", "delete"]}
 
 
@@ -156,23 +157,13 @@ class ControlPlane:
         self, token: str = ADMIN_TOKEN, *, name: str = "admin", server: str = "", namespace: str = "default"
     ) -> Path:
         """Return a kubeconfig with ``token``. ``server`` may be a proxy in front of the API server."""
-        cluster: Json = {"server": server or self.server}
-        if cluster["server"].startswith("https"):
-            cluster["certificate-authority"] = str(self.ca_file)
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "local", "cluster": cluster}],
-            "users": [{"name": name, "user": {"token": token}}],
-            "contexts": [{"name": name, "context": {"cluster": "local", "user": name, "namespace": namespace}}],
-            "current-context": name,
-        }
-        path = self.folder / f"kubeconfig-{name}-{urllib.parse.quote(cluster['server'], safe='')}"
+        server = server or self.server
+        ca_file = str(self.ca_file) if server.startswith("https") else ""
+        path = self.folder / f"kubeconfig-{name}-{urllib.parse.quote(server, safe='')}"
         new = self.folder / "kubeconfig.new"
-        new.write_text(json.dumps(content))
+        write_kubeconfig(new, server, {"token": token}, ca_file=ca_file, name=name, namespace=namespace)
         new.chmod(0o600)
-        new.replace(path)  # atomic: an operator that starts may be reading it
-        return path
+        return new.replace(path)  # atomic: an operator that starts may be reading it
 
     def service_account(self, namespace: str, name: str) -> str:
         """Create a service account and return a token for it."""
@@ -204,8 +195,11 @@ class ControlPlane:
         eventually("the CRD is served", lambda: column in self._columns())
 
     def make_namespace(self, name: str) -> None:
-        """Create a namespace."""
+        """Create a namespace, and wait for what pods in it need."""
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        if self._with_controllers:
+            account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+            eventually("the namespace has a service account", lambda: self._exists(account))
 
     def writes(self) -> list[Json]:
         """Return the audit events of all writes so far, in the order of the answers."""

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from tests.memory.selectors import Matcher
-from tests.memory.store import Change, clone
+from tests.worlds.memory.selectors import Matcher
+from tests.worlds.memory.store import Change, clone
 
 WatchEvent = dict[str, Any]
 """``{"type": "ADDED" | "MODIFIED" | "DELETED", "object": {...}}``."""

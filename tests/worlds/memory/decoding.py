@@ -17,8 +17,8 @@ from ddpjob.api.model import WireModel
 from ddpjob.api.spec import field_path, message_of
 from ddpjob.api.status import Condition, DDPJobStatus, is_time
 from ddpjob.api.times import timestamp
-from tests.memory.api_errors import Cause, CauseReason, quoted
-from tests.memory.quantities import canonical
+from tests.worlds.memory.api_errors import Cause
+from tests.worlds.memory.quantities import canonical
 
 _INT64 = 2**63
 
@@ -35,13 +35,6 @@ _QUANTITIES = frozenset({"sizeLimit", "divisor"})
 _QUANTITY_MAPS = frozenset({"limits", "requests", "overhead", "capacity", "allocatedResources"})
 _MICRO_TIMES = frozenset({"eventTime", "lastObservedTime"})
 
-_REASONS: Final[Mapping[str, CauseReason]] = {
-    "missing": "FieldValueRequired",
-    "duplicate": "FieldValueDuplicate",
-    "literal_error": "FieldValueNotSupported",
-    "string_too_long": "FieldValueTooLong",
-    "too_long": "FieldValueTooMany",
-}
 _NOT_IN_STATUS_SCHEMA = frozenset({"extra_forbidden", "string_too_long", "string_too_short", "time_type", "too_long"})
 
 
@@ -77,12 +70,17 @@ def read_custom(model: type[WireModel], value: Any, path: str, findings: Finding
 
 
 def causes(model: type[WireModel], value: Any, path: str) -> list[Cause]:
-    """Return what the CRD refuses in a part of a DDPJob, with the API server's fields and reasons."""
+    """Return what the CRD refuses in a part of a DDPJob, with the API server's fields."""
     try:
         model.model_validate(value, by_alias=True, by_name=False)
     except ValidationError as error:
-        return [_cause(found, path) for found in _refused(model, error)]
+        return [Cause(_field_of(found, path), message_of(found)) for found in _refused(model, error)]
     return []
+
+
+def _field_of(error: ErrorDetails, path: str) -> str:
+    where = field_path(path, error["loc"])
+    return f"{where}.{error['ctx']['field']}" if error["type"] == "duplicate" else where
 
 
 def _refused(model: type[WireModel], error: ValidationError) -> list[ErrorDetails]:
@@ -154,16 +152,6 @@ def _with_defaults(parsed: Any, given: Any) -> Any:
 def _declared(model: type[WireModel]) -> Mapping[str, str]:
     """Return the name in Python of each of a model's fields, by its name in JSON."""
     return {str(info.alias): name for name, info in model.model_fields.items()}
-
-
-def _cause(error: ErrorDetails, path: str) -> Cause:
-    where, kind, value = field_path(path, error["loc"]), error["type"], error["input"]
-    if kind == "duplicate":
-        where += f".{error['ctx']['field']}"
-    is_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
-    reason = "FieldValueTypeInvalid" if is_type else _REASONS.get(kind, "FieldValueInvalid")
-    shown = f"Invalid value: {quoted(value)}: " if isinstance(value, str | int | float) else ""
-    return Cause(where, reason, shown + message_of(error))
 
 
 def _read_model(model: str, value: Any) -> Any:

@@ -1,13 +1,11 @@
 """The API server's errors: typed exceptions with the code, reason and causes of its Status object.
 
-The class, the code, ``details`` (name, group, kind, and field and reason of every cause) and the messages that name an
-object are those of kube-apiserver. The text of a single cause is our own.
+The class, the code, ``details`` (name, group, kind, and the field of every cause) and the messages that name an object
+are those of kube-apiserver. The text of a single cause is our own.
 """
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
@@ -22,47 +20,12 @@ from ddpjob_operator.cluster.base import (
     Unavailable,
 )
 
-CauseReason = Literal[
-    "FieldValueDuplicate",
-    "FieldValueForbidden",
-    "FieldValueInvalid",
-    "FieldValueNotFound",
-    "FieldValueNotSupported",
-    "FieldValueRequired",
-    "FieldValueTooLong",
-    "FieldValueTooMany",
-    "FieldValueTypeInvalid",
-]
 
-
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """One thing that is wrong with one field; ``field`` is a path such as ``spec.containers[0].name``."""
 
     field: str
-    reason: CauseReason
     message: str
-
-
-def required(field: str, message: str = "Required value") -> Cause:
-    return Cause(field, "FieldValueRequired", message)
-
-
-def invalid_value(field: str, value: object, message: str) -> Cause:
-    return Cause(field, "FieldValueInvalid", f"Invalid value: {quoted(value)}: {message}")
-
-
-def forbidden(field: str, message: str) -> Cause:
-    return Cause(field, "FieldValueForbidden", f"Forbidden: {message}")
-
-
-def duplicate(field: str, value: object) -> Cause:
-    return Cause(field, "FieldValueDuplicate", f"Duplicate value: {quoted(value)}")
-
-
-def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
-    values = ", ".join(quoted(each) for each in supported)
-    return Cause(field, "FieldValueNotSupported", f"Unsupported value: {quoted(value)}: supported values: {values}")
 
 
 def not_found(resource: Resource, name: str) -> NotFound:
@@ -131,8 +94,8 @@ def undecodable(resource: Resource, reason: str) -> Invalid:
 
 def invalid_patch(reason: str) -> Invalid:
     """Return the 422 for a patch whose result cannot be decoded. The API server then knows neither kind nor name."""
-    cause = {"reason": "FieldValueInvalid", "message": f"Invalid value: {reason}", "field": "patch"}
-    return Invalid(f' "" is invalid: patch: Invalid value: {reason}', code=422, details={"causes": [cause]})
+    cause = Cause("patch", f"Invalid value: {reason}")
+    return Invalid(f' "" is invalid: patch: Invalid value: {reason}', code=422, details={"causes": [cause._asdict()]})
 
 
 def invalid(resource: Resource, name: str, causes: Sequence[Cause], *, kind: str = "") -> Invalid:
@@ -140,7 +103,7 @@ def invalid(resource: Resource, name: str, causes: Sequence[Cause], *, kind: str
     what, details = _named(resource, name, kind or resource.kind)
     lines = [f"{cause.field}: {cause.message}" for cause in causes]
     text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
-    details["causes"] = [asdict(cause) for cause in causes]
+    details["causes"] = [cause._asdict() for cause in causes]
     return Invalid(f"{what} is invalid: {text}", code=422, details=details)
 
 
@@ -168,8 +131,3 @@ def _named(resource: Resource, name: str, kind: str | None = None) -> tuple[str,
     details = {"name": name, "group": group, "kind": kind}
     what = f'{kind}.{group} "{name}"' if group else f'{kind} "{name}"'
     return what, {key: value for key, value in details.items() if value}
-
-
-def quoted(value: object) -> str:
-    """Return a value as error texts show it: strings in double quotes, true and false as in YAML."""
-    return f'"{value}"' if isinstance(value, str) else json.dumps(value, default=str)

@@ -5,7 +5,7 @@ Defaults of pods: https://kubernetes.io/docs/reference/kubernetes-api/workload-r
 default tolerations, priority and service account are here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ddpjob.api import names
@@ -14,34 +14,17 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, forbidden_changes, is_job_name
 from ddpjob.api.status import DDPJobStatus
-from tests.memory import validation
-from tests.memory.api_errors import (
-    Cause,
-    bad_request,
-    forbidden,
-    invalid_patch,
-    invalid_value,
-    required,
-    undecodable,
-)
-from tests.memory.decoding import Findings, causes, read_core, read_custom
+from tests.worlds.memory import validation
+from tests.worlds.memory.api_errors import Cause, bad_request, invalid_patch, undecodable
+from tests.worlds.memory.decoding import Findings, causes, read_core, read_custom
 
 CLAIM_PROTECTION = "kubernetes.io/pvc-protection"
 
-_SUBDOMAIN_RULE = "a lowercase RFC 1123 subdomain must consist of lower case letters, digits, '-' and '.'"
 _DEFAULT_MODE = 0o644
 _NODE_LOSS_SECONDS = 300
 _NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _PROBE = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
 _STATUS_LISTS = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
-
-# The API server evaluates rules only for an object without these.
-_BLOCKING = frozenset(
-    {
-        *("FieldValueRequired", "FieldValueNotSupported", "FieldValueTypeInvalid"),
-        *("FieldValueTooLong", "FieldValueTooMany"),
-    }
-)
 
 
 class Kind:
@@ -56,7 +39,6 @@ class Kind:
     resource: Resource
     model: str
     is_name: Callable[[str], bool] = staticmethod(validation.is_dns_subdomain)
-    name_rule = _SUBDOMAIN_RULE
     is_core = True
     has_status = True
     has_generation = False
@@ -98,11 +80,12 @@ class Kind:
 
     def prepare_create(self, obj: Json) -> None:
         """Set what the API server decides about a new object: admission's defaults and the initial status."""
+        if self.has_generation:
+            obj["metadata"]["generation"] = 1
 
     def check_create(self, obj: Json) -> list[Cause]:
         """Return what is wrong with a new object."""
-        checks = validation.check_new_metadata(obj["metadata"], self.is_name, self.name_rule, is_core=self.is_core)
-        return list(checks)
+        return list(validation.check_new_metadata(obj["metadata"], self.is_name, is_core=self.is_core))
 
     def prepare_update(self, new: Json, old: Json) -> None:
         """Restore what a write to the main resource cannot change."""
@@ -147,12 +130,8 @@ class Jobs(Kind):
         self._valid: Json = {}
 
     def read_new(self, body: Json) -> Json:
-        if not body.get("kind"):
-            raise bad_request("the object provided is unrecognized (must be of type DDPJob): Object 'Kind' is missing")
-        version = body.get("apiVersion")
-        if version != self.resource.api_version:
-            message = f"the API version in the data ({version}) does not match the expected API version"
-            raise bad_request(f"{message} ({self.resource.api_version})")
+        if not body.get("kind") or body.get("apiVersion") != self.resource.api_version:
+            raise bad_request(f"the object must have a kind and the API version {self.resource.api_version}")
         return super().read_new(body)
 
     def read(self, body: Json, old: Json, findings: Findings) -> Json:
@@ -175,8 +154,8 @@ class Jobs(Kind):
         return obj
 
     def prepare_create(self, obj: Json) -> None:
+        super().prepare_create(obj)
         obj.pop("status", None)
-        obj["metadata"]["generation"] = 1
 
     def check_create(self, obj: Json) -> list[Cause]:
         return self._check_identity(obj) or self._with_rules(super().check_create(obj), obj, None)
@@ -201,22 +180,18 @@ class Jobs(Kind):
     def _check_identity(self, obj: Json) -> list[Cause]:
         """Check kind and version: a patch of a custom resource may contain others."""
         expected = {"kind": self.resource.kind, "apiVersion": self.resource.api_version}
-        return [
-            invalid_value(key, obj.get(key), f"must be {value}")
-            for key, value in expected.items()
-            if obj.get(key) != value
-        ]
+        return [Cause(key, f"must be {value}") for key, value in expected.items() if obj.get(key) != value]
 
     def _with_rules(self, found: list[Cause], new: Json, old: Json | None) -> list[Cause]:
         """Return ``found`` with what is wrong with the spec, its change and the job's name."""
-        found += self._check_part("spec", new["spec"]) if "spec" in new else [required("spec")]
-        if any(cause.reason in _BLOCKING for cause in found):
+        found += self._check_part("spec", new["spec"]) if "spec" in new else [Cause("spec", "required")]
+        if found:
             return found
         messages = forbidden_changes(old["spec"], new["spec"]) if old is not None else []
-        found += [Cause("spec", "FieldValueInvalid", message) for message in messages]
+        found += [Cause("spec", message) for message in messages]
         if not is_job_name(new["metadata"]["name"]):
             # A rule on the whole object, whose path is <nil>.
-            found.append(Cause("<nil>", "FieldValueInvalid", NAME_RULE.message))
+            found.append(Cause("<nil>", NAME_RULE.message))
         return found
 
     def _check_part(self, key: str, value: Any) -> list[Cause]:
@@ -235,8 +210,8 @@ class Pods(Kind):
         obj["status"] = _status_defaults(obj.get("status", {}))
 
     def prepare_create(self, obj: Json) -> None:
+        super().prepare_create(obj)
         spec: Json = obj["spec"]
-        obj["metadata"]["generation"] = 1
         obj["status"] = {"phase": "Pending", "qosClass": _qos_class(spec)}
         account = spec.get("serviceAccountName", "default")
         spec |= {"serviceAccountName": account, "serviceAccount": account}
@@ -253,8 +228,9 @@ class Pods(Kind):
     def prepare_status(self, new: Json, old: Json) -> None:
         super().prepare_status(new, old)
         restore(new["metadata"], old["metadata"], "deletionTimestamp")
-        if "qosClass" in old["status"]:
-            new["status"].setdefault("qosClass", old["status"]["qosClass"])
+        for key in ("qosClass", "observedGeneration"):
+            if key in old["status"]:
+                new["status"].setdefault(key, old["status"][key])
 
     def check_status(self, new: Json, old: Json) -> list[Cause]:
         return [*super().check_status(new, old), *validation.check_pod_status(new, old)]
@@ -272,15 +248,12 @@ class Services(Kind):
     resource = names.SERVICES
     model = "V1Service"
     is_name = staticmethod(validation.is_dns_1035_label)
-    name_rule = "a DNS-1035 label must consist of lower case letters, digits or '-', and start with a letter"
 
     def fill_in(self, obj: Json) -> None:
         spec: Json = {"type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster"}
         spec |= obj.get("spec", {})
         if "ports" in spec:
             spec["ports"] = [{"protocol": "TCP", "targetPort": port.get("port", 0)} | port for port in spec["ports"]]
-        if spec["sessionAffinity"] == "ClientIP":
-            spec.setdefault("sessionAffinityConfig", {"clientIP": {"timeoutSeconds": 10800}})
         obj["spec"] = spec
         obj["status"] = {"loadBalancer": {}} | obj.get("status", {})
 
@@ -289,20 +262,11 @@ class Services(Kind):
         obj["status"] = {"loadBalancer": {}}
         if "clusterIP" in spec:
             spec.setdefault("clusterIPs", [spec["clusterIP"]])
-        if spec.get("clusterIP") == "None":
-            # Without a selector the endpoints are made by hand, of either family.
-            both = not spec.get("selector")
-            spec.setdefault("ipFamilyPolicy", "RequireDualStack" if both else "SingleStack")
-            spec.setdefault("ipFamilies", ["IPv4", "IPv6"] if both else ["IPv4"])
+            spec.setdefault("ipFamilyPolicy", "SingleStack")
+            spec.setdefault("ipFamilies", ["IPv4"])
 
     def check_create(self, obj: Json) -> list[Cause]:
         return [*super().check_create(obj), *validation.check_service(obj["spec"])]
-
-    def check_update(self, new: Json, old: Json) -> list[Cause]:
-        found = [*super().check_update(new, old), *validation.check_service(new["spec"])]
-        if new["spec"].get("clusterIP") != old["spec"].get("clusterIP"):
-            found.append(invalid_value("spec.clusterIPs[0]", new["spec"].get("clusterIP"), "may not change once set"))
-        return found
 
 
 class NetworkPolicies(Kind):
@@ -322,15 +286,6 @@ class NetworkPolicies(Kind):
         if not spec.get("policyTypes"):
             spec["policyTypes"] = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
         obj["spec"] = spec
-
-    def prepare_create(self, obj: Json) -> None:
-        obj["metadata"]["generation"] = 1
-
-    def check_create(self, obj: Json) -> list[Cause]:
-        return [*super().check_create(obj), *validation.check_network_policy(obj["spec"])]
-
-    def check_update(self, new: Json, old: Json) -> list[Cause]:
-        return [*super().check_update(new, old), *validation.check_network_policy(new["spec"])]
 
 
 class Claims(Kind):
@@ -355,9 +310,7 @@ class Claims(Kind):
     def check_update(self, new: Json, old: Json) -> list[Cause]:
         found = super().check_update(new, old)
         if new["spec"] != old["spec"]:
-            found.append(
-                forbidden("spec", "spec is immutable after creation except resources.requests of bound claims")
-            )
+            found.append(Cause("spec", validation.IMMUTABLE))
         return found
 
 
@@ -368,7 +321,6 @@ class Events(Kind):
     is_core = False
     model = "CoreV1Event"
     is_name = staticmethod(validation.is_path_segment)
-    name_rule = "may not be '.' or '..' and not contain '/' or '%'"
     has_status = False
     returns_deleted = False
 
@@ -377,18 +329,6 @@ class Events(Kind):
         always |= {"involvedObject": {}, "reportingComponent": "", "reportingInstance": ""}
         for key, value in always.items():
             obj.setdefault(key, value)
-
-    def check_create(self, obj: Json) -> list[Cause]:
-        return [*self._check_namespace(obj)] or super().check_create(obj)
-
-    def check_update(self, new: Json, old: Json) -> list[Cause]:
-        return [*super().check_update(new, old), *self._check_namespace(new)]
-
-    def _check_namespace(self, obj: Json) -> Iterator[Cause]:
-        if obj["involvedObject"].get("namespace", "") != obj["metadata"]["namespace"]:
-            yield invalid_value(
-                "involvedObject.namespace", obj["involvedObject"].get("namespace", ""), "does not match namespace"
-            )
 
 
 def restore(new: Json, old: Json, key: str) -> None:
@@ -423,13 +363,13 @@ def _spec_defaults(spec: Json) -> Json:
         out |= {"serviceAccountName": account, "serviceAccount": account}
     for kind in ("initContainers", "containers"):
         if kind in spec:
-            out[kind] = [_container_defaults(container, spec) for container in spec[kind]]
+            out[kind] = [_container_defaults(container) for container in spec[kind]]
     if "volumes" in spec:
         out["volumes"] = [_volume_defaults(volume) for volume in spec["volumes"]]
     return out
 
 
-def _container_defaults(container: Json, spec: Json) -> Json:
+def _container_defaults(container: Json) -> Json:
     out: Json = {
         "resources": {},
         "terminationMessagePath": "/dev/termination-log",
@@ -438,7 +378,7 @@ def _container_defaults(container: Json, spec: Json) -> Json:
     } | container
     out["resources"] = _requests_from_limits(out["resources"])
     if "ports" in out:
-        out["ports"] = [_port_defaults(port, spec) for port in out["ports"]]
+        out["ports"] = [{"protocol": "TCP"} | port for port in out["ports"]]
     if "env" in out:
         out["env"] = [_env_defaults(variable) for variable in out["env"]]
     for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
@@ -462,13 +402,6 @@ def _requests_from_limits(resources: Json) -> Json:
     return resources | {"requests": limits | resources.get("requests", {})}
 
 
-def _port_defaults(port: Json, spec: Json) -> Json:
-    out = {"protocol": "TCP"} | port
-    if spec.get("hostNetwork") and "containerPort" in out:
-        out.setdefault("hostPort", out["containerPort"])
-    return out
-
-
 def _rule_defaults(rule: Json) -> Json:
     ports = [{"protocol": "TCP"} | port for port in rule.get("ports", ())]
     return rule | {"ports": ports} if ports else rule
@@ -478,8 +411,6 @@ def _env_defaults(variable: Json) -> Json:
     source = variable.get("valueFrom", {})
     if "fieldRef" in source:
         return variable | {"valueFrom": source | {"fieldRef": {"apiVersion": "v1"} | source["fieldRef"]}}
-    if "resourceFieldRef" in source:
-        return variable | {"valueFrom": source | {"resourceFieldRef": {"divisor": "0"} | source["resourceFieldRef"]}}
     return variable
 
 
@@ -490,8 +421,6 @@ def _volume_defaults(volume: Json) -> Json:
     for source in ("configMap", "secret", "downwardAPI", "projected"):
         if source in out:
             out[source] = {"defaultMode": _DEFAULT_MODE} | out[source]
-    if "hostPath" in out:
-        out["hostPath"] = {"type": ""} | out["hostPath"]
     return out
 
 

@@ -1,9 +1,9 @@
 """An in-memory API server: the ``Cluster`` of the operator's tests.
 
 It behaves like kube-apiserver with its garbage collector for the six kinds and the verbs that this project uses.
-``tests/cluster/contract`` sends the same random requests to both and compares the responses. It has one version
-counter, uids, optimistic concurrency, merge patches, the status subresource, generations, strict decoding, defaults,
-label and field selectors, watches with history and 410, preconditions, graceful deletion, finalizers, background
+``tests/worlds/contract`` sends the same requests to both and compares the responses. It has one version counter, uids,
+optimistic concurrency, merge patches, the status subresource, generations, strict decoding, defaults, the selectors of
+this project, watches with history and 410, preconditions, graceful deletion, finalizers, background
 collection of owned objects, protection of claims in use, and deletion of namespaces. DDPJobs are checked by the models
 of ``ddpjob.api``, not by the CRD's schema and CEL rules; ``tests/api/test_verdicts.py`` compares the two.
 
@@ -14,13 +14,13 @@ What it does not do:
 * authentication, RBAC, quota, LimitRanges, Pod Security and other admission; every service account, priority class and
   runtime class exists; no token volume is mounted;
 * Services with an address, enforcing NetworkPolicies, binding of claims, scheduling, running containers;
-* checks of pod fields beyond ``validation.py``: other fields are checked for name and type only;
-* the API server's texts: class, code, fields and reasons of an error are the same, most explanations are not. Of a
-  DDPJob with several mistakes it may report fewer;
+* checks of values beyond ``validation.py``: other fields are checked for name and type only;
+* the API server's texts: class, code and fields of an error are the same, most explanations are not. Of a DDPJob with
+  several mistakes it may report fewer;
 * expiry of Events.
 """
 
-from tests.memory.server import RESOURCES, ApiServer, MemoryCluster
-from tests.memory.watch import Watch
+from tests.worlds.memory.server import RESOURCES, ApiServer, MemoryCluster
+from tests.worlds.memory.watch import Watch
 
 __all__ = ["RESOURCES", "ApiServer", "MemoryCluster", "Watch"]

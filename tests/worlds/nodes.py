@@ -21,8 +21,8 @@ import orjson
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.builders import ended, running
-from tests.controlplane import ControlPlane
 from tests.processes import eventually
+from tests.worlds.control_plane import ControlPlane
 
 SLOT = "nvidia.com/gpu"
 """What a pod of these tests requests one of."""

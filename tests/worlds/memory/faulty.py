@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import ClusterError, Page, Unavailable
-from tests.memory import MemoryCluster
+from tests.worlds.memory import MemoryCluster
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
 WRITES: frozenset[Verb] = frozenset({"create", "delete", "patch", "patch_status"})
@@ -74,57 +74,20 @@ class FaultyCluster(MemoryCluster):
         self._hook = hook
         self._calls = 0
 
-    async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
-        act = partial(super().create, resource, namespace, body)
-        return await self._call(act, "create", resource, namespace, body["metadata"]["name"], body=body)
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        return await self._call(partial(super().get, resource, namespace, name), "get", resource, namespace, name)
-
-    async def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
-        act = partial(super().read_log, namespace, pod, container, lines=lines, limit=limit)
-        return await self._call(act, "get", names.PODS, namespace, f"{pod}/log")
-
-    async def list(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
-    ) -> Page:
-        act = partial(super().list, resource, namespace, label_selector, field_selector)
-        return await self._call(act, "list", resource, namespace, "")
+    async def request(self, verb: Any, *arguments: Any, **options: Any) -> Any:
+        act = partial(super().request, verb, *arguments, **options)
+        if verb == "read_log":
+            return await self._call(act, "get", names.PODS, arguments[0], f"{arguments[1]}/log")
+        resource, namespace, *rest = arguments
+        name, body = (rest[0]["metadata"]["name"], rest[0]) if verb == "create" else (rest[0], (*rest, None)[1])
+        return await self._call(act, verb, resource, namespace, name, body=body)
 
     async def pages(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
+        self, resource: Resource, namespace: str | None = None, *selectors: str | None, **named: Any
     ) -> AsyncIterator[Page]:
         """Yield pages; each is a call of its own, as it is a request on a real server."""
-        async for page in super().pages(resource, namespace, label_selector, field_selector):
+        async for page in super().pages(resource, namespace, *selectors, **named):
             yield await self._call(partial(_answer, page), "list", resource, namespace, "")
-
-    async def delete(
-        self,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        *,
-        uid: str | None = None,
-        grace_seconds: int | None = None,
-    ) -> Json:
-        act = partial(super().delete, resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
-        return await self._call(act, "delete", resource, namespace, name)
-
-    async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        act = partial(super().patch, resource, namespace, name, body)
-        return await self._call(act, "patch", resource, namespace, name, body=body)
-
-    async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        act = partial(super().patch_status, resource, namespace, name, body)
-        return await self._call(act, "patch_status", resource, namespace, name, body=body)
 
     async def _call(
         self,

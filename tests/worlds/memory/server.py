@@ -7,7 +7,7 @@ watches and garbage collection in the background.
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,12 +16,12 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob_operator.cluster.base import Page
-from tests.memory import api_errors
-from tests.memory.garbage import Collector
-from tests.memory.kinds import Claims, Events, Jobs, Kind, NetworkPolicies, Pods, Services, restore
-from tests.memory.selectors import Matcher, field_matcher, label_matcher
-from tests.memory.store import Change, Store, clone
-from tests.memory.watch import Watch
+from tests.worlds.memory import api_errors
+from tests.worlds.memory.garbage import Collector
+from tests.worlds.memory.kinds import Claims, Events, Jobs, Kind, NetworkPolicies, Pods, Services, restore
+from tests.worlds.memory.selectors import Matcher, field_matcher, label_matcher
+from tests.worlds.memory.store import Change, Store, clone
+from tests.worlds.memory.watch import Watch
 
 _OTHER_NAMESPACE = "the namespace of the provided object does not match the namespace sent on the request"
 
@@ -92,28 +92,15 @@ class ApiServer:
         last = self.logs.get((namespace, pod, container), "").splitlines(keepends=True)[-lines:]
         return "".join(last).encode()[:limit].decode(errors="replace")
 
-    def list(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
-    ) -> Page:
-        matches = self.matcher(resource, label_selector, field_selector)
+    def list(self, resource: Resource, namespace: str | None = None, *selectors: str | None, **named: Any) -> Page:
+        matches = self.matcher(resource, *selectors, **named)
         items = tuple(clone(obj) for obj in self.store.all(resource, namespace) if matches(obj))
         return Page(items, str(self.store.version))
 
-    def batches(
-        self, resource: Resource, namespace: str | None, selectors: tuple[str | None, str | None], size: int
-    ) -> Iterator[tuple[Json, ...]]:
-        """Yield the objects of a LIST in groups of ``size``, at least one; all are of the time of the call."""
-        matches = self.matcher(resource, *selectors)
-        found = [obj for obj in self.store.all(resource, namespace) if matches(obj)]  # a write replaces an object
-        starts = range(0, max(len(found), 1), size)
-        return (tuple(clone(obj) for obj in found[start : start + size]) for start in starts)
-
-    def matcher(self, resource: Resource, label_selector: str | None, field_selector: str | None) -> Matcher:
-        by_label, by_field = label_matcher(label_selector), field_matcher(resource, field_selector)
+    def matcher(
+        self, resource: Resource, label_selector: str | None = None, field_selector: str | None = None
+    ) -> Matcher:
+        by_label, by_field = label_matcher(label_selector), field_matcher(field_selector)
         return lambda obj: by_label(obj) and by_field(obj)
 
     def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
@@ -208,12 +195,8 @@ class ApiServer:
 
     def _compare_place(self, namespace: str, name: str, meta: Json) -> None:
         """Raise ``Invalid`` if a patch changed the name or the namespace of the object."""
-        if not meta.get("name"):
-            message = f"the name of the object ({name} based on URL) was undeterminable: name must be provided"
-            raise api_errors.bad_request(message)
-        if meta["name"] != name:
-            message = f"the name of the object ({meta['name']}) does not match the name on the URL ({name})"
-            raise api_errors.bad_request(message)
+        if (given := meta.get("name")) != name:
+            raise api_errors.bad_request(f"the name of the object ({given}) does not match the URL ({name})")
         if meta.setdefault("namespace", namespace) != namespace:
             raise api_errors.bad_request(_OTHER_NAMESPACE)
 
@@ -222,7 +205,7 @@ class ApiServer:
         current, wanted = old["resourceVersion"], meta.get("resourceVersion", "")
         if wanted in ("", "0"):
             if self._kinds[resource].needs_version:
-                cause = api_errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
+                cause = api_errors.Cause("metadata.resourceVersion", "must be specified for an update")
                 raise api_errors.invalid(resource, old["name"], [cause], kind=resource.plural)
         elif not wanted.isdecimal():
             raise api_errors.internal(f'strconv.ParseUint: parsing "{wanted}": invalid syntax')
@@ -243,8 +226,15 @@ class ApiServer:
         return obj
 
 
+def _verb(name: str) -> Callable[..., Awaitable[Any]]:
+    async def carry_out(self: "MemoryCluster", *arguments: Any, **options: Any) -> Any:
+        return await self.request(name, *arguments, **options)
+
+    return carry_out
+
+
 class MemoryCluster:
-    """The ``Cluster`` that local mode and tests run on, with watches and with the actions of an administrator.
+    """The ``Cluster`` that tests run on, with watches and with the actions of an administrator.
 
     ``server`` has the same verbs, synchronous, for the code that acts as user, scheduler or kubelet. ``store`` has the
     objects and their history, and is read only.
@@ -267,71 +257,28 @@ class MemoryCluster:
         self._collects = collects
         self._due: asyncio.Handle | None = None
 
-    # In each verb, other tasks run first, as they do during a real request.
+    create, get, delete, patch, patch_status, read_log = map(
+        _verb, ("create", "get", "delete", "patch", "patch_status", "read_log")
+    )
 
-    async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
+    async def request(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        """Carry out a verb of ``server``. Other tasks run first, as they do during a real request."""
         await asyncio.sleep(0)
-        return self.server.create(resource, namespace, body)
+        return getattr(self.server, verb)(*arguments, **options)
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        await asyncio.sleep(0)
-        return self.server.get(resource, namespace, name)
-
-    async def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
-        await asyncio.sleep(0)
-        return self.server.read_log(namespace, pod, container, lines=lines, limit=limit)
-
-    async def list(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
-    ) -> Page:
-        await asyncio.sleep(0)
-        return self.server.list(resource, namespace, label_selector, field_selector)
-
-    async def pages(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
-    ) -> AsyncIterator[Page]:
+    async def pages(self, resource: Resource, *arguments: Any, **selectors: Any) -> AsyncIterator[Page]:
         """Yield the objects as they are now; requests between two pages do not change the LIST."""
         await asyncio.sleep(0)
-        version, is_first = str(self.store.version), True
-        for batch in self.server.batches(resource, namespace, (label_selector, field_selector), PAGE_SIZE):
-            yield Page(batch, version, is_first)
-            is_first = False
+        whole = self.server.list(resource, *arguments, **selectors)
+        for start in range(0, max(len(whole.items), 1), PAGE_SIZE):
+            yield Page(whole.items[start : start + PAGE_SIZE], whole.resource_version, start == 0)
             await asyncio.sleep(0)
-
-    async def delete(
-        self,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        *,
-        uid: str | None = None,
-        grace_seconds: int | None = None,
-    ) -> Json:
-        await asyncio.sleep(0)
-        return self.server.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
-
-    async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        await asyncio.sleep(0)
-        return self.server.patch(resource, namespace, name, body)
-
-    async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        await asyncio.sleep(0)
-        return self.server.patch_status(resource, namespace, name, body)
 
     def watch(
         self,
         resource: Resource,
         namespace: str | None = None,
         label_selector: str | None = None,
-        field_selector: str | None = None,
         *,
         resource_version: str | None = None,
     ) -> Watch:
@@ -339,7 +286,7 @@ class MemoryCluster:
 
         Raises ``ClusterError`` with code 410 if the version is older than the history.
         """
-        watch = Watch(resource, namespace, self.server.matcher(resource, label_selector, field_selector))
+        watch = Watch(resource, namespace, self.server.matcher(resource, label_selector))
         if resource_version in (None, "", "0"):
             watch.start_with(self.store.all(resource))
         else:
@@ -363,16 +310,6 @@ class MemoryCluster:
     def collect(self) -> int:
         """Run the garbage collector now. Return the number of its requests."""
         return self._collector.run()
-
-    def dump(self) -> Json:
-        """Return all objects and namespaces, as JSON."""
-        return self.store.dump() | {"namespaces": sorted(self.server.namespaces)}
-
-    def load(self, dumped: Json) -> None:
-        """Replace all objects with those of a ``dump``. Raises ``KeyError`` for an unknown kind."""
-        self.store.load(dumped, {resource.plural: resource for resource in RESOURCES})
-        self.server.namespaces |= set(dumped["namespaces"])
-        self._collect_soon()
 
     def _on_change(self, change: Change) -> None:
         for watch in self._watches:

@@ -4,30 +4,18 @@ Rules of background deletion: https://kubernetes.io/docs/concepts/architecture/g
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from tests.memory.kinds import CLAIM_PROTECTION
-from tests.memory.store import Store
-
-
-class Server(Protocol):
-    """The part of ``ApiServer`` that the collector uses."""
-
-    store: Store
-    terminating: set[str]
-
-    def delete(self, resource: Resource, namespace: str, name: str, *, uid: str | None = None) -> Json: ...
-
-    def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json: ...
+from tests.worlds.memory.kinds import CLAIM_PROTECTION
 
 
 class Collector:
-    """Reads objects from the server's store and changes them by requests."""
+    """Reads objects from the store of an ``ApiServer`` and changes them by its requests."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Any) -> None:
         self._server = server
         self._store = server.store
         self._kinds: Mapping[tuple[str, str], Resource] = {

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlparse
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.processes import eventually
+from tests.worlds.kubeconfig import write_kubeconfig
 
 TIME = "2026-01-02T03:04:05Z"
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -34,14 +35,8 @@ class ScriptedApi:
         self._log, self._nodes, self._counting = log, nodes, threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answer,), {"api": self}))
         self._server.daemon_threads = True
-        self.kubeconfig = folder / "kubeconfig"
-        cluster = {"server": f"http://127.0.0.1:{self._server.server_port}"}
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
-            "clusters": [{"name": "test", "cluster": cluster}], "users": [{"name": "test", "user": {}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        }  # fmt: skip
-        self.kubeconfig.write_text(json.dumps(config))
+        server = f"http://127.0.0.1:{self._server.server_port}"
+        self.kubeconfig = write_kubeconfig(folder / "kubeconfig", server, {})
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()

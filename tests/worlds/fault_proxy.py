@@ -14,8 +14,8 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from tests.controlplane import ControlPlane
 from tests.processes import eventually
+from tests.worlds.control_plane import ControlPlane
 
 
 @dataclass(frozen=True)

@@ -108,20 +108,6 @@ class Store:
         """
         return any(state != obj for state in self._renumbered.get(_named_version(obj), ()))
 
-    def dump(self) -> Json:
-        """Return all objects and the version, as JSON for ``load``. The history is left out."""
-        objects = [[resource.plural, obj] for resource, obj in self.everything()]
-        return {"version": self.version, "objects": objects}
-
-    def load(self, dumped: Json, resources: dict[str, Resource]) -> None:
-        """Replace all objects with those of a ``dump``. Raises ``KeyError`` for a kind that is not in ``resources``."""
-        self._objects.clear()
-        for plural, obj in dumped["objects"]:
-            meta = obj["metadata"]
-            self._objects[resources[plural]][meta["namespace"], meta["name"]] = obj
-        self.version = int(dumped["version"])
-        self.compact()
-
     def _keep_states(self, states: Iterable[Json]) -> None:
         """Keep the states that versions stand for, which will stand for others."""
         for obj in states:

@@ -19,8 +19,9 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import AlreadyExists, ClusterError
-from tests.memory import RESOURCES, MemoryCluster
-from tests.memory.watch import WatchEvent
+from tests.worlds.kubeconfig import write_kubeconfig
+from tests.worlds.memory import RESOURCES, MemoryCluster
+from tests.worlds.memory.watch import WatchEvent
 
 BOOKMARK_SECONDS = 30.0
 # kopf waits until discovery has these two, and requests nothing of them.
@@ -54,15 +55,7 @@ class MemoryHttp:
 
     def kubeconfig(self, folder: Path) -> Path:
         """Write a kubeconfig for this server, and return its path."""
-        path = folder / "kubeconfig"
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "here",
-            "clusters": [{"name": "here", "cluster": {"server": self.url}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "users": [{"name": "me", "user": {"token": "none"}}],
-        }  # fmt: skip
-        path.write_text(json.dumps(config))
-        return path
+        return write_kubeconfig(folder / "kubeconfig", self.url, {"token": "none"})
 
     def encode(self, value: Any) -> bytes:
         """Return the JSON of a response or an event."""

@@ -16,7 +16,7 @@ from ddpjob import DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.client.worlds import TIME
-from tests.controlplane import ControlPlane
+from tests.worlds.control_plane import ControlPlane
 
 PER_SECOND = 4
 """Lines with the same second; a client that resumes gets them again."""
