@@ -7,7 +7,7 @@ from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
+from ddpjob.engine.actions import LOOKUP_SECONDS
 from tests import queues
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess

@@ -94,27 +94,6 @@ def test_planned_losses_count_towards_no_limit_but_zero(most: int, drains: int, 
     assert "restartsCountedTowardsTotal" not in world.status
 
 
-def lose(world: World) -> None:
-    """Delete the pod of node 1 at once, which costs a restart without a count, and let the next attempt run."""
-    del world.pods[world.pod(1)["metadata"]["name"]]
-    world.settle_after_backoff()
-    if world.status["state"] != "Failed":
-        world.run_all_and_settle()
-
-
-def test_restarts_near_the_limit_are_shown_until_the_job_makes_progress() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": 10}))
-    for used in range(1, 9):
-        lose(world)
-        reason = world.condition("Running")["reason"]
-        assert (used, reason) == (used, "RestartsNearLimit" if used >= 8 else "AllNodesRunning")
-    assert "8 of 10 restarts without progress are used (maxTotalRestarts)" in world.condition("Running")["message"]
-    assert [note.reason for made in world.plans for note in made.events].count("RestartsNearLimit") == 1
-    world.later(3600)
-    assert world.condition("Running")["reason"] == "AllNodesRunning"
-    assert world.status["restarts"] == 8 and "restartsCountedTowardsTotal" not in world.status
-
-
 def save(world: World, step: int) -> None:
     """Let rank 0 report a checkpoint."""
     report = {"step": step, "totalSteps": 10**6, "checkpoint": {"path": f"{step}.pt", "step": step}}
@@ -291,26 +270,12 @@ def test_program_that_reports_nothing_and_runs_for_ten_minutes_uses_no_restart_u
     assert world.status["state"] == state
 
 
-@pytest.mark.parametrize(
-    ("reset", "between", "state"),
-    [(600, 600, "Restarting"), (7200, 3600, "Failed"), (None, 3600, "Restarting"), (None, 3599, "Failed")],
-)
-def test_out_of_memory_restarts_once_between_two_resets(reset: int | None, between: float, state: str) -> None:
-    world = a_started_world(a_job(restartPolicy={"maxRestarts": 9, "resetAfterSeconds": reset}))
+@pytest.mark.parametrize(("between", "state"), [(3600, "Restarting"), (3599, "Failed")])
+def test_out_of_memory_restarts_once_between_two_resets(between: float, state: str) -> None:
+    world = a_started_world(a_job(restartPolicy={"maxRestarts": 9}))
     out_of_memory(world, 60)
     out_of_memory(world, between)
     assert world.status["state"] == state
-
-
-def test_long_attempt_resets_the_number_of_counted_restarts() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxRestarts": 1, "resetAfterSeconds": 600}))
-    for _ in range(3):
-        world.forward(600)
-        world.fail(0)
-        world.run_all_and_settle()
-    assert counts(world) == (3, 1)
-    world.fail(0)
-    assert world.condition("Failed")["reason"] == "MaxRestartsExceeded"
 
 
 def lose_node_after_restart(world: World, seconds: float) -> None:
@@ -388,9 +353,10 @@ def test_each_of_two_failures_is_refunded_when_its_node_proves_lost(together: bo
 
 
 def test_failure_before_a_reset_of_the_budget_is_not_refunded() -> None:
-    world = a_started_world(a_job(restartPolicy={"resetAfterSeconds": 20}))
+    world = a_started_world(a_job())
     lose_peer(world, 1)
     world.run_all_and_settle()
+    save(world, 100)
     world.forward(30)
     world.fail(0)
     assert counts(world) == (2, 1), "the counter began again before this failure"

@@ -23,7 +23,7 @@ from tests.soak import ALL
 # The operator sees nothing of jobs 441 and 760 before their ranks are in a second life, 760 nothing before its end.
 BATCHES = [range(first, first + 100) for first in range(0, 1000, 100)] if ALL else [[*range(7), 441, 760]]
 STEPS = 120
-SPEC = {"restartPolicy": {"maxRestarts": 99, "maxTotalRestarts": 99, "resetAfterSeconds": 60}}
+SPEC = {"restartPolicy": {"maxRestarts": 99, "maxTotalRestarts": 99}}
 
 
 class SimulatedJob:

@@ -201,14 +201,12 @@ class RestartPolicy(ApiModel):
 
     # No default in the schema: it depends on the job, and the API server would store it.
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Maximum number of restarts without progress that count. Planned and external losses, such as a drained node, do
-    not count. Default: 12, but 3 as long as the job has not trained, unless a storage, network or service was away."""
+    """Maximum number of restarts without progress that count (docs/reference/failures.md). Planned and external losses,
+    such as a drained node, do not count. Default: 12, but 3 as long as the job has not trained, unless a storage,
+    network or service was away."""
     max_total_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
     """Maximum number of all restarts without progress, except after planned losses. Progress counts here from an
     attempt of 600 s on. 0: no restart of any kind."""
-    reset_after_seconds: Seconds | None = None
-    """An attempt that ran this long is progress. Default: 600 for maxRestarts and 3600 for the other limits, of a
-    program that reports neither steps nor checkpoints; of any other only a new step or checkpoint is progress."""
     backoff: Backoff | None = None
     """Delay before a restart."""
     # "rules" is the class variable with the CEL rules of a model.

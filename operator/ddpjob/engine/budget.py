@@ -30,17 +30,13 @@ def made_progress(s: JobState, if_unknown: int = RUN_SECONDS) -> bool:
     """
     if s.attempt.is_closed:  # its end has been counted
         return False
-    reached, ran_long = furthest(s.report, s.before.furthest, 0), s.job.spec.restart_policy.reset_after_seconds
-    is_known = reached is not None and not reached.trained
-    if reached is not None and is_known and not reached.restarts_since:
-        return True
-    if ran_long is None and not is_known:
-        ran_long = if_unknown
-    attempt = s.attempt
+    reached, attempt = furthest(s.report, s.before.furthest, 0), s.attempt
+    if reached is not None and not reached.trained:
+        return not reached.restarts_since
     if attempt.first_success_time is not None and s.job.spec.success_policy == "AllNodes":
         # Then it only waits for the other nodes, with the doubled completionGraceSeconds for more than an hour.
         attempt = attempt.changed(ending=Ending(since=attempt.first_success_time))
-    return ran_long is not None and seconds_running(attempt, s.now) >= ran_long
+    return seconds_running(attempt, s.now) >= if_unknown
 
 
 def exceeded_limit(s: JobState, judgement: Judgement) -> Literal["counted", "total"] | None:

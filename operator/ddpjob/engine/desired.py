@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, element, owner_uid, value_at
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
@@ -193,6 +194,16 @@ def job_labels(job: Job) -> dict[str, str]:
         names.LABEL_JOB_NAME: job.name,
         names.LABEL_JOB_UID: job.uid,
     }
+
+
+def owned_object(
+    job: Job, kind: Resource, name: str, spec: Json, *, labels: Json | None = None, annotations: Json | None = None
+) -> Create:
+    """Return an object of another system that goes with the job. labels: beside those of all objects of the job."""
+    meta: Json = {"name": name, "namespace": job.namespace, "labels": job_labels(job) | (labels or {})}
+    meta |= {"annotations": annotations} if annotations else {}
+    meta["ownerReferences"] = [owner_reference(job)]
+    return Create(kind, name, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec})
 
 
 def desired_service(job: Job, *, after_first: bool = False) -> Create:
