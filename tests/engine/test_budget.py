@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.spec import Backoff
+from ddpjob.api.restarts import Backoff
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.budget import restart_delay
 from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, is_idle, running

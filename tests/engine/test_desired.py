@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, is_comparable, spec_hash
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, is_comparable, spec_hash
+from ddpjob.engine.network import desired_service
 from ddpjob.local.environment import expand
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, UID, a_job, a_running_world, a_started_world, is_idle

@@ -9,7 +9,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.report import training_report
-from ddpjob.api.spec import RestartPolicy
+from ddpjob.api.restarts import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
 from ddpjob.engine.inplace import KEPT_LIVES, fold, grant
 from ddpjob.engine.obstacles import NO_PROGRESS

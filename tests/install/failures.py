@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddpjob.api.spec import Backoff, RestartPolicy
+from ddpjob.api.restarts import Backoff, RestartPolicy
 from ddpjob.api.status import LONG_RUN_SECONDS
 from ddpjob.engine.advice import ROWS
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS

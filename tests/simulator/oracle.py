@@ -11,7 +11,8 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.pod_view import pod_view
-from ddpjob.api.status import ENDING, RUNNING, TIME_CATEGORIES
+from ddpjob.api.status import ENDING, RUNNING
+from ddpjob.api.time_spent import TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine import claims
 from ddpjob.engine.state import RUN_SECONDS

@@ -12,7 +12,8 @@ from typing import Literal
 
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, PauseStatus, Progress, TimeSpent
+from ddpjob.api.status import RUNNING, DDPJobStatus, PauseStatus, Progress
+from ddpjob.api.time_spent import TIME_CATEGORIES, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.decision import Decision

@@ -24,18 +24,10 @@ from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
-from ddpjob.engine.desired import (
-    Job,
-    desired_claim,
-    desired_pods,
-    desired_policy,
-    desired_probes,
-    desired_service,
-    policy_change,
-    service_change,
-)
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_probes
 from ddpjob.engine.events import MAX_NOTE, notes
 from ddpjob.engine.merge import template_faults
+from ddpjob.engine.network import desired_policy, desired_service, policy_change, service_change
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard

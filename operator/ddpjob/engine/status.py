@@ -30,7 +30,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund, total_restarts
 from ddpjob.engine.conditions import all_run, build, conditions, without_pods
-from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
+from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
@@ -64,7 +64,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         counted = counted_restarts(s) + (restarted is not None and restarted.counted)
     after = before.changed(
         observed_generation=s.job.generation,
-        spec_hash=_spec_hash(s),
+        spec_hash=before.spec_hash if is_comparable(before.spec_hash) else s.job.spec_hash,
         state=_state(s, decision, built, is_settling=settles),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
@@ -103,17 +103,11 @@ def invalid_status(before: DDPJobStatus, generation: int, lines: list[str], now:
 def next_number(s: JobState, decision: Decision) -> int:
     """Return the number of the current attempt after the decision."""
     if decision.begins_attempt:
-        return number_of_next(s)
+        return s.number_of_next
     # Pods of a newer attempt than the recorded one are deleted, and their names must not be used again. The write also
     # shows whether the job was stale, for example because two operators are at work: then it conflicts.
     deletes_newer = decision.ends_attempt or s.attempt.is_closed
     return max(s.attempt.number, s.newest_attempt) if deletes_newer else s.attempt.number
-
-
-def _spec_hash(s: JobState) -> str:
-    recorded = s.before.spec_hash
-    is_replaced = s.may_be_rescheduled and not s.spec_changed
-    return recorded if is_comparable(recorded) and not is_replaced else s.job.spec_hash
 
 
 def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttempt:
@@ -143,7 +137,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
 
 
 def _new_attempt(s: JobState, decision: Decision, before: CurrentAttempt, yields: int | None) -> CurrentAttempt:
-    number = number_of_next(s)
+    number = s.number_of_next
     row = None if before.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else _failures_in_row(s, decision)
     return CurrentAttempt(
         number=number,

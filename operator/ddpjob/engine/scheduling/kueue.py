@@ -321,8 +321,8 @@ def _conflict(s: JobState, workload: Json) -> Obstacle | None:
         own = given.get(kind) or {}
         if key := next((key for key, value in wanted.items() if own.get(key, value) != value), None):
             what = f"{kind.removesuffix('s')} {key}={wanted[key]}"
-            text = f"the admission wants {what}, and spec.template has {own[key]}: remove it there"
-            return QUEUE_UNAVAILABLE, text
+            text = f"the admission wants {what}, and spec.template has {own[key]}"
+            return QUEUE_UNAVAILABLE, f"{text}: correct the flavor, or apply the job again without it"
     return None
 
 
@@ -343,7 +343,7 @@ def _why_held(s: JobState, workload: Json) -> str:
     edition, _, why = str(annotations_of(workload).get(names.ANNOTATION_HELD) or "").partition(": ")
     if is_active(workload) or edition != _edition(s):
         return ""
-    todo = "correct this; then change the job or the label of its queue, or suspend and resume it"
+    todo = "suspend and resume it, or change the label of its queue"
     return f"{shorten(why, MAX_TEXT)}. The job has given its quota back; to let it wait again, {todo}"
 
 
