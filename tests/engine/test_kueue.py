@@ -705,3 +705,32 @@ def test_queue_and_gang_scheduler_compose() -> None:
     assert world.pod(0)["spec"]["schedulerName"] == "volcano" and world.pod(0)["spec"]["nodeSelector"] == {
         "gpu": "h100"
     }
+
+
+@pytest.mark.parametrize("end", ["evicted", "suspended"])
+def test_pod_that_hangs_on_a_ready_node_and_keeps_the_quota_is_named(end: str) -> None:
+    world = started()
+    world.lingering = True
+    if end == "suspended":
+        world.suspend(True)
+    world.evicted()
+    shown = "Suspended" if end == "suspended" else "Running"
+    assert "keeps the quota" not in world.condition(shown)["message"], "it may still save"
+    del world.pods[world.pod(0)["metadata"]["name"]]
+    hung = world.pod(1)["metadata"]
+    made = world.reconcile()
+    assert made.requeue_after is not None and made.requeue_after <= 35
+    world.later(36)
+    message = world.condition(shown)["message"]
+    for part in (
+        f"pod {hung['name']} on Kubernetes node worker",
+        hung["deletionTimestamp"],
+        "keeps the quota",
+        "--force",
+    ):
+        assert part in message
+    assert world.settle() == 0 and world.conditions()["QuotaReserved"][0] == "True"
+    del world.pods[hung["name"]]
+    world.settle()
+    assert "keeps the quota" not in world.condition(shown)["message"]
+    assert world.conditions()["QuotaReserved"][0] == "False"

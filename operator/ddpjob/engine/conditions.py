@@ -24,6 +24,7 @@ from ddpjob.engine.obstacles import (
 )
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard
+from ddpjob.engine.scheduling.kueue import kept_quota
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
@@ -40,8 +41,11 @@ def conditions(
     match decision.kind:
         case "succeed" | "fail":
             aspects = _finished(decision)
-        case "suspend" | "continue" if s.job.spec.suspend:
+        case "suspend":
             aspects = without_pods(*s.suspension, Suspended=True)
+        case "continue" if s.suspended and s.job.spec.suspend:
+            reason, text = s.suspension
+            aspects = without_pods(reason, "; ".join(filter(None, (text, kept_quota(s)))), Suspended=True)
         case "hold" if s.suspended:
             aspects = without_pods(SUSPENDED, "suspended; it cannot be resumed yet", Suspended=True)
             aspects["Stalled"] = (True, decision.reason, decision.message)

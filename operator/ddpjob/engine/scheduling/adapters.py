@@ -55,7 +55,9 @@ def lookups(s: JobState) -> tuple[tuple[Resource, str], ...]:
 
 
 def look_again(s: JobState) -> float | None:
-    """Return the seconds until objects that keep the job from its queue are read again, or a lost pod uses no quota."""
+    """Return the seconds until objects that keep the job from its queue are read again, or a pod that stops is looked
+    at because it uses quota; or None.
+    """
     if not s.settings.kueue:
         return None
     if s.attempt.is_closed:

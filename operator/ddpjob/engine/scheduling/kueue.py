@@ -14,9 +14,10 @@ from ddpjob.api.objects import Json, condition, is_true
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
+from ddpjob.api.times import seconds_since
 from ddpjob.engine.actions import MAX_TEXT, Change, Create, Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR
-from ddpjob.engine.attempt import seconds_to_stop
+from ddpjob.engine.attempt import DRAIN_MARGIN_SECONDS, seconds_to_stop
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.workload import (
@@ -196,12 +197,32 @@ def _seconds_of_quota(s: JobState, pod: PodView) -> float:
     return seconds_to_stop(pod, s.now)
 
 
+def kept_quota(s: JobState) -> str:
+    """Return which pod keeps the quota although its time to stop is over; empty if none does."""
+    left, pod = min(_stopping(s), key=lambda each: each[0], default=(0.0, None))
+    if pod is None or left > 0:
+        return ""
+    todo = f"look at the kubelet of {pod.node_name}; if its processes have ended, kubectl delete pod {pod.name} --force"
+    what = f"pod {pod.name} on Kubernetes node {pod.node_name} should have stopped at {pod.deletion_deadline}"
+    return f"{what} and keeps the quota: {todo}"
+
+
 def seconds_to_look(s: JobState) -> float | None:
-    """Return when pods on lost Kubernetes nodes use no quota any more; None if none uses it for a limited time."""
+    """Return when pods on lost Kubernetes nodes use no quota any more, or ``kept_quota`` can name a pod; or None."""
     if _workload(s) is None:
         return None
-    left = max((seconds for seconds in (_seconds_of_quota(s, pod) for pod in s.pods) if seconds < math.inf), default=0)
-    return left if left > 0 else None
+    lost = max((seconds for seconds in (_seconds_of_quota(s, pod) for pod in s.pods) if seconds < math.inf), default=0)
+    stopping = (left for left, _ in _stopping(s)) if s.attempt.is_closed else ()
+    return min((seconds for seconds in (lost, *stopping) if seconds > 0), default=None)
+
+
+def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
+    workload = _workload(s) if s.settings.kueue and _is_served(s) else None
+    if workload is None or not is_true(workload["status"], "QuotaReserved"):
+        return
+    for pod in s.pods:
+        if pod.deletion_deadline and not (pod.stopped or is_on_lost_node(pod)):
+            yield DRAIN_MARGIN_SECONDS - seconds_since(pod.deletion_deadline, s.now), pod
 
 
 def _is_unused(s: JobState, workload: Json, number: int, *, runs: bool) -> bool:
@@ -223,7 +244,9 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
     if (inactive := _why_inactive(s, workload)) is not None:
         return inactive
     if is_true(status, "Evicted") and is_true(status, "QuotaReserved"):
-        return WAITING, f"{where}: evicted{because(workload, 'Evicted')}; it waits again when all pods have stopped"
+        hanging = kept_quota(s)
+        again = f"; {hanging}" if hanging else "; it waits again when all pods have stopped"
+        return WAITING, f"{where}: evicted{because(workload, 'Evicted')}{again}"
     if is_admitted(workload):
         if is_outdated(s, workload, is_reserved=True):
             return WAITING, f"{where}: the job has another size than the one that was admitted"
