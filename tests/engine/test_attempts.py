@@ -204,8 +204,7 @@ def test_forged_pod_of_a_later_attempt_does_not_disturb_the_training(attempt: st
     assert (world.status["attempt"], world.status["state"]) == (1, "Running") and "forged" in world.pods
     for _ in range(3):
         world.set_pod(1, ended(139))
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.status["restarts"] == 3 and world.status["attempt"] <= 5, "the number of pods is not an attempt's"
 
 

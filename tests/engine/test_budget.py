@@ -63,9 +63,7 @@ def test_restarts_that_do_not_count_are_limited_by_max_total_restarts() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": 3}))
     for _ in range(4):
         del world.pods[world.pod(1)["metadata"]["name"]]
-        world.settle_after_backoff()
-        if world.status["state"] != "Failed":
-            world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.condition("Failed")["reason"] == "MaxTotalRestartsExceeded"
     assert counts(world) == (3, 0)
     assert [f["action"] for f in world.status["failures"]] == ["Restart"] * 3 + ["Fail"]
@@ -80,9 +78,7 @@ def drain(world: World) -> None:
     )
     world.settle()
     world.pods.clear()
-    world.settle_after_backoff()
-    if world.status["state"] != "Failed":
-        world.run_all_and_settle()
+    world.run_next_attempt()
 
 
 @pytest.mark.parametrize(("most", "drains", "state"), [(3, 9, "Running"), (1, 9, "Running"), (0, 1, "Failed")])
@@ -111,8 +107,7 @@ def test_checkpoint_that_is_later_than_all_before_sets_the_budget_back() -> None
         for _ in range(2):
             save(world, step)
             fail(world)
-            world.settle_after_backoff()
-            world.run_all_and_settle()
+            world.run_next_attempt()
         assert counts(world)[1] == 2, "one after progress, and one after none"
     save(world, 300)
     fail(world)
@@ -127,8 +122,7 @@ def test_step_per_attempt_does_not_restart_a_job_within_minutes_without_end(seco
         fail(world, after=seconds)
         if world.status["state"] == "Failed":
             break
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.status["state"] == state
     if state == "Failed":
         assert (step, world.condition("Failed")["reason"]) == (6, "MaxTotalRestartsExceeded")
@@ -139,9 +133,7 @@ def test_failure_that_is_seen_together_with_progress_follows_it() -> None:
     for _ in range(2):
         world.progress = {"step": 10, "totalSteps": 100}, world.pod(0)["metadata"]["name"]
         fail(world)
-        world.settle_after_backoff()
-        if world.status["state"] != "Failed":
-            world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.status["state"] == "Failed" and world.status["attempt"] == 2
 
 
@@ -165,8 +157,7 @@ def test_first_failure_after_progress_restarts_at_once_and_the_next_ones_after_g
         fail(world)
         ending = world.status["currentAttempt"].get("ending")
         waited.append((parse_time(ending["until"]) - world.now).total_seconds() if ending else 0.0)
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
     for seconds, longest in zip(waited, (0, 10, 20, 40, 80, 160, 320), strict=True):
         assert 0.75 * longest <= seconds <= longest + 1
 
@@ -260,13 +251,9 @@ def test_program_that_reports_nothing_and_runs_for_ten_minutes_uses_no_restart_u
 ) -> None:
     """Also of a job that crashed a dozen times in an hour, the total number of restarts is limited."""
     world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": total}))
-    for _ in range(21):
-        world.forward(seconds)
-        world.set_pod(1, failed(1, at=world.now))
-        world.settle_after_backoff()
-        if world.status["state"] == "Failed":
-            break
-        world.run_all_and_settle()
+    while world.status["state"] != "Failed" and world.status["attempt"] < 22:
+        fail(world, after=seconds)
+        world.run_next_attempt()
     assert world.status["state"] == state
 
 

@@ -226,8 +226,7 @@ def test_grace_after_the_first_success_grows_to_eight_times() -> None:
         world.show(1, ended(0, at=world.now))
         assert world.reconcile().requeue_after == pytest.approx(grace)
         world.forward(grace)
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
 
 
 @pytest.mark.parametrize(("age", "stalled", "attempt"), [(2.0, 250.0, 1), (None, 20.0, 1), (None, 250.0, 2)])
@@ -311,14 +310,9 @@ def drain(world: World) -> None:
     assert not made.creates and verdict(world) == "Drained"
 
 
-def keep_pods(world: World) -> None:
-    """Deleted pods stay, as those of a kubelet that waits for their grace period."""
-    world.lingering = True
-
-
 def test_drained_pods_save_together_before_the_next_attempt() -> None:
     world = a_running_world(a_job())
-    keep_pods(world)
+    world.lingering = True
     drain(world)
     world.settle()
     assert world.status["attempt"] == 1 and world.status["state"] == "Restarting"
@@ -330,8 +324,10 @@ def test_drained_pods_save_together_before_the_next_attempt() -> None:
 
 
 def test_restart_request_saves_restarts_and_is_carried_out_once() -> None:
-    world = a_running_world(a_job())
-    keep_pods(world)
+    """The time with which the job was created is no request."""
+    world = a_running_world(a_job(restartedAt="2026-02-01T12:00:00Z"))
+    assert world.status["attempt"] == 1 and world.status["restartedAt"] == "2026-02-01T12:00:00Z"
+    world.lingering = True
     world.job["spec"]["restartedAt"] = "2026-03-01T12:00:00Z"
     made = world.reconcile()
     assert len(made.deletes) == 2 and verdict(world) == "RestartRequested"
@@ -340,11 +336,6 @@ def test_restart_request_saves_restarts_and_is_carried_out_once() -> None:
     assert world.status["restartedAt"] == "2026-03-01T12:00:00Z"
     world.run_all_and_settle()
     assert world.status["attempt"] == 2 and world.status["state"] == "Running"
-
-
-def test_job_created_with_a_restart_time_does_not_restart() -> None:
-    world = a_running_world(a_job(restartedAt="2026-03-01T12:00:00Z"))
-    assert world.status["attempt"] == 1 and world.status["restartedAt"] == "2026-03-01T12:00:00Z"
 
 
 def test_undeclared_field_may_not_change_while_suspended() -> None:

@@ -211,12 +211,20 @@ def test_job_grows_by_the_probes_that_were_placed_in_a_minute() -> None:
     assert trainers(world) == pod_names(3, 3) and not probes(world)
 
 
-def test_probes_that_find_no_room_are_deleted_and_ask_again_after_ten_minutes() -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_probes_that_find_no_room_are_deleted_and_ask_again_after_ten_minutes(is_lost: bool) -> None:
+    """One that is being deleted, perhaps on a lost node, shows no room."""
     world = smaller()
     go(world, 600)
-    answer(world, None)
+    answer(world, "lost" if is_lost else None)
+    if is_lost:
+        deleting = {"deletionTimestamp": timestamp(world.now), "deletionGracePeriodSeconds": 30}
+        world.pods[probes(world)[0]]["metadata"] |= deleting
     go(world, 100)
-    assert not probes(world) and attempt(world)["number"] == 2
+    assert attempt(world)["number"] == 2
+    if is_lost:
+        return
+    assert not probes(world)
     go(world, 499)
     assert not probes(world)
     go(world, 2)
@@ -247,7 +255,7 @@ def test_a_refused_probe_is_no_problem_of_the_job() -> None:
 
 
 @pytest.mark.parametrize("end", ["loss", "suspend", "success"])
-def test_probes_are_deleted_with_the_attempt_that_asked(end: str) -> None:
+def test_probes_are_deleted_with_the_attempt_that_asked_and_a_resumed_job_has_all_nodes(end: str) -> None:
     world = smaller()
     go(world, 601)
     assert probes(world)
@@ -260,6 +268,9 @@ def test_probes_are_deleted_with_the_attempt_that_asked(end: str) -> None:
         world.set_pod(1, ended(0))
     world.settle()
     assert not probes(world)
+    if end == "suspend":
+        world.suspend(False)
+        assert trainers(world) == pod_names(3, 3)
 
 
 def test_growth_that_is_not_placed_doubles_the_time_to_the_next() -> None:
@@ -290,13 +301,6 @@ def test_job_gets_smaller_only_once_in_ten_minutes() -> None:
     assert world.status["world"]["numNodes"] == 3
     go(world, 11)
     assert world.status["world"]["numNodes"] == 2 and (world.now - start).total_seconds() < 610
-
-
-def test_resumed_job_has_all_nodes_again() -> None:
-    world = smaller()
-    world.suspend(True)
-    world.suspend(False)
-    assert trainers(world) == pod_names(3, 3)
 
 
 @pytest.mark.parametrize("least", [None, 3])
@@ -364,16 +368,6 @@ def test_probes_in_the_same_room_one_after_the_other_count_once() -> None:
         world.pods[name]["spec"] = world.pods[name]["spec"] | {"nodeName": "worker-9"}
     go(world, 61)
     assert trainers(world) == pod_names(3, 3)
-
-
-def test_probe_that_is_being_deleted_shows_no_room() -> None:
-    world = smaller()
-    go(world, 600)
-    (probe,) = probes(world)
-    world.pods[probe]["spec"] = world.pods[probe]["spec"] | {"nodeName": "lost"}
-    world.pods[probe]["metadata"] |= {"deletionTimestamp": timestamp(world.now), "deletionGracePeriodSeconds": 30}
-    go(world, 61)
-    assert attempt(world)["number"] == 2
 
 
 def test_label_of_probes_hides_no_pod_of_an_attempt() -> None:
