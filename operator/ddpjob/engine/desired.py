@@ -372,7 +372,9 @@ def process_environment(job: Job) -> dict[str, str]:
 def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int, token: str) -> Json:
     spec = job.spec
     wire = job.wire
-    security = spec.pod_security
+    security, grace = spec.pod_security, job.grace_seconds
+    # What a launcher gives its processes; in the rest it reports how they ended.
+    stop_grace = max(1, grace // 2, grace - _LAUNCHER_SECONDS)
     defaults = render(
         "pod_defaults.yaml.j2",
         container=names.TRAINER_CONTAINER,
@@ -382,7 +384,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
         process_env=process_environment(job)
         | {
             names.ENV_RDZV_ID: f"{job.uid}-{attempt}",
-            names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds)),
+            names.ENV_STOP_GRACE: str(stop_grace),
             names.ENV_INPLACE_RESTARTS: str(granted),
         }
         | _deadlines(spec),
@@ -421,11 +423,6 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
     if spec.launcher is not None:
         pod = with_launcher(pod, settings.launcher_image, settings.launcher_pull_policy)
     return _secured(pod, defaults)
-
-
-def _stop_grace(grace_seconds: int) -> int:
-    """Return how much of the pod's grace a launcher gives its processes; in the rest it reports how they ended."""
-    return max(1, grace_seconds // 2, grace_seconds - _LAUNCHER_SECONDS)
 
 
 def _deadlines(spec: DDPJobSpec) -> dict[str, str]:

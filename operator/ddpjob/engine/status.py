@@ -60,6 +60,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     built = conditions(s, decision, nodes, failures or (), reached)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
     counted, total = before.restarts_counted_towards_limit or 0, _total_restarts(s, decision)
+    whole = f" of {s.job.spec.num_nodes}" if nodes.desired < s.job.spec.num_nodes else ""
     if decision.kind in ("restart", "close", "suspend"):
         counted = counted_restarts(s) + (restarted is not None and restarted.counted)
     after = before.changed(
@@ -79,7 +80,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         conditions=built,
         world=_world(s, decision, number) if number else before.world,
         nodes=nodes,
-        nodes_ready=_nodes_ready(s, nodes),
+        nodes_ready=f"{nodes.running + nodes.succeeded}/{nodes.desired}{whole}",
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
         stall=_stall(s, built),
@@ -285,11 +286,6 @@ def _furthest(s: JobState, decision: Decision) -> Furthest | None:
     if reached is None or reached.trained or decision.restarted is None:
         return reached
     return reached.changed(restarts_since=(reached.restarts_since or 0) + 1)  # it follows all progress of the attempt
-
-
-def _nodes_ready(s: JobState, nodes: Nodes) -> str:
-    whole = f" of {s.job.spec.num_nodes}" if nodes.desired < s.job.spec.num_nodes else ""
-    return f"{nodes.running + nodes.succeeded}/{nodes.desired}{whole}"
 
 
 def _world(s: JobState, decision: Decision, attempt: int) -> World:
