@@ -20,7 +20,19 @@ REPLACED = [
     (["python", "-m", "torch.distributed.run", "-m", "mine"], ["python", PROGRAM, "-m", "mine"]),
     (["python3.12", "-u", "-X", "dev", "-m", "ddprun", "a.py"], ["python3.12", "-u", "-X", "dev", PROGRAM, "a.py"]),
     (["/venv/bin/python", "/venv/bin/torchrun", "a.py"], ["/venv/bin/python", PROGRAM, "a.py"]),
-]
+    (["env", "A=/b", "torchrun", "a.py"], ["env", "A=/b", *COPIED, "torchrun", "a.py"]),
+    (["/usr/bin/tini", "--", "torchrun", "a.py"], ["/usr/bin/tini", "--", *COPIED, "torchrun", "a.py"]),
+    (["nsys", "profile", "-o", "/out/t", "torchrun"], ["nsys", "profile", "-o", "/out/t", *COPIED, "torchrun"]),
+    (["nsys", "profile", "-o", "torchrun", "torchrun", "t.py"],
+     ["nsys", "profile", "-o", "torchrun", *COPIED, "torchrun", "t.py"]),
+    (["nsys", "profile", "-o", "python", "-f", "true", "python", "-m", "ddprun", "t.py"],
+     ["nsys", "profile", "-o", "python", "-f", "true", "python", PROGRAM, "t.py"]),
+    (["env", "-i", "torchrun", "--no-python", "python", "t.py"],
+     ["env", "-i", *COPIED, "torchrun", "--no-python", "python", "t.py"]),
+    (["stdbuf", "-oL", "torchrun", "t.py", "python"], ["stdbuf", "-oL", *COPIED, "torchrun", "t.py", "python"]),
+    (["conda", "run", "-n", "dl", "python", "-m", "torch.distributed.run", "a.py"],
+     ["conda", "run", "-n", "dl", "python", PROGRAM, "a.py"]),
+]  # fmt: skip
 UNCHANGED = [
     ["python", "train.py", "torchrun"],
     ["python", "-m", "torch.distributed.launch", "train.py"],
@@ -30,7 +42,8 @@ UNCHANGED = [
     ["accelerate", "launch", "train.py"],
     ["bash", "-c", "torchrun train.py"],
     ["./start.sh", "torchrun", "train.py"],
-    ["nsys", "profile", "-o", "/out/t", "torchrun", "train.py"],
+    ["tini", "--", "/start.sh", "torchrun", "train.py"],
+    ["timeout", "60", "start.sh", "torchrun"],
     ["$(PROGRAM)", "train.py"],
     ["env"],
 ]

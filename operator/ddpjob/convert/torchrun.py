@@ -14,8 +14,8 @@ from typing import Any
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import DAY
 from ddpjob.convert.fields import Note
-from ddpjob.engine.injection import PYTHON, PYTHON_OPTIONS_WITH_A_VALUE
-from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS, WRAPPERS
+from ddpjob.engine.injection import PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS
+from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
 _LEAST_SECONDS = 10  # of a rendezvous of a DDPJob
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})

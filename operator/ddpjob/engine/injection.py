@@ -21,6 +21,13 @@ REPLACED = frozenset({"torchrun", "ddprun"})
 """The same as programs."""
 PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 PYTHON_OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
+WRAPPERS = frozenset(
+    {
+        *("env", "exec", "nice", "ionice", "chrt", "taskset", "numactl", "time", "timeout", "stdbuf", "setsid", "gosu"),
+        *("tini", "dumb-init", "catchsegv", "nsys", "ncu", "py-spy", "strace", "uv", "poetry", "conda", "pixi", "run"),
+    }
+)
+"""Programs that start the program that follows their options."""
 _USER = 1000  # of the launcher's image
 
 
@@ -53,19 +60,20 @@ def with_launcher(pod: Json, image: str, pull_policy: str) -> Json:
 def launched(words: Sequence[str], program: str | None) -> list[str] | None:
     """Return the command with ``ddprun`` in place of the launcher in it; None if it has no launcher to replace.
 
-    Only commands are changed that do the same then: the launcher alone, or below Python. Below another program, such as
-    ``nsys`` or a script, nothing is changed: what that program does with the launcher is unknown.
+    Only commands are changed that do the same then: the program alone, below Python, or below ``WRAPPERS``.
 
     words: the command and its arguments. program: the path of ``ddprun``; without one it is found on PATH.
     """
-    first, rest = next(iter(words), ""), list(words[1:])
-    name = PurePosixPath(first).name
-    if name in REPLACED:
-        # The Python of the image's torchrun has torch; the copy reads it from that program.
-        given = first if name == "torchrun" else "torchrun"
-        return [*(["python3", program, "--python-of", given] if program else ["ddprun"]), *rest]
-    if not PYTHON.fullmatch(name):
+    place = 0
+    if words and PurePosixPath(words[0]).name in WRAPPERS:
+        place = _place_of_program(words)
+    if not words or not _is_program(words[place]) or _runs_a_script(words[:place]):
         return None
+    before, first, rest = list(words[:place]), words[place], list(words[place + 1 :])
+    if not PYTHON.fullmatch(PurePosixPath(first).name):
+        # The Python of the image's torchrun has torch; the copy reads it from that program.
+        given = first if PurePosixPath(first).name == "torchrun" else "torchrun"
+        return [*before, *(["python3", program, "--python-of", given] if program else ["ddprun"]), *rest]
     options = python_options(rest)
     match rest[options:]:
         case ["-m", module, *arguments] if module in REPLACED_MODULES:
@@ -74,7 +82,36 @@ def launched(words: Sequence[str], program: str | None) -> list[str] | None:
             pass
         case _:
             return None
-    return [first, *rest[:options], *([program] if program else ["-m", "ddprun"]), *arguments]
+    return [*before, first, *rest[:options], *([program] if program else ["-m", "ddprun"]), *arguments]
+
+
+def _place_of_program(words: Sequence[str]) -> int:
+    """Return the index of the program below the wrapper; 0 if there is none.
+
+    A name behind an option without ``=`` is its value if the program follows: ``nsys profile -o torchrun torchrun``.
+    """
+    script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
+    found = [n for n, word in enumerate(words) if _is_program(word)]
+    surely = (n for n in found if n < script and (words[n - 1] == "--" or not words[n - 1].startswith("-")))
+    return next(surely, found[0] if found else 0)
+
+
+def _is_program(word: str) -> bool:
+    name = PurePosixPath(word).name
+    return name in REPLACED or PYTHON.fullmatch(name) is not None
+
+
+def _runs_a_script(words: Sequence[str]) -> bool:
+    """Return whether a script precedes the program among these words; what it does with the program is unknown."""
+    pairs = zip(("", *words), words, strict=False)
+    return any(
+        ("/" in word or word.endswith(".sh"))
+        and PurePosixPath(word).name not in WRAPPERS
+        and not word.startswith("-")
+        and "=" not in word
+        and (before == "--" or not before.startswith("-"))
+        for before, word in pairs
+    )
 
 
 def python_options(words: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job, overridden_fields
-from ddpjob.engine.injection import PROGRAM, PYTHON, launched, python_options
+from ddpjob.engine.injection import PROGRAM, PYTHON, WRAPPERS, launched, python_options
 
 LAUNCHERS = frozenset(
     {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
@@ -27,13 +27,6 @@ LAUNCHER_MODULES = frozenset(
 """The same as modules of ``python -m``."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "make"})
 """Programs that run a script, which may call a launcher; the command does not show it."""
-WRAPPERS = frozenset(
-    {
-        *("env", "exec", "nice", "ionice", "chrt", "taskset", "numactl", "time", "timeout", "stdbuf", "setsid", "gosu"),
-        *("tini", "dumb-init", "catchsegv", "nsys", "ncu", "py-spy", "strace", "uv", "poetry", "conda", "pixi", "run"),
-    }
-)
-"""Programs that start the program that follows their options."""
 _MAX_COMMAND = 200
 
 
