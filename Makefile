@@ -112,7 +112,7 @@ soak: export DDPJOB_TEST_FAULTS = all
 soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place and 1,000 forks for them, all faults at all writes, gangs on Kubernetes 1.36 and on coscheduling, a queue of Kueue, scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
-	$(PYTEST) tests/simulator tests/injection tests/worlds/contract tests/engine/test_ledger_of_jobs.py
+	$(PYTEST) tests/simulator tests/injection tests/worlds/contract
 	$(PY) -m tests.kind prepare $(GANGS) helm
 	$(PYTEST) tests/gangs/soak_kubernetes.py tests/gangs/soak_coscheduling.py
 	$(PY) -m tests.kind prepare kueue

@@ -173,6 +173,12 @@ class World:
         self.settle()
         self.later(361)
 
+    def run_next_attempt(self) -> None:
+        """Let the next attempt start and run, unless the job has failed."""
+        self.settle_after_backoff()
+        if self.status["state"] != "Failed":
+            self.run_all_and_settle()
+
     def later(self, seconds: float) -> None:
         """Settle after so many seconds."""
         self.forward(seconds)

@@ -52,7 +52,6 @@ launcher: Injected
 restartPolicy:
   maxRestarts: 2
   maxTotalRestarts: 50
-  resetAfterSeconds: 70
   backoff: {initialSeconds: 1, maxSeconds: 2}
   rules: [{onReasons: [Hang], action: Fail}]
 successPolicy: NodeZero

@@ -226,6 +226,7 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
                 "objects",
                 "status",
                 "text",
+                "time_spent",
                 "times",
             )
         ),

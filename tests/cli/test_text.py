@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.api.status import TimeSpent
 from ddpjob.api.text import clean, clean_line
+from ddpjob.api.time_spent import TimeSpent
 from ddpjob.cli.text import one_line, time_text
 
 ATTACKS = {

@@ -21,7 +21,8 @@ import yaml
 
 from ddpjob import DDPJob
 from ddpjob.api.objects import Json
-from ddpjob.api.spec import Checkpoint, RestartPolicy
+from ddpjob.api.restarts import RestartPolicy
+from ddpjob.api.spec import Checkpoint
 from ddpjob.client.jobspec import with_words
 from ddpjob.client.workdir.mount import with_files
 from ddpjob.errors import InvalidJobError

@@ -12,7 +12,8 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.engine.actions import Change, Plan
-from ddpjob.engine.desired import Job, desired_service, service_change
+from ddpjob.engine.desired import Job
+from ddpjob.engine.network import desired_service, service_change
 from ddpjob_operator.cluster.base import Conflict, Page
 from ddpjob_operator.controller.apply import Executor
 from ddpjob_operator.controller.cache import Cache

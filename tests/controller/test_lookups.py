@@ -4,8 +4,8 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.engine.actions import LOOKUP_SECONDS
 from ddpjob.engine.observed import Unknown
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
 from ddpjob_operator.controller.lookups import KEPT_SECONDS, Lookups
 

@@ -4,7 +4,7 @@ import asyncio
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
+from ddpjob.engine.actions import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
 from ddpjob_operator.controller.workqueue import MAX_DELAY
 from tests.controller.bench import Bench, on_bench

@@ -10,7 +10,8 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
+from ddpjob.engine.desired import Job, desired_claim, desired_pods
+from ddpjob.engine.network import desired_policy, desired_service
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound, NotServed, Unavailable
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.metrics import Metrics

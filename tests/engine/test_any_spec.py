@@ -174,11 +174,3 @@ def test_undeclared_field_named_like_a_merged_list_is_passed_on(where: str, valu
     pod = world.pod(0)
     for context in (pod["spec"]["securityContext"], pod["spec"]["containers"][0]["securityContext"]):
         assert context[where] == value
-
-
-def test_long_keys_are_passed_on() -> None:
-    selector = {"matchLabels": {"k" * 3000: "v"}}
-    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "selector": selector}
-    world = a_started_world(a_job(checkpoint={"claimTemplate": {"spec": claim}}, resources={"limits": {"k" * 317: 1}}))
-    assert world.claim is not None and world.claim["spec"]["selector"] == selector
-    assert world.pod(0)["spec"]["containers"][0]["resources"]["limits"] == {"k" * 317: 1}

@@ -75,28 +75,19 @@ def test_failed_pod_restarts_the_group_in_one_plan() -> None:
 
 
 def test_job_fails_after_max_restarts_counted_in_status() -> None:
-    world = World(a_job(restartPolicy={"maxRestarts": 2}))
-    for attempt in (1, 2, 3):
+    world = World(a_job(restartPolicy={"maxRestarts": 6}))
+    for attempt in range(1, 8):
         world.settle()
         assert world.status["attempt"] == attempt
         world.run_all_and_settle()
         world.set_pod(0, failed(1))
         world.settle_after_backoff()
     assert world.status["state"] == "Failed"
-    assert world.status["restarts"] == 2
-    assert [f["action"] for f in world.status["failures"]] == ["Restart", "Restart", "Fail"]
+    assert world.status["restarts"] == 6
+    assert [f["action"] for f in world.status["failures"]] == [*["Restart"] * 4, "Fail"], "the last five are kept"
+    assert [f["attempt"] for f in world.status["failures"]] == [3, 4, 5, 6, 7]
     assert world.condition("Finished")["reason"] == "MaxRestartsExceeded"
     assert not [p for p in world.pods.values() if p["status"]["phase"] in ("Running", "Pending")]
-
-
-def test_only_the_last_five_failures_are_kept() -> None:
-    world = World(a_job(restartPolicy={"maxRestarts": 10}))
-    for _ in range(7):
-        world.settle()
-        world.run_all_and_settle()
-        world.set_pod(0, failed(1))
-        world.settle_after_backoff()
-    assert [f["attempt"] for f in world.status["failures"]] == [3, 4, 5, 6, 7]
 
 
 def test_missing_pod_of_a_complete_gang_ends_the_attempt() -> None:
@@ -213,8 +204,7 @@ def test_forged_pod_of_a_later_attempt_does_not_disturb_the_training(attempt: st
     assert (world.status["attempt"], world.status["state"]) == (1, "Running") and "forged" in world.pods
     for _ in range(3):
         world.set_pod(1, ended(139))
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.status["restarts"] == 3 and world.status["attempt"] <= 5, "the number of pods is not an attempt's"
 
 
@@ -234,16 +224,6 @@ def test_pods_of_an_older_attempt_are_deleted() -> None:
     assert cached.needs_live and is_idle(cached), "its trainer may have ended, and its log is kept"
     made = world.reconcile()
     assert [d.uid for d in made.deletes] == [stray["metadata"]["uid"]]
-
-
-@pytest.mark.parametrize("code", [0, 1])
-def test_ended_pod_is_kept_even_if_its_phase_is_still_running(code: int) -> None:
-    world = a_running_world(a_job(numNodes=2))
-    world.set_pod(0, ended(code, phase="Running"))
-    world.set_pod(1, ended(0, phase="Running"))
-    made = world.reconcile()
-    assert made.urgent
-    assert not made.deletes, "it would take the logs along"
 
 
 def test_pod_of_a_deleted_job_of_the_same_name_is_ignored() -> None:

@@ -289,15 +289,6 @@ def test_device_that_fails_each_hour_in_a_full_cluster_uses_no_restart_up() -> N
     assert world.status["state"] != "Failed" and world.status["restartsCountedTowardsLimit"] <= 2
 
 
-def test_node_is_not_suspected_of_what_pods_of_another_node_show() -> None:
-    world = trained_world()
-    for node_rank in (2, 3):
-        world.set_pod(node_rank, start_error(world), node=f"node-{node_rank}")
-    world.settle()
-    last = world.status["failures"][-1]
-    assert (last["action"], last["counted"]) == ("Restart", True) and "nodeSuspected" not in last
-
-
 @pytest.mark.parametrize("broken", BROKEN)
 def test_advice_for_a_job_that_restarts_does_not_ask_to_create_it_again(broken: Any) -> None:
     """All nodes show the failure: a volume or a Secret is away, and the job goes on when it is back."""

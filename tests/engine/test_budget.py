@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.spec import Backoff
+from ddpjob.api.restarts import Backoff
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.budget import restart_delay
 from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, is_idle, running
@@ -63,9 +63,7 @@ def test_restarts_that_do_not_count_are_limited_by_max_total_restarts() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": 3}))
     for _ in range(4):
         del world.pods[world.pod(1)["metadata"]["name"]]
-        world.settle_after_backoff()
-        if world.status["state"] != "Failed":
-            world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.condition("Failed")["reason"] == "MaxTotalRestartsExceeded"
     assert counts(world) == (3, 0)
     assert [f["action"] for f in world.status["failures"]] == ["Restart"] * 3 + ["Fail"]
@@ -80,9 +78,7 @@ def drain(world: World) -> None:
     )
     world.settle()
     world.pods.clear()
-    world.settle_after_backoff()
-    if world.status["state"] != "Failed":
-        world.run_all_and_settle()
+    world.run_next_attempt()
 
 
 @pytest.mark.parametrize(("most", "drains", "state"), [(3, 9, "Running"), (1, 9, "Running"), (0, 1, "Failed")])
@@ -92,27 +88,6 @@ def test_planned_losses_count_towards_no_limit_but_zero(most: int, drains: int, 
         drain(world)
     assert world.status["state"] == state
     assert "restartsCountedTowardsTotal" not in world.status
-
-
-def lose(world: World) -> None:
-    """Delete the pod of node 1 at once, which costs a restart without a count, and let the next attempt run."""
-    del world.pods[world.pod(1)["metadata"]["name"]]
-    world.settle_after_backoff()
-    if world.status["state"] != "Failed":
-        world.run_all_and_settle()
-
-
-def test_restarts_near_the_limit_are_shown_until_the_job_makes_progress() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": 10}))
-    for used in range(1, 9):
-        lose(world)
-        reason = world.condition("Running")["reason"]
-        assert (used, reason) == (used, "RestartsNearLimit" if used >= 8 else "AllNodesRunning")
-    assert "8 of 10 restarts without progress are used (maxTotalRestarts)" in world.condition("Running")["message"]
-    assert [note.reason for made in world.plans for note in made.events].count("RestartsNearLimit") == 1
-    world.later(3600)
-    assert world.condition("Running")["reason"] == "AllNodesRunning"
-    assert world.status["restarts"] == 8 and "restartsCountedTowardsTotal" not in world.status
 
 
 def save(world: World, step: int) -> None:
@@ -132,8 +107,7 @@ def test_checkpoint_that_is_later_than_all_before_sets_the_budget_back() -> None
         for _ in range(2):
             save(world, step)
             fail(world)
-            world.settle_after_backoff()
-            world.run_all_and_settle()
+            world.run_next_attempt()
         assert counts(world)[1] == 2, "one after progress, and one after none"
     save(world, 300)
     fail(world)
@@ -148,8 +122,7 @@ def test_step_per_attempt_does_not_restart_a_job_within_minutes_without_end(seco
         fail(world, after=seconds)
         if world.status["state"] == "Failed":
             break
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.status["state"] == state
     if state == "Failed":
         assert (step, world.condition("Failed")["reason"]) == (6, "MaxTotalRestartsExceeded")
@@ -160,9 +133,7 @@ def test_failure_that_is_seen_together_with_progress_follows_it() -> None:
     for _ in range(2):
         world.progress = {"step": 10, "totalSteps": 100}, world.pod(0)["metadata"]["name"]
         fail(world)
-        world.settle_after_backoff()
-        if world.status["state"] != "Failed":
-            world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.status["state"] == "Failed" and world.status["attempt"] == 2
 
 
@@ -186,8 +157,7 @@ def test_first_failure_after_progress_restarts_at_once_and_the_next_ones_after_g
         fail(world)
         ending = world.status["currentAttempt"].get("ending")
         waited.append((parse_time(ending["until"]) - world.now).total_seconds() if ending else 0.0)
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
     for seconds, longest in zip(waited, (0, 10, 20, 40, 80, 160, 320), strict=True):
         assert 0.75 * longest <= seconds <= longest + 1
 
@@ -281,36 +251,18 @@ def test_program_that_reports_nothing_and_runs_for_ten_minutes_uses_no_restart_u
 ) -> None:
     """Also of a job that crashed a dozen times in an hour, the total number of restarts is limited."""
     world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": total}))
-    for _ in range(21):
-        world.forward(seconds)
-        world.set_pod(1, failed(1, at=world.now))
-        world.settle_after_backoff()
-        if world.status["state"] == "Failed":
-            break
-        world.run_all_and_settle()
+    while world.status["state"] != "Failed" and world.status["attempt"] < 22:
+        fail(world, after=seconds)
+        world.run_next_attempt()
     assert world.status["state"] == state
 
 
-@pytest.mark.parametrize(
-    ("reset", "between", "state"),
-    [(600, 600, "Restarting"), (7200, 3600, "Failed"), (None, 3600, "Restarting"), (None, 3599, "Failed")],
-)
-def test_out_of_memory_restarts_once_between_two_resets(reset: int | None, between: float, state: str) -> None:
-    world = a_started_world(a_job(restartPolicy={"maxRestarts": 9, "resetAfterSeconds": reset}))
+@pytest.mark.parametrize(("between", "state"), [(3600, "Restarting"), (3599, "Failed")])
+def test_out_of_memory_restarts_once_between_two_resets(between: float, state: str) -> None:
+    world = a_started_world(a_job(restartPolicy={"maxRestarts": 9}))
     out_of_memory(world, 60)
     out_of_memory(world, between)
     assert world.status["state"] == state
-
-
-def test_long_attempt_resets_the_number_of_counted_restarts() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxRestarts": 1, "resetAfterSeconds": 600}))
-    for _ in range(3):
-        world.forward(600)
-        world.fail(0)
-        world.run_all_and_settle()
-    assert counts(world) == (3, 1)
-    world.fail(0)
-    assert world.condition("Failed")["reason"] == "MaxRestartsExceeded"
 
 
 def lose_node_after_restart(world: World, seconds: float) -> None:
@@ -388,9 +340,10 @@ def test_each_of_two_failures_is_refunded_when_its_node_proves_lost(together: bo
 
 
 def test_failure_before_a_reset_of_the_budget_is_not_refunded() -> None:
-    world = a_started_world(a_job(restartPolicy={"resetAfterSeconds": 20}))
+    world = a_started_world(a_job())
     lose_peer(world, 1)
     world.run_all_and_settle()
+    save(world, 100)
     world.forward(30)
     world.fail(0)
     assert counts(world) == (2, 1), "the counter began again before this failure"

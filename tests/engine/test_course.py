@@ -6,7 +6,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import EngineSettings
-from tests.builders import UID, World, a_job, a_running_world, a_started_world, ended, failed, is_idle
+from tests.builders import UID, World, a_job, a_running_world, ended, failed, is_idle
 
 
 def test_resume_after_suspend_starts_an_attempt_without_a_restart() -> None:
@@ -75,13 +75,6 @@ def test_ended_pods_of_a_suspended_job_are_kept_as_its_pod_retention_says(retent
     world.show(1, ended(0))
     world.suspend(True)
     assert world.status["state"] == "Suspended" and len(world.pods) == kept
-
-
-def test_job_created_suspended_has_no_pods_until_it_is_resumed() -> None:
-    world = a_started_world(a_job(suspend=True))
-    assert world.status["state"] == "Suspended" and not world.pods and world.service is None
-    world.suspend(False)
-    assert world.status["attempt"] == 1 and len(world.pods) == 2
 
 
 def test_active_deadline_does_not_include_suspensions() -> None:

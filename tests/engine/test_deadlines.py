@@ -226,8 +226,7 @@ def test_grace_after_the_first_success_grows_to_eight_times() -> None:
         world.show(1, ended(0, at=world.now))
         assert world.reconcile().requeue_after == pytest.approx(grace)
         world.forward(grace)
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
 
 
 @pytest.mark.parametrize(("age", "stalled", "attempt"), [(2.0, 250.0, 1), (None, 20.0, 1), (None, 250.0, 2)])
@@ -311,14 +310,9 @@ def drain(world: World) -> None:
     assert not made.creates and verdict(world) == "Drained"
 
 
-def keep_pods(world: World) -> None:
-    """Deleted pods stay, as those of a kubelet that waits for their grace period."""
-    world.lingering = True
-
-
 def test_drained_pods_save_together_before_the_next_attempt() -> None:
     world = a_running_world(a_job())
-    keep_pods(world)
+    world.lingering = True
     drain(world)
     world.settle()
     assert world.status["attempt"] == 1 and world.status["state"] == "Restarting"
@@ -330,8 +324,10 @@ def test_drained_pods_save_together_before_the_next_attempt() -> None:
 
 
 def test_restart_request_saves_restarts_and_is_carried_out_once() -> None:
-    world = a_running_world(a_job())
-    keep_pods(world)
+    """The time with which the job was created is no request."""
+    world = a_running_world(a_job(restartedAt="2026-02-01T12:00:00Z"))
+    assert world.status["attempt"] == 1 and world.status["restartedAt"] == "2026-02-01T12:00:00Z"
+    world.lingering = True
     world.job["spec"]["restartedAt"] = "2026-03-01T12:00:00Z"
     made = world.reconcile()
     assert len(made.deletes) == 2 and verdict(world) == "RestartRequested"
@@ -342,41 +338,12 @@ def test_restart_request_saves_restarts_and_is_carried_out_once() -> None:
     assert world.status["attempt"] == 2 and world.status["state"] == "Running"
 
 
-def test_job_created_with_a_restart_time_does_not_restart() -> None:
-    world = a_running_world(a_job(restartedAt="2026-03-01T12:00:00Z"))
-    assert world.status["attempt"] == 1 and world.status["restartedAt"] == "2026-03-01T12:00:00Z"
-
-
-AFFINITY = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
-
-
-@pytest.mark.parametrize("started", [False, True])
-def test_suspended_job_may_be_placed_on_other_nodes(started: bool) -> None:
-    template = {"spec": {"dnsPolicy": "Default"}}
-    world = a_running_world(a_job(template=template)) if started else World(a_job(template=template, suspend=True))
-    world.suspend(True)
-    placed = {"nodeSelector": {"zone": "a"}, "affinity": AFFINITY}
-    world.job["spec"] |= {"template": {"spec": {"dnsPolicy": "Default"} | placed}, "suspend": False}
-    world.settle()
-    assert world.condition("Stalled")["status"] == "False"
-    assert world.pod(0)["spec"]["nodeSelector"] == {"zone": "a"}
-    assert world.pod(0)["spec"]["affinity"] == AFFINITY
-
-
-@pytest.mark.parametrize("edit", [{"dnsPolicy": "None"}, {"dnsPolicy": "None", "affinity": AFFINITY}])
-def test_other_undeclared_fields_may_not_change_while_suspended(edit: dict[str, Any]) -> None:
+def test_undeclared_field_may_not_change_while_suspended() -> None:
     world = a_running_world(a_job(template={"spec": {"dnsPolicy": "Default"}}))
     world.suspend(True)
-    world.job["spec"] |= {"template": {"spec": edit}, "suspend": False}
+    world.job["spec"] |= {"template": {"spec": {"dnsPolicy": "None"}}, "suspend": False}
     world.settle()
     assert world.condition("Stalled")["reason"] == "SpecChanged" and world.status["attempt"] == 1
-
-
-def test_affinity_may_not_change_while_the_job_runs() -> None:
-    world = a_running_world(a_job(template={"spec": {}}))
-    world.job["spec"]["template"] = {"spec": {"affinity": AFFINITY}}
-    world.settle()
-    assert world.condition("Stalled")["reason"] == "SpecChanged"
 
 
 @pytest.mark.parametrize(("retention", "left"), [("LastAttempt", ["1", "2"]), ("All", ["1", "2"]), ("None", [])])

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, is_comparable, spec_hash
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, is_comparable, spec_hash
+from ddpjob.engine.network import desired_service
 from ddpjob.local.environment import expand
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, UID, a_job, a_running_world, a_started_world, is_idle
@@ -214,6 +215,12 @@ def test_pod_security_profiles(security: dict[str, Any], pod_context: Any, capab
     assert spec["containers"][0].get("securityContext", {}).get("capabilities") == capabilities
 
 
+def template_with(trainer: dict[str, Any], sidecar: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a spec whose template has these resources."""
+    containers = [{"name": "side", "resources": sidecar or {}}, {"name": "trainer", "resources": trainer}]
+    return {"template": {"spec": {"containers": containers}}}
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -221,14 +228,7 @@ def test_pod_security_profiles(security: dict[str, Any], pod_context: Any, capab
         ({"nprocPerNode": 3}, 3),
         ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, 8),
         ({"resources": {"limits": {"amd.com/gpu": "4", "cpu": "64"}}}, 4),
-        (
-            {
-                "template": {
-                    "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}
-                }
-            },
-            2,
-        ),
+        (template_with({"limits": {"nvidia.com/gpu": 2}}), 2),
         ({"resources": {"limits": {"nvidia.com/gpu": "2e1"}}}, 20),
         ({"resources": {"limits": {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": "3"}}}, 5),
         ({"resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 2, "nvidia.com/mig-1g.5gb": 4}}}, 7),
@@ -236,24 +236,13 @@ def test_pod_security_profiles(security: dict[str, Any], pod_context: Any, capab
         ({"resources": {"limits": {"nvidia.com/gpu": 0}}}, 1),
         ({"resources": {"requests": {"nvidia.com/gpu": 4}}}, 4),
         ({"resources": {"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 4, "amd.com/gpu": 1}}}, 3),
+        # The short form overrides the template's limit, and adds to its other devices.
         (
-            {  # the short form overrides the template's limit, and adds to its other devices
-                "resources": {"limits": {"nvidia.com/gpu": 8}},
-                "template": {
-                    "spec": {
-                        "containers": [
-                            {"name": "side", "resources": {"limits": {"nvidia.com/gpu": 32}}},
-                            {
-                                "name": "trainer",
-                                "resources": {
-                                    "limits": {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 1},
-                                    "requests": {"amd.com/gpu": 3},
-                                },
-                            },
-                        ]
-                    }
-                },
-            },
+            template_with(
+                {"limits": {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 1}, "requests": {"amd.com/gpu": 3}},
+                {"limits": {"nvidia.com/gpu": 32}},
+            )
+            | {"resources": {"limits": {"nvidia.com/gpu": 8}}},
             12,
         ),
     ],
@@ -281,12 +270,8 @@ def test_claim_of_a_claim_template_has_no_owner() -> None:
     assert create.body["metadata"]["name"] == "mnist-checkpoints"
     assert "ownerReferences" not in create.body["metadata"]
     assert create.body["spec"] == CLAIM["spec"]
-
-
-def test_claim_with_retention_delete_is_owned_by_the_job() -> None:
-    create = desired_claim(job_of(checkpoint={"claimTemplate": CLAIM, "claimRetention": "Delete"}))
-    assert create is not None
-    assert create.body["metadata"]["ownerReferences"][0]["uid"] == UID
+    deleted = desired_claim(job_of(checkpoint={"claimTemplate": CLAIM, "claimRetention": "Delete"}))
+    assert deleted is not None and deleted.body["metadata"]["ownerReferences"][0]["uid"] == UID
 
 
 def test_service_is_headless_and_publishes_not_ready_addresses() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, running
+from tests.builders import World, a_job, a_started_world, ended, failed, running
 
 Json = dict[str, Any]
 BUG = {"exception": "ValueError", "kind": "ValueError", "where": "train.py:92", "message": "bad label"}
@@ -130,17 +130,27 @@ def test_error_of_the_program_is_final(change: Json) -> None:
     assert fail_on(("a", report), ("b", report)).condition("Failed")["reason"] == "DeterministicError"
 
 
-@pytest.mark.parametrize(("seconds", "reason"), [(1, "DeterministicError"), (1800, "DeterministicError"), (3600, "")])
-def test_error_that_only_the_log_shows_is_final_before_an_hour_of_training(seconds: float, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "error", "reason"),
+    [
+        (1800, "KeyError: 1", "DeterministicError"),
+        (3600, "KeyError: 1", "NotFailed"),
+        (1, f"RuntimeError: {ECC}", "NotFailed"),
+    ],
+)
+def test_error_that_only_the_log_shows_is_final_before_an_hour_of_training(
+    seconds: float, error: str, reason: str
+) -> None:
     """Under torchrun, the last exception in the log and its place stand for the report, and no step is known."""
-    trace = 'Traceback (most recent call last):\n  File "/app/train.py", line 92, in <module>\nKeyError: 1\n'
+    trace = f'Traceback (most recent call last):\n  File "/app/train.py", line 92, in <module>\n{error}\n'
     world = a_started_world(a_job(numNodes=1))
     for _ in range(2):
         world.run_all_and_settle()
         world.forward(seconds)
         world.set_pod(0, ended(1, message=trace, at=world.now))
         world.settle_after_backoff()
-    assert world.condition("Failed")["reason"] == (reason or "NotFailed")
+    assert world.condition("Failed")["reason"] == reason
+    assert (("DeviceFailed", True) in verdicts(world)) == (ECC in error)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +168,3 @@ def test_failed_device_suspects_its_node_and_never_the_program(report: Json) -> 
     world = fail_on(("bad", report), ("bad", report))
     assert verdicts(world) == [("DeviceFailed", True)] * 2
     assert [node["nodeName"] for node in world.status["avoidNodes"]] == ["bad"]
-
-
-def test_failed_device_in_the_log_of_torchrun_suspects_its_node() -> None:
-    trace = f'Traceback (most recent call last):\n  File "/app/train.py", line 9, in <module>\nRuntimeError: {ECC}\n'
-    world = a_running_world(a_job(numNodes=1))
-    world.show(0, ended(1, message=trace, at=world.now))
-    assert verdicts(world) == [("DeviceFailed", True)]

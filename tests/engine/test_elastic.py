@@ -170,15 +170,7 @@ def test_probes_ask_for_the_room_of_a_pod_and_end_at_once() -> None:
     go(world, 2)
     assert probes(world) == [names.probe_name("mnist", UID, 2, 2)]
     probe, pod = world.pods[probes(world)[0]], world.pod(0)
-    kept = (
-        "nodeSelector",
-        "tolerations",
-        "affinity",
-        "volumes",
-        "securityContext",
-        "restartPolicy",
-        "imagePullSecrets",
-    )
+    kept = ("nodeSelector", "tolerations", "affinity", "volumes", "securityContext", "restartPolicy")
     assert [probe["spec"].get(key) for key in kept] == [pod["spec"].get(key) for key in kept]
     for asked, real in zip(probe["spec"]["containers"], pod["spec"]["containers"], strict=True):
         same = ("name", "image", "resources", "securityContext", "ports")
@@ -219,12 +211,20 @@ def test_job_grows_by_the_probes_that_were_placed_in_a_minute() -> None:
     assert trainers(world) == pod_names(3, 3) and not probes(world)
 
 
-def test_probes_that_find_no_room_are_deleted_and_ask_again_after_ten_minutes() -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_probes_that_find_no_room_are_deleted_and_ask_again_after_ten_minutes(is_lost: bool) -> None:
+    """One that is being deleted, perhaps on a lost node, shows no room."""
     world = smaller()
     go(world, 600)
-    answer(world, None)
+    answer(world, "lost" if is_lost else None)
+    if is_lost:
+        deleting = {"deletionTimestamp": timestamp(world.now), "deletionGracePeriodSeconds": 30}
+        world.pods[probes(world)[0]]["metadata"] |= deleting
     go(world, 100)
-    assert not probes(world) and attempt(world)["number"] == 2
+    assert attempt(world)["number"] == 2
+    if is_lost:
+        return
+    assert not probes(world)
     go(world, 499)
     assert not probes(world)
     go(world, 2)
@@ -255,7 +255,7 @@ def test_a_refused_probe_is_no_problem_of_the_job() -> None:
 
 
 @pytest.mark.parametrize("end", ["loss", "suspend", "success"])
-def test_probes_are_deleted_with_the_attempt_that_asked(end: str) -> None:
+def test_probes_are_deleted_with_the_attempt_that_asked_and_a_resumed_job_has_all_nodes(end: str) -> None:
     world = smaller()
     go(world, 601)
     assert probes(world)
@@ -268,6 +268,9 @@ def test_probes_are_deleted_with_the_attempt_that_asked(end: str) -> None:
         world.set_pod(1, ended(0))
     world.settle()
     assert not probes(world)
+    if end == "suspend":
+        world.suspend(False)
+        assert trainers(world) == pod_names(3, 3)
 
 
 def test_growth_that_is_not_placed_doubles_the_time_to_the_next() -> None:
@@ -300,19 +303,12 @@ def test_job_gets_smaller_only_once_in_ten_minutes() -> None:
     assert world.status["world"]["numNodes"] == 2 and (world.now - start).total_seconds() < 610
 
 
-def test_resumed_job_has_all_nodes_again() -> None:
+@pytest.mark.parametrize("least", [None, 3])
+def test_min_nodes_above_the_size_ends_a_smaller_attempt(least: int | None) -> None:
     world = smaller()
-    world.suspend(True)
-    world.suspend(False)
-    assert trainers(world) == pod_names(3, 3)
-
-
-@pytest.mark.parametrize(("edit", "nodes"), [({"minNodes": None}, 3), ({"minNodes": 3}, 3)])
-def test_min_nodes_above_the_size_ends_a_smaller_attempt(edit: dict[str, Any], nodes: int) -> None:
-    world = smaller()
-    world.job["spec"] = {key: value for key, value in (world.job["spec"] | edit).items() if value is not None}
+    world.job["spec"]["minNodes"] = least
     world.settle()
-    assert trainers(world) == pod_names(3, nodes)
+    assert trainers(world) == pod_names(3, 3)
 
 
 def test_an_edit_of_the_size_throws_no_end_away() -> None:
@@ -333,13 +329,18 @@ def test_failure_beside_an_edit_of_the_size_is_counted() -> None:
     assert trainers(world) >= pod_names(3, 3)
 
 
-def test_no_attempt_ends_for_another_size_while_none_could_follow() -> None:
+@pytest.mark.parametrize("size", ["edited", "room"])
+def test_no_attempt_ends_for_another_size_while_none_could_follow(size: str) -> None:
     world = smaller()
-    world.job["spec"]["minNodes"] = 3
+    if size == "edited":
+        world.job["spec"]["minNodes"] = 3
+    else:
+        go(world, 600)
+        answer(world, "worker-9")
     container = {"name": "trainer", "env": [{"name": "CHANGED", "value": "1"}]}
     world.job["spec"]["template"] = {"spec": {"containers": [container]}}
     world.job["metadata"]["generation"] = 2
-    go(world, 60)
+    go(world, 61)
     assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 2)
 
 
@@ -367,27 +368,6 @@ def test_probes_in_the_same_room_one_after_the_other_count_once() -> None:
         world.pods[name]["spec"] = world.pods[name]["spec"] | {"nodeName": "worker-9"}
     go(world, 61)
     assert trainers(world) == pod_names(3, 3)
-
-
-def test_probe_that_is_being_deleted_shows_no_room() -> None:
-    world = smaller()
-    go(world, 600)
-    (probe,) = probes(world)
-    world.pods[probe]["spec"] = world.pods[probe]["spec"] | {"nodeName": "lost"}
-    world.pods[probe]["metadata"] |= {"deletionTimestamp": timestamp(world.now), "deletionGracePeriodSeconds": 30}
-    go(world, 61)
-    assert attempt(world)["number"] == 2
-
-
-def test_no_attempt_ends_for_more_nodes_while_none_could_follow() -> None:
-    world = smaller()
-    go(world, 600)
-    container = {"name": "trainer", "env": [{"name": "CHANGED", "value": "1"}]}
-    world.job["spec"]["template"] = {"spec": {"containers": [container]}}
-    world.job["metadata"]["generation"] = 2
-    answer(world, "worker-9")
-    go(world, 61)
-    assert attempt(world)["number"] == 2 and trainers(world) == pod_names(2, 2)
 
 
 def test_label_of_probes_hides_no_pod_of_an_attempt() -> None:

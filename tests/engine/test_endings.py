@@ -317,17 +317,27 @@ def test_active_seconds_add_up_over_attempts_and_suspensions() -> None:
     assert world.status["activeSeconds"] == 35
 
 
+RUNNING = {"number": 1, "phase": "Running", "startTime": "2026-03-01T12:00:00Z"}
+
+
 @pytest.mark.parametrize(
     "spoiled",
     [
         {"conditions": [{"type": "Running"}]},
         {"failures": [{"reason": "x"}]},
         {"attempt": "first"},
-        {"currentAttempt": {"number": 1, "phase": "Running", "startTime": "2026-03-01T12:00:00"}},
+        {"currentAttempt": RUNNING | {"startTime": "2026-03-01T12:00:00"}},
         {"checkpoint": {"path": "run-000001/step-000000020.pt", "step": 20}},
         {"succeededNodes": "all"},
+        {"restarts": -3},
+        {"restartsCountedTowardsLimit": -3},
+        {"activeSeconds": -9},
+        {"succeededNodes": [-1]},
+        {"attempt": -1},
+        {"currentAttempt": RUNNING | {"refusals": -4}},
+        {"currentAttempt": RUNNING | {"failuresInRow": -4}},
     ],
-    ids=lambda spoiled: next(iter(spoiled)),
+    ids=str,
 )
 def test_spoiled_part_of_the_status_does_not_stop_the_job(spoiled: dict[str, Any]) -> None:
     world = a_running_world(a_job())
@@ -336,7 +346,7 @@ def test_spoiled_part_of_the_status_does_not_stop_the_job(spoiled: dict[str, Any
     world.settle()
     world.fail(1)
     world.run_all_and_settle()
-    assert world.status["state"] == "Running" and world.status["attempt"] >= 2
+    assert world.status["state"] == "Running" and world.status["attempt"] >= 2 and world.status["restarts"] >= 0
 
 
 @pytest.mark.parametrize("label", [names.LABEL_ATTEMPT, names.LABEL_NODE_RANK])

@@ -152,10 +152,8 @@ def test_gang_without_its_scheduler_waits_and_starts_later(
     world.served = served
     world.settle()
     assert not world.pods and world.status["state"] == "Queued"
-    for name in ("Running", "Scheduled"):
-        assert (
-            world.condition(name)["reason"] == "GangSchedulerUnavailable" and says in world.condition(name)["message"]
-        )
+    for shown in (world.condition("Running"), world.condition("Scheduled")):
+        assert shown["reason"] == "GangSchedulerUnavailable" and says in shown["message"]
     world.settings = EngineSettings(gang_scheduler="volcano")
     world.served = frozenset({names.VOLCANO_GROUPS.api_version})
     world.settle()

@@ -9,7 +9,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.report import training_report
-from ddpjob.api.spec import RestartPolicy
+from ddpjob.api.restarts import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
 from ddpjob.engine.inplace import KEPT_LIVES, fold, grant
 from ddpjob.engine.obstacles import NO_PROGRESS
@@ -181,8 +181,7 @@ def test_new_pods_without_progress_are_counted_like_restarts_in_place() -> None:
         world.progress = {"step": 9 - number, "totalSteps": 90}, world.pod(0)["metadata"]["name"]
         world.reconcile()
         world.set_pod(1, ended(137) if number % 2 else failed(1, exception="ValueError", message="m"))
-        world.settle_after_backoff()
-        world.run_all_and_settle()
+        world.run_next_attempt()
     assert world.status["furthest"] == {"step": 9, "restartsSince": 3}
     assert [note.reason for made in world.plans for note in made.events].count(NO_PROGRESS) == 1
     assert "no step after 9" in world.condition("Running")["message"]

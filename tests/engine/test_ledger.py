@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.status import TimeSpent, recorded_status
+from ddpjob.api.status import recorded_status
+from ddpjob.api.time_spent import TimeSpent
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.actions import Problem
 from tests.builders import NOW, World, a_job, ended, failed, is_idle

@@ -8,7 +8,8 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.actions import EngineSettings, Problem
-from ddpjob.engine.desired import Job, desired_pods, desired_policy
+from ddpjob.engine.desired import Job, desired_pods
+from ddpjob.engine.network import desired_policy
 from tests.builders import UID, World, a_job, a_running_world, is_idle
 from tests.network_policies import OUTSIDE, Network, Place
 

@@ -18,23 +18,8 @@ junk = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-FIELDS = [
-    "message",
-    "exception",
-    "kind",
-    "hint",
-    "next",
-    "signal",
-    "rank",
-    "step",
-    "where",
-    "cause",
-    "code",
-    "progress",
-    "checkpoint",
-    "root",
-]
-DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+TEXTS = ("message", "exception", "kind", "hint", "next", "where", "cause")
+FIELDS = [*TEXTS, "signal", "rank", "step", "code", "progress", "checkpoint", "root"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), junk), st.sampled_from([0, 1, 77, 137, 255]))
@@ -127,23 +112,6 @@ def test_long_log_keeps_its_end_and_the_name_of_its_pod() -> None:
     assert len(world.status["failures"][0]["logTail"]) == 2048
 
 
-def test_failed_init_container_is_quoted() -> None:
-    world = a_running_world(a_job(numNodes=1))
-    failed = {"name": "fetch", "state": {"terminated": {"exitCode": 3, "message": "no such bucket"}}}
-    world.show(0, {"phase": "Failed", "initContainerStatuses": [failed]})
-    assert "init container fetch ended with exit code 3: no such bucket" in world.status["failures"][0]["message"]
-
-
-def test_init_container_that_cannot_be_pulled_is_the_reason_of_running() -> None:
-    world = a_started_world(a_job())
-    trainer = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
-    sidecar = {"name": "side", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
-    states = {"containerStatuses": [trainer], "initContainerStatuses": [sidecar]}
-    world.pod(0)["status"] = {"phase": "Pending"} | states
-    world.settle()
-    assert world.condition("Running")["reason"] == "ImagePullBackOff"
-
-
 def test_repeatedly_failing_pull_causes_one_event() -> None:
     world = a_started_world(a_job())
     reasons = []
@@ -154,22 +122,14 @@ def test_repeatedly_failing_pull_causes_one_event() -> None:
     assert reasons == ["ImagePullBackOff"]
 
 
-@pytest.mark.parametrize("late", [-300, -120, -1, 0, 5])
+@pytest.mark.parametrize("late", [-660, -300, -1, 0, 5])
 def test_exit_0_within_clock_skew_of_a_deletion_is_no_success(late: int) -> None:
     """The clock of the Kubernetes node may be minutes slow."""
     world = a_running_world(a_job(numNodes=1))
     pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=late)))
     pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
     world.settle()
-    assert world.status["attempt"] == 2
-
-
-def test_exit_0_long_before_a_deletion_is_a_success() -> None:
-    world = a_running_world(a_job(numNodes=1))
-    pod = world.set_pod(0, ended(0, at=NOW - timedelta(minutes=11)))
-    pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
-    world.settle()
-    assert world.status["state"] == "Succeeded"
+    assert (world.status["state"] == "Succeeded") == (late < -600)
 
 
 def test_success_that_was_seen_before_the_deletion_stays_one() -> None:
@@ -179,15 +139,6 @@ def test_success_that_was_seen_before_the_deletion_stays_one() -> None:
     pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
     world.show(1, ended(0))
     assert world.status["state"] == "Succeeded"
-
-
-def test_exit_0_after_suspension_is_no_success() -> None:
-    world = a_running_world(a_job(numNodes=1))
-    pod = world.pod(0)
-    world.suspend(True)
-    world.pods[pod["metadata"]["name"]] = pod | {"status": ended(0)}
-    world.settle()
-    assert world.status["state"] == "Suspended"
 
 
 @given(st.text(), st.integers(20, 50))

@@ -85,14 +85,6 @@ def test_rendered_object_is_independent_of_the_next() -> None:
     assert second["metadata"]["name"] == "s"
 
 
-def test_yaml_is_read_once_for_many_jobs_of_one_shape() -> None:
-    trainer(env=[{"name": "A", "value": "b"}], args=["a"])
-    before = template._parse.cache_info().misses
-    for number in range(10):
-        trainer(env=[{"name": "A", "value": str(number)}], args=[str(number)], image=f"i{number}")
-    assert template._parse.cache_info().misses == before
-
-
 @pytest.mark.parametrize("line", ["a: b {{ x }}", "a: 'b {{ x }}'", "b {{ x }}: c"])
 def test_value_inside_a_string_of_a_template_is_an_error(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = template._environment().overlay(loader=DictLoader({"t": line}))

@@ -1,10 +1,8 @@
 """The engine with specs and statuses that another release wrote."""
 
-from typing import Any
-
 import pytest
 
-from tests.builders import World, a_job, a_running_world, failed
+from tests.builders import World, a_job, a_running_world
 
 LATER = {"compression": "none", "rendezvous": {"port": 29500, "backend": {"name": "static"}}}
 """Fields that the CRD of a later release declares; its defaults put them into every stored job."""
@@ -29,27 +27,3 @@ def test_wrong_value_of_a_known_field_is_reported_beside_an_unknown_field(world:
     assert world.condition("Stalled")["reason"] == "InvalidSpec"
     message = world.condition("Stalled")["message"]
     assert "numNodes" in message and "compression" not in message
-
-
-NEGATIVE = [
-    {"restarts": -3},
-    {"restartsCountedTowardsLimit": -3},
-    {"activeSeconds": -9},
-    {"succeededNodes": [-1]},
-    {"attempt": -1},
-    {"currentAttempt": {"number": 1, "phase": "Running", "startTime": "2026-03-01T12:00:00Z", "refusals": -4}},
-    {"currentAttempt": {"number": 1, "phase": "Running", "startTime": "2026-03-01T12:00:00Z", "failuresInRow": -4}},
-]
-
-
-@pytest.mark.parametrize("edit", NEGATIVE, ids=lambda edit: next(iter(edit)))
-def test_negative_number_of_an_edited_status_is_dropped(edit: dict[str, Any]) -> None:
-    world = a_running_world(a_job())
-    world.fail(0)
-    world.job["status"] |= edit
-    world.settle()
-    for _ in range(2):
-        world.run_all_and_settle()
-        world.set_pod(0, failed(1))
-        world.settle_after_backoff()
-    assert world.status["restarts"] >= 0 and world.status["attempt"] >= 2

@@ -104,27 +104,6 @@ def test_a_restart_on_a_full_cluster_waits_for_its_own_nodes(
     eventually("no group is left", lambda: not cell.groups(GROUPS), timeout=SECONDS)
 
 
-def test_suspended_gang_leaves_its_nodes_and_waits_whole_when_resumed(
-    cell: Cell, nodes: Nodes, operator: OperatorProcess
-) -> None:
-    cell.train("first", 4)
-    eventually("first runs", lambda: runs(cell, "first"), timeout=SECONDS)
-    cell.patch("first", suspend=True)
-    eventually(
-        "its group goes", lambda: state(cell, "first") == "Suspended" and not cell.groups(GROUPS), timeout=SECONDS
-    )
-    cell.train("second", 4)
-    eventually("second runs", lambda: runs(cell, "second"), timeout=SECONDS)
-    cell.patch("first", suspend=False, numNodes=3)
-    eventually("first waits whole", lambda: waits_whole(cell, "first", 3), timeout=SECONDS)
-    for pod in cell.pods("second"):
-        cell.end(pod, 0)
-    eventually("first runs", lambda: runs(cell, "first", 2) and cell.bound("first") == 3, timeout=SECONDS)
-    cell.patch("first", suspend=True)
-    eventually("no group is left", lambda: not cell.groups(GROUPS) and not cell.pods("first"), timeout=SECONDS)
-    assert nodes.longest_partial() < 2
-
-
 def test_preemption_takes_whole_gangs_and_costs_no_restart(cell: Cell, nodes: Nodes, operator: OperatorProcess) -> None:
     """Three gangs of two fill the nodes. The scheduler evicts two of them for a gang of three, all four pods."""
     evicted: set[tuple[str, str]] = set()

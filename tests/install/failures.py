@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddpjob.api.spec import Backoff, RestartPolicy
+from ddpjob.api.restarts import Backoff, RestartPolicy
 from ddpjob.api.status import LONG_RUN_SECONDS
 from ddpjob.engine.advice import ROWS
 from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
@@ -59,15 +59,13 @@ driver that is too old and {len(ROWS) - 4} others.
 
 Progress is a step or checkpoint that is later than all before, as the trainer reports them. For a program that reports
 neither, and for a script that reports no step itself, it is an attempt that ran with all pods for {RUN_SECONDS} s, or
-for *restart once* and `maxTotalRestarts` for {LONG_RUN_SECONDS} s; `restartPolicy.resetAfterSeconds` is another time,
-and then holds for each program.
+for *restart once* and `maxTotalRestarts` for {LONG_RUN_SECONDS} s.
 
 - `maxRestarts`: failures that count by the table, since the last progress. Default: {TRAINED}, but {UNTRAINED} until
   the job has trained, unless the error names a storage, network or service, which may be away when a job begins. In
   [local mode](../tasks/local.md) {UNTRAINED}.
 - `maxTotalRestarts`: all restarts since the last progress, also those in place, but none after a planned loss (*does
-  not count; saves first*). Default: 100. 0 allows no restart of any kind. From 80 % on, the condition `Running` has the
-  reason `RestartsNearLimit`.
+  not count; saves first*). Default: 100. 0 allows no restart of any kind.
 
 The first restart after progress starts at once, and the next ones after {BACKOFF[0]}, 20, 40, … {BACKOFF[1]} s
 (`restartPolicy.backoff`), less up to a quarter. With these defaults, a job that has trained survives an outage of 30

@@ -21,8 +21,7 @@ validation, dropped.
 - **{NAME_RULE.message}.**
 - *Fixed* fields, with all that is in them, cannot be added, changed or removed once the job exists: delete the job and
   apply it again. Its checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any
-  time, others while the job is suspended and in the edit that suspends it. So may labels, annotations, `nodeSelector`,
-  `tolerations`, `affinity` and `schedulingGates` of the template.
+  time, others while the job is suspended and in the edit that suspends it.
 - Types without a link are as everywhere in Kubernetes, or the operator's own: see
   `kubectl explain ddpjob.spec.env.valueFrom`.
 - A quantity is a number with or without a unit, as everywhere in Kubernetes: `500m`, `4`, `16Gi`.
@@ -38,7 +37,7 @@ _MARKS = {name: "fixed" for name in IMMUTABLE if "." not in name} | dict.fromkey
 _EXPLAINED = {
     *("CurrentAttempt", "RefusedStart", "InPlace", "LifeFailure", "Size", "Ending", "Nodes"),
     *("EnvValueSource", "KeySelector", "FieldSelector", "ResourceFieldSelector", "ObjectReference", "LocalReference"),
-    *("NamedEntry", "Toleration"),
+    "NamedEntry",
 }
 """What only the operator reads, and what is as everywhere in Kubernetes: `kubectl explain` describes it."""
 

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 from ddpjob import Client, DDPJob, errors
 from ddpjob.api.model import WireModel, descriptions
 from ddpjob.api.spec import DDPJobSpec
-from ddpjob.api.status import DDPJobStatus, TimeSpent
+from ddpjob.api.status import DDPJobStatus
+from ddpjob.api.time_spent import TimeSpent
 from tests.install import schemas
 from tests.install.fields import cell
 

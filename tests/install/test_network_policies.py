@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.desired import Job, desired_pods, desired_policy
+from ddpjob.engine.desired import Job, desired_pods
+from ddpjob.engine.network import desired_policy
 from ddpjob_operator.controller.settings import ENV_PREFIX, parse
 from tests.builders import a_job
 from tests.install.chart import NAMESPACE, of_kind, template

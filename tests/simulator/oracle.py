@@ -11,9 +11,11 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.pod_view import pod_view
-from ddpjob.api.status import ENDING, RUNNING, TIME_CATEGORIES
+from ddpjob.api.status import ENDING, RUNNING
+from ddpjob.api.time_spent import TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine import claims
+from ddpjob.engine.state import RUN_SECONDS
 from ddpjob_operator.controller.pod_logs import RETRY_SECONDS, SECONDS
 from tests.simulator.faults import HARMLESS_FOR_LOGS
 from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET
@@ -359,8 +361,7 @@ def _has_progressed(job: Json, before: Json) -> bool:
         "furthest"
     ]:
         return True
-    needed = job["spec"]["restartPolicy"].get("resetAfterSeconds", 600)
-    return ran is not None and seconds_between(ran, parse_time(job["status"]["time"]["asOf"])) >= needed
+    return ran is not None and seconds_between(ran, parse_time(job["status"]["time"]["asOf"])) >= RUN_SECONDS
 
 
 def _check_pods(changes: History, late_creates: Collection[str], operators: int) -> None:

@@ -129,3 +129,15 @@ class OpenModel(ApiModel):
 
     def wire(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+
+
+class StatusPart(WireModel):
+    """Base of the models of the status: fields that another release declares are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a copy with other values of these fields; None removes a field. The values are not validated."""
+        if unknown := fields.keys() - self.__dict__.keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}")
+        return self.model_copy(update=fields)

@@ -95,7 +95,7 @@ ANNOTATION_SUSPENDED: Final = f"{GROUP}/suspended"
 
 The value is the number of the last attempt that uses the quota."""
 ANNOTATION_HELD: Final = f"{GROUP}/held"
-"""Of a Workload: which admission the job could not use, as JSON. It stays out of its queue until that has changed."""
+"""Of a Workload: why the job could not use an admission. It stays out of its queue until it has changed."""
 ANNOTATIONS_OF_WORKLOADS: Final = (ANNOTATION_POD_SETS, ANNOTATION_SUSPENDED, ANNOTATION_HELD)
 LABEL_PROBE: Final = f"{GROUP}/probe"
 """Of a pod that only asks the scheduler whether there is room for another node; it is of no attempt."""

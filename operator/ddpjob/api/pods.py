@@ -230,21 +230,6 @@ class TemplateContainer(OpenModel):
     """When to pull the image."""
 
 
-class Toleration(OpenModel):
-    """A taint that the pod tolerates."""
-
-    key: ShortText | None = None
-    """Key of the taint; default: all keys."""
-    operator: ShortText | None = None
-    """Exists or Equal."""
-    value: ShortText | None = None
-    """Value of the taint."""
-    effect: ShortText | None = None
-    """Effect of the taint; default: all effects."""
-    toleration_seconds: int | None = None
-    """Seconds for which a NoExecute taint is tolerated."""
-
-
 class PodTemplateSpec(OpenModel):
     """A pod spec. All fields of Kubernetes are accepted; the declared ones are validated."""
 
@@ -254,7 +239,7 @@ class PodTemplateSpec(OpenModel):
     """Init containers."""
     node_selector: TextMap | None = None
     """Labels that a Kubernetes node must have."""
-    tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = None
+    tolerations: Annotated[list[dict[str, Any]], Field(max_length=64)] | None = None
     """Tolerations, added to those of the operator: 30 s for nodes that are not ready or unreachable."""
     affinity: dict[str, Any] | None = None
     """Affinity and anti-affinity."""

@@ -18,7 +18,6 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationError,
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from ddpjob.api import limits, names
-from ddpjob.api.limits import MAX_REASON
 from ddpjob.api.model import ApiModel, Rule
 from ddpjob.api.objects import levels, value_at
 from ddpjob.api.pods import (
@@ -36,11 +35,11 @@ from ddpjob.api.pods import (
     TemplateContainer,
 )
 from ddpjob.api.quantities import count_devices
+from ddpjob.api.restarts import RestartPolicy
 from ddpjob.api.scheduling import Scheduling
-from ddpjob.api.status import Time
+from ddpjob.api.time_spent import Time
 from ddpjob.api.volumes import Checkpoint, Data
 
-HOUR = 3_600
 DAY = 86_400
 YEAR = 365 * DAY
 MAX_DEPTH = 100  # a pod has about 15 levels; Python's and pydantic's recursion end at a few hundred
@@ -76,8 +75,6 @@ NprocPerNode = Annotated[
     ),
 ]
 Seconds = Annotated[int, Field(ge=1, le=YEAR)]
-Reason = Annotated[str, StringConstraints(min_length=1, max_length=MAX_REASON, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
-"""A reason of ``status.failures``: one CamelCase word."""
 ManagedBy = Annotated[
     str,
     StringConstraints(
@@ -132,95 +129,9 @@ class PodSecurity(ApiModel):
     """Group id that owns mounted volumes. Default with Restricted: 1000."""
 
 
-class Backoff(ApiModel):
-    """Delay before a restart: none after a first failure, then initialSeconds, doubled after each further one in a row.
-
-    Progress ends the row.
-    """
-
-    rules: ClassVar = (
-        Rule(
-            "!has(self.initialSeconds) || !has(self.maxSeconds) || self.initialSeconds <= self.maxSeconds",
-            "initialSeconds must not exceed maxSeconds",
-            lambda backoff: (
-                None in (backoff.initial_seconds, backoff.max_seconds) or backoff.initial_seconds <= backoff.max_seconds
-            ),
-        ),
-    )
-
-    # No defaults in the schema: the API server would store them, and later releases could not change them.
-    initial_seconds: Annotated[int, Field(ge=0, le=HOUR)] | None = None
-    """Seconds before the restart after the second failure in a row. Default: 10, at most maxSeconds."""
-    max_seconds: Annotated[int, Field(ge=0, le=HOUR)] | None = None
-    """Maximum delay in seconds. Default: 360, at least initialSeconds."""
-
-    @property
-    def first_and_longest(self) -> tuple[int, int]:
-        """``initialSeconds`` and ``maxSeconds`` with their defaults: those of a Job of Kubernetes."""
-        first, longest = self.initial_seconds, self.max_seconds
-        if longest is None:
-            longest = max(360, first or 0)
-        return min(10, longest) if first is None else first, longest
-
-
-class OnExitCodes(ApiModel):
-    """Exit codes of the trainer of the pod that failed first."""
-
-    operator: Literal["In", "NotIn"]
-    """In: the rule applies to these exit codes. NotIn: to all others except 0."""
-    values: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=255)]
-    """Exit codes."""
-
-
-class RestartRule(ApiModel):
-    """What to do after a failure that the rule matches, instead of the default."""
-
-    rules: ClassVar = (
-        Rule(
-            "has(self.onExitCodes) != has(self.onReasons)",
-            "a rule has either onExitCodes or onReasons",
-            lambda rule: (rule.on_exit_codes is None) != (rule.on_reasons is None),
-        ),
-    )
-
-    on_exit_codes: OnExitCodes | None = None
-    """The rule applies to these exit codes."""
-    on_reasons: Annotated[list[Reason], Field(min_length=1, max_length=64)] | None = None
-    """The rule applies to these reasons of `status.failures`, for example `[OOMKilled, Hang]`."""
-    action: Literal["Restart", "RestartIgnoreLimit", "Fail"]
-    """Restart: a restart that counts. RestartIgnoreLimit: one that counts only towards maxTotalRestarts. Fail: none."""
-
-
 def _defaulted(model: type[ApiModel]) -> Any:
     # The whole object, not {}: the API server checks a default against the rules before it sets nested defaults.
     return Field(default_factory=model, json_schema_extra={"default": model().wire()})
-
-
-class RestartPolicy(ApiModel):
-    """Restarts after a failure. A restart starts all pods again; training continues from the last checkpoint."""
-
-    # No default in the schema: it depends on the job, and the API server would store it.
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Maximum number of restarts without progress that count. Planned and external losses, such as a drained node, do
-    not count. Default: 12, but 3 as long as the job has not trained, unless a storage, network or service was away."""
-    max_total_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
-    """Maximum number of all restarts without progress, except after planned losses. Progress counts here from an
-    attempt of 600 s on. 0: no restart of any kind."""
-    reset_after_seconds: Seconds | None = None
-    """An attempt that ran this long is progress. Default: 600 for maxRestarts and 3600 for the other limits, of a
-    program that reports neither steps nor checkpoints; of any other only a new step or checkpoint is progress."""
-    backoff: Backoff | None = None
-    """Delay before a restart."""
-    # "rules" is the class variable with the CEL rules of a model.
-    restart_rules: Annotated[list[RestartRule], Field(max_length=20)] | None = Field(default=None, alias="rules")
-    """Exceptions from the default reaction to a failure (docs/reference/failures.md). The first rule that matches
-    applies."""
-
-    def limit(self, *, has_trained: bool) -> int:
-        """Return ``maxRestarts`` with its default."""
-        if self.max_restarts is not None:
-            return self.max_restarts
-        return 12 if has_trained else 3
 
 
 # Changing one of these on a live job would mix two programs in one training.
@@ -249,18 +160,8 @@ IMMUTABLE = (
 
 # The immutable parts with fields that the schema does not declare. CEL cannot compare those; ``specHash`` covers them.
 OPEN_PARTS = (("template",), ("checkpoint", "claimTemplate"), ("resources", "claims"))
-# May change while the job is suspended, and in the edit that suspends it: a queue places a job when it resumes it, and
-# restores what it changed when it stops it. So may what decides where pods run, as in a Job of Kubernetes:
-# https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
+# May change while the job is suspended, and in the edit that suspends it.
 SIZE = ("numNodes", "nprocPerNode")
-SCHEDULING_PARTS = (
-    ("template", "metadata", "labels"),
-    ("template", "metadata", "annotations"),
-    ("template", "spec", "nodeSelector"),
-    ("template", "spec", "tolerations"),
-    ("template", "spec", "affinity"),
-    ("template", "spec", "schedulingGates"),
-)
 
 
 def _same(path: str) -> str:
@@ -272,31 +173,15 @@ def _same(path: str) -> str:
     return f"{new} == {old} && (!{new} || self.{path} == oldSelf.{path})"
 
 
-_SUSPENDED = "(oldSelf.suspend || self.suspend)"
-
-
 def _immutable(name: str) -> str:
     return f"{name} is immutable: delete the job and apply it again to change it (its checkpoints stay)"
-
-
-def _template_rule() -> Rule:
-    """The template is immutable; while the job is suspended, only its declared fields that do not affect scheduling."""
-    scheduling = {path[-1] for path in SCHEDULING_PARTS}
-    fields = [f"template.spec.{field.alias}" for field in PodTemplateSpec.model_fields.values()]
-    fixed = " && ".join(_same(field) for field in fields if field.rpartition(".")[2] not in scheduling)
-    return Rule(
-        f"({_same('template')}) || ({_SUSPENDED} && {fixed})",
-        f"{_immutable('template')}; only labels, annotations, nodeSelector, tolerations, affinity and schedulingGates "
-        "may change while the job is suspended",
-    )
 
 
 # Rules of the spec, with has(): a rule of the field itself does not see that the field is added or removed.
 _IMMUTABLE_RULES = {name: Rule(_same(name), _immutable(name)) for name in IMMUTABLE}
 for _name in SIZE:
     _text = f"{_immutable(_name)}, or change it while the job is suspended"
-    _IMMUTABLE_RULES[_name] = Rule(f"({_same(_name)}) || {_SUSPENDED}", _text)
-_IMMUTABLE_RULES["template"] = _template_rule()
+    _IMMUTABLE_RULES[_name] = Rule(f"({_same(_name)}) || (oldSelf.suspend || self.suspend)", _text)
 
 
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
@@ -513,22 +398,12 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """
     rules = _IMMUTABLE_RULES
     if old.get("suspend") or new.get("suspend"):
-        old, new = (without_scheduling(spec) for spec in (old, new))
         rules = {name: rule for name, rule in rules.items() if name not in SIZE}
     return [
         rule.message
         for name, rule in rules.items()
         if not _is_equal(*(value_at(spec, name.split(".")) for spec in (old, new)))
     ]
-
-
-def without_scheduling(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored spec without ``SCHEDULING_PARTS``, and without the objects that are empty then."""
-    template = dict(spec.get("template") or {})
-    for _, part, field in SCHEDULING_PARTS:
-        template[part] = {key: value for key, value in (template.get(part) or {}).items() if key != field}
-    kept = {key: part for key, part in template.items() if part}
-    return {key: value for key, value in spec.items() if key != "template"} | ({"template": kept} if kept else {})
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -148,7 +148,7 @@ def pod_text(pod: "JobPod", *, with_end: bool = True) -> str:
 
 def restarts_text(job: DDPJob) -> str:
     """Return how often the job was restarted, and how many restarts it has left; empty if it never was."""
-    from ddpjob.api.spec import RestartPolicy  # ``ddpjob get`` without a name needs no model of the spec
+    from ddpjob.api.restarts import RestartPolicy  # ``ddpjob get`` without a name needs no model of the spec
 
     status = job.status
     if not status.restarts:

@@ -9,7 +9,7 @@ from ddpjob.api.text import clean
 from ddpjob.errors import DDPJobError
 
 if TYPE_CHECKING:
-    from ddpjob.api.status import TimeSpent
+    from ddpjob.api.time_spent import TimeSpent
 
 
 def one_line(text: object) -> str:

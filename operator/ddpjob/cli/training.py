@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ddpjob.api.status import DDPJobStatus, TimeSpent
+from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import attributed
+from ddpjob.api.time_spent import TimeSpent
 from ddpjob.api.times import parse_time
 from ddpjob.cli.place import is_of_this_machine
 from ddpjob.cli.text import one_line

@@ -14,7 +14,8 @@ from ddpjob.api import names
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json, condition, event_time
 from ddpjob.api.pod_view import PodState, PodView, pod_view
-from ddpjob.api.status import Condition, is_time
+from ddpjob.api.status import Condition
+from ddpjob.api.time_spent import is_time
 from ddpjob.api.times import parse_time
 from ddpjob.client.job import DDPJob
 from ddpjob.client.snapshot import Snapshot

@@ -8,6 +8,13 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.version import __version__
 
+Obstacle = tuple[str, str]
+"""Reason and message of what keeps an attempt from running."""
+MAX_TEXT: Final = 512
+"""Characters of a text of another system in a message."""
+LOOKUP_SECONDS: Final = 60.0
+"""How long an object of the cluster that was read is used, and when one is read again that keeps a job waiting."""
+
 
 @dataclass(frozen=True)
 class Create:

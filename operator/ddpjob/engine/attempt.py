@@ -50,9 +50,13 @@ def recorded_attempt(status: DDPJobStatus, now: datetime) -> CurrentAttempt:
 
 
 def waits(attempt: CurrentAttempt, now: datetime) -> bool:
-    """Return whether the wait for the cause goes on, or after the verdict, the delay before the next attempt."""
+    """Return whether the wait for the cause goes on, or after the verdict, the delay before the next attempt.
+
+    A time further ahead than the longest wait means that a clock was set back: it is ignored.
+    """
     longest = PROVISIONAL_SECONDS if attempt.verdict is None else MAX_BACKOFF_SECONDS
-    return attempt.ending is not None and _is_ahead(attempt.ending.until, now, longest)
+    until = attempt.ending.until if attempt.ending else None
+    return until is not None and 0 < -seconds_since(until, now) <= longest + 1
 
 
 def seconds_to_stop(pod: PodView, now: datetime) -> float:
@@ -75,14 +79,6 @@ def seconds_running(attempt: CurrentAttempt, now: datetime) -> float:
     if attempt.all_running_time is None:
         return 0.0
     return seconds_between(attempt.all_running_time, parse_time(attempt.ending.since) if attempt.ending else now)
-
-
-def _is_ahead(time: str | None, now: datetime, longest: float) -> bool:
-    """Return whether a time is in the future.
-
-    A time further ahead than the longest wait means that a clock was set back: it is ignored.
-    """
-    return time is not None and 0 < -seconds_since(time, now) <= longest + 1
 
 
 def retry_seconds(refusals: int) -> float:

@@ -9,14 +9,15 @@ from typing import Literal
 
 from ddpjob.api.backoff import doubling, jittered
 from ddpjob.api.pod_view import PodView
-from ddpjob.api.spec import Backoff
+from ddpjob.api.restarts import Backoff
 from ddpjob.api.status import LONG_RUN_SECONDS, DDPJobStatus, Ending, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
-from ddpjob.engine.failures import Context, Judgement, is_of_a_service
+from ddpjob.engine.failures import Context, Judgement
 from ddpjob.engine.judgement import judge
 from ddpjob.engine.progress import furthest
+from ddpjob.engine.raised import is_of_a_service
 from ddpjob.engine.state import RUN_SECONDS, JobState
 
 
@@ -30,17 +31,13 @@ def made_progress(s: JobState, if_unknown: int = RUN_SECONDS) -> bool:
     """
     if s.attempt.is_closed:  # its end has been counted
         return False
-    reached, ran_long = furthest(s.report, s.before.furthest, 0), s.job.spec.restart_policy.reset_after_seconds
-    is_known = reached is not None and not reached.trained
-    if reached is not None and is_known and not reached.restarts_since:
-        return True
-    if ran_long is None and not is_known:
-        ran_long = if_unknown
-    attempt = s.attempt
+    reached, attempt = furthest(s.report, s.before.furthest, 0), s.attempt
+    if reached is not None and not reached.trained:
+        return not reached.restarts_since
     if attempt.first_success_time is not None and s.job.spec.success_policy == "AllNodes":
         # Then it only waits for the other nodes, with the doubled completionGraceSeconds for more than an hour.
         attempt = attempt.changed(ending=Ending(since=attempt.first_success_time))
-    return ran_long is not None and seconds_running(attempt, s.now) >= ran_long
+    return seconds_running(attempt, s.now) >= if_unknown
 
 
 def exceeded_limit(s: JobState, judgement: Judgement) -> Literal["counted", "total"] | None:
@@ -83,7 +80,7 @@ def total_restarts(s: JobState) -> int:
 
 def failures_in_row(s: JobState, *, is_free: bool) -> int:
     """Return how many attempts in a row failed, with the current one."""
-    _, longest = backoff(s).first_and_longest
+    _, longest = _backoff(s).first_and_longest
     ends = made_progress(s) or (is_free and seconds_running(s.attempt, s.now) > longest)
     return 1 if ends else (s.attempt.failures_in_row or 0) + 1
 
@@ -95,9 +92,13 @@ def reasons_since_progress(s: JobState) -> frozenset[str]:
     return frozenset(() if made_progress(s, LONG_RUN_SECONDS) else (failure.reason for failure in failures[first:]))
 
 
-def backoff(s: JobState) -> Backoff:
-    """Return the user's delays, or the default ones."""
+def _backoff(s: JobState) -> Backoff:
     return s.job.spec.restart_policy.backoff or Backoff()
+
+
+def seconds_to_next(s: JobState, *, is_free: bool) -> float:
+    """Return the delay before the restart after the current attempt. is_free: the restart counts towards no limit."""
+    return restart_delay(_backoff(s), failures_in_row(s, is_free=is_free), f"{s.job.uid}/{s.attempt.number}")
 
 
 def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:

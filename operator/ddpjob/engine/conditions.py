@@ -9,14 +9,12 @@ from ddpjob.api.text import clean, shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
-from ddpjob.engine.budget import total_restarts
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.judgement import failure_text
 from ddpjob.engine.obstacles import (
     admission_obstacle,
     earlier_pods,
     fruitless,
-    near_limit,
     obstacles,
     scheduling_obstacle,
     shared_volume,
@@ -139,7 +137,6 @@ def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
         silence(s),
         stall(s),
         scheduling.without_quota(s),
-        near_limit(s, total_restarts(s)),
         fruitless(reached, s.logs_command()),
         shared_volume(s),
         elastic.obstacle(s),

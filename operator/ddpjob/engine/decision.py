@@ -13,7 +13,6 @@ from ddpjob.api.status import RUNNING, Failure, Size
 from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
 from ddpjob.engine.attempt import (
-    DRAIN_MARGIN_SECONDS,
     EVICTED,
     LATE_SECONDS,
     PROVISIONAL_SECONDS,
@@ -24,13 +23,11 @@ from ddpjob.engine.attempt import (
     whole_second_after,
 )
 from ddpjob.engine.budget import (
-    backoff,
     counted_restarts,
     exceeded_limit,
-    failures_in_row,
     max_restarts,
     reasons_since_progress,
-    restart_delay,
+    seconds_to_next,
 )
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
@@ -134,7 +131,7 @@ def _suspension(s: JobState) -> Decision | None:
         return None
     if s.suspended:
         return CONTINUE
-    return Decision("suspend", SUSPENDED, s.suspension[1], drain_until=_drain_until(s))
+    return Decision("suspend", SUSPENDED, s.suspension[1], drain_until=s.drain_until)
 
 
 def _resize(s: JobState) -> Decision | None:
@@ -145,7 +142,7 @@ def _resize(s: JobState) -> Decision | None:
     if s.attempt.is_closed or s.spec_changed or not elastic.is_resized(s):
         return None
     text = f"the number of nodes or of their processes changed: attempt {s.attempt.number} saves a checkpoint and ends"
-    return Decision("close", RESIZED, text, drain_until=_drain_until(s))
+    return Decision("close", RESIZED, text, drain_until=s.drain_until)
 
 
 def _job_deadline(s: JobState) -> Decision | None:
@@ -161,7 +158,7 @@ def _restart_request(s: JobState) -> Decision | None:
     if s.spec_changed:  # no attempt could follow
         return None
     text = f"spec.restartedAt is {asked}: attempt {s.attempt.number} saves a checkpoint and ends"
-    return Decision("close", RESTART_REQUESTED, text, drain_until=_drain_until(s), restarted_at=asked)
+    return Decision("close", RESTART_REQUESTED, text, drain_until=s.drain_until, restarted_at=asked)
 
 
 def _attempt_deadline(s: JobState) -> Decision | None:
@@ -178,13 +175,13 @@ def _attempt_deadline(s: JobState) -> Decision | None:
 
 
 def _first_attempt(s: JobState) -> Decision | None:
-    if s.attempt.number or number_of_next(s) > 1:  # pods without a status are of an unknown attempt
+    if s.attempt.number or s.number_of_next > 1:  # pods without a status are of an unknown attempt
         return None
     if s.spec_changed:
         return _held(s)
     if s.stopping or scheduling.wait(s) is not None:
         return CONTINUE
-    return Decision("start", "Started", f"attempt {number_of_next(s)} starts")
+    return Decision("start", "Started", f"attempt {s.number_of_next} starts")
 
 
 def _unknown_attempt(s: JobState) -> Decision | None:
@@ -211,7 +208,7 @@ def _next_attempt(s: JobState) -> Decision | None:
         return CONTINUE
     if s.stopping or scheduling.wait(s) is not None:
         return CONTINUE
-    number = number_of_next(s)
+    number = s.number_of_next
     if s.suspended:
         return Decision("start", "Resumed", f"resumed after suspension: attempt {number} starts")
     refusals = 0 if s.spec_edited else s.attempt.refusals or 0
@@ -297,7 +294,7 @@ def _judged(s: JobState, evidence: Evidence) -> Judgement:
         is_proved=s.is_proved,
         starts_elsewhere=any(start_contradicts(pod, evidence) for pod in s.current.values()),
         fails_elsewhere=any(shows_the_same(pod, evidence) for pod in s.current.values()),
-        node_failed_before=failed_before(s.earlier_failures, evidence.pod, s.now),
+        node_failed_before=failed_before(s.earlier_failures, evidence.facts.node_name, s.now),
         is_local=s.settings.is_local,
     )
     judgement = judge(evidence, context, s.logs_command(evidence.node_rank))
@@ -353,8 +350,8 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     if judgement.counted:
         follows = f"restart {counted_restarts(s) + 1} of {max_restarts(s, judgement)} follows"
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
-    drain_until = _drain_until(s) if judgement.planned or s.may_overwrite else None
-    delay = restart_delay(backoff(s), failures_in_row(s, is_free=is_free), f"{s.job.uid}/{number}")
+    drain_until = s.drain_until if judgement.planned or s.may_overwrite else None
+    delay = seconds_to_next(s, is_free=is_free)
     if not (s.spec_changed or delay or drain_until) and scheduling.wait(s) is None:
         return Decision("restart", record.reason, message, record, is_free=is_free)
     until = whole_second_after(s.now, delay) if delay else None
@@ -372,19 +369,12 @@ def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure,
     return Decision("fail", "MaxRestartsExceeded" if most else record.reason, message, record)
 
 
-def _drain_until(s: JobState) -> str | None:
-    """Return until when the running pods may write after SIGTERM, if they keep the job's grace; None if none runs."""
-    if not any(s.may_save(pod) for pod in s.pods if not pod.ended):
-        return None
-    return whole_second_after(s.now, s.job.grace_seconds + DRAIN_MARGIN_SECONDS)
-
-
 def _eviction(s: JobState) -> Decision | None:
     """End an attempt that has lost its place in the queue, after a checkpoint. A failure before it counts."""
     if s.attempt.is_closed or not (why := scheduling.stop(s)):
         return None
     text = f"{why}: attempt {s.attempt.number} saves a checkpoint and ends"
-    return Decision("close", EVICTED, text, drain_until=_drain_until(s))
+    return Decision("close", EVICTED, text, drain_until=s.drain_until)
 
 
 def _eviction_between_attempts(s: JobState) -> Decision | None:
@@ -412,7 +402,7 @@ def _smaller(s: JobState, size: Size) -> Decision:
         f"not all {len(s.job.node_ranks)} pods of attempt {number} got a Kubernetes node within {limit} s: the next "
         f"one has {size.nodes} nodes (minNodes is {s.job.spec.min_nodes}), and costs no restart"
     )
-    return Decision("close", elastic.NODES_UNAVAILABLE, text, size=size, drain_until=_drain_until(s))
+    return Decision("close", elastic.NODES_UNAVAILABLE, text, size=size, drain_until=s.drain_until)
 
 
 def _grow(s: JobState) -> Decision | None:
@@ -422,7 +412,7 @@ def _grow(s: JobState) -> Decision | None:
         f"there is room for {size.nodes - len(s.job.node_ranks)} more nodes: attempt {s.attempt.number} saves a "
         f"checkpoint and ends, and the next one has {size.nodes} nodes of {s.job.spec.num_nodes} and costs no restart"
     )
-    return Decision("close", elastic.NODES_AVAILABLE, text, size=size, drain_until=_drain_until(s))
+    return Decision("close", elastic.NODES_AVAILABLE, text, size=size, drain_until=s.drain_until)
 
 
 def _gang(s: JobState) -> Decision | None:
@@ -479,30 +469,13 @@ def _give_back(s: JobState, reason: str, message: str) -> Decision:
     text = f"{message}: attempt {s.attempt.number} gives its nodes back and costs no restart"
     older = "when no older job waits, and " if reason == guard.YIELDED else ""
     text += f"; the next one starts {older}at {until}{' at the latest' if older else ''}"
-    return Decision("close", reason, text, gives_back=True, until=until, drain_until=_drain_until(s))
+    return Decision("close", reason, text, gives_back=True, until=until, drain_until=s.drain_until)
 
 
 def _held(s: JobState) -> Decision:
-    runs = (
-        "no new attempt starts" if s.attempt.is_closed else "the running attempt continues, but no new attempt starts"
-    )
-    text = (
-        f"an immutable part of spec.template was changed; {runs}: undo the change, or delete the job and apply it again"
-    )
-    return Decision("hold", "SpecChanged", text)
-
-
-def number_of_next(s: JobState) -> int:
-    """Return the number of the attempt that would start now.
-
-    If a user deleted the status, pods may have a higher number; their names must not be used again. Pods of attempt 1
-    are adopted, because they may have been created beside the status that records them: if all run, or none started.
-    """
-    all_exist = {pod.node_rank for pod in s.pods}.issuperset(s.job.node_ranks)
-    usable = all(not (pod.ended or pod.deleting) and (all_exist or pod.state == "pending") for pod in s.pods)
-    if s.attempt.number == 0 and s.newest_attempt == 1 and usable:
-        return 1
-    return max(s.attempt.number, s.newest_attempt) + 1
+    runs = "" if s.attempt.is_closed else "the running attempt continues, but "
+    what = f"an immutable part of spec.template was changed; {runs}no new attempt starts"
+    return Decision("hold", "SpecChanged", f"{what}: undo the change, or delete the job and apply it again")
 
 
 _RULES = (

@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, element, owner_uid, value_at
-from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
-from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
+from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json, element, value_at
+from ddpjob.api.spec import OPEN_PARTS, DDPJobSpec, parse_spec
+from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.injection import with_launcher
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render
@@ -23,13 +24,12 @@ from ddpjob.engine.template import render
 _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePullPolicy", "envFrom")
 _DEFAULT_USER = 1000
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
-_SERVICES = 1024  # as many jobs are planned again without a rendered template
 _LAUNCHER_SECONDS = 5  # of the grace, for the launcher's own end
 # Asks service meshes for no sidecar: it would run on after the trainer, and encrypt what NCCL or gloo send.
 _NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 _ISTIO_LABEL = "sidecar.istio.io/inject"
 # Changes whenever spec_hash hashes other parts, or in another way.
-_HASH_FORM = "v3:"
+_HASH_FORM = "v4:"
 # Kinds of volumes that belong to one pod, or that it cannot write.
 _PRIVATE_VOLUMES = {"emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected", "image"}
 # The variables that differ between the nodes of an attempt; the value is the node_rank.
@@ -133,28 +133,17 @@ class Job:
 
 
 def spec_hash(spec: Json) -> str:
-    """Return two digests of the parts of a stored spec that CEL transition rules cannot compare.
-
-    The second one is of the parts that affect scheduling only, which may change while the job is suspended.
+    """Return the digest of the parts of a stored spec that CEL transition rules cannot compare.
 
     It reads the JSON and no model, and these parts have no defaults, so that neither a new field nor a changed default
     of another release changes the digest. A null is left out, because the API server drops it once a schema declares
     the field.
     """
-    return f"{_HASH_FORM}{_digest(without_scheduling(spec), OPEN_PARTS)}-{_digest(spec, SCHEDULING_PARTS)}"
-
-
-def has_same_fixed_part(one: str, other: str) -> bool:
-    """Return whether two digests of ``spec_hash`` differ at most in the parts that affect scheduling only."""
-    return one.partition("-")[0] == other.partition("-")[0]
-
-
-def _digest(spec: Json, paths: Iterable[tuple[str, ...]]) -> str:
-    given = {".".join(path): part for path in paths if (part := value_at(spec, path)) is not None}
+    given = {".".join(path): part for path in OPEN_PARTS if (part := value_at(spec, path)) is not None}
     text = json.dumps(given, sort_keys=True)
     if "null" in text:  # otherwise a large spec need not be copied
         text = json.dumps(_without_nulls(given), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _HASH_FORM + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_comparable(recorded: str | None) -> TypeGuard[str]:
@@ -195,78 +184,14 @@ def job_labels(job: Job) -> dict[str, str]:
     }
 
 
-def desired_service(job: Job, *, after_first: bool = False) -> Create:
-    """Return the headless Service of the job, which all its attempts use."""
-    body = render(
-        "service.yaml.j2",
-        service=job.service,
-        namespace=job.namespace,
-        labels=job_labels(job),
-        owners=[owner_reference(job)],
-        selector={names.LABEL_JOB_UID: job.uid},
-        port=job.spec.rendezvous.port,
-    )
-    return Create(names.SERVICES, job.service, body, after_first=after_first)
-
-
-@lru_cache(_SERVICES)
-def _service_spec(uid: str, port: int) -> Json:
-    """Return the spec of a job's Service, for comparison in each plan; it must not be changed."""
-    selector = {names.LABEL_JOB_UID: uid}
-    body = render("service.yaml.j2", service="", namespace="", labels={}, owners=[], selector=selector, port=port)
-    spec: Json = body["spec"]
-    return spec
-
-
-def service_change(job: Job, service: Json) -> Change | None:
-    """Return what restores the job's Service after an edit; None if nothing does, or if it belongs to another owner."""
-    spec = service.get("spec") or {}
-    if not _is_live_object_of(job, service):
-        return None
-    wanted = _service_spec(job.uid, job.spec.rendezvous.port)
-    is_whole = all(spec.get(key) == value for key, value in wanted.items() if key != "ports")
-    ports = [{key: port.get(key) for key in wanted["ports"][0]} for port in spec.get("ports") or ()]
-    if is_whole and ports == wanted["ports"]:
-        return None
-    others = dict.fromkeys(spec.get("selector") or ())  # null removes a key
-    restored = wanted | {"externalName": None, "selector": others | wanted["selector"]}
-    return Change(names.SERVICES, job.service, service["metadata"]["uid"], restored)
-
-
-def _is_live_object_of(job: Job, body: Json) -> bool:
-    return owner_uid(body) == job.uid and "deletionTimestamp" not in body["metadata"]
-
-
-def desired_policy(job: Job, settings: EngineSettings) -> Create | None:
-    """Return the NetworkPolicy of the job, which all its attempts use, or None if the spec asks for none."""
-    if job.spec.network_policy is None:
-        return None
-    body = render(
-        "networkpolicy.yaml.j2",
-        policy=job.service,
-        namespace=job.namespace,
-        labels=job_labels(job),
-        owners=[owner_reference(job)],
-        pods={"matchLabels": {names.LABEL_JOB_UID: job.uid}},
-        operator_namespace=settings.pod_namespace,
-        operator_pods={"matchLabels": dict(settings.pod_labels)} if settings.pod_labels else {},
-        progress_port=job.spec.rendezvous.progress_port,
-    )
-    return Create(names.NETWORK_POLICIES, job.service, body)
-
-
-def policy_change(job: Job, policy: Json, settings: EngineSettings) -> Change | Delete | None:
-    """Return what restores the job's NetworkPolicy after an edit, or deletes it when the spec asks for none any more.
-
-    None if nothing is to do, or if the policy belongs to another owner.
-    """
-    if not _is_live_object_of(job, policy):
-        return None
-    wanted, uid = desired_policy(job, settings), policy["metadata"]["uid"]
-    if wanted is None:
-        return Delete(names.NETWORK_POLICIES, job.service, uid)
-    patch = patch_between(policy.get("spec") or {}, wanted.body["spec"])
-    return Change(names.NETWORK_POLICIES, job.service, uid, patch) if patch else None
+def owned_object(
+    job: Job, kind: Resource, name: str, spec: Json, *, labels: Json | None = None, annotations: Json | None = None
+) -> Create:
+    """Return an object of another system that goes with the job. labels: beside those of all objects of the job."""
+    meta: Json = {"name": name, "namespace": job.namespace, "labels": job_labels(job) | (labels or {})}
+    meta |= {"annotations": annotations} if annotations else {}
+    meta["ownerReferences"] = [owner_reference(job)]
+    return Create(kind, name, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec})
 
 
 def desired_claim(job: Job) -> Create | None:
@@ -447,7 +372,9 @@ def process_environment(job: Job) -> dict[str, str]:
 def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int, token: str) -> Json:
     spec = job.spec
     wire = job.wire
-    security = spec.pod_security
+    security, grace = spec.pod_security, job.grace_seconds
+    # What a launcher gives its processes; in the rest it reports how they ended.
+    stop_grace = max(1, grace // 2, grace - _LAUNCHER_SECONDS)
     defaults = render(
         "pod_defaults.yaml.j2",
         container=names.TRAINER_CONTAINER,
@@ -457,7 +384,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
         process_env=process_environment(job)
         | {
             names.ENV_RDZV_ID: f"{job.uid}-{attempt}",
-            names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds)),
+            names.ENV_STOP_GRACE: str(stop_grace),
             names.ENV_INPLACE_RESTARTS: str(granted),
         }
         | _deadlines(spec),
@@ -496,11 +423,6 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
     if spec.launcher is not None:
         pod = with_launcher(pod, settings.launcher_image, settings.launcher_pull_policy)
     return _secured(pod, defaults)
-
-
-def _stop_grace(grace_seconds: int) -> int:
-    """Return how much of the pod's grace a launcher gives its processes; in the rest it reports how they ended."""
-    return max(1, grace_seconds // 2, grace_seconds - _LAUNCHER_SECONDS)
 
 
 def _deadlines(spec: DDPJobSpec) -> dict[str, str]:

@@ -15,7 +15,6 @@ from ddpjob.engine.obstacles import (
     SHARED,
     TRAINING_STALLED,
     fruitless,
-    near_limit,
     obstacles,
 )
 from ddpjob.engine.scheduling.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
@@ -76,13 +75,9 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         if condition.type == "Stalled" and turned_true and status.state != "Failed":
             yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
     yield from _lives(s, status)
-    used, earlier = (recorded.restarts_counted_towards_total for recorded in (status, s.before))
-    for problem, known in (
-        (near_limit(s, used), near_limit(s, earlier)),
-        (fruitless(status.furthest, s.logs_command()), fruitless(s.before.furthest, "")),
-    ):
-        if problem and not known:
-            yield Note("Warning", problem[0], shorten(problem[1], MAX_NOTE))
+    problem = fruitless(status.furthest, s.logs_command())
+    if problem and not fruitless(s.before.furthest, ""):
+        yield Note("Warning", problem[0], shorten(problem[1], MAX_NOTE))
     yield from _changes(s, status)
     step = status.checkpoint.resumed_from_step if status.checkpoint else None
     if step is not None and step != (s.before.checkpoint.resumed_from_step if s.before.checkpoint else None):

@@ -3,8 +3,6 @@
 The first row that matches applies. ``make generate`` prints the table as docs/reference/failures.md.
 """
 
-import errno
-import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,17 +30,14 @@ from ddpjob.engine.evidence import (
     START_SECONDS,
     Evidence,
 )
+from ddpjob.engine.raised import DEVICE_FAILED, has_failed_device, is_of_program, text_of
 
-DEVICE_FAILED = "DeviceFailed"
-"""Reason of a failure of a GPU; also the trainer's."""
 NOT_FINITE = "NotFinite"
 """Reason of a failure, and of a training that goes on, whose loss is NaN or infinite; also the trainer's."""
 DIVERGED = "the training diverged, or a device computed wrong values"
-PEER_LOST = "PeerLost"
-"""Reason of a failure that only shows that the connection to a peer was closed; also the trainer's."""
+PEER_LOST = "PeerLost"  # also the trainer's
 COMPLETION_EXCEEDED = "CompletionDeadlineExceeded"
 COLLECTIVE_TIMEOUT = "CollectiveTimeout"
-"""Reason of a failure of ranks that waited for another one until the time of torch.distributed was over."""
 _OF_A_TIMEOUT = re.compile(r"Watchdog caught collective|Timed out waiting \d+ms for|failed to pass monitoredBarrier")
 
 Before = Literal["lately", "long ago"] | None
@@ -50,41 +45,7 @@ Before = Literal["lately", "long ago"] | None
 Action = Literal["Restart", "RestartOnce", "FailAtStart", "Fail"]
 """RestartOnce: a restart, but the job fails if an earlier failure since the last progress had the same reason.
 FailAtStart: the job fails if it has never trained; if the row suspects the node, only if another pod of the attempt
-shows the same, or the same node twice within an hour. Afterwards it is a restart, because a broken Kubernetes node, a
-volume that is not mounted, and a Secret that is absent for a minute look the same as a wrong spec."""
-
-# What programs raise by themselves. Any library may have errors of storage, network and devices with names of its own.
-_OF_PROGRAMS = frozenset(
-    {
-        *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "IndentationError", "IndexError"),
-        *("KeyError", "LookupError", "ModuleNotFoundError", "NameError", "NotImplementedError", "OverflowError"),
-        *("RecursionError", "RuntimeError", "SyntaxError", "TypeError", "UnboundLocalError", "ValueError"),
-        "ZeroDivisionError",
-    }
-)
-_OF_DEVICES = re.compile(
-    r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC|unhandled cuda error", re.IGNORECASE
-)
-# The spec, the image or the program is to blame for these, and not the device or its Kubernetes node.
-_OF_NO_DEVICE = re.compile(
-    r"device-side assert|no kernel image|invalid device|driver version is insufficient|ALLOC_FAILED|out of memory"
-)
-# Native code puts the text of the system into a RuntimeError; "Invalid argument" may also be the program's.
-_OF_THE_SYSTEM = "|".join(re.escape(os.strerror(number)) for number in errno.errorcode if number != errno.EINVAL)
-_OF_THE_ENVIRONMENT = re.compile(
-    rf"{_OF_DEVICES.pattern}|CUDA|cuDNN|cuBLAS|NCCL|gloo|NVIDIA driver|connection|socket|\bI/O\b|timed? ?out|HTTP"
-    r"|name or service|name resolution|zip archive|PytorchStreamReader|unexpected EOF|worker \(pid|exited unexpectedly"
-    rf"|killed|stale file|Errno|{_OF_THE_SYSTEM}",
-    re.IGNORECASE,
-)
-_OF_A_SERVICE = re.compile(
-    r"connection|could not connect|socket|timed? ?out|name or service|name resolution|temporar|unavailable|throttl"
-    r"|SlowDown|reduce your request|too many requests|\b(?:429|50[0234])\b|stale file|\bI/O\b"
-    r"|input/output|transport endpoint",
-    re.IGNORECASE,
-)
-# Another exception in the text of one: of a DataLoader's worker, and the first cause that ddprun names.
-_ANOTHER = re.compile(r"(?:^|Caught |caused by )([\w.]*(?:Error|Exception|Timeout|Interrupt))(?: in |: )")
+shows the same, or the same node twice within an hour. Later a broken node or an absent Secret looks the same."""
 
 
 @dataclass(frozen=True)
@@ -117,18 +78,15 @@ class Judgement:
     reason: for ``status.failures``. Empty in a row: the ``kind`` of the trainer's report, its exception, or the
         kubelet's reason.
     when: what is seen, for docs/reference/failures.md.
-    matches: whether the row applies to these facts.
     counted: whether the restart counts towards restartPolicy.maxRestarts.
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
     provisional: the restart no longer counts if a Kubernetes node of the attempt is found lost within 120 s.
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
-    hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
-        that shows the log, {pod} and {node} are names.
-    from_program: which of hint and next the trainer's report says.
+    hint, next: the usual cause and what to do, unless the trainer's report says more (``from_program``). In a row
+        {logs} is the command that shows the log, {pod} and {node} are names.
     local: next in local mode, which has neither Kubernetes nodes nor images; empty if it is the same.
     texts: of errors, with their own hint and next, which go before those of the row; not where ``local`` applies.
-    message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
-    stall: what the launcher reported then.
+    message, evidence, stall: of one failure; stall if a deadline of the operator ended the attempt, else evidence.
     """
 
     reason: str
@@ -164,33 +122,6 @@ def _reports(code: int) -> Callable[[Evidence, Context], bool]:
     return lambda e, _: e.report.code == code
 
 
-def _waits_with(reason: str) -> Callable[[Evidence, Context], bool]:
-    return lambda e, _: e.exit_code is None and e.reason == reason
-
-
-def _has_failed_device(e: Evidence) -> bool:
-    is_device = e.report.kind == DEVICE_FAILED or (e.facts.exception or "").rpartition(".")[2] == "AcceleratorError"
-    is_named = e.facts.exception == "RuntimeError" and _OF_DEVICES.search(text_of(e)) is not None
-    return e.whose != "peer" and (is_device or is_named) and _OF_NO_DEVICE.search(text_of(e)) is None
-
-
-def _is_of_program(e: Evidence) -> bool:
-    raised = {e.facts.exception, *(name.rpartition(".")[2] for name in _ANOTHER.findall(text_of(e)))}
-    return (
-        e.whose != "peer" and e.exit_code == 1 and raised <= _OF_PROGRAMS and not _OF_THE_ENVIRONMENT.search(text_of(e))
-    )
-
-
-def is_of_a_service(exception: str | None, message: str) -> bool:
-    """Whether a program could not use a storage, network or service. A wrong name of a service looks the same."""
-    return exception is not None and _OF_A_SERVICE.search(f"{exception}: {message}") is not None
-
-
-def text_of(e: Evidence) -> str:
-    """Return the text of the error, from the log or from the report; empty if neither has one."""
-    return (e.logged.message if e.logged is not None else e.report.message) or ""
-
-
 def _repeats(e: Evidence, context: Context) -> bool:
     """Whether the program failed at the same place in the attempt before.
 
@@ -198,7 +129,7 @@ def _repeats(e: Evidence, context: Context) -> bool:
     nothing about that, and neither does step 0: before its first step a program only reads volumes and services.
     """
     before = context.earlier[-1] if context.earlier else None
-    if before is None or not e.facts.where or not _is_of_program(e):
+    if before is None or not e.facts.where or not is_of_program(e):
         return False
     if (before.exception, before.where) != (e.facts.exception, e.facts.where):
         return False
@@ -333,7 +264,7 @@ TABLE: tuple[Judgement, ...] = (
     Judgement(
         INVALID_IMAGE,
         "the name of the trainer's image, or of an init container's, has not been valid for 10 s",
-        _waits_with(INVALID_IMAGE),
+        lambda e, _: e.exit_code is None and e.reason == INVALID_IMAGE,
         action="FailAtStart",
         hint="the kubelet cannot parse the name of the image",
         next="correct spec.image (or the image in spec.template) and create the job again",
@@ -342,7 +273,7 @@ TABLE: tuple[Judgement, ...] = (
         CONFIG_ERROR,
         "the trainer's container, or an init container, could not be configured for 60 s, for example because a Secret "
         "or ConfigMap does not exist",
-        _waits_with(CONFIG_ERROR),
+        lambda e, _: e.exit_code is None and e.reason == CONFIG_ERROR,
         action="FailAtStart",
         texts=OF_CONTAINERS,
         hint="the kubelet cannot configure the container, for the reason in the message",
@@ -436,7 +367,7 @@ TABLE: tuple[Judgement, ...] = (
         DEVICE_FAILED,
         "the trainer's report or its log says that a GPU or its driver failed, for example `CUDA error: uncorrectable "
         "ECC error`",
-        lambda e, _: _has_failed_device(e),
+        lambda e, _: has_failed_device(e),
         node_suspected=True,
         hint="the GPU or its driver failed, or a kernel used memory that is not its own",
         next="{logs}; ask an administrator to look for Xid in dmesg of node {node}",

@@ -6,7 +6,7 @@ operator. When they end the attempt instead, the table of failures applies as to
 """
 
 from ddpjob.api.report import EndReport, TrainingReport
-from ddpjob.api.spec import RestartPolicy
+from ddpjob.api.restarts import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
 
 KEPT_LIVES = 5

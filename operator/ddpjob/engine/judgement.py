@@ -9,21 +9,20 @@ from ddpjob.api.failure import FailureFacts
 from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.report import EndReport, Stall
-from ddpjob.api.spec import RestartRule
+from ddpjob.api.restarts import RestartRule
 from ddpjob.api.status import Failure
 from ddpjob.api.text import attributed, shorten
 from ddpjob.engine.advice import DESCRIBE_NODE, advice
 from ddpjob.engine.evidence import OOM_KILLED, Evidence, signal_name
 from ddpjob.engine.failures import (
     DESCRIBE_POD,
-    DEVICE_FAILED,
     OF_DEADLINES,
     PEER_LOST,
     TABLE,
     Context,
     Judgement,
-    text_of,
 )
+from ddpjob.engine.raised import DEVICE_FAILED, text_of
 
 _NO_REPORT = EndReport()
 _MAX_MESSAGE = 2000

@@ -12,7 +12,8 @@ from typing import Literal
 
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import RUNNING, TIME_CATEGORIES, DDPJobStatus, PauseStatus, Progress, TimeSpent
+from ddpjob.api.status import RUNNING, DDPJobStatus, PauseStatus, Progress
+from ddpjob.api.time_spent import TIME_CATEGORIES, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.decision import Decision
@@ -38,8 +39,10 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
         return before  # the next plan judges these pods, and then it is known until when they trained
     begin = _second(before.as_of)
     end = max(begin, int(s.now.timestamp()))  # a clock that was set back adds nothing until it has caught up
-    current = _recorded_category(s, before)
-    happenings = _happenings(s, decision, after, end)
+    # Another release may have written a category that is not known here.
+    known = before.current if before.current in TIME_CATEGORIES else None
+    current = known or ("training" if s.attempt.phase == RUNNING else "recovering")
+    happenings = [*_seen_now(s, decision, after, end), *_decided(s, decision, end)]
     spans, current = _divided(begin, end, current, happenings, reports=_has_steps(after.progress))
     totals = before.by_category
     if s.before.pause is None and after.pause is not None and current in _TRAINS:
@@ -89,13 +92,6 @@ def _divided(
     return spans, current
 
 
-def _recorded_category(s: JobState, before: TimeSpent) -> str:
-    """Return the category of the time since ``asOf``; another release may have written one that is not known here."""
-    if before.current in TIME_CATEGORIES:
-        return str(before.current)
-    return "training" if s.attempt.phase == RUNNING else "recovering"
-
-
 def _next(current: str, happening: Happening, *, reports: bool) -> str:
     """Return the category that follows. From a failure until the next step, all is recovery.
 
@@ -120,17 +116,12 @@ def _next(current: str, happening: Happening, *, reports: bool) -> str:
     return "queued"
 
 
-def _happenings(s: JobState, decision: Decision, after: DDPJobStatus, end: int) -> Iterator[tuple[int, Happening]]:
-    if not s.attempt.number:
-        if not decision.begins_attempt:
-            yield end, "suspended" if s.job.spec.suspend else "queued"
-    elif s.attempt.ending is None:
-        yield from _seen_now(s, decision, after, end)
-    yield from _decided(s, decision, end)
-
-
 def _seen_now(s: JobState, decision: Decision, after: DDPJobStatus, end: int) -> Iterator[tuple[int, Happening]]:
     attempt, ended = s.attempt, end
+    if not attempt.number and not decision.begins_attempt:
+        yield end, "suspended" if s.job.spec.suspend else "queued"
+    if not attempt.number or attempt.ending is not None:
+        return
     if decision.kind == "succeed":
         ended = _end_of(s, s.current.values(), max, end)
     elif decision.kind == "settle" or decision.failure is not None:

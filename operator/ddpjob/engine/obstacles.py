@@ -11,11 +11,11 @@ from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Furthest
 from ddpjob.api.times import seconds_between
+from ddpjob.engine.actions import Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.attempt import seconds_running, whole_second_after
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import guard
-from ddpjob.engine.scheduling.base import Obstacle
 from ddpjob.engine.state import JobState
 
 PROGRESS_UNKNOWN = "ProgressUnknown"
@@ -27,9 +27,6 @@ NODE_NOT_RESPONDING = "NodeNotResponding"
 NO_PROGRESS = "RestartsWithoutProgress"
 """All nodes run, and the last restarts got the job no further; nothing follows from it."""
 RESTARTS_WITHOUT_PROGRESS = 3
-NEAR_LIMIT = "RestartsNearLimit"
-"""All nodes run, and most of maxTotalRestarts is used: the job fails soon if it makes no progress."""
-_NEAR = 0.8
 GATED = "AdmissionGated"
 """Kueue keeps pods of the job from the scheduler, because it manages all pods of their namespace."""
 FORMER_PODS = "FormerPodsRun"
@@ -185,15 +182,6 @@ def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:
         what = f"and no step after {reached.step or 0}, and the trainer reports no checkpoints"
         todo = "save and load checkpoints, and report them"
     return NO_PROGRESS, f"{restarts} restarts {what}: {todo}, and look for the cause of the failures: {logs_command}"
-
-
-def near_limit(s: JobState, used: int | None) -> Obstacle | None:
-    """Return that few of maxTotalRestarts are left; None otherwise. used: those that count."""
-    most = s.job.spec.restart_policy.max_total_restarts
-    if not used or used < _NEAR * most:
-        return None
-    text = f"{used} of {most} restarts without progress are used (maxTotalRestarts)"
-    return NEAR_LIMIT, f"{text}: look for the cause of the failures, or increase the limit: {s.logs_command()}"
 
 
 def waits(s: JobState) -> list[float]:

@@ -19,27 +19,18 @@ from ddpjob.api.status import Condition, DDPJobStatus, recorded_status
 from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import obstacles
-from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
+from ddpjob.engine.actions import LOOKUP_SECONDS, REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
-from ddpjob.engine.desired import (
-    Job,
-    desired_claim,
-    desired_pods,
-    desired_policy,
-    desired_probes,
-    desired_service,
-    policy_change,
-    service_change,
-)
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_probes
 from ddpjob.engine.events import MAX_NOTE, notes
 from ddpjob.engine.merge import template_faults
+from ddpjob.engine.network import desired_policy, desired_service, policy_change, service_change
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import elastic, guard
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
 from ddpjob.engine.token import attempt_token, seconds_to_wait

@@ -13,8 +13,17 @@ from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import LONG_RUN_SECONDS, CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, since, timestamp
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import DELETING, EVICTED, SUSPENDED, recorded_attempt, seconds_running, seconds_to_stop
-from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
+from ddpjob.engine.attempt import (
+    DELETING,
+    DRAIN_MARGIN_SECONDS,
+    EVICTED,
+    SUSPENDED,
+    recorded_attempt,
+    seconds_running,
+    seconds_to_stop,
+    whole_second_after,
+)
+from ddpjob.engine.desired import Job, is_comparable
 from ddpjob.engine.evidence import is_on_lost_node, is_refused, needs_log
 from ddpjob.engine.inplace import fold, spent
 from ddpjob.engine.observed import Observed
@@ -93,6 +102,20 @@ class JobState:
         return max((pod.attempt for pod in self.pods if pod.attempt <= limit), default=0)
 
     @cached_property
+    def number_of_next(self) -> int:
+        """The number of the attempt that would start now.
+
+        If a user deleted the status, pods may have a higher number; their names must not be used again. Pods of attempt
+        1 are adopted, because they may have been created beside the status that records them: if all run, or none
+        started.
+        """
+        all_exist = {pod.node_rank for pod in self.pods}.issuperset(self.job.node_ranks)
+        usable = all(not (pod.ended or pod.deleting) and (all_exist or pod.state == "pending") for pod in self.pods)
+        if self.attempt.number == 0 and self.newest_attempt == 1 and usable:
+            return 1
+        return max(self.attempt.number, self.newest_attempt) + 1
+
+    @cached_property
     def missing_nodes(self) -> list[int]:
         """node_ranks that have no pod and have not succeeded.
 
@@ -140,6 +163,13 @@ class JobState:
         A Kubernetes node that does not respond may only have lost the API server: its pods run on, and may save.
         """
         return self.may_overwrite or not is_on_lost_node(pod)
+
+    @property
+    def drain_until(self) -> str | None:
+        """Until when the running pods may write after SIGTERM, if they keep the job's grace; None if none runs."""
+        if not any(self.may_save(pod) for pod in self.pods if not pod.ended):
+            return None
+        return whole_second_after(self.now, self.job.grace_seconds + DRAIN_MARGIN_SECONDS)
 
     @cached_property
     def stopping(self) -> Sequence[tuple[float, PodView]]:
@@ -307,15 +337,7 @@ class JobState:
     @property
     def spec_changed(self) -> bool:
         """Whether an immutable part of the spec changed, which CEL rules cannot detect in the whole template."""
-        recorded = self.before.spec_hash
-        if not is_comparable(recorded) or recorded == self.job.spec_hash:
-            return False
-        return not (self.may_be_rescheduled and has_same_fixed_part(recorded, self.job.spec_hash))
-
-    @property
-    def may_be_rescheduled(self) -> bool:
-        """Whether the scheduling fields of the template may change, because no pod runs or none has been created."""
-        return self.suspended or self.attempt.number == 0
+        return is_comparable(self.before.spec_hash) and self.before.spec_hash != self.job.spec_hash
 
     @property
     def earlier_failures(self) -> Sequence[Failure]:

@@ -30,7 +30,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.attempt import EVICTED, SUSPENDED
 from ddpjob.engine.budget import counted_restarts, failures_in_row, refund, total_restarts
 from ddpjob.engine.conditions import all_run, build, conditions, without_pods
-from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
+from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
@@ -60,11 +60,12 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     built = conditions(s, decision, nodes, failures or (), reached)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
     counted, total = before.restarts_counted_towards_limit or 0, _total_restarts(s, decision)
+    whole = f" of {s.job.spec.num_nodes}" if nodes.desired < s.job.spec.num_nodes else ""
     if decision.kind in ("restart", "close", "suspend"):
         counted = counted_restarts(s) + (restarted is not None and restarted.counted)
     after = before.changed(
         observed_generation=s.job.generation,
-        spec_hash=_spec_hash(s),
+        spec_hash=before.spec_hash if is_comparable(before.spec_hash) else s.job.spec_hash,
         state=_state(s, decision, built, is_settling=settles),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
@@ -79,7 +80,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         conditions=built,
         world=_world(s, decision, number) if number else before.world,
         nodes=nodes,
-        nodes_ready=_nodes_ready(s, nodes),
+        nodes_ready=f"{nodes.running + nodes.succeeded}/{nodes.desired}{whole}",
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
         stall=_stall(s, built),
@@ -103,17 +104,11 @@ def invalid_status(before: DDPJobStatus, generation: int, lines: list[str], now:
 def next_number(s: JobState, decision: Decision) -> int:
     """Return the number of the current attempt after the decision."""
     if decision.begins_attempt:
-        return number_of_next(s)
+        return s.number_of_next
     # Pods of a newer attempt than the recorded one are deleted, and their names must not be used again. The write also
     # shows whether the job was stale, for example because two operators are at work: then it conflicts.
     deletes_newer = decision.ends_attempt or s.attempt.is_closed
     return max(s.attempt.number, s.newest_attempt) if deletes_newer else s.attempt.number
-
-
-def _spec_hash(s: JobState) -> str:
-    recorded = s.before.spec_hash
-    is_replaced = s.may_be_rescheduled and not s.spec_changed
-    return recorded if is_comparable(recorded) and not is_replaced else s.job.spec_hash
 
 
 def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttempt:
@@ -143,7 +138,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
 
 
 def _new_attempt(s: JobState, decision: Decision, before: CurrentAttempt, yields: int | None) -> CurrentAttempt:
-    number = number_of_next(s)
+    number = s.number_of_next
     row = None if before.verdict in (SUSPENDED, EVICTED, RESTART_REQUESTED) else _failures_in_row(s, decision)
     return CurrentAttempt(
         number=number,
@@ -291,11 +286,6 @@ def _furthest(s: JobState, decision: Decision) -> Furthest | None:
     if reached is None or reached.trained or decision.restarted is None:
         return reached
     return reached.changed(restarts_since=(reached.restarts_since or 0) + 1)  # it follows all progress of the attempt
-
-
-def _nodes_ready(s: JobState, nodes: Nodes) -> str:
-    whole = f" of {s.job.spec.num_nodes}" if nodes.desired < s.job.spec.num_nodes else ""
-    return f"{nodes.running + nodes.succeeded}/{nodes.desired}{whole}"
 
 
 def _world(s: JobState, decision: Decision, attempt: int) -> World:

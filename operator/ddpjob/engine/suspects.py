@@ -35,18 +35,17 @@ def avoided(status: DDPJobStatus, now: datetime) -> list[AvoidedNode]:
 def avoided_after(status: DDPJobStatus, failure: Failure, now: datetime, *, has_trained: bool) -> list[AvoidedNode]:
     """Return the entries of ``status.avoidNodes`` after one more failure."""
     nodes, name = avoided(status, now), failure.node_name
+    before = failed_before(status.failures or (), name, now)
     # A node that ends pods at once has room; one that failed so before, and was avoided, has shown it twice.
-    is_known = any(before.node_suspected and before.node_name == name for before in status.failures or ())
-    is_first = suspects_at_start(failure) and (not has_trained or is_known)
-    if not name or not failure.node_suspected or not (is_first or _was_suspected(status, name, now)):
+    is_first = suspects_at_start(failure) and (not has_trained or before is not None)
+    if not name or not failure.node_suspected or not (is_first or before == "lately"):
         return nodes
     new = AvoidedNode(node_name=name, reason=failure.reason, until=whole_second_after(now, AVOID_SECONDS))
     return [*(node for node in nodes if node.node_name != name), new][-MAX_AVOIDED:]
 
 
-def failed_before(failures: Collection[Failure], pod: PodView | None, now: datetime) -> Before:
-    """Return whether earlier failures suspect the Kubernetes node of a pod."""
-    name = pod.node_name if pod is not None else None
+def failed_before(failures: Collection[Failure], name: str | None, now: datetime) -> Before:
+    """Return whether earlier failures suspect the Kubernetes node of this name."""
     ages = [seconds_since(f.time, now) for f in failures if f.node_suspected and name and f.node_name == name]
     if not ages:
         return None
@@ -71,10 +70,3 @@ def no_other_node_since(s: JobState) -> str | None:
     if not (is_starting and is_waiting) or others_are_full(pods):
         return None
     return since(s.attempt.no_other_node_since, s.now)
-
-
-def _was_suspected(status: DDPJobStatus, node: str, now: datetime) -> bool:
-    return any(
-        failure.node_suspected and failure.node_name == node and seconds_since(failure.time, now) <= AVOID_SECONDS
-        for failure in status.failures or ()
-    )

@@ -21,9 +21,10 @@ from ddpjob.api.pods import DNS_LABEL
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, Location, field_path, is_job_name, message_of
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Create, EngineSettings
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
+from ddpjob.engine.desired import Job, desired_claim, desired_pods
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.merge import template_faults
+from ddpjob.engine.network import desired_policy, desired_service
 from ddpjob.errors import InvalidJobError
 
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"

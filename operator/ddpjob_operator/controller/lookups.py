@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pods import is_object_name
+from ddpjob.engine.actions import LOOKUP_SECONDS
 from ddpjob.engine.observed import Unknown
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 
 KEPT_SECONDS = 3600.0

@@ -8,7 +8,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.api.objects import Json
-from ddpjob.api.status import CREATING, TIME_CATEGORIES
+from ddpjob.api.status import CREATING
+from ddpjob.api.time_spent import TIME_CATEGORIES
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.engine.failures import TABLE
 from ddpjob.version import __version__

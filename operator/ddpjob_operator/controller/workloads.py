@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS
+from ddpjob.engine.actions import LOOKUP_SECONDS
 from ddpjob_operator.cluster.base import Cluster, ClusterError
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.entries import Place

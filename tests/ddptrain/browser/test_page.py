@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.api.status import TIME_CATEGORIES
+from ddpjob.api.time_spent import TIME_CATEGORIES
 from ddpplot.history import Failure
 from ddpplot.job import Job
 from ddpplot.page import Page, as_html

@@ -5,7 +5,8 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
+from ddpjob.engine.desired import Job, desired_claim, desired_pods
+from ddpjob.engine.network import desired_policy, desired_service
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS
 from tests.builders import SETTINGS, UID, a_job, ended, running
 

@@ -15,7 +15,8 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaV
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.spec import field_path, message_of
-from ddpjob.api.status import Condition, DDPJobStatus, is_time
+from ddpjob.api.status import Condition, DDPJobStatus
+from ddpjob.api.time_spent import is_time
 from ddpjob.api.times import timestamp
 from tests.worlds.memory.api_errors import Cause
 from tests.worlds.memory.quantities import canonical

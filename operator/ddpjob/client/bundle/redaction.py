@@ -15,7 +15,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.api.status import is_time
+from ddpjob.api.time_spent import is_time
 from ddpjob.client.snapshot import Snapshot
 
 _NAMES = (

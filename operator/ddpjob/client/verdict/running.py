@@ -13,7 +13,6 @@ from ddpjob.engine.attempt import DELETING
 from ddpjob.engine.failures import DIVERGED, NOT_FINITE
 from ddpjob.engine.mistakes import trainer_command
 from ddpjob.engine.obstacles import (
-    NEAR_LIMIT,
     NO_PROGRESS,
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
@@ -110,7 +109,7 @@ def running(case: Case) -> Explanation:
         silent = sorted(pod.node_name or "NODE" for pod in case.current if pod.unready_since is not None)
         return _with_problem(case, reason, message, quoted, for_silent_node(silent[0] if silent else "NODE"))
     progress, has_stepped = _progress_of_attempt(case), case.attempt.first_step_time is not None
-    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS, NEAR_LIMIT):
+    if reason in (PROGRESS_UNKNOWN, NO_PROGRESS):
         return _with_problem(case, reason, message, quoted, case.logs_command())
     if progress is not None and progress.phase == RETURNED:
         return _returned(case, reason, progress, quoted)

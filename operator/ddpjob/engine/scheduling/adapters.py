@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.engine.actions import Change, Create, Delete, EngineSettings
+from ddpjob.engine.actions import LOOKUP_SECONDS, Change, Create, Delete, EngineSettings, Obstacle
 from ddpjob.engine.scheduling import kueue
-from ddpjob.engine.scheduling.base import LOOKUP_SECONDS, Obstacle
 from ddpjob.engine.scheduling.gangs import Coscheduling, Gang, Kubernetes, Volcano
 from ddpjob.engine.state import JobState
 

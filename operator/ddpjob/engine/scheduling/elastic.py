@@ -22,11 +22,11 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.status import RUNNING, CurrentAttempt, DDPJobStatus, Size
 from ddpjob.api.times import parse_time, remaining, seconds_between, seconds_since, timestamp
+from ddpjob.engine.actions import Obstacle
 from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.desired import Job
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.scheduling import adapters as scheduling
-from ddpjob.engine.scheduling.base import Obstacle
 from ddpjob.engine.state import JobState
 
 NODES_UNAVAILABLE = "NodesUnavailable"

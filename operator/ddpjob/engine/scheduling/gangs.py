@@ -12,9 +12,8 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
 from ddpjob.api.text import shorten
-from ddpjob.engine.actions import Create, Delete
-from ddpjob.engine.desired import job_labels, owner_reference
-from ddpjob.engine.scheduling.base import MAX_TEXT, Obstacle
+from ddpjob.engine.actions import MAX_TEXT, Create, Delete, Obstacle
+from ddpjob.engine.desired import owned_object
 from ddpjob.engine.state import JobState
 
 NOT_ENFORCED = "GangNotEnforced"
@@ -52,14 +51,7 @@ class Gang:
         name, kind = names.group_name(s.job.name, s.job.uid, attempt), self.kind(s)
         if any(group["metadata"]["name"] == name for group in s.observed.objects.get(kind, ())):
             return ()
-        meta = {
-            "name": name,
-            "namespace": s.job.namespace,
-            "labels": job_labels(s.job) | {names.LABEL_ATTEMPT: str(attempt)},
-            "ownerReferences": [owner_reference(s.job)],
-        }
-        body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": self.spec(s, kind)}
-        return (Create(kind, name, body),)
+        return (owned_object(s.job, kind, name, self.spec(s, kind), labels={names.LABEL_ATTEMPT: str(attempt)}),)
 
     def dress(self, pod: Json, s: JobState, attempt: int) -> Json:
         """Return the rendered pod of node 0 as a member of the group, with its scheduler."""

@@ -22,8 +22,8 @@ from ddpjob.api.quantities import is_device
 from ddpjob.api.status import recorded_status
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, remaining, seconds_between
+from ddpjob.engine.actions import MAX_TEXT, Obstacle
 from ddpjob.engine.attempt import whole_second_after
-from ddpjob.engine.scheduling.base import MAX_TEXT, Obstacle
 from ddpjob.engine.state import JobState
 
 PARTIAL = "PartiallyScheduled"

@@ -4,11 +4,8 @@ The contract is that of Kueue's own jobs (pkg/controller/jobframework/reconciler
 quota over restarts; an evicted one gives it back when all pods have stopped, and is admitted again later.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
@@ -17,15 +14,31 @@ from ddpjob.api.objects import Json, condition, is_true
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
-from ddpjob.api.times import seconds_since, timestamp
-from ddpjob.engine.actions import Change, Create
+from ddpjob.api.times import seconds_since
+from ddpjob.engine.actions import MAX_TEXT, Change, Create, Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DRAIN_MARGIN_SECONDS, seconds_to_stop
-from ddpjob.engine.desired import desired_pods, job_labels, owner_reference
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Unknown
-from ddpjob.engine.scheduling.base import MAX_TEXT, Obstacle
-from ddpjob.engine.scheduling.holds import NOT_READ_YET, Hold, is_active, new_hold, recorded_hold, why_held
+from ddpjob.engine.scheduling.workload import (
+    annotations_of,
+    because,
+    deactivation,
+    desired_pod_set,
+    desired_workload,
+    digest,
+    end_of_job,
+    flavors_of,
+    is_active,
+    is_admitted,
+    is_ended,
+    is_outdated,
+    patch,
+    priority_class,
+    readiness,
+    relabelled,
+    release,
+)
 from ddpjob.engine.state import JobState
 
 QUEUE_UNAVAILABLE = "QueueUnavailable"
@@ -33,27 +46,7 @@ QUEUE_UNAVAILABLE = "QueueUnavailable"
 WAITING = "WaitingForQuota"
 DEACTIVATED = "QueueDeactivated"
 """Kueue or an administrator took the job out of its queue until someone puts it back."""
-POD_SET = "main"
-
-_DIGEST_FORM = "v1:"
-# What a queue decides on; all else of a pod, such as its command, is of no interest to it.
-_POD_FIELDS = (
-    "nodeSelector",
-    "tolerations",
-    "affinity",
-    "topologySpreadConstraints",
-    "priorityClassName",
-    "schedulerName",
-    "runtimeClassName",
-    "overhead",
-    "resources",
-    "resourceClaims",
-)
-_CONTAINER_FIELDS = ("name", "resources", "restartPolicy")
-# Evictions after which the Workload is in the queue again at once; after others Kueue decides when.
-_REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
-_RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
-
+_NOT_READ_YET = Unknown("it was not read yet", is_final=False)
 _Lookup = tuple[Resource, str]
 _CHANGE: Mapping[Resource, str] = {
     names.WORKLOAD_PRIORITIES: f"change {names.LABEL_QUEUE_PRIORITY}",
@@ -67,12 +60,10 @@ def lookups(s: JobState) -> Sequence[_Lookup]:
     if not _is_served(s) or s.finished or not _queue(s):
         return ()
     workload = _workload(s)
-    if workload is not None and _is_admitted(workload):
-        return [(names.FLAVORS, name) for name in _flavors(workload)]
-    writes = workload is None or _priority_class(workload) != _kind_and_name(_wanted_class(s))
-    hold = recorded_hold(workload) if workload is not None else None
-    held = [(names.FLAVORS, name) for name in (hold.flavors if hold is not None else ())]
-    return [*held, *(_wanted_class(s) if writes else ())]
+    if workload is not None and is_admitted(workload):
+        return [(names.FLAVORS, name) for name in flavors_of(workload)]
+    writes = workload is None or priority_class(workload) != _kind_and_name(_wanted_class(s))
+    return _wanted_class(s) if writes else ()
 
 
 def wait(s: JobState) -> Obstacle | None:
@@ -97,8 +88,8 @@ def stop(s: JobState) -> str:
     if (workload := _workload(s)) is None:
         return _why_no_workload(s)
     if is_true(workload["status"], "Evicted"):
-        return f"Kueue evicted the job{_because(workload, 'Evicted')}"
-    return "" if _is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
+        return f"Kueue evicted the job{because(workload, 'Evicted')}"
+    return "" if is_admitted(workload) else f"the queue {_queue(s)} has not admitted the job"
 
 
 def without_quota(s: JobState) -> Obstacle | None:
@@ -131,33 +122,30 @@ def upkeep(s: JobState, number: int, *, runs: bool) -> Sequence[Create | Change]
     if not _is_served(s):
         return ()
     if (workload := _workload(s)) is None:
-        create = _create(s) if _queue(s) and not (s.finished or s.job.spec.suspend) else None
-        return (create,) if create is not None else ()
-    if _is_ended(workload):
+        priority, may_wait = _priority(s), not (s.finished or s.job.spec.suspend)
+        if not (_queue(s) and may_wait) or _misnamed(s) is not None or priority is None:
+            return ()
+        return (desired_workload(s, _queue(s), priority),)
+    if is_ended(workload):
         return ()
-    change = _finish(s, workload) if s.finished else _change(s, workload, number, runs=runs)
+    if s.finished:
+        change = end_of_job(s, workload) if _nothing_runs(s) else None
+    else:
+        change = _change(s, workload, number, runs=runs)
     # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
-    change = change or _relabelled(s, workload)
+    change = change or relabelled(s, workload)
     return (change,) if change is not None else ()
 
 
 def leave(s: JobState) -> tuple[Change, ...]:
     """Return what gives back the quota of a job whose template is refused."""
     workload = _workload(s) if _is_served(s) else None
-    if workload is None or _is_ended(workload) or not _nothing_runs(s):
+    if workload is None or is_ended(workload) or not _nothing_runs(s):
         return ()
     change = _activation(s, workload, is_wanted=False)
     if change is None and is_true(workload["status"], "QuotaReserved") and is_true(workload["status"], "Evicted"):
-        change = _release(s, workload)
+        change = release(s, workload)
     return (change,) if change is not None else ()
-
-
-def _finish(s: JobState, workload: Json) -> Change | None:
-    """Return the end of the Workload, which releases its quota, when nothing uses that any more."""
-    if not _nothing_runs(s):
-        return None
-    reason = "Failed" if s.before.state == "Failed" else "Succeeded"
-    return _status_change(s, workload, Finished=("True", reason, f"DDPJob {s.job.name} has the state {s.before.state}"))
 
 
 def _change(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
@@ -165,22 +153,22 @@ def _change(s: JobState, workload: Json, number: int, *, runs: bool) -> Change |
     is_reserved = is_true(status, "QuotaReserved")
     if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
         return change
-    if rests and (hold := _unusable(s, workload)) is not None:
-        return _deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
+    if rests and (why := _why_unusable(s, workload)):
+        return deactivation(s, workload, {names.ANNOTATION_HELD: f"{_edition(s)}: {shorten(why, MAX_TEXT)}"})
     # A job that only its user can let start again holds no quota. A label applies when the job has no quota, even
     # one with an impossible name. The job leaves its queue before its quota is free, or Kueue might admit it again.
     has_quota = is_reserved and is_active(workload) and not is_true(status, "Evicted")
     is_misplaced = _misnamed(s) is not None and not has_quota
-    is_held = (rests and (s.spec_changed or is_misplaced)) or bool(why_held(s, workload))
+    is_held = (rests and (s.spec_changed or is_misplaced)) or bool(_why_held(s, workload))
     # The podSets are immutable until the quota is released: a job of another size leaves the queue for that.
     is_wanted = bool(_queue(s)) and not s.job.spec.suspend and not is_held
-    if is_wanted and rests and is_reserved and _is_outdated(s, workload, is_reserved=True):
+    if is_wanted and rests and is_reserved and is_outdated(s, workload, is_reserved=True):
         is_wanted = False
     if (change := _activation(s, workload, is_wanted=is_wanted)) is not None:
         return change
     if is_reserved and is_true(status, "Evicted"):
-        return _release(s, workload) if rests else None
-    return _readiness(s, workload, number, runs=runs) if _is_admitted(workload) and _queue(s) else None
+        return release(s, workload) if rests else None
+    return readiness(s, workload, number, runs=runs) if is_admitted(workload) and _queue(s) else None
 
 
 def _queue(s: JobState) -> str:
@@ -195,15 +183,6 @@ def _workload(s: JobState) -> Json | None:
     name = names.service_name(s.job.name, s.job.uid)
     found = s.observed.objects.get(names.WORKLOADS, ())
     return next((each for each in found if each["metadata"]["name"] == name), None)
-
-
-def _is_admitted(workload: Json) -> bool:
-    status = workload["status"]
-    return is_true(status, "Admitted") and is_true(status, "QuotaReserved") and not is_true(status, "Finished")
-
-
-def _is_ended(workload: Json) -> bool:
-    return is_true(workload["status"], "Finished") or "deletionTimestamp" in workload["metadata"]
 
 
 def _nothing_runs(s: JobState, last: int | None = None) -> bool:
@@ -248,16 +227,10 @@ def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
 
 def _is_unused(s: JobState, workload: Json, number: int, *, runs: bool) -> bool:
     """Return whether the quota can be released. An attempt that starts after the job has left its queue uses none."""
-    recorded = str(_annotations(workload).get(names.ANNOTATION_SUSPENDED) or "")
+    recorded = str(annotations_of(workload).get(names.ANNOTATION_SUSPENDED) or "")
     last = int(recorded) if recorded.isdecimal() and len(recorded) <= MAX_DIGITS and not _queue(s) else None
     is_used = runs and (last is None or number <= last)
     return not is_used and _nothing_runs(s, last)
-
-
-def _because(workload: Json, kind: str) -> str:
-    found = condition(workload["status"], kind)
-    reason, message = str(found.get("reason") or ""), str(found.get("message") or "")
-    return f" ({reason}): {shorten(message, MAX_TEXT)}" if message else f" ({reason})" if reason else ""
 
 
 def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | None:
@@ -266,18 +239,18 @@ def _why_not_admitted(s: JobState, workload: Json, queue: str) -> Obstacle | Non
     if "deletionTimestamp" in workload["metadata"]:
         return WAITING, f"Workload {name} is being deleted; it is created again when it is gone"
     if is_true(status, "Finished"):
-        text = f"Workload {name} is finished{_because(workload, 'Finished')}, and the job is not: delete the Workload"
+        text = f"Workload {name} is finished{because(workload, 'Finished')}, and the job is not: delete the Workload"
         return QUEUE_UNAVAILABLE, text
     if (inactive := _why_inactive(s, workload)) is not None:
         return inactive
     if is_true(status, "Evicted") and is_true(status, "QuotaReserved"):
         hanging = kept_quota(s)
         again = f"; {hanging}" if hanging else "; it waits again when all pods have stopped"
-        return WAITING, f"{where}: evicted{_because(workload, 'Evicted')}{again}"
-    if _is_admitted(workload):
-        if _is_outdated(s, workload, is_reserved=True):
+        return WAITING, f"{where}: evicted{because(workload, 'Evicted')}{again}"
+    if is_admitted(workload):
+        if is_outdated(s, workload, is_reserved=True):
             return WAITING, f"{where}: the job has another size than the one that was admitted"
-        return _unread(s, [(names.FLAVORS, each) for each in _flavors(workload)]) or _conflict(s, workload)
+        return _unread(s, [(names.FLAVORS, each) for each in flavors_of(workload)]) or _conflict(s, workload)
     return _why_pending(s, workload, where)
 
 
@@ -285,13 +258,13 @@ def _why_inactive(s: JobState, workload: Json) -> Obstacle | None:
     """Return what keeps the Workload from being active; None if it is, or can be activated by the operator."""
     if is_active(workload):
         return None
-    if names.ANNOTATION_SUSPENDED not in _annotations(workload):
+    if names.ANNOTATION_SUSPENDED not in annotations_of(workload):
         name = workload["metadata"]["name"]
-        why = _because(workload, "Evicted" if is_true(workload["status"], "Evicted") else "DeactivationTarget")
+        why = because(workload, "Evicted" if is_true(workload["status"], "Evicted") else "DeactivationTarget")
         patch = '{"spec":{"active":true}}'
         todo = f"{BY_ADMINISTRATOR}kubectl patch workload {name} -n {s.job.namespace} --type merge -p '{patch}'"
         return DEACTIVATED, f"Workload {name} was deactivated{why}; when the cause is gone: {todo}"
-    held = why_held(s, workload)
+    held = _why_held(s, workload)
     return (QUEUE_UNAVAILABLE, held) if held else _misnamed(s)
 
 
@@ -322,7 +295,7 @@ def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
     if (misnamed := _misnamed(s)) is not None:
         return misnamed
     unread = _unread(s, _wanted_class(s))
-    if unread is not None and _priority_class(workload) != _kind_and_name(_wanted_class(s)):
+    if unread is not None and priority_class(workload) != _kind_and_name(_wanted_class(s)):
         return unread
     message = shorten(str(condition(status, "QuotaReserved").get("message") or ""), MAX_TEXT)
     return WAITING, f"{where}: {message or 'Kueue has not considered the job yet'}"
@@ -330,7 +303,7 @@ def _why_pending(s: JobState, workload: Json, where: str) -> Obstacle:
 
 def _unread(s: JobState, wanted: Iterable[_Lookup], *, only_final: bool = False) -> Obstacle | None:
     for kind, name in wanted:
-        found = s.observed.found.get((kind, name), NOT_READ_YET)
+        found = s.observed.found.get((kind, name), _NOT_READ_YET)
         if isinstance(found, Unknown) and (found.is_final or not only_final):
             todo = _todo(kind, name) if found.is_final else ""
             return QUEUE_UNAVAILABLE, f"{kind.kind} {name} cannot be read: {found.text}{todo}"
@@ -344,14 +317,9 @@ def _todo(kind: Resource, name: str) -> str:
     return f"; {advice}" if advice else ""
 
 
-def _flavors(workload: Json) -> list[str]:
-    assigned = (workload["status"].get("admission") or {}).get("podSetAssignments") or ()
-    return sorted({str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values()})
-
-
 def _additions(s: JobState, workload: Json) -> Iterator[Json]:
     """Yield what each flavor and each admission check adds to every pod."""
-    for name in _flavors(workload):
+    for name in flavors_of(workload):
         flavor = s.observed.found.get((names.FLAVORS, name))
         spec = (flavor.get("spec") or {}) if isinstance(flavor, dict) else {}
         yield {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
@@ -376,17 +344,34 @@ def _conflict(s: JobState, workload: Json) -> Obstacle | None:
         own = given.get(kind) or {}
         if key := next((key for key, value in wanted.items() if own.get(key, value) != value), None):
             what = f"{kind.removesuffix('s')} {key}={wanted[key]}"
-            text = f"the admission wants {what}, and spec.template has {own[key]}: remove it there"
-            return QUEUE_UNAVAILABLE, text
+            text = f"the admission wants {what}, and spec.template has {own[key]}"
+            return QUEUE_UNAVAILABLE, f"{text}: correct the flavor, or apply the job again without it"
     return None
 
 
-def _unusable(s: JobState, workload: Json) -> Hold | None:
-    if not (is_active(workload) and _queue(s) and _is_admitted(workload)) or s.job.spec.suspend:
-        return None
-    flavors = _flavors(workload)
-    problem = _unread(s, [(names.FLAVORS, name) for name in flavors]) or _conflict(s, workload)
-    return None if problem is None else new_hold(s, flavors, problem[1])
+def _why_unusable(s: JobState, workload: Json) -> str:
+    """Return why the job cannot use its admission; empty if it can, or as long as a flavor is not known."""
+    if not (is_active(workload) and _queue(s) and is_admitted(workload)) or s.job.spec.suspend:
+        return ""
+    wanted = [(names.FLAVORS, name) for name in flavors_of(workload)]
+    problem = _unread(s, wanted, only_final=True) or _conflict(s, workload)
+    return problem[1] if problem is not None else ""
+
+
+def _why_held(s: JobState, workload: Json) -> str:
+    """Return why the job stays out of its queue: it could not use an admission, and has not changed since.
+
+    Without the annotation, the job would be admitted, give the quota back and be admitted again (decision 0052).
+    """
+    edition, _, why = str(annotations_of(workload).get(names.ANNOTATION_HELD) or "").partition(": ")
+    if is_active(workload) or edition != _edition(s):
+        return ""
+    todo = "suspend and resume it, or change the label of its queue"
+    return f"{shorten(why, MAX_TEXT)}. The job has given its quota back; to let it wait again, {todo}"
+
+
+def _edition(s: JobState) -> str:
+    return " ".join([str(s.job.generation), *(s.labels.get(label, "") for label in names.LABELS_OF_QUEUES)])
 
 
 def _wanted_class(s: JobState) -> Sequence[_Lookup]:
@@ -398,11 +383,6 @@ def _wanted_class(s: JobState) -> Sequence[_Lookup]:
 
 def _kind_and_name(wanted: Sequence[_Lookup]) -> tuple[str, str]:
     return (wanted[0][0].kind, wanted[0][1]) if wanted else ("", "")
-
-
-def _priority_class(workload: Json) -> tuple[str, str]:
-    reference = workload["spec"].get("priorityClassRef") or {}
-    return str(reference.get("kind") or ""), str(reference.get("name") or "")
 
 
 def _priority(s: JobState) -> Json | None:
@@ -418,86 +398,19 @@ def _priority(s: JobState) -> Json | None:
     return {"priority": int(found.get("value") or 0), "priorityClassRef": reference}
 
 
-def _pod_set(s: JobState) -> Json:
-    pod = desired_pods(s.job, 1, s.settings, [0]).first["spec"]
-    spec = {key: pod[key] for key in _POD_FIELDS if pod.get(key)}
-    for kind in ("initContainers", "containers"):
-        if containers := pod.get(kind):
-            spec[kind] = [{key: each[key] for key in _CONTAINER_FIELDS if key in each} for each in containers]
-    return {"name": POD_SET, "count": s.job.spec.num_nodes, "template": {"metadata": {}, "spec": spec}}
-
-
-def _digest(pod_set: Json) -> str:
-    """Return the digest of a podSet as it is sent: the API server adds defaults and drops what it does not know."""
-    return _DIGEST_FORM + hashlib.sha256(json.dumps(pod_set, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _is_outdated(s: JobState, workload: Json, *, is_reserved: bool) -> bool:
-    """Return whether the Workload has other podSets than the job.
-
-    is_reserved: then a digest of another release is not compared, because an upgrade must not take the quota away.
-    """
-    recorded = str(_annotations(workload).get(names.ANNOTATION_POD_SETS) or "")
-    if is_reserved and not recorded.startswith(_DIGEST_FORM):
-        return False
-    return recorded != _digest(_pod_set(s))
-
-
-def _annotations(workload: Json) -> Json:
-    return workload["metadata"].get("annotations") or {}
-
-
-def _labels(s: JobState) -> Json:
-    return job_labels(s.job) | {names.LABEL_QUEUED_UID: s.job.uid}
-
-
-def _create(s: JobState) -> Create | None:
-    """Return the Workload; None while its priority is not known, or its queue cannot exist.
-
-    It has no finalizer: it goes with the job that owns it.
-    """
-    if _misnamed(s) is not None or (priority := _priority(s)) is None:
-        return None
-    kind, name, pod_set = names.WORKLOADS, names.service_name(s.job.name, s.job.uid), _pod_set(s)
-    meta = {
-        "name": name,
-        "namespace": s.job.namespace,
-        "labels": _labels(s),
-        "annotations": {names.ANNOTATION_POD_SETS: _digest(pod_set)},
-        "ownerReferences": [owner_reference(s.job)],
-    }
-    given = {key: value for key, value in priority.items() if value is not None}
-    spec = {"queueName": _queue(s), "active": True, "podSets": [pod_set], **given}
-    return Create(kind, name, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec})
-
-
 def _activation(s: JobState, workload: Json, *, is_wanted: bool) -> Change | None:
     """Return what makes the Workload active, or not.
 
     One that someone else deactivated stays so: only the operator's own annotation lets it be activated again.
     """
     # A person may have activated what the operator had not: then the next deactivation is not the operator's either.
-    is_ours = names.ANNOTATION_SUSPENDED in _annotations(workload)
+    is_ours = names.ANNOTATION_SUSPENDED in annotations_of(workload)
     if is_wanted and is_ours:
         removed = {names.ANNOTATION_SUSPENDED: None, names.ANNOTATION_HELD: None}
-        return _patch(workload, {"active": True}, annotations=removed)
+        return patch(workload, {"active": True}, annotations=removed)
     # Also of an inactive Workload, the last attempt that used its quota is noted when the job leaves the queue.
     leaves = not (_queue(s) or is_ours) and is_true(workload["status"], "QuotaReserved")
-    return _deactivation(s, workload, {}) if not is_wanted and (is_active(workload) or leaves) else None
-
-
-def _deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
-    # Pods of a newer attempt than the recorded one may run: the status was not written, or another operator's was.
-    noted = {names.ANNOTATION_SUSPENDED: str(max(s.attempt.number, s.newest_attempt))} | annotations
-    version = workload["metadata"].get("resourceVersion", "")
-    return _patch(workload, {"active": False}, annotations=noted, version=version)
-
-
-def _relabelled(s: JobState, workload: Json) -> Change | None:
-    given, labels = workload["metadata"].get("labels") or {}, _labels(s)
-    if all(given.get(label) == labels[label] for label in (names.LABEL_JOB_UID, names.LABEL_JOB_NAME)):
-        return None
-    return _patch(workload, {}, labels=labels)
+    return deactivation(s, workload, {}) if not is_wanted and (is_active(workload) or leaves) else None
 
 
 def _update(s: JobState, workload: Json) -> Change | None:
@@ -506,67 +419,10 @@ def _update(s: JobState, workload: Json) -> Change | None:
     annotations: Json = {}
     if workload["spec"].get("queueName") != _queue(s) and _misnamed(s) is None:
         spec["queueName"] = _queue(s)
-    if _priority_class(workload) != _kind_and_name(_wanted_class(s)):
+    if priority_class(workload) != _kind_and_name(_wanted_class(s)):
         spec |= _priority(s) or {}
-    if _is_outdated(s, workload, is_reserved=False):
-        pod_set = _pod_set(s)
+    if is_outdated(s, workload, is_reserved=False):
+        pod_set = desired_pod_set(s)
         spec["podSets"] = [pod_set]
-        annotations[names.ANNOTATION_POD_SETS] = _digest(pod_set)
-    return _patch(workload, spec, annotations=annotations) if spec else None
-
-
-def _release(s: JobState, workload: Json) -> Change:
-    """Return the end of an evicted admission: Kueue gives the quota to others, and queues the Workload again."""
-    cause = condition(workload["status"], "Evicted")
-    reason, message = str(cause.get("reason") or "Evicted"), str(cause.get("message") or "")
-    changes = {
-        "QuotaReserved": ("False", "Pending", message),
-        "Admitted": ("False", "NoReservation", "The workload has no reservation"),
-        "Requeued": ("True" if reason in _REQUEUED_AT_ONCE else "False", reason, message),
-    }
-    if condition(workload["status"], "PodsReady"):
-        changes["PodsReady"] = ("False", "WaitForStart", "Not all pods are ready or succeeded")
-    return _status_change(s, workload, {"admission": None}, **changes)
-
-
-def _readiness(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
-    """Return the condition PodsReady, by which Kueue evicts jobs that do not start, or do not recover, in time."""
-    ranks = s.job.node_ranks
-    running = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
-    is_ready = runs and number == s.attempt.number and running.issuperset(ranks)
-    known = condition(workload["status"], "PodsReady")
-    if is_ready == (known.get("status") == "True"):
-        return None
-    if is_ready:
-        reason = "Recovered" if known.get("reason") in _RECOVERY else "Started"
-        return _status_change(s, workload, PodsReady=("True", reason, "All pods run"))
-    text = "At least one pod has failed, waiting for recovery"
-    return _status_change(s, workload, PodsReady=("False", "WaitForRecovery", text))
-
-
-def _status_change(
-    s: JobState, workload: Json, value: Json | None = None, **conditions: tuple[str, str, str]
-) -> Change:
-    """Return a patch of the status. It replaces the list of conditions, so the Workload must not have changed since.
-
-    value: other fields. conditions: status, reason and message by type.
-    """
-    meta = workload["metadata"]
-    built = {str(each["type"]): each for each in workload["status"].get("conditions") or ()}
-    for kind, (status, reason, message) in conditions.items():
-        before = built.get(kind, {})
-        built[kind] = {
-            "type": kind,
-            "status": status,
-            "reason": reason,
-            "message": message,
-            "observedGeneration": int(meta.get("generation") or 0),
-            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else timestamp(s.now),
-        }
-    whole = (value or {}) | {"conditions": [*built.values()]}
-    return _patch(workload, whole, part="status", version=meta["resourceVersion"])
-
-
-def _patch(workload: Json, value: Json, **options: Any) -> Change:
-    meta = workload["metadata"]
-    return Change(names.WORKLOADS, meta["name"], meta["uid"], value, **options)
+        annotations[names.ANNOTATION_POD_SETS] = digest(pod_set)
+    return patch(workload, spec, annotations=annotations) if spec else None
