@@ -16,7 +16,7 @@ OPERATOR = {
     *(("", "services", verb) for verb in ("create", "get", "list", "patch", "watch")),
     *(("networking.k8s.io", "networkpolicies", verb) for verb in ("create", "delete", "get", "list", "patch", "watch")),
     *(("", "persistentvolumeclaims", verb) for verb in ("create", "get", "list")),
-    *(("", "events", verb) for verb in ("create", "list", "patch")),
+    *(("", "events", verb) for verb in ("create", "patch")),
 }
 QUEUES = {
     *(("kueue.x-k8s.io", "workloads", verb) for verb in ("create", "get", "list", "patch", "watch")),
