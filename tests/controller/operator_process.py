@@ -44,8 +44,8 @@ class OperatorProcess:
         **settings: object,
     ) -> None:
         kubeconfig = plane.kubeconfig(token or plane.admin_token, name=name, server=server)
-        self._settings = {"namespaces": namespaces, "kubeconfig": str(kubeconfig), "health_host": "127.0.0.1"}
-        self._settings |= {"health_port": "0"} | {key: str(value) for key, value in settings.items()}
+        self._settings = {"namespaces": namespaces, "kubeconfig": str(kubeconfig), "health_port": "0"}
+        self._settings |= {key: str(value) for key, value in settings.items()}
         self._log = plane.folder / f"{name}-{namespaces or 'all'}.log"
         self._log.touch()
         self._process: ForkServerProcess | None = None

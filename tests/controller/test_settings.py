@@ -23,7 +23,6 @@ def test_every_setting_can_be_given_as_flag_and_as_variable() -> None:
         "cluster_domain": ("cluster.example", "cluster.example"),
         "progress_interval_seconds": ("1.5", 1.5),
         "sweep_interval_seconds": ("30", 30.0),
-        "health_host": ("127.0.0.1", "127.0.0.1"),
         "health_port": ("0", 0),
         "log_level": ("ERROR", "error"),
         "log_format": ("text", "text"),

@@ -35,7 +35,6 @@ from ddpjob_operator.cluster.base import (
     Unauthorized,
     Unavailable,
 )
-from ddpjob_operator.cluster.clock import ServerClock
 from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 
 JSON: Final = "application/json"
@@ -82,8 +81,6 @@ class KubernetesCluster:
         self._observe = observer
         self._session = connection.session(max_connections)
         self._generation = connection.generation
-        self.clock = ServerClock()
-        """The server's clock, from the responses to all requests."""
 
     async def close(self) -> None:
         """Close the connections to the server."""
@@ -101,14 +98,9 @@ class KubernetesCluster:
         return body.decode(errors="replace")
 
     async def pages(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
+        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> AsyncIterator[Page]:
-        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
-        selected = {name: value for name, value in selectors.items() if value}
+        selected = {"labelSelector": label_selector} if label_selector else {}
         limit = JOBS_PAGE_SIZE if resource is names.DDPJOBS else PAGE_SIZE
         params, version = selected | {"limit": str(limit)}, ""
         is_first = True
@@ -208,7 +200,7 @@ class KubernetesCluster:
         kind = resource.kind
         headers = {"Content-Type": MERGE_PATCH if verb == "patch" else JSON} if data else None
         clock = asyncio.get_running_loop().time
-        started, sent = clock(), self.clock.monotonic()
+        started = clock()
         code = "error"
         try:
             async with self._session.request(
@@ -220,8 +212,6 @@ class KubernetesCluster:
                 allow_redirects=False,
                 server_hostname=self._connection.tls_server_name,
             ) as response:
-                if response.ok:  # an error may come from a proxy in front of the server
-                    self.clock.observe(response.headers.get("Date"), sent, self.clock.monotonic())
                 code = str(response.status)
                 body = await (_read_page(response) if url.query.get("limit", "1") != "1" else response.read())
         except TimeoutError as error:

@@ -67,7 +67,6 @@ class Operator:
             workers=settings.max_concurrent_reconciles,
             # The other connections are for status patches, so that no large job delays another's decision.
             concurrent_requests=max(1, requests * 7 // 8),
-            now=self.cluster.clock.now,
         )
         self.controller = Controller(
             parts,
@@ -82,8 +81,7 @@ class Operator:
         self._leadership = None
         if settings.lease:
             namespace, name = settings.lease.split("/")
-            identity, now = settings.identity, self.cluster.clock.now
-            self._leadership = Leadership(self._lease_cluster, namespace, name, identity, now)
+            self._leadership = Leadership(self._lease_cluster, namespace, name, settings.identity, parts.now)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
@@ -91,7 +89,6 @@ class Operator:
         self._watches = {scope: self._watches_of(scope) for scope in self._settings.scopes}
         self._add_gauges()
         health = HealthServer(
-            self._settings.health_host,
             self._settings.health_port,
             alive=self._alive,
             ready=self._ready,

@@ -107,7 +107,6 @@ class Settings:
         _number(float, 5, 86_400),
         "seconds between full relists, which find changes that watch events missed (minimum 5)",
     )
-    health_host: str = _setting("", str, "address for /healthz, /readyz and /metrics; empty for all")
     health_port: int = _setting(
         8080, _number(int, 0, 65_535), "port for /healthz, /readyz and /metrics; 0 for any free port"
     )
