@@ -116,7 +116,7 @@ def test_finalizer_of_kopf_on_a_job_is_left_alone(
 
 @pytest.mark.soak
 def test_failed_pod_is_seen_after_etcd_was_restored(own_plane: ControlPlane) -> None:
-    """All resource versions are then lower than those that the operator has seen."""
+    """All resource versions are then lower than those that the operator has seen: it ends, and is started again."""
     own_plane.make_namespace("restored")
     jobs = Jobs(own_plane, "restored")
     with OperatorProcess(own_plane, "restored", name="restored", sweep_interval_seconds=5) as operator:
@@ -133,8 +133,10 @@ def test_failed_pod_is_seen_after_etcd_was_restored(own_plane: ControlPlane) -> 
         own_plane.stop_and_back_up()
         own_plane.resume(backup)
         assert int(jobs.plane.request("GET", jobs.path)["metadata"]["resourceVersion"]) < int(control)
+        eventually("the operator ends", lambda: not operator.is_alive)
+        assert operator.kill() == 1 and "was etcd restored?" in operator.text()
+        operator.start()
         jobs.end(pod, 1)
         jobs.wait_for_pods(1, attempt=2)
-        eventually("the watches are open", operator.is_ready)
         jobs.submit("later")
         jobs.wait_for_pods(1, "later")

@@ -93,8 +93,6 @@ class Cache:
         is answered, plans do not see them."""
         self.served: frozenset[str] | None = None
         """The API versions of PodGroups and Workloads that the API server serves; None before it was asked."""
-        self.rollbacks = 0
-        """How many times a LIST was older than what is cached."""
 
     def job(self, key: Key) -> Json | None:
         """Return the cached job, or None. Each call decodes it."""
@@ -305,17 +303,6 @@ class Cache:
         known = self._objects[resource].get((meta["namespace"], meta["name"]))
         seen = known.version if known is not None and known.uid == meta["uid"] else self._tombstones.get(meta["uid"])
         return seen is not None and version_number(meta.get("resourceVersion", "")) < seen <= listed
-
-    def accept_older(self, resource: Resource) -> None:
-        """Let any version of an object replace the cached one, because versions went back: etcd was restored.
-
-        The restored objects may include some that were deleted after the backup.
-        """
-        self.rollbacks += 1
-        self._newest[resource] = 0
-        self._tombstones.clear()
-        for place, entry in self._objects[resource].items():
-            self._objects[resource][place] = entry._replace(version=0)
 
     def wake_job_of(self, resource: Resource, namespace: str, name: str) -> None:
         """Queue the job of an object."""

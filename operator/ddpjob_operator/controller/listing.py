@@ -9,11 +9,22 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.entries import Entry, Place, version_number
 
 
+class VersionsWentBackError(Exception):
+    """A LIST is older than what was seen before: etcd was restored. No cached version says anything any more.
+
+    It ends the process, because a new one begins with an empty cache.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the API server's versions went back (was etcd restored?)")
+
+
 class Listing:
     """Applies a LIST to the cache page by page: ``take`` each page, then ``finish``. Create it before the request.
 
     covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and that
-    are not newer than it, are removed at the end. Of earlier pages only the uids are kept.
+    are not newer than it, are removed at the end. Of earlier pages only the uids are kept. ``take`` raises
+    ``VersionsWentBackError``.
     """
 
     def __init__(
@@ -34,16 +45,12 @@ class Listing:
             self._present.clear()
             self._limit = version_number(page.resource_version)
             if 0 < self._limit < self._newest:
-                self._accept_older()
+                raise VersionsWentBackError
         for obj in page.items:
             if self._cache.contradicts(self._resource, obj, self._limit):
-                self._accept_older()
+                raise VersionsWentBackError
             self._changes += self._cache.put(self._resource, obj, same_version=self._same_version)
             self._present.add(obj["metadata"]["uid"])
-
-    def _accept_older(self) -> None:
-        self._cache.accept_older(self._resource)
-        self._newest = 0
 
     def finish(self) -> int:
         """Remove what no page contained; return the number of changed objects."""

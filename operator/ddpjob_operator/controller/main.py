@@ -29,6 +29,7 @@ from ddpjob_operator.controller.cache import WATCHED
 from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
 from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
+from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.podwatch import PodWatch
 from ddpjob_operator.controller.reconcile import Reconciler
@@ -72,7 +73,6 @@ class Operator:
             parts,
             scopes=settings.scopes,
             sweep_seconds=settings.sweep_interval_seconds,
-            on_rollback=self._watch_again,
         )
         self._watches: dict[str | None, list[Watch]] = {}
         self._heartbeat = Heartbeat()
@@ -90,7 +90,7 @@ class Operator:
         self._add_gauges()
         health = HealthServer(
             self._settings.health_port,
-            alive=self._alive,
+            alive=self._heartbeat.verdict,
             ready=self._ready,
             metrics=self._metrics.render,
         )
@@ -154,10 +154,6 @@ class Operator:
             return JobWatch(connection=connection, cache=cache, scope=scope, status=status)
         return PodWatch(cluster=self.cluster, connection=connection, cache=cache, scope=scope, status=status)
 
-    def _watch_again(self, scope: str | None) -> None:
-        for watch in self._watches[scope]:
-            watch.restart()
-
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -167,13 +163,11 @@ class Operator:
         logger.info("%s: stopping", number.name)
         self._stop.set()
 
-    def _alive(self) -> Verdict:
-        """Return whether the event loop runs, and no watch is deaf. Called in another thread, as ``_ready``."""
-        runs, why = self._heartbeat.verdict()
-        return watch_status.liveness(self._statuses()) if runs else (runs, why)
-
     def _ready(self) -> Verdict:
-        """Return whether the scopes are served, and every status can be written. A standby is ready to take over."""
+        """Return whether the scopes are served, and every status can be written. A standby is ready to take over.
+
+        Called in another thread.
+        """
         if self._leadership is not None and not self._is_leader:
             return self._leadership.standby()
         served, detail = watch_status.readiness(self._reports())
@@ -261,8 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigurationError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
-    except LeadershipLostError as error:
-        logger.error("%s: this replica ends, and is on standby when it is started again", error)
+    except (LeadershipLostError, VersionsWentBackError) as error:
+        logger.error("%s: this process ends, and is started again", error)
         return 1
     except Exception:
         logger.exception("internal error: the operator exits; running jobs continue")

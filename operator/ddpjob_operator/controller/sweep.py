@@ -7,7 +7,7 @@ not watched. A change that a sweep finds updates the cache like a watch event.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.api import names
@@ -24,7 +24,6 @@ from ddpjob_operator.cluster.base import (
 )
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.listing import list_into, read_into
-from ddpjob_operator.controller.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,6 @@ class Sweeper:
     A sweep that failed is repeated sooner: events that an interrupted watch has missed are found by nothing else.
 
     families: kinds of PodGroups and Workloads to list, of each sequence the first that the API server serves.
-    on_rollback: called with a scope when the API server's versions went back, so that watches must list again.
     ``failures``: why the last sweep of a scope failed.
     """
 
@@ -59,20 +57,16 @@ class Sweeper:
     cache: Cache
     scopes: Sequence[str | None]
     interval: float
-    metrics: Metrics
     families: Sequence[Sequence[Resource]] = ()
-    on_rollback: Callable[[str | None], None] = lambda scope: None
     failures: dict[str | None, str] = field(default_factory=dict, init=False)
     _served_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _filled: dict[str | None, asyncio.Event] = field(init=False)
     _wanted: dict[str | None, asyncio.Event] = field(init=False)
-    _rollbacks: dict[str | None, int] = field(init=False)
     _searched: set[str | None] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._filled = {scope: asyncio.Event() for scope in self.scopes}
         self._wanted = {scope: asyncio.Event() for scope in self.scopes}
-        self._rollbacks = dict.fromkeys(self.scopes, 0)
 
     def want(self, scope: str | None = None) -> None:
         """Sweep a scope soon, because a watch was interrupted and may have missed events."""
@@ -90,11 +84,9 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep every scope, for the first time and then periodically, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for number, scope in enumerate(self.scopes, start=1):
-                # The scopes sweep in turn, not all at the same time.
-                second = self.interval * number / len(self.scopes)
-                group.create_task(self._serve(scope, second), name=f"sweeper of {scope or 'all namespaces'}")
+        # The scopes sweep in turn, not all at the same time.
+        turns = (self.interval * number / len(self.scopes) for number in range(1, len(self.scopes) + 1))
+        await asyncio.gather(*map(self._serve, self.scopes, turns))
 
     async def _serve(self, scope: str | None, second: float) -> None:
         """Sweep one scope until cancelled: at once, after ``second`` seconds, and then once in each interval.
@@ -136,15 +128,9 @@ class Sweeper:
                 if resource not in OPTIONAL:
                     raise
                 continue  # the watch of this kind logs it
-            if changes and self._filled[scope].is_set():
-                self.metrics.sweep_heals.labels(resource.kind).inc(changes)
             changed += changes
         for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, *names.SCHEDULING_KINDS):
             await self._verify_unlabelled(resource, scope)
-        if self._rollbacks[scope] != self.cache.rollbacks:
-            self._rollbacks[scope] = self.cache.rollbacks
-            logger.warning("the API server's versions went back, watching again; was etcd restored?")
-            self.on_rollback(scope)
         if self.failures.pop(scope, ""):
             logger.info("%s is listed again", f"namespace {scope}" if scope else "everything")
         return changed
