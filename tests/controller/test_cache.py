@@ -332,41 +332,19 @@ def a_workload(version: int, owner: str = "j", **labels: str) -> Json:
     return {"metadata": meta, "spec": {}, "status": {}}
 
 
-@pytest.mark.parametrize("by_list", [False, True], ids=["watch", "list"])
-def test_a_workload_that_lost_its_label_is_kept_until_a_get_shows_that_it_is_deleted(by_list: bool) -> None:
-    """Watch and LIST show it as deleted. The event has the version of the edit, as the object that a GET returns."""
+def test_a_workload_belongs_to_its_owner_whatever_the_labels_say_and_others_are_not_kept() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)
-    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    label = {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "another"}
+    label = {names.LABEL_JOB_UID: "another", names.LABEL_JOB_NAME: "another"}
     cache.put(names.WORKLOADS, a_workload(1, **label))
+    cache.take(names.WORKLOADS, {"type": "MODIFIED", "object": a_workload(2)})
+    assert [entry.name for entry in cache.entries(names.WORKLOADS)] == ["w"] and cache.groups("default", "j")
+    of_another_kind = a_workload(3, **label)
+    of_another_kind["metadata"] |= {"name": "of-a-batch-job", "uid": "o", "ownerReferences": [{"kind": "Job"}]}
+    assert not cache.put(names.WORKLOADS, of_another_kind)
     woken.clear()
-    if by_list:
-        apply_list(cache, names.WORKLOADS, Page((), "4"))
-    else:
-        cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(2)})
-    assert woken == [Key("default", "mnist")], "the owner, whatever the labels say"
-    assert cache.unseen == {("default", "w"): True} and not cache.groups("default", "j"), "its admission may be over"
-    assert not cache.put(names.WORKLOADS, a_workload(1, **label)), "a late answer"
-    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen and cache.groups("default", "j")
-    apply_list(cache, names.WORKLOADS, Page((), "9"))
-    woken.clear()
-    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen, "a GET shows the same version"
-    assert woken == [Key("default", "mnist")], "plans see it again"
-    assert [entry.is_labelled for entry in cache.entries(names.WORKLOADS)] == [False], "each sweep reads it"
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(10)})
-    cache.remove(names.WORKLOADS, "default", "w", "former")
-    assert cache.unseen, "what is known of its deleted predecessor says nothing about it"
-    cache.remove(names.WORKLOADS, "default", "w", "u")
-    assert not cache.entries(names.WORKLOADS) and not cache.unseen
-
-
-def test_a_workload_that_is_deleted_with_its_job_is_not_kept() -> None:
-    cache = Cache()
-    cache.put(names.WORKLOADS, a_workload(2, owner="former"))
-    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(2, owner="former")})
-    assert not cache.entries(names.WORKLOADS) and not cache.unseen
+    apply_list(cache, names.WORKLOADS, Page((of_another_kind,), "9"))
+    assert woken == [Key("default", "mnist")] and not cache.entries(names.WORKLOADS)
 
 
 def test_admission_and_eviction_are_planned_at_once_and_other_edits_of_a_workload_are_paced() -> None:

@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
-from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotServed, Unavailable
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.sweep import MAX_START_SECONDS, Sweeper
@@ -111,24 +111,6 @@ async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_se
     cluster = FaultyCluster(lambda call: fault if call.verb == "list" and call.resource is kind else None)
     sweeper = await sweep_that_finds_the_job(cluster, families=((kind,),))
     assert sweeper.cache.served == (frozenset({kind.api_version}) if error else frozenset())
-
-
-async def test_an_adopted_workload_without_the_label_is_read_in_each_sweep() -> None:
-    error: ClusterError | None = None
-    cluster = FaultyCluster(lambda call: Fault(before=error) if call.verb == "get" else None)
-    cache, place = Cache(), ("default", "w")
-    meta = {"name": "w", "namespace": "default", "uid": "u"}
-    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
-    cache.put(names.WORKLOADS, {"metadata": meta | {"resourceVersion": "0"}})
-    cluster.store.put(names.WORKLOADS, {"metadata": meta})
-    await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, *place)["metadata"]["resourceVersion"] != "0"
-    error = Unavailable("conversion webhook", code=500)
-    await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, *place), "Kueue is away, and the other objects are listed"
-    error = NotFound("w not found", code=404)
-    await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, *place) is None
 
 
 class BrokenLists(FaultyCluster):

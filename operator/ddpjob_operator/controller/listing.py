@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import Cluster, NotFound, Page
@@ -80,20 +81,14 @@ async def read_into(
     return found
 
 
-async def list_into(
-    cache: Cache, cluster: Cluster, resource: Resource, scope: str | None, selector: str | None
-) -> tuple[int, str]:
-    """Apply a LIST to the cache; return the number of changed objects and the version of the LIST.
+async def list_into(cache: Cache, cluster: Cluster, resource: Resource, scope: str | None) -> tuple[int, str]:
+    """Apply a LIST of the operator's objects to the cache; return the number of changed objects, and its version.
 
     scope: the namespace, or None for all.
     """
-    listing = Listing(
-        cache,
-        resource,
-        lambda entry: (scope is None or entry.namespace == scope) and (selector is None or entry.is_labelled),
-    )
+    listing = Listing(cache, resource, lambda entry: scope in (None, entry.namespace) and entry.is_labelled)
     version = ""
-    async for page in cluster.pages(resource, scope, selector):
+    async for page in cluster.pages(resource, scope, names.SELECTORS.get(resource)):
         version = page.resource_version if page.is_first else version
         listing.take(page)
         del page  # or this task would hold it while the next one arrives

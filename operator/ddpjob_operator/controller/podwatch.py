@@ -37,7 +37,7 @@ SLICE = 16
 class PodWatch:
     """Keeps the objects of one kind and scope up to date in the cache; ``run`` never ends by itself.
 
-    scope: the namespace, or None for all. status: names the kind, which has a selector in ``names.SELECTORS``.
+    scope: the namespace, or None for all. status: names the kind.
     silent_seconds: a watch that has received no data for so long is opened again.
     """
 
@@ -84,10 +84,7 @@ class PodWatch:
     async def _follow(self, session: aiohttp.ClientSession) -> None:
         """Watch from the last seen version, or from a new LIST, until the server ends the watch."""
         if not self._version:
-            resource = self.status.resource
-            _, self._version = await list_into(
-                self.cache, self.cluster, resource, self.scope, names.SELECTORS[resource]
-            )
+            _, self._version = await list_into(self.cache, self.cluster, self.status.resource, self.scope)
         taken = 0
         async with contextlib.aclosing(self._events(session)) as events:
             async for event in events:
@@ -101,7 +98,7 @@ class PodWatch:
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "labelSelector": names.SELECTORS[resource],
+            "labelSelector": names.SELECTORS.get(resource, ""),
             "resourceVersion": self._version,
             "timeoutSeconds": str(SERVER_SECONDS),
         }

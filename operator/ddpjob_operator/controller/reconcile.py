@@ -149,7 +149,6 @@ class Reconciler:
 
     async def _made_plan(self, key: Key, job: Json, memory: Memory) -> Plan:
         """Return the plan, after reading what it needs besides the cache."""
-        await self._workloads.read_unseen(job)
         read: dict[str, Any] = {}
         found = self._lookups.found()
         for _ in range(MAX_READS):

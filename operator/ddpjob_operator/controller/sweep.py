@@ -31,14 +31,8 @@ RETRY_SECONDS = 0.5
 """Delay after the first failure in a row; it doubles."""
 MAX_START_SECONDS = 5.0
 """The longest delay before the first sweep has succeeded. Later, it is the interval."""
-KINDS: Sequence[tuple[Resource, str | None]] = (
-    # Pods before jobs, so that a job's pods are cached when it is reconciled.
-    (names.CLAIMS, names.SELECTORS[names.CLAIMS]),
-    (names.SERVICES, names.SELECTORS[names.SERVICES]),
-    (names.NETWORK_POLICIES, names.SELECTORS[names.NETWORK_POLICIES]),
-    (names.PODS, names.SELECTORS[names.PODS]),
-    (names.DDPJOBS, None),
-)
+KINDS = (names.CLAIMS, names.SERVICES, names.NETWORK_POLICIES, names.PODS, names.DDPJOBS)
+"""Pods before jobs, so that a job's pods are cached when it is reconciled."""
 OPTIONAL = frozenset({names.NETWORK_POLICIES, *names.SCHEDULING_KINDS})
 """Kinds that only some jobs use, whose watch need not be open: a refused create, or a waiting job, shows it."""
 
@@ -62,7 +56,6 @@ class Sweeper:
     _served_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _filled: dict[str | None, asyncio.Event] = field(init=False)
     _wanted: dict[str | None, asyncio.Event] = field(init=False)
-    _searched: set[str | None] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._filled = {scope: asyncio.Event() for scope in self.scopes}
@@ -121,9 +114,9 @@ class Sweeper:
     async def sweep(self, scope: str | None) -> int:
         """List all objects of a scope, which queues the jobs of the changed ones; return their number."""
         changed = await self._sweep_groups(scope)
-        for resource, selector in KINDS:
+        for resource in KINDS:
             try:
-                changes, _ = await list_into(self.cache, self.cluster, resource, scope, selector)
+                changes, _ = await list_into(self.cache, self.cluster, resource, scope)
             except Forbidden:
                 if resource not in OPTIONAL:
                     raise
@@ -152,12 +145,8 @@ class Sweeper:
     async def _sweep_family(self, scope: str | None, family: Sequence[Resource]) -> tuple[str, int]:
         """List the first kind that is served; return its API version, empty if none is, and the number of changes."""
         for kind in family:
-            # Once, for Workloads that lost the label before this process began: no watch shows them. Not in the first
-            # sweep, for which every job waits.
-            is_whole = kind is names.WORKLOADS and self._filled[scope].is_set() and scope not in self._searched
             try:
-                selector = None if is_whole else names.SELECTORS[kind]
-                changes, _ = await list_into(self.cache, self.cluster, kind, scope, selector)
+                changes, _ = await list_into(self.cache, self.cluster, kind, scope)
             except NotServed:
                 continue
             except (Forbidden, Unavailable, TooManyRequests) as error:
@@ -166,13 +155,11 @@ class Sweeper:
                     return next((each.api_version for each in family if each.api_version in self.cache.served), ""), 0
                 # Never listed: a refused create then shows in the status of the job that needs it.
                 return kind.api_version, 0
-            if is_whole:
-                self._searched.add(scope)
             return kind.api_version, changes
         return "", 0
 
     async def _verify_unlabelled(self, resource: Resource, scope: str | None) -> None:
-        """Read objects without the operator's label, adopted or unseen, which the LISTs do not return."""
+        """Read adopted objects without the operator's label, which the LISTs do not return."""
         for entry in self.cache.entries(resource):
             if entry.is_labelled or scope not in (None, entry.namespace):
                 continue
