@@ -128,7 +128,7 @@ def test_operations_page_has_every_setting_with_its_default() -> None:
     settings = parse([], {})
     for name in re.findall(r"`DDPJOB_OPERATOR_([A-Z_]+)`", page):
         assert hasattr(settings, name.lower())
-    for name in ("cluster_domain", "progress_interval_seconds", "sweep_interval_seconds", "log_level", "log_format"):
+    for name in ("cluster_domain", "progress_interval_seconds", "sweep_interval_seconds", "log_level"):
         default = getattr(settings, name)
         shown = f"`{default}`" if isinstance(default, str) else f"{default:g}"
         assert re.search(rf"`DDPJOB_OPERATOR_{name.upper()}` \| {re.escape(shown)} \|", page), name

@@ -41,6 +41,8 @@ from ddpjob_operator.controller.watches import JobWatch
 logger = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 50_000  # Python recurses up to three times per level
+WORKERS = 8
+"""Jobs that are reconciled at the same time, and one more in each namespace that would have none."""
 
 
 Watch = PodWatch | JobWatch
@@ -65,7 +67,7 @@ class Operator:
                 on_poll=lambda result: metrics.progress_polls.labels(result).inc(),
             ),
             metrics,
-            workers=settings.max_concurrent_reconciles,
+            workers=WORKERS,
             # The other connections are for status patches, so that no large job delays another's decision.
             concurrent_requests=max(1, requests * 7 // 8),
         )
@@ -246,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return USAGE
     allow_deep_objects()
-    logs.configure(settings.log_level, settings.log_format)
+    logs.configure(settings.log_level)
     # Full garbage collections block the event loop; without the modules' 90,000 objects they are several times faster.
     gc.collect()
     gc.freeze()

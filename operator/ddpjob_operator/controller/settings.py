@@ -111,12 +111,6 @@ class Settings:
         8080, _number(int, 0, 65_535), "port for /healthz, /readyz and /metrics; 0 for any free port"
     )
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "debug, info, warning or error")
-    log_format: str = _setting("json", _choice("json", "text"), "json or text")
-    max_concurrent_reconciles: int = _setting(
-        8,
-        _number(int, 1, 256),
-        "number of jobs reconciled at the same time, plus one in each namespace that would have none (1 to 256)",
-    )
     max_concurrent_requests: int = _setting(
         64, _number(int, 1, 1024), "maximum number of connections to the API server (1 to 1024)"
     )
