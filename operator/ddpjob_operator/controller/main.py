@@ -228,7 +228,7 @@ class Operator:
 
 async def serve(settings: Settings) -> None:
     """Connect and run. Raises ``ConfigurationError`` if there is no cluster to connect to."""
-    connection = await Connection.open(settings.kubeconfig)
+    connection = await Connection.open()
     await Operator(settings, connection).run()
 
 
@@ -243,7 +243,9 @@ def allow_deep_objects() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point ``ddpjob-operator``. Exit codes: 0 after a stop signal, 1 on failure, 2 on wrong settings."""
     try:
-        settings = parse(argv)
+        if sys.argv[1:] if argv is None else argv:
+            raise SettingsError("no argument is known; settings are environment variables (docs/tasks/operations.md)")
+        settings = parse()
     except SettingsError as error:
         print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return USAGE
