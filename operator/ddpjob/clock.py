@@ -1,15 +1,12 @@
 """A clock for the times that are written into status and later compared with deadlines.
 
-It follows the local wall clock, but never jumps: setting that by an hour must not make every running job an hour older
-at once.
+It never reads the local wall clock after its creation: setting that by an hour would make every running job an hour
+older at once.
 """
 
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-
-SLEW = 0.1
-"""Largest correction per second. A deadline is missed by at most this share."""
 
 
 def boot_seconds() -> float:
@@ -18,20 +15,12 @@ def boot_seconds() -> float:
 
 
 class SteadyClock:
-    """The wall clock as it was at the creation of this object, continued with monotonic time.
-
-    A wall clock that was set since is approached by ``SLEW``.
-    """
+    """The wall clock as it was at the creation of this object, continued with monotonic time."""
 
     def __init__(self, *, monotonic: Callable[[], float] = boot_seconds, wall: Callable[[], float] = time.time) -> None:
-        self._monotonic, self._wall = monotonic, wall
-        self._at = monotonic()
-        self._offset = wall() - self._at
+        self.monotonic = monotonic
+        self._offset = wall() - monotonic()
 
     def now(self) -> datetime:
         """Return the time, in UTC."""
-        moment = self._monotonic()
-        most = SLEW * (moment - self._at)
-        self._offset += max(-most, min(self._wall() - moment - self._offset, most))
-        self._at = moment
-        return datetime.fromtimestamp(moment + self._offset, UTC)
+        return datetime.fromtimestamp(self.monotonic() + self._offset, UTC)

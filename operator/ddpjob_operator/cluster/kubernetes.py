@@ -35,6 +35,7 @@ from ddpjob_operator.cluster.base import (
     Unauthorized,
     Unavailable,
 )
+from ddpjob_operator.cluster.clock import ServerClock
 from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 
 JSON: Final = "application/json"
@@ -81,6 +82,8 @@ class KubernetesCluster:
         self._observe = observer
         self._session = connection.session(max_connections)
         self._generation = connection.generation
+        self.clock = ServerClock()
+        """The server's clock, from the responses to all requests."""
 
     async def close(self) -> None:
         """Close the connections to the server."""
@@ -200,7 +203,7 @@ class KubernetesCluster:
         kind = resource.kind
         headers = {"Content-Type": MERGE_PATCH if verb == "patch" else JSON} if data else None
         clock = asyncio.get_running_loop().time
-        started = clock()
+        started, sent = clock(), self.clock.monotonic()
         code = "error"
         try:
             async with self._session.request(
@@ -212,6 +215,8 @@ class KubernetesCluster:
                 allow_redirects=False,
                 server_hostname=self._connection.tls_server_name,
             ) as response:
+                if response.ok:  # an error may come from a proxy in front of the server
+                    self.clock.observe(response.headers.get("Date"), sent, self.clock.monotonic())
                 code = str(response.status)
                 body = await (_read_page(response) if url.query.get("limit", "1") != "1" else response.read())
         except TimeoutError as error:

@@ -70,6 +70,7 @@ class Operator:
             workers=WORKERS,
             # The other connections are for status patches, so that no large job delays another's decision.
             concurrent_requests=max(1, requests * 7 // 8),
+            now=self.cluster.clock.now,
         )
         self.controller = Controller(
             parts,
