@@ -44,8 +44,9 @@ class OperatorProcess:
         **settings: object,
     ) -> None:
         kubeconfig = plane.kubeconfig(token or plane.admin_token, name=name, server=server)
-        self._settings = {"namespaces": namespaces, "kubeconfig": str(kubeconfig), "health_host": "127.0.0.1"}
-        self._settings |= {"health_port": "0"} | {key: str(value) for key, value in settings.items()}
+        self._kubeconfig = kubeconfig
+        self._settings = {"namespaces": namespaces, "health_port": "0"}
+        self._settings |= {key: str(value) for key, value in settings.items()}
         self._log = plane.folder / f"{name}-{namespaces or 'all'}.log"
         self._log.touch()
         self._process: ForkServerProcess | None = None
@@ -63,7 +64,7 @@ class OperatorProcess:
     def environment(self) -> dict[str, str]:
         """The environment variables of the process."""
         variables = {f"DDPJOB_OPERATOR_{key.upper()}": value for key, value in self._settings.items()}
-        return dict(os.environ) | {"NO_PROXY": "127.0.0.1"} | variables
+        return dict(os.environ) | {"NO_PROXY": "127.0.0.1", "KUBECONFIG": str(self._kubeconfig)} | variables
 
     def start(self, *, wait: bool = True) -> None:
         """Start it and wait until it is ready."""

@@ -9,7 +9,6 @@ from ddpjob.api.objects import Json
 from ddpjob.engine.actions import Change, Create, Delete, Plan
 from ddpjob_operator.controller.apply import Executor, Outcome
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.sweep import Sweeper
 from tests.api.specs import CLAIM
 from tests.worlds.memory.api_errors import Cause, invalid
@@ -135,7 +134,7 @@ async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> 
     assert await bench.act(creates=((Create(names.CLAIMS, claim[1], body, shared=True),),)) == Outcome(
         created={claim[1]}
     )
-    sweeper = Sweeper(cluster=bench.cluster, cache=bench.cache, scopes=["default"], interval=60, metrics=Metrics())
+    sweeper = Sweeper(cluster=bench.cluster, cache=bench.cache, scopes=["default"], interval=60)
     await sweeper.sweep("default")
     assert bench.cache.get(names.CLAIMS, *claim)
     bench.server.delete(names.CLAIMS, *claim)

@@ -18,7 +18,7 @@ from ddpjob_operator.cluster.base import Conflict, Page
 from ddpjob_operator.controller.apply import Executor
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.entries import Entry
-from ddpjob_operator.controller.listing import Listing
+from ddpjob_operator.controller.listing import Listing, VersionsWentBackError
 from tests.builders import a_job, ended, running
 
 JOB = "11111111-job"
@@ -148,30 +148,21 @@ def test_pod_with_a_changed_job_label_belongs_only_to_the_new_job() -> None:
     assert len(cache.pods("default", "other")) == 1
 
 
-def test_list_older_than_the_cache_replaces_it_because_etcd_was_restored() -> None:
-    """Also objects come back that were deleted after the backup, and later events have low versions, too."""
+@pytest.mark.parametrize(
+    ("listed", "version"),
+    [
+        pytest.param([("kept", 20), ("deleted", 21)], "30", id="older than the cache"),
+        pytest.param([("kept", 20)], "80", id="used since, and a pod is older than what was seen of it"),
+        pytest.param([("kept", 50), ("deleted", 40)], "80", id="used since, and a deleted pod is there again"),
+    ],
+)
+def test_list_of_an_etcd_that_was_restored_is_not_taken(listed: list[tuple[str, int]], version: str) -> None:
+    """Seen: new versions passed the old ones, and a group restarted although all its pods ran."""
     cache = Cache()
-    for name, version in (("kept", 50), ("deleted", 60), ("new", 70)):
-        cache.put(names.PODS, a_pod(name, version, uid=name))
-    cache.remove(names.PODS, "default", "deleted", "deleted")
-    page = Page((a_pod("kept", 20, uid="kept"), a_pod("deleted", 21, uid="deleted")), "30")
-    assert apply_list(cache, names.PODS, page) == 3
-    assert names_of(cache) == ["deleted", "kept"]
-    assert cache.put(names.PODS, a_pod("kept", 31, uid="kept"))
-    assert cache.rollbacks == 1
-    apply_list(cache, names.PODS, Page((), "32"))
-    assert cache.rollbacks == 1, "the next LIST is newer than all that is cached"
-
-
-def test_list_that_contradicts_what_was_seen_shows_that_etcd_was_restored_and_used_since() -> None:
-    """Seen: etcd was restored, new versions passed the old ones, and a group restarted although all its pods ran."""
-    cache = Cache()
-    cache.put(names.PODS, a_pod("seen", 50) | RUNNING)
-    cache.put(names.PODS, a_pod("newer", 70) | RUNNING)
+    cache.put(names.PODS, a_pod("kept", 50) | RUNNING)
     cache.take(names.PODS, {"type": "DELETED", "object": a_pod("deleted", 55)})
-    page = Page((a_pod("deleted", 40), a_pod("newer", 41), a_pod("seen", 50)), "80")
-    assert apply_list(cache, names.PODS, page) == 3 and cache.rollbacks == 1
-    assert {name: known(cache, name)[1] for name in names_of(cache)} == {"deleted": 40, "newer": 41, "seen": 50}
+    with pytest.raises(VersionsWentBackError):
+        apply_list(cache, names.PODS, Page(tuple(a_pod(*each) for each in listed), version))
 
 
 def test_list_keeps_what_was_seen_after_it() -> None:
@@ -181,7 +172,7 @@ def test_list_keeps_what_was_seen_after_it() -> None:
     cache.take(names.PODS, {"type": "DELETED", "object": a_pod("b", 51)})
     cache.put(names.PODS, a_pod("new", 52))
     listing.take(Page((a_pod("a", 20), a_pod("b", 21)), "49"))
-    assert listing.finish() == 0 and cache.rollbacks == 0
+    assert listing.finish() == 0
     assert known(cache, "a")[1] == 50 and names_of(cache) == ["a", "new"]
 
 
@@ -342,41 +333,19 @@ def a_workload(version: int, owner: str = "j", **labels: str) -> Json:
     return {"metadata": meta, "spec": {}, "status": {}}
 
 
-@pytest.mark.parametrize("by_list", [False, True], ids=["watch", "list"])
-def test_a_workload_that_lost_its_label_is_kept_until_a_get_shows_that_it_is_deleted(by_list: bool) -> None:
-    """Watch and LIST show it as deleted. The event has the version of the edit, as the object that a GET returns."""
+def test_a_workload_belongs_to_its_owner_whatever_the_labels_say_and_others_are_not_kept() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)
-    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    label = {names.LABEL_JOB_UID: "j", names.LABEL_JOB_NAME: "another"}
+    label = {names.LABEL_JOB_UID: "another", names.LABEL_JOB_NAME: "another"}
     cache.put(names.WORKLOADS, a_workload(1, **label))
+    cache.take(names.WORKLOADS, {"type": "MODIFIED", "object": a_workload(2)})
+    assert [entry.name for entry in cache.entries(names.WORKLOADS)] == ["w"] and cache.groups("default", "j")
+    of_another_kind = a_workload(3, **label)
+    of_another_kind["metadata"] |= {"name": "of-a-batch-job", "uid": "o", "ownerReferences": [{"kind": "Job"}]}
+    assert not cache.put(names.WORKLOADS, of_another_kind)
     woken.clear()
-    if by_list:
-        apply_list(cache, names.WORKLOADS, Page((), "4"))
-    else:
-        cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(2)})
-    assert woken == [Key("default", "mnist")], "the owner, whatever the labels say"
-    assert cache.unseen == {("default", "w"): True} and not cache.groups("default", "j"), "its admission may be over"
-    assert not cache.put(names.WORKLOADS, a_workload(1, **label)), "a late answer"
-    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen and cache.groups("default", "j")
-    apply_list(cache, names.WORKLOADS, Page((), "9"))
-    woken.clear()
-    assert cache.put(names.WORKLOADS, a_workload(2)) and not cache.unseen, "a GET shows the same version"
-    assert woken == [Key("default", "mnist")], "plans see it again"
-    assert [entry.is_labelled for entry in cache.entries(names.WORKLOADS)] == [False], "each sweep reads it"
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(10)})
-    cache.remove(names.WORKLOADS, "default", "w", "former")
-    assert cache.unseen, "what is known of its deleted predecessor says nothing about it"
-    cache.remove(names.WORKLOADS, "default", "w", "u")
-    assert not cache.entries(names.WORKLOADS) and not cache.unseen
-
-
-def test_a_workload_that_is_deleted_with_its_job_is_not_kept() -> None:
-    cache = Cache()
-    cache.put(names.WORKLOADS, a_workload(2, owner="former"))
-    cache.put(names.DDPJOBS, a_job() | {"metadata": {"name": "mnist", "namespace": "default", "uid": "j"}})
-    cache.take(names.WORKLOADS, {"type": "DELETED", "object": a_workload(2, owner="former")})
-    assert not cache.entries(names.WORKLOADS) and not cache.unseen
+    apply_list(cache, names.WORKLOADS, Page((of_another_kind,), "9"))
+    assert woken == [Key("default", "mnist")] and not cache.entries(names.WORKLOADS)
 
 
 def test_admission_and_eviction_are_planned_at_once_and_other_edits_of_a_workload_are_paced() -> None:

@@ -120,7 +120,7 @@ def test_nothing_is_kept_of_deleted_jobs() -> None:
     assert not left, left
 
 
-SCOPED = ("scopes", "_filled", "_wanted", "_rollbacks")
+SCOPED = ("scopes", "_filled", "_wanted")
 """Of the sweeper: one entry for each served scope."""
 ALLOWED = {f"controller.sweeper.{name}" for name in SCOPED} | {
     "controller.reconciler.cache._tombstones",

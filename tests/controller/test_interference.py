@@ -126,17 +126,6 @@ async def test_a_pod_that_a_webhook_made_unrecognizable_is_deleted_and_reported(
     assert len(bench.pods(bench.status()["attempt"])) == 4
 
 
-@on_bench
-async def test_a_webhook_may_add_labels_and_owners(bench: Bench) -> None:
-    def mutate(resource: names.Resource, obj: Json) -> None:
-        obj["metadata"].setdefault("labels", {})["team"] = "a"
-
-    bench.server.mutate = mutate
-    bench.submit()
-    await asyncio.sleep(1)
-    assert len(bench.pods(1)) == 2 and bench.status()["attempt"] == 1
-
-
 @pytest.mark.parametrize(
     "error", [Forbidden("policy denies ddpjobs/status", code=403), Invalid("denied", code=422)], ids=["403", "422"]
 )

@@ -90,66 +90,12 @@ def test_service_of_a_running_job_is_restored_at_once(operator: OperatorProcess,
     assert jobs.wait_for("Running")["attempt"] == 1
 
 
-def test_failed_pod_restarts_the_group_after_the_decision_is_written(operator: OperatorProcess, jobs: Jobs) -> None:
-    since = jobs.submit(numNodes=2)["metadata"]["resourceVersion"]
-    first = jobs.wait_for_pods(2)
-    for pod in first:
-        jobs.run(pod)
-    jobs.wait_for("Running")
-    jobs.end(first[1], 1)
-    second = jobs.wait_for_pods(2, attempt=2)
-    status = jobs.status()
-    assert (status["attempt"], status["restarts"], status["restartsCountedTowardsLimit"]) == (2, 1, 1)
-    assert status["failures"][0]["nodeRank"] == 1
-    survivor, failed = first
-    assert eventually("the survivor is gone", lambda: [p["metadata"]["name"] for p in jobs.pods(attempt=1)]) == [
-        failed["metadata"]["name"]
-    ]
-
-    history = jobs.plane.history(jobs.path, since)
-    decided = min(version(event) for event in history if event["object"].get("status", {}).get("attempt") == 2)
-    pod_history = jobs.plane.history(f"/api/v1/namespaces/{jobs.namespace}/pods", since)
-    gone = [
-        version(event)
-        for event in pod_history
-        if event["type"] == "DELETED" and event["object"]["metadata"]["name"] == survivor["metadata"]["name"]
-    ]
-    assert gone, pod_history
-    assert decided < min(gone)
-    assert decided < min(int(pod["metadata"]["resourceVersion"]) for pod in second)
-
-
-def version(event: dict[str, dict[str, dict[str, str]]]) -> int:
-    return int(event["object"]["metadata"]["resourceVersion"])
-
-
-def test_many_pods_starting_at_once_need_few_status_patches(operator: OperatorProcess, jobs: Jobs) -> None:
-    jobs.submit(numNodes=16)
-    pods = jobs.wait_for_pods(16)
-    jobs.wait_for("Pending", nodes={"desired": 16, "pending": 16, "running": 0, "succeeded": 0, "failed": 0})
-    before = len(jobs.writes(about="mnist"))
-    for pod in pods:
-        jobs.run(pod)
-    jobs.wait_for("Running", nodesReady="16/16")
-    patches = [write for write in jobs.writes(about="mnist", since=before) if write[1] == "ddpjobs/status"]
-    assert len(patches) < 16, patches
-
-
 def writes_of_the_start(jobs: Jobs) -> int:
     """Submit a job of two nodes, and return the number of the operator's writes when no other follows."""
     jobs.submit(numNodes=2)
     eventually("all is created", lambda: (jobs.status().get("currentAttempt") or {}).get("phase") == "Running")
     jobs.settle()
     return len(jobs.writes(about="mnist"))
-
-
-def test_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess, jobs: Jobs) -> None:
-    writes = writes_of_the_start(jobs)
-    jobs.plane.request("DELETE", f"{jobs.path}/mnist")
-    for pod in jobs.pods():
-        jobs.delete(pod)
-    jobs.settle()
-    assert_nothing_written(jobs, writes)
 
 
 def assert_nothing_written(jobs: Jobs, since: int) -> None:
@@ -162,17 +108,19 @@ def assert_nothing_written(jobs: Jobs, since: int) -> None:
     assert [write for write in jobs.writes(about="mnist", since=since) if write not in refused] == []
 
 
-def test_job_that_is_deleted_in_the_foreground_gets_no_new_pods(operator: OperatorProcess, jobs: Jobs) -> None:
-    """The job exists until the garbage collector has deleted its pods; then its finalizer is removed."""
+@pytest.mark.parametrize("propagation", ["Background", "Foreground"])
+def test_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess, jobs: Jobs, propagation: str) -> None:
+    """In the foreground it exists until the garbage collector has deleted its pods; then its finalizer is removed."""
     writes = writes_of_the_start(jobs)
-    jobs.plane.request("DELETE", f"{jobs.path}/mnist", {"propagationPolicy": "Foreground"})
-    assert jobs.get()["metadata"]["finalizers"] == ["foregroundDeletion"]
+    jobs.plane.request("DELETE", f"{jobs.path}/mnist", {"propagationPolicy": propagation})
     for pod in jobs.pods():
         jobs.delete(pod)
     jobs.settle()
-    assert jobs.exists() and not jobs.pods()
+    assert not jobs.pods()
     assert_nothing_written(jobs, writes)
-    jobs.plane.request("PATCH", f"{jobs.path}/mnist", {"metadata": {"finalizers": None}})
+    if propagation == "Foreground":
+        assert jobs.get()["metadata"]["finalizers"] == ["foregroundDeletion"]
+        jobs.plane.request("PATCH", f"{jobs.path}/mnist", {"metadata": {"finalizers": None}})
     jobs.submit()
     jobs.wait_for_pods(1)
 

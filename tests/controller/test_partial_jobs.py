@@ -51,24 +51,6 @@ class Jobs:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (a_job("a", PARTIAL, created=1), a_job("b", PARTIAL, created=2)),
-        (a_job("a", PARTIAL, created=2, priority=10), a_job("b", PARTIAL, created=1)),
-        (a_job("a", PARTIAL, created=1), a_job("b", PARTIAL, created=1, priority=-10)),
-        (a_job("a", PARTIAL), a_job("b", PARTIAL)),
-        (a_job("a", PARTIAL, created=1), a_job("b", YIELDED, created=2)),
-    ],
-    ids=["creation", "priority", "negative-priority", "uid", "yielded"],
-)
-def test_order_of_jobs(first: Json, second: Json) -> None:
-    for order in ((first, second), (second, first)):
-        jobs = Jobs()
-        jobs.observe(*order)
-        assert (jobs.elder("a"), jobs.elder("b")) == (None, "a")
-
-
-@pytest.mark.parametrize(
     "gone",
     [
         a_job("a", PLACED),

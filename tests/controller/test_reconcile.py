@@ -32,13 +32,10 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
     await parts.poller.close()
 
 
-def test_invalid_setting_exits_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--health-port", "eighty"]) == 2
+@pytest.mark.parametrize(("arguments", "port"), [([], "eighty"), (["--version"], "8080")])
+def test_invalid_setting_exits_with_2_and_one_line(
+    arguments: list[str], port: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPJOB_OPERATOR_HEALTH_PORT", port)
+    assert main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_version_flag_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("ddpjob-operator ")

@@ -7,8 +7,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob_operator.cluster.base import Invalid
-from ddpjob_operator.controller.schema import SchemaMonitor, refused_fields
-from tests.builders import ended
+from ddpjob_operator.controller.schema import refused_fields
 from tests.controller.bench import Bench, on_bench
 
 JOB = Key("default", "mnist")
@@ -28,20 +27,6 @@ def unknown_field() -> Invalid:
 def refuse(bench: Bench) -> None:
     """Refuse every status of a job from now on."""
     bench.refuse(unknown_field(), "patch_status")
-
-
-@on_bench
-async def test_restart_that_cannot_be_recorded_touches_no_pod(bench: Bench) -> None:
-    await bench.run_job()
-    status, before = bench.status(), [pod["metadata"]["uid"] for pod in bench.pods(1)]
-    refuse(bench)
-    bench.report(bench.pods(1)[0], ended(1))
-    await asyncio.sleep(10)
-    assert [pod["metadata"]["uid"] for pod in bench.pods(1)] == before
-    assert bench.status() == status and bench.sent("create", names.PODS) == 2
-    bench.refuse(None)
-    await asyncio.sleep(30)
-    assert bench.status()["attempt"] == 2
 
 
 @on_bench
@@ -90,14 +75,3 @@ async def test_refused_status_is_reported_until_it_is_written(bench: Bench, capl
 )
 def test_refused_fields_come_from_the_answer_of_the_api_server(error: Invalid, fields: list[str]) -> None:
     assert refused_fields(error) == fields
-
-
-def test_readiness_counts_the_jobs_with_a_refused_status() -> None:
-    monitor = SchemaMonitor()
-    monitor.note(JOB, ["status.a", "status.b", "status.c", "status.d"])
-    monitor.note(Key("default", "other"), ["status.a"])
-    assert "status.a, status.b, status.c of default/mnist and 1 more: apply" in monitor.verdict()[1]
-    monitor.forget(JOB)
-    assert "status.a of default/other: apply" in monitor.verdict()[1]
-    monitor.forget(Key("default", "other"))
-    assert monitor.verdict() == (True, "ok")

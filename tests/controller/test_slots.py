@@ -94,16 +94,6 @@ def test_busy_jobs_converge_to_equal_shares() -> None:
     play(scenario)
 
 
-def test_one_slot_serves_everyone_in_turn() -> None:
-    async def scenario(requests: Requests) -> None:
-        tasks = requests.start(("a", "1"), 10, 1.0)
-        await asyncio.sleep(0.5)
-        tasks += requests.start(("b", "1"), 1, 1.0)
-        await asyncio.gather(*tasks)
-
-    assert play(scenario, total=1).ended["b", "1"] == [11.0]
-
-
 @given(
     st.integers(1, 12),
     st.lists(

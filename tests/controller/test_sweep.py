@@ -12,9 +12,9 @@ from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.engine.desired import Job, desired_claim, desired_pods
 from ddpjob.engine.network import desired_policy, desired_service
-from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, NotServed, Unavailable
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.sweep import MAX_START_SECONDS, Sweeper
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
@@ -44,7 +44,6 @@ def a_sweeper(
         cache=cache,
         scopes=scopes,
         interval=interval,
-        metrics=Metrics(),
         **others,
     )
 
@@ -113,24 +112,6 @@ async def test_a_gang_scheduler_that_cannot_be_listed_keeps_no_job_from_being_se
     cluster = FaultyCluster(lambda call: fault if call.verb == "list" and call.resource is kind else None)
     sweeper = await sweep_that_finds_the_job(cluster, families=((kind,),))
     assert sweeper.cache.served == (frozenset({kind.api_version}) if error else frozenset())
-
-
-async def test_an_adopted_workload_without_the_label_is_read_in_each_sweep() -> None:
-    error: ClusterError | None = None
-    cluster = FaultyCluster(lambda call: Fault(before=error) if call.verb == "get" else None)
-    cache, place = Cache(), ("default", "w")
-    meta = {"name": "w", "namespace": "default", "uid": "u"}
-    meta |= {"ownerReferences": [{"kind": "DDPJob", "name": "mnist", "uid": "j", "controller": True}]}
-    cache.put(names.WORKLOADS, {"metadata": meta | {"resourceVersion": "0"}})
-    cluster.store.put(names.WORKLOADS, {"metadata": meta})
-    await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, *place)["metadata"]["resourceVersion"] != "0"
-    error = Unavailable("conversion webhook", code=500)
-    await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, *place), "Kueue is away, and the other objects are listed"
-    error = NotFound("w not found", code=404)
-    await swept(cluster, cache)
-    assert cache.get(names.WORKLOADS, *place) is None
 
 
 class BrokenLists(FaultyCluster):
@@ -212,19 +193,14 @@ def test_lost_namespace_delays_no_other_and_is_listed_once_it_is_back() -> None:
     run_in_simulated_time(scenario())
 
 
-def test_sweep_after_versions_went_back_lets_the_watches_of_each_scope_begin_again() -> None:
+def test_sweep_after_versions_went_back_ends() -> None:
+    """The process then begins again, with an empty cache."""
+
     async def scenario() -> None:
-        restarted: list[str | None] = []
         cache = Cache()
-        sweeper = a_sweeper(MemoryCluster(), cache, scopes=["a", "b"], on_rollback=restarted.append)
-        for scope in ("a", "b"):
-            await sweeper.sweep(scope)
-        assert restarted == []
-        newer = {"name": "x", "namespace": "a", "uid": "u", "resourceVersion": "999999"}
-        cache.put(names.SERVICES, {"metadata": newer})
-        for scope in ("a", "b", "a", "b"):
-            await sweeper.sweep(scope)
-        assert restarted == ["a", "b"]
-        assert cache.get(names.SERVICES, "a", "x") is None
+        sweeper = a_sweeper(MemoryCluster(), cache, scopes=["a", "b"])
+        cache.put(names.SERVICES, {"metadata": {"name": "x", "namespace": "a", "uid": "u", "resourceVersion": "999"}})
+        with pytest.raises(VersionsWentBackError):
+            await sweeper.run()
 
     run_in_simulated_time(scenario())

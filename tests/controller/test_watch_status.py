@@ -1,4 +1,4 @@
-"""When a watch counts as open, failing or deaf, and what follows for the operator's probes."""
+"""When a watch counts as open or failing, and what follows for the operator's readiness."""
 
 import asyncio
 import math
@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from ddpjob.api import names
-from ddpjob_operator.controller.watch_status import Report, WatchStatus, liveness, readiness, scope_report
+from ddpjob_operator.controller.watch_status import Report, WatchStatus, readiness, scope_report
 from tests.processes import eventually_async
 
 PATH = f"/{names.PODS.path('team')}"
@@ -79,44 +79,29 @@ async def test_watch_is_open_while_it_receives_data() -> None:
         assert status.report() == ("failing", f"the watch of {PATH} has received no data for 91 s")
 
 
-async def test_watch_that_is_opened_again_and_again_without_data_is_deaf() -> None:
+async def test_watch_that_is_opened_again_and_again_without_data_fails() -> None:
     clock = Clock()
     async with a_watch(clock) as (_, status, open_watch):
         for _ in range(5):
             await open_watch()
-            assert liveness([status])[0]
             clock.now += 70
             status.fail("no data", explains=False)
-        assert not liveness([status])[0]
         assert status.age == 350
         assert status.report()[0] == "failing"
 
 
-async def test_error_of_the_server_explains_silence_so_that_no_restart_follows(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_error_of_the_server_is_logged_once_and_explains_silence(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     async with a_watch(clock) as (server, status, open_watch):
         server.status = 403
         for _ in range(10):
             await open_watch()
             clock.now += 60
-            assert liveness([status])[0]
         assert status.report()[1] == f"the watch of {PATH} is not open: the API server answered 403 Forbidden"
         assert len([line for line in caplog.records if line.levelname == "WARNING"]) == 1, "logged once"
         server.status = 200
         await open_watch()
         assert status.report() == ("open", "")
-
-
-def test_watch_that_was_not_started_is_not_deaf() -> None:
-    clock = Clock()
-    status = WatchStatus(names.PODS, None, clock=clock)
-    clock.now += 10_000
-    assert liveness([status]) == (True, "ok")
-    status.start()
-    clock.now += 301
-    assert liveness([status]) == (False, "the watch of /api/v1/pods has been silent for more than 300 s")
 
 
 OPEN, STARTING, FAILING = ("open", ""), ("starting", "not yet"), ("failing", "HTTP 403")

@@ -112,29 +112,3 @@ def test_finalizer_of_kopf_on_a_job_is_left_alone(
     jobs.settle()
     assert [write for write in jobs.writes(about="mnist") if write[:2] == ("patch", "ddpjobs")] == []
     assert jobs.get()["metadata"]["finalizers"] == [KOPF_FINALIZER]
-
-
-@pytest.mark.soak
-def test_failed_pod_is_seen_after_etcd_was_restored(own_plane: ControlPlane) -> None:
-    """All resource versions are then lower than those that the operator has seen."""
-    own_plane.make_namespace("restored")
-    jobs = Jobs(own_plane, "restored")
-    with OperatorProcess(own_plane, "restored", name="restored", sweep_interval_seconds=5) as operator:
-        jobs.submit()
-        (pod,) = jobs.wait_for_pods(1)
-        jobs.run(pod)
-        jobs.wait_for("Running")
-        backup = own_plane.stop_and_back_up()
-        own_plane.resume()
-        for number in range(50):
-            jobs.plane.request("PATCH", jobs.object_path(pod), {"metadata": {"annotations": {"count": str(number)}}})
-            control = jobs.plane.request("GET", jobs.path)["metadata"]["resourceVersion"]
-        jobs.settle()
-        own_plane.stop_and_back_up()
-        own_plane.resume(backup)
-        assert int(jobs.plane.request("GET", jobs.path)["metadata"]["resourceVersion"]) < int(control)
-        jobs.end(pod, 1)
-        jobs.wait_for_pods(1, attempt=2)
-        eventually("the watches are open", operator.is_ready)
-        jobs.submit("later")
-        jobs.wait_for_pods(1, "later")

@@ -126,21 +126,6 @@ def test_success_resets_the_backoff_and_the_server_may_ask_for_a_longer_one() ->
     play(Recorder(), scenario)
 
 
-def test_key_whose_processing_raises_is_retried() -> None:
-    began: list[float] = []
-
-    async def fails_twice(key: Key) -> None:
-        began.append(now())
-        if len(began) < 3:
-            raise RuntimeError("boom")
-
-    async def scenario(queue: WorkQueue) -> None:
-        queue.add(A)
-
-    play(fails_twice, scenario, workers=1)
-    assert len(began) == 3
-
-
 def test_many_jobs_of_one_namespace_delay_another_by_one_turn() -> None:
     recorder = Recorder(seconds=1.0)
     good = Key("quiet", "good")
@@ -195,26 +180,6 @@ def test_slow_keys_of_one_namespace_hold_no_worker_of_another() -> None:
     assert starts == {"a": 1.0, "b": 2.0, "c": 1.0}
     assert sum(when == 0.0 for _, when in recorder.began) == 8
     assert len(recorder.began) == 23
-
-
-def test_keys_that_are_queued_before_the_start_share_the_workers() -> None:
-    recorder = Recorder(seconds=1.0)
-
-    async def scenario() -> None:
-        queue = WorkQueue(workers=2)
-        for number in range(4):
-            queue.add(Key("busy", str(number)))
-        queue.add(Key("quiet", "a"))
-        queue.add(Key("other", "b"))
-        stop = asyncio.Event()
-        working = asyncio.create_task(queue.run(recorder, stop))
-        await asyncio.sleep(10)
-        stop.set()
-        await working
-
-    run(scenario())
-    assert [when for _, when in recorder.began] == [0.0, 0.0, 0.0, 1.0, 1.0, 2.0]
-    assert {key.namespace for key, when in recorder.began if when == 0.0} == {"busy", "quiet", "other"}
 
 
 def test_nothing_is_kept_of_a_key_that_is_done() -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.controller import injection_server
-from tests.controller.injector import configuration, write_certificate
+from tests.e2e import injection_server
+from tests.e2e.injector import configuration, write_certificate
 from tests.e2e.jobs import CONTAINER_SECURITY, POD_SECURITY, shell_job, sleeping_pod
 from tests.e2e.kubectl import Kubectl, until
 from tests.e2e.trials import Trial, Trials, Wait

@@ -125,10 +125,10 @@ def test_documents_and_examples_name_the_images_of_the_charts_defaults() -> None
 
 def test_operations_page_has_every_setting_with_its_default() -> None:
     page = text(ROOT / "docs" / "tasks" / "operations.md")
-    settings = parse([], {})
+    settings = parse({})
     for name in re.findall(r"`DDPJOB_OPERATOR_([A-Z_]+)`", page):
         assert hasattr(settings, name.lower())
-    for name in ("cluster_domain", "progress_interval_seconds", "sweep_interval_seconds", "log_level", "log_format"):
+    for name in ("cluster_domain", "progress_interval_seconds", "sweep_interval_seconds", "log_level"):
         default = getattr(settings, name)
         shown = f"`{default}`" if isinstance(default, str) else f"{default:g}"
         assert re.search(rf"`DDPJOB_OPERATOR_{name.upper()}` \| {re.escape(shown)} \|", page), name

@@ -47,7 +47,7 @@ def run_script(plane: ControlPlane, folder: Path, values: Object, *, ready: bool
         script.replace(FOLDER, str(folder)).replace("+ 90", "+ (90 if READY else 2)").replace("READY", str(ready), 1)
     )
     verdict = (ready, "ok" if ready else "the watch of pods is not open")
-    health = HealthServer("127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: verdict, metrics=lambda: b"")
+    health = HealthServer(0, alive=lambda: (True, "ok"), ready=lambda: verdict, metrics=lambda: b"")
     given = {entry["name"]: entry["value"] for entry in container["env"]}
     given |= {"READY_URL": f"http://127.0.0.1:{health.port}/readyz", "NO_PROXY": "127.0.0.1"}
     given |= {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(plane.port)}

@@ -26,7 +26,7 @@ def settings_of(release: str) -> EngineSettings:
     env = {entry["name"]: entry for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
     namespace = env.pop(f"{ENV_PREFIX}POD_NAMESPACE")
     assert namespace["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
-    given = parse([], {name: entry["value"] for name, entry in env.items()})
+    given = parse({name: entry["value"] for name, entry in env.items()})
     return EngineSettings(pod_namespace=NAMESPACE, pod_labels=dict(given.pod_labels))
 
 

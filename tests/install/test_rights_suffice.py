@@ -33,8 +33,8 @@ READS_OF_GROUPS: Json = {
     "level": "Metadata",
     "resources": [{"group": group, "resources": ["podgroups"]} for group in GANG_GROUPS.values()],
 }
-# The first is needed with the admission plugin OwnerReferencesPermissionEnforcement, the second for repeated events.
-NOT_SEEN = {("ddpjob.dev", "ddpjobs/finalizers", "update"), ("", "events", "patch")}
+# Needed with the admission plugin OwnerReferencesPermissionEnforcement.
+NOT_SEEN = {("ddpjob.dev", "ddpjobs/finalizers", "update")}
 
 
 def pods_of_attempt(plane: ControlPlane, attempt: int) -> list[dict[str, Any]]:

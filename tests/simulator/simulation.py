@@ -22,6 +22,7 @@ from ddpjob.api.report import TrainingReport
 from ddpjob.engine.observed import NOT_POLLED, Polled
 from ddpjob_operator.cluster.base import AlreadyExists, Forbidden, NotFound, Unavailable
 from ddpjob_operator.controller.controller import Controller
+from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.reconcile import Reconciler
 from tests.builders import SETTINGS
@@ -269,8 +270,14 @@ class Simulation(JobView):
             partial(controller.sweeper.want, KEY.namespace),
         )
         self._watches.append(watches)
-        serving = serve(controller, watches.open, KEY.namespace)
-        asyncio.create_task(serving, name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
+        asyncio.create_task(self._serve(controller, watches), name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
+
+    async def _serve(self, controller: Controller, watches: Watches) -> None:
+        """Run one operator. If it ends because etcd was restored, it is started again, as by the kubelet."""
+        try:
+            await serve(controller, watches.open, KEY.namespace)
+        except* VersionsWentBackError:
+            self._crash()
 
     def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
         self._reports.append(Reports(self.progress_of, on_news))
@@ -285,6 +292,10 @@ class Simulation(JobView):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _crash(self) -> None:
+        if not self._is_dead:
+            self._is_dead, self._revival = True, asyncio.create_task(self._revive())
 
     async def _revive(self) -> None:
         """Start a killed operator again after its downtime."""
@@ -318,7 +329,7 @@ class Simulation(JobView):
         self.log.append(f"{asyncio.get_running_loop().time():.2f} {kind}: {call.verb} {call.resource.kind} {call.name}")
         self.faults += 1
         if kind in CRASHES:
-            self._is_dead, self._revival = True, asyncio.create_task(self._revive())
+            self._crash()
         if kind == "late" and call.verb == "create":
             self.late_creates.add(call.name)
         return fault(kind, call)

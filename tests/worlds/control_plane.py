@@ -245,25 +245,6 @@ class ControlPlane:
         except FileNotFoundError as error:
             raise RuntimeError("openssl is not installed. Next: apt-get install openssl") from error
 
-    def stop_and_back_up(self) -> Path:
-        """Stop all processes, and return a copy of etcd's data, for ``resume``."""
-        for process in reversed(self._processes):
-            end(process)
-        self._processes.clear()
-        backup = Path(tempfile.mkdtemp(prefix="backup-", dir=self.folder))
-        shutil.copytree(self._data, backup, dirs_exist_ok=True)
-        return backup
-
-    def resume(self, backup: Path | None = None) -> None:
-        """Start the processes again at the same address, from a backup or from where they stopped."""
-        if backup is not None:
-            shutil.rmtree(self._data)
-            shutil.copytree(backup, self._data)
-        self._start_apiserver(self._start_etcd())
-        self._until_ready()
-        # It is ready before it has listed the custom resources, and answers 429 until then.
-        eventually("it serves DDPJobs", lambda: self._exists(names.DDPJOBS.path("default")), timeout=START_SECONDS)
-
     @property
     def _data(self) -> Path:
         return self.folder / "etcd"

@@ -182,7 +182,7 @@ nodeSelector:
   verbs: [create, get, list]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, list, patch]
+  verbs: [create]
 {{- if eq (include "ddpjob.kueue" .) "true" }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]

@@ -108,7 +108,8 @@ SELECTORS: Final[Mapping[Resource, str]] = {
     SERVICES: LABEL_JOB_UID,
     NETWORK_POLICIES: LABEL_JOB_UID,
     CLAIMS: LABEL_JOB_NAME,
-    **dict.fromkeys(SCHEDULING_KINDS, LABEL_JOB_UID),
+    # Any user of a queue may remove the labels of a Workload, which would still keep its quota: all are listed.
+    **dict.fromkeys((kind for kind in SCHEDULING_KINDS if kind is not WORKLOADS), LABEL_JOB_UID),
 }
 
 TRAINER_CONTAINER: Final = "trainer"

@@ -151,7 +151,6 @@ class Plan:
         Never set if the pods came from a LIST.
     changes: a Service or NetworkPolicy that a user edited, pods to keep whose sidecars run on after the trainer,
         and the Workload of a job in a queue.
-    claims: the claims of the job if no node fits one of its pods; the next plan shows why they are not bound.
     creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
         ended. A sequence may render its objects when they are read.
     requeue_after: seconds after which the plan can change without an event, or None.
@@ -173,7 +172,6 @@ class Plan:
     creates_attempt: int | None = None
     requeue_after: float | None = None
     poll: tuple[str, str, int] | None = None
-    claims: tuple[str, ...] = ()
     logs: tuple[tuple[str, str], ...] = ()
     is_first: bool = False
     cautious: bool = False

@@ -68,7 +68,6 @@ class Observed:
         "unknown", for example after a restart of the operator.
     created: names of the pods of this attempt that this process knows to exist, or to have existed.
     logs: what the end of the log of a failed pod says, by its uid; None if it says nothing, or could not be read.
-    unbound: why claims of a job without a node for its pods are not bound, from their events; empty if not known.
     objects: what the job owns of the kinds in ``names.SCHEDULING_KINDS``.
     found: objects of the cluster by kind and name (``Plan.lookups``).
     served: the API versions of these kinds that the API server serves; None before it was asked.
@@ -92,7 +91,6 @@ class Observed:
     created: Collection[str] = frozenset()
     progress: Polled = NOT_POLLED
     logs: Mapping[str, LogFailure | None] = field(default_factory=dict)
-    unbound: str = ""
     objects: Mapping[Resource, Sequence[Json]] = field(default_factory=dict)
     found: Mapping[tuple[Resource, str], Json | Unknown] = field(default_factory=dict)
     served: Collection[str] | None = None

@@ -207,10 +207,7 @@ def _not_placed(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:
     if (found := scheduling.obstacle(s)) is not None:
         yield found
     yield from _gated(s)
-    why = f"; {s.observed.unbound}" if s.observed.unbound else ""
-    yield from (
-        ("Unschedulable", f"{pod.where}: {pod.unschedulable}{why}") for pod in pods if pod.unschedulable is not None
-    )
+    yield from (("Unschedulable", f"{pod.where}: {pod.unschedulable}") for pod in pods if pod.unschedulable is not None)
 
 
 def _seconds_to_prepare(s: JobState, pod: PodView) -> float | None:

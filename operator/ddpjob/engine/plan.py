@@ -123,7 +123,6 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         events=tuple(notes(s, decision, status)),
         requeue_after=_earlier(_requeue_after(s, decision, status), scheduling.look_again(s)),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
-        claims=() if decision.begins_attempt or decision.ends_attempt else _claims_of_unschedulable_pods(s),
         logs=tuple((pod.name, pod.uid) for pod in s.unread_logs) if waits_for_cause else (),
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=_is_cautious(s, decision),
@@ -316,10 +315,3 @@ def _poll(s: JobState) -> tuple[str, str, int] | None:
     if pod is None or pod.state != "running" or pod.deleting or not pod.ip:
         return None
     return pod.name, pod.ip, s.job.spec.rendezvous.progress_port
-
-
-def _claims_of_unschedulable_pods(s: JobState) -> tuple[str, ...]:
-    if all(pod.unschedulable is None for pod in s.current.values()):
-        return ()
-    data = s.job.spec.data.claim_name if s.job.spec.data else ""
-    return tuple(name for name in (s.job.claim, data) if name)

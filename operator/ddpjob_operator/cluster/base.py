@@ -101,11 +101,7 @@ class Cluster(Protocol):
         """Return the last lines of a container's log, without what follows the first ``limit`` bytes of them."""
 
     def pages(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
+        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> AsyncIterator[Page]:
         """Yield the objects of a namespace, or of all if None. The server's cache, which may be stale, is not used."""
 

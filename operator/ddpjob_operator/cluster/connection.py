@@ -148,7 +148,7 @@ def _kubeconfig_path(explicit: str | None) -> str | None:
     path = explicit or os.environ.get("KUBECONFIG")
     home = Path("~/.kube/config").expanduser()
     if path and not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
-        raise ConfigurationError(f"kubeconfig {path} does not exist; correct KUBECONFIG or --kubeconfig")
+        raise ConfigurationError(f"kubeconfig {path} does not exist; correct KUBECONFIG")
     if path:
         return path
     if os.environ.get("KUBERNETES_SERVICE_HOST") and Path(SERVICE_TOKEN_FILENAME).exists():
@@ -157,7 +157,7 @@ def _kubeconfig_path(explicit: str | None) -> str | None:
         return str(home)
     raise ConfigurationError(
         "no cluster to connect to: not running in a pod with a service account token, KUBECONFIG is not set "
-        f"and {home} does not exist; set KUBECONFIG or pass --kubeconfig"
+        f"and {home} does not exist; set KUBECONFIG"
     )
 
 

@@ -101,14 +101,9 @@ class KubernetesCluster:
         return body.decode(errors="replace")
 
     async def pages(
-        self,
-        resource: Resource,
-        namespace: str | None = None,
-        label_selector: str | None = None,
-        field_selector: str | None = None,
+        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> AsyncIterator[Page]:
-        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
-        selected = {name: value for name, value in selectors.items() if value}
+        selected = {"labelSelector": label_selector} if label_selector else {}
         limit = JOBS_PAGE_SIZE if resource is names.DDPJOBS else PAGE_SIZE
         params, version = selected | {"limit": str(limit)}, ""
         is_first = True

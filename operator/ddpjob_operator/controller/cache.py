@@ -8,8 +8,7 @@ A change calls ``on_change`` with the key of the object's job. A pod's step towa
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
 Service or NetworkPolicy, because a tenant may edit them many times a second, but not an admission or an eviction by
 Kueue. A change that view or encoded form do not show calls nothing. A pod that ends or is deleted calls ``on_freed``
-with the key of its job and its attempt. A Workload that watch or LIST no longer shows is kept as ``unseen``, because a
-user may have removed the label that they select.
+with the key of its job and its attempt.
 """
 
 from collections import Counter, OrderedDict
@@ -88,13 +87,8 @@ class Cache:
         self._claims: dict[Key, Place] = {}
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
-        self.unseen: dict[Place, bool] = {}
-        """The Workloads of which only a GET shows whether they still exist, and whether to send one at once. Until it
-        is answered, plans do not see them."""
         self.served: frozenset[str] | None = None
         """The API versions of PodGroups and Workloads that the API server serves; None before it was asked."""
-        self.rollbacks = 0
-        """How many times a LIST was older than what is cached."""
 
     def job(self, key: Key) -> Json | None:
         """Return the cached job, or None. Each call decodes it."""
@@ -154,9 +148,8 @@ class Cache:
     def groups(self, namespace: str, uid: str) -> dict[Resource, list[Json]]:
         """Return the PodGroups by kind whose owner is the job with this uid."""
         found: dict[Resource, list[Json]] = {}
-        for (resource, name), group in self._groups_of.of(namespace, uid).items():
-            if resource is not names.WORKLOADS or (namespace, name) not in self.unseen:
-                found.setdefault(resource, []).append(group)
+        for (resource, _), group in self._groups_of.of(namespace, uid).items():
+            found.setdefault(resource, []).append(group)
         return found
 
     def elder(self, key: Key) -> Elder | None:
@@ -206,7 +199,6 @@ class Cache:
         if is_deleted or version < oldest:
             return False
         self._tombstones.pop(uid, None)
-        was_unseen = resource is names.WORKLOADS and self.unseen.pop(place, None) is not None
         if known is not None and known.uid != uid:
             self._drop(resource, known)
             known = None
@@ -221,7 +213,7 @@ class Cache:
         if resource is names.PODS:
             self._put_pod(place, entry, known)
         elif wake:
-            self._wake_after_edit(resource, entry, None if was_unseen else known)
+            self._wake_after_edit(resource, entry, known)
         return True
 
     def _wake_after_edit(self, resource: Resource, entry: Entry, known: Entry | None) -> None:
@@ -275,16 +267,9 @@ class Cache:
         known = self._objects[resource].get(place)
         if known is None or known.uid != uid:
             return False
-        if resource is names.WORKLOADS and version is not None and self._has_owner(known):
-            self._objects[resource][place] = known._replace(is_labelled=False, version=0)
-            self.unseen[place] = True
-        else:
-            self._drop(resource, known, version)
+        self._drop(resource, known, version)
         self._wake(known)
         return True
-
-    def _has_owner(self, entry: Entry) -> bool:
-        return entry.job is not None and self.job_uid(entry.job) == owner_of(entry)[1]
 
     def _is_deleted(self, uid: str, version: int) -> bool:
         if uid not in self._tombstones:
@@ -305,17 +290,6 @@ class Cache:
         known = self._objects[resource].get((meta["namespace"], meta["name"]))
         seen = known.version if known is not None and known.uid == meta["uid"] else self._tombstones.get(meta["uid"])
         return seen is not None and version_number(meta.get("resourceVersion", "")) < seen <= listed
-
-    def accept_older(self, resource: Resource) -> None:
-        """Let any version of an object replace the cached one, because versions went back: etcd was restored.
-
-        The restored objects may include some that were deleted after the backup.
-        """
-        self.rollbacks += 1
-        self._newest[resource] = 0
-        self._tombstones.clear()
-        for place, entry in self._objects[resource].items():
-            self._objects[resource][place] = entry._replace(version=0)
 
     def wake_job_of(self, resource: Resource, namespace: str, name: str) -> None:
         """Queue the job of an object."""
@@ -349,8 +323,6 @@ class Cache:
                 self._free(entry)
         if resource in names.SCHEDULING_KINDS:
             self._groups_of.discard(owner_of(entry), (resource, entry.name))
-        if resource is names.WORKLOADS:
-            self.unseen.pop(place, None)
         self._add_tombstone(entry.uid, version)
 
     def _add_tombstone(self, uid: str, version: int | None) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ddpjob.engine.scheduling.adapters import families
 from ddpjob_operator.controller.reconcile import Reconciler
@@ -18,7 +18,6 @@ class Controller:
     """Reconciles every DDPJob of a cluster.
 
     scopes: namespaces to list, one request each; None lists all of them at once.
-    on_rollback: called with a scope whose watches must list again, because versions went back.
     """
 
     def __init__(
@@ -27,7 +26,6 @@ class Controller:
         *,
         scopes: tuple[str | None, ...] = (None,),
         sweep_seconds: float = 60.0,
-        on_rollback: Callable[[str | None], None] = lambda scope: None,
     ) -> None:
         self.reconciler = reconciler
         self.sweeper = Sweeper(
@@ -35,9 +33,7 @@ class Controller:
             cache=reconciler.cache,
             scopes=scopes,
             interval=sweep_seconds,
-            metrics=reconciler.metrics,
             families=families(reconciler.settings),
-            on_rollback=on_rollback,
         )
 
     async def run(self, stop: asyncio.Event, others: Iterable["asyncio.Task[None]"] = ()) -> None:

@@ -57,7 +57,7 @@ def entry_of(resource: Resource, obj: Json) -> Entry:
         meta["uid"],
         version_number(meta.get("resourceVersion", "")),
         Key(namespace, intern(job)) if job else None,
-        names.SELECTORS.get(resource) in labels,
+        not has_lost_label(resource, meta),
         _value(resource, obj),
     )
 
@@ -129,8 +129,8 @@ def has_lost_label(resource: Resource, meta: Json) -> bool:
 
 
 def is_foreign(meta: Json) -> bool:
-    """Return whether a Workload is of another kind of job; only a LIST without selector shows it."""
-    return has_lost_label(names.WORKLOADS, meta) and _owning_job(meta) is None
+    """Return whether a Workload is of another kind of job."""
+    return _owning_job(meta) is None
 
 
 def _owning_job(meta: Mapping[str, Any]) -> str | None:

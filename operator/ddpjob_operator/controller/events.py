@@ -69,24 +69,14 @@ class EventSender:
             del self._lines[namespace], self._tasks[namespace]
 
     async def _post(self, body: Json) -> None:
-        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         try:
-            await self._cluster.create(names.EVENTS, namespace, body)
-        except AlreadyExists:
-            await self._repeat(namespace, name, body)
-        except NamespaceTerminating:
+            await self._cluster.create(names.EVENTS, body["metadata"]["namespace"], body)
+        except (AlreadyExists, NamespaceTerminating):
             pass
         except ClusterError as error:
             logger.warning("cannot post event %s: %s", body["reason"], error)
         except Exception:
             logger.exception("cannot post event %s", body["reason"])
-
-    async def _repeat(self, namespace: str, name: str, body: Json) -> None:
-        """Update the time of an event that was posted before."""
-        try:
-            await self._cluster.patch(names.EVENTS, namespace, name, {"lastTimestamp": body["lastTimestamp"]})
-        except ClusterError as error:
-            logger.debug("cannot update event %s: %s", name, error)
 
 
 def event_body(job: Json, note: Note, now: datetime) -> Json:

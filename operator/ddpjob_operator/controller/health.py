@@ -57,13 +57,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[Any, None] = {}
         self._lock = threading.Lock()
         # Dual stack if the machine has IPv6, because the kubelet probes the pod's address of either family.
-        if (not address[0] or ":" in address[0]) and socket.has_dualstack_ipv6():
+        if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
-        super().__init__(address, handler)
+        super().__init__(("", port), handler)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
@@ -90,15 +90,9 @@ class HealthServer:
     """Serves the three paths until ``close``; ``port`` is the bound port."""
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        alive: Callable[[], Verdict],
-        ready: Callable[[], Verdict],
-        metrics: Callable[[], bytes],
+        self, port: int, *, alive: Callable[[], Verdict], ready: Callable[[], Verdict], metrics: Callable[[], bytes]
     ) -> None:
-        self._server = _Server((host, port), _handler(alive, ready, metrics))
+        self._server = _Server(port, _handler(alive, ready, metrics))
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import Cluster, NotFound, Page
@@ -9,11 +10,22 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.entries import Entry, Place, version_number
 
 
+class VersionsWentBackError(Exception):
+    """A LIST is older than what was seen before: etcd was restored. No cached version says anything any more.
+
+    It ends the process, because a new one begins with an empty cache.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the API server's versions went back (was etcd restored?)")
+
+
 class Listing:
     """Applies a LIST to the cache page by page: ``take`` each page, then ``finish``. Create it before the request.
 
     covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and that
-    are not newer than it, are removed at the end. Of earlier pages only the uids are kept.
+    are not newer than it, are removed at the end. Of earlier pages only the uids are kept. ``take`` raises
+    ``VersionsWentBackError``.
     """
 
     def __init__(
@@ -34,16 +46,12 @@ class Listing:
             self._present.clear()
             self._limit = version_number(page.resource_version)
             if 0 < self._limit < self._newest:
-                self._accept_older()
+                raise VersionsWentBackError
         for obj in page.items:
             if self._cache.contradicts(self._resource, obj, self._limit):
-                self._accept_older()
+                raise VersionsWentBackError
             self._changes += self._cache.put(self._resource, obj, same_version=self._same_version)
             self._present.add(obj["metadata"]["uid"])
-
-    def _accept_older(self) -> None:
-        self._cache.accept_older(self._resource)
-        self._newest = 0
 
     def finish(self) -> int:
         """Remove what no page contained; return the number of changed objects."""
@@ -73,20 +81,14 @@ async def read_into(
     return found
 
 
-async def list_into(
-    cache: Cache, cluster: Cluster, resource: Resource, scope: str | None, selector: str | None
-) -> tuple[int, str]:
-    """Apply a LIST to the cache; return the number of changed objects and the version of the LIST.
+async def list_into(cache: Cache, cluster: Cluster, resource: Resource, scope: str | None) -> tuple[int, str]:
+    """Apply a LIST of the operator's objects to the cache; return the number of changed objects, and its version.
 
     scope: the namespace, or None for all.
     """
-    listing = Listing(
-        cache,
-        resource,
-        lambda entry: (scope is None or entry.namespace == scope) and (selector is None or entry.is_labelled),
-    )
+    listing = Listing(cache, resource, lambda entry: scope in (None, entry.namespace) and entry.is_labelled)
     version = ""
-    async for page in cluster.pages(resource, scope, selector):
+    async for page in cluster.pages(resource, scope, names.SELECTORS.get(resource)):
         version = page.resource_version if page.is_first else version
         listing.take(page)
         del page  # or this task would hold it while the next one arrives

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 
 _job: ContextVar[dict[str, object] | None] = ContextVar("job", default=None)
 
-TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
-
 
 @contextlib.contextmanager
 def about(namespace: str, job: str) -> Iterator[None]:
@@ -46,19 +44,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class TextFormatter(logging.Formatter):
-    """Formats a record as text for a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = _job.get()
-        line = super().format(record)
-        return line if not fields else f"{line} [{' '.join(f'{k}={v}' for k, v in fields.items())}]"
-
-
-def configure(level: str, form: str) -> None:
-    """Log everything to standard error in one format."""
+def configure(level: str) -> None:
+    """Log everything to standard error as JSON."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(TEXT_FORMAT))
+    handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -29,6 +29,7 @@ from ddpjob_operator.controller.cache import WATCHED
 from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
 from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
+from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.podwatch import PodWatch
 from ddpjob_operator.controller.reconcile import Reconciler
@@ -40,6 +41,8 @@ from ddpjob_operator.controller.watches import JobWatch
 logger = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 50_000  # Python recurses up to three times per level
+WORKERS = 8
+"""Jobs that are reconciled at the same time, and one more in each namespace that would have none."""
 
 
 Watch = PodWatch | JobWatch
@@ -64,7 +67,7 @@ class Operator:
                 on_poll=lambda result: metrics.progress_polls.labels(result).inc(),
             ),
             metrics,
-            workers=settings.max_concurrent_reconciles,
+            workers=WORKERS,
             # The other connections are for status patches, so that no large job delays another's decision.
             concurrent_requests=max(1, requests * 7 // 8),
             now=self.cluster.clock.now,
@@ -73,7 +76,6 @@ class Operator:
             parts,
             scopes=settings.scopes,
             sweep_seconds=settings.sweep_interval_seconds,
-            on_rollback=self._watch_again,
         )
         self._watches: dict[str | None, list[Watch]] = {}
         self._heartbeat = Heartbeat()
@@ -82,8 +84,7 @@ class Operator:
         self._leadership = None
         if settings.lease:
             namespace, name = settings.lease.split("/")
-            identity, now = settings.identity, self.cluster.clock.now
-            self._leadership = Leadership(self._lease_cluster, namespace, name, identity, now)
+            self._leadership = Leadership(self._lease_cluster, namespace, name, settings.identity, parts.now)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
@@ -91,9 +92,8 @@ class Operator:
         self._watches = {scope: self._watches_of(scope) for scope in self._settings.scopes}
         self._add_gauges()
         health = HealthServer(
-            self._settings.health_host,
             self._settings.health_port,
-            alive=self._alive,
+            alive=self._heartbeat.verdict,
             ready=self._ready,
             metrics=self._metrics.render,
         )
@@ -157,10 +157,6 @@ class Operator:
             return JobWatch(connection=connection, cache=cache, scope=scope, status=status)
         return PodWatch(cluster=self.cluster, connection=connection, cache=cache, scope=scope, status=status)
 
-    def _watch_again(self, scope: str | None) -> None:
-        for watch in self._watches[scope]:
-            watch.restart()
-
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -170,13 +166,11 @@ class Operator:
         logger.info("%s: stopping", number.name)
         self._stop.set()
 
-    def _alive(self) -> Verdict:
-        """Return whether the event loop runs, and no watch is deaf. Called in another thread, as ``_ready``."""
-        runs, why = self._heartbeat.verdict()
-        return watch_status.liveness(self._statuses()) if runs else (runs, why)
-
     def _ready(self) -> Verdict:
-        """Return whether the scopes are served, and every status can be written. A standby is ready to take over."""
+        """Return whether the scopes are served, and every status can be written. A standby is ready to take over.
+
+        Called in another thread.
+        """
         if self._leadership is not None and not self._is_leader:
             return self._leadership.standby()
         served, detail = watch_status.readiness(self._reports())
@@ -235,7 +229,7 @@ class Operator:
 
 async def serve(settings: Settings) -> None:
     """Connect and run. Raises ``ConfigurationError`` if there is no cluster to connect to."""
-    connection = await Connection.open(settings.kubeconfig)
+    connection = await Connection.open()
     await Operator(settings, connection).run()
 
 
@@ -250,12 +244,14 @@ def allow_deep_objects() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point ``ddpjob-operator``. Exit codes: 0 after a stop signal, 1 on failure, 2 on wrong settings."""
     try:
-        settings = parse(argv)
+        if sys.argv[1:] if argv is None else argv:
+            raise SettingsError("no argument is known; settings are environment variables (docs/tasks/operations.md)")
+        settings = parse()
     except SettingsError as error:
         print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return USAGE
     allow_deep_objects()
-    logs.configure(settings.log_level, settings.log_format)
+    logs.configure(settings.log_level)
     # Full garbage collections block the event loop; without the modules' 90,000 objects they are several times faster.
     gc.collect()
     gc.freeze()
@@ -264,8 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigurationError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
-    except LeadershipLostError as error:
-        logger.error("%s: this replica ends, and is on standby when it is started again", error)
+    except (LeadershipLostError, VersionsWentBackError) as error:
+        logger.error("%s: this process ends, and is started again", error)
         return 1
     except Exception:
         logger.exception("internal error: the operator exits; running jobs continue")

@@ -1,6 +1,6 @@
 """The operator's metrics. Every label has few values."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -10,16 +10,13 @@ from prometheus_client.registry import Collector
 from ddpjob.api.objects import Json
 from ddpjob.api.status import CREATING
 from ddpjob.api.time_spent import TIME_CATEGORIES
-from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.engine.failures import TABLE
-from ddpjob.version import __version__
 
-_SLOW = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _REASONS = {row.reason for row in TABLE if row.reason} | {
     f"{kind}DeadlineExceeded" for kind in ("Startup", "Progress", "Completion")
 }
 """Of failures. Any other reason is the name of a trainer's exception, or of the kubelet."""
-_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
@@ -35,7 +32,7 @@ class Metrics:
             "ddpjob_reconcile_duration_seconds",
             "Duration of a reconcile in seconds, by result (done, retry, throttled, error).",
             ["result"],
-            buckets=_FAST,
+            buckets=_SECONDS,
         )
         self.errors = counter(
             "ddpjob_reconcile_errors",
@@ -46,7 +43,7 @@ class Metrics:
             "ddpjob_api_request_duration_seconds",
             "Duration of a request to the API server in seconds, without watches, by verb, kind and HTTP status.",
             ["verb", "kind", "code"],
-            buckets=_FAST,
+            buckets=_SECONDS,
         )
         self.loop_lag = Gauge(
             "ddpjob_event_loop_lag_seconds",
@@ -56,9 +53,6 @@ class Metrics:
         self.watch_restarts = counter(
             "ddpjob_watch_restarts",
             "Failures of the watches: refused requests, and streams that ended with an error or gave no data.",
-        )
-        self.sweep_heals = counter(
-            "ddpjob_sweep_healed_objects", "Changed objects found by relisting that watch events missed.", ["kind"]
         )
         self.progress_polls = counter(
             "ddpjob_progress_polls",
@@ -77,24 +71,12 @@ class Metrics:
             ["counted"],
         )
         self.restarts_in_place = counter("ddpjob_restarts_in_place", "Restarts of an attempt's processes in its pods.")
-        self.recovery_seconds = histogram(
-            "ddpjob_recovery_seconds",
-            "Seconds from a failure to the next reported step, by kind of restart (new_pods, in_place).",
-            ["kind"],
-            buckets=_SLOW,
-        )
         self.time_spent = counter(
             "ddpjob_time_spent_seconds",
             "Seconds of all jobs by category (status.time), added when the operator writes a job's status.",
             ["category"],
         )
         self._taken_back: dict[str, int] = {}
-        self.gauges_by(
-            "ddpjob_build_info",
-            "Version of the operator, as a label; the value is 1.",
-            "version",
-            lambda: {__version__: 1.0},
-        )
 
     def observe_request(self, verb: str, kind: str, code: str, seconds: float) -> None:
         """Record a request; the API client calls this after each one."""
@@ -110,17 +92,7 @@ class Metrics:
             self.failures.labels(failure["reason"] if failure["reason"] in _REASONS else "Other").inc()
             if failure["action"] == "Restart":
                 self.restarts.labels(str(failure["counted"]).lower()).inc()
-        step_time = new.get("firstStepTime")
-        if failure and step_time and step_time != old.get("firstStepTime"):
-            seconds = seconds_between(failure["time"], parse_time(step_time))
-            # An attempt after a later one, for example after a suspension, does not recover from this failure.
-            if failure["attempt"] == new["number"] - 1:
-                self.recovery_seconds.labels("new_pods").observe(seconds)
         self.restarts_in_place.inc(max((after.get("restartsInPlace") or 0) - (before.get("restartsInPlace") or 0), 0))
-        known_lives = set(_recovered(old))
-        for life, milliseconds in _recovered(new):
-            if (life, milliseconds) not in known_lives or new.get("number") != old.get("number"):
-                self.recovery_seconds.labels("in_place").observe(milliseconds / 1000)
         self._observe_time(before, after.get("time") or {})
 
     def _observe_time(self, before: Json, new: Json) -> None:
@@ -143,13 +115,6 @@ class Metrics:
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
-
-
-def _recovered(attempt: Json) -> Iterator[tuple[int, int]]:
-    """Yield (life, milliseconds until the next life's first step) of an attempt."""
-    for failure in (attempt.get("inPlace") or {}).get("failures") or ():
-        if (milliseconds := failure.get("recoveryMilliseconds")) is not None:
-            yield failure["life"], milliseconds
 
 
 class _LabelledReader(Collector):

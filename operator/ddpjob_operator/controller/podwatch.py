@@ -37,7 +37,7 @@ SLICE = 16
 class PodWatch:
     """Keeps the objects of one kind and scope up to date in the cache; ``run`` never ends by itself.
 
-    scope: the namespace, or None for all. status: names the kind, which has a selector in ``names.SELECTORS``.
+    scope: the namespace, or None for all. status: names the kind.
     silent_seconds: a watch that has received no data for so long is opened again.
     """
 
@@ -48,8 +48,6 @@ class PodWatch:
     status: WatchStatus
     silent_seconds: float = SILENT_SECONDS
     _version: str = field(default="", init=False)
-    _is_valid: bool = field(default=False, init=False)
-    _response: aiohttp.ClientResponse | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """List and watch until cancelled; after an error again, with growing delay."""
@@ -68,35 +66,25 @@ class PodWatch:
                 await self._renew(generation, error)
             except ClusterError as error:
                 pause = error.retry_after
-                if not isinstance(error, Unavailable | TooManyRequests):
-                    self._is_valid = False
                 if error.code == 410:  # the server no longer has the history since the last seen version
                     logger.debug("the watch of %s expired, listing them again", self.status.path)
                 else:
                     self._fail(error)
+                if not isinstance(error, Unavailable | TooManyRequests):
+                    self._version = ""
             except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
                 logger.info("the watch of %s was interrupted: %s: %s", self.status.path, type(error).__name__, error)
             failures = 0 if loop.time() - started > CALM_SECONDS else failures
             await asyncio.sleep(max(pause, DELAYS[min(failures, len(DELAYS) - 1)]))
             failures += 1
 
-    def restart(self) -> None:
-        """List and watch again, because the version that the watch continues from is not valid."""
-        self._is_valid = False
-        if self._response is not None:
-            self._response.close()
-
     def _session(self) -> aiohttp.ClientSession:
         return self.connection.session(0, middlewares=(self.status.middleware,))
 
     async def _follow(self, session: aiohttp.ClientSession) -> None:
         """Watch from the last seen version, or from a new LIST, until the server ends the watch."""
-        if not (self._is_valid and self._version):
-            self._is_valid, self._version = True, ""
-            resource = self.status.resource
-            _, self._version = await list_into(
-                self.cache, self.cluster, resource, self.scope, names.SELECTORS[resource]
-            )
+        if not self._version:
+            _, self._version = await list_into(self.cache, self.cluster, self.status.resource, self.scope)
         taken = 0
         async with contextlib.aclosing(self._events(session)) as events:
             async for event in events:
@@ -110,7 +98,7 @@ class PodWatch:
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "labelSelector": names.SELECTORS[resource],
+            "labelSelector": names.SELECTORS.get(resource, ""),
             "resourceVersion": self._version,
             "timeoutSeconds": str(SERVER_SECONDS),
         }
@@ -124,7 +112,6 @@ class PodWatch:
         ) as response:
             if response.status != 200:
                 raise error_of(response.status, response.headers, await response.read())
-            self._response = response
             rest = b""
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")

@@ -36,7 +36,6 @@ from ddpjob_operator.controller.pod_logs import PodLogs
 from ddpjob_operator.controller.recorder import Recorder, Written
 from ddpjob_operator.controller.refused_jobs import RefusedJobs
 from ddpjob_operator.controller.sender import Creates, Sender, Sent
-from ddpjob_operator.controller.unbound_claims import UnboundClaims
 from ddpjob_operator.controller.workloads import Workloads
 from ddpjob_operator.controller.workqueue import WorkQueue
 
@@ -87,7 +86,6 @@ class Reconciler:
         self.queue = WorkQueue(workers)
         self.cache = Cache(on_change=self.queue.add, on_update=self.queue.add_soon, now=self.now)
         self.poller = make_poller(self.queue.add)
-        self.claims = UnboundClaims(cluster, self.queue.add)
         self.pod_logs = PodLogs(cluster, self.queue.add)
         self.events = EventSender(cluster)
         self.recorder = Recorder(cluster, self.cache, self.queue, self.events, metrics, clock)
@@ -131,7 +129,6 @@ class Reconciler:
         plan = self._sender.without_early_repair(key, plan, memory.sent)
         self._refused_jobs.observe(key, plan.status or job.get("status") or {})
         self.poller.follow(key, plan.poll)
-        self.claims.follow(key, plan.claims)
         self.pod_logs.follow(key, _attempt_of(job), plan.logs)
         if plan.requeue_after is not None:
             self.queue.add_after(key, plan.requeue_after)
@@ -152,7 +149,6 @@ class Reconciler:
 
     async def _made_plan(self, key: Key, job: Json, memory: Memory) -> Plan:
         """Return the plan, after reading what it needs besides the cache."""
-        await self._workloads.read_unseen(job)
         read: dict[str, Any] = {}
         found = self._lookups.found()
         for _ in range(MAX_READS):
@@ -234,7 +230,6 @@ class Reconciler:
             created=memory.sent.creates.names if memory.sent.creates.begun == attempt else frozenset(),
             progress=self.poller.polled(key),
             logs=self.pod_logs.found(key),
-            unbound=self.claims.text(key),
             objects=self.cache.groups(key.namespace, meta["uid"]),
             served=self.cache.served,
             elder=self.cache.elder(key),
@@ -274,7 +269,7 @@ class Reconciler:
             self._parsed.forget(memory.uid)
             self._workloads.forget(memory.uid)
         schema, refused = self.recorder.schema, self._refused_jobs
-        for part in (self.queue, self.poller, self.claims, self.pod_logs, schema, refused):
+        for part in (self.queue, self.poller, self.pod_logs, schema, refused):
             part.forget(key)
 
     async def close(self) -> None:

@@ -1,17 +1,14 @@
-"""The operator's settings: flags, environment variables of the same names, and validation."""
+"""The operator's settings: environment variables and their validation."""
 
-import argparse
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any
 
 from ddpjob.engine.actions import LAUNCHER_IMAGE, EngineSettings
 from ddpjob.engine.scheduling.adapters import GANG_SCHEDULERS
-from ddpjob.version import __version__
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -29,7 +26,7 @@ Check = Callable[[str], Any]
 
 
 class SettingsError(Exception):
-    """A setting is invalid; the message has flag, variable, value and the allowed values."""
+    """A setting is invalid; the message has variable, value and the allowed values."""
 
 
 def _text(pattern: str, rule: str) -> Check:
@@ -86,88 +83,43 @@ def _choice(*allowed: str) -> Check:
     return check
 
 
-def _setting(default: Any, check: Check, text: str) -> Any:
-    """Return a field of ``Settings``; ``text`` is the help of its flag."""
-    return field(default=default, metadata={"check": check, "help": text})
+def _setting(default: Any, check: Check) -> Any:
+    """Return a field of ``Settings``."""
+    return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Validated settings of one operator process."""
+    """Validated settings of one operator process; docs/tasks/operations.md says what they mean.
 
-    namespaces: tuple[str, ...] = _setting((), _namespaces, "namespaces to serve, separated by commas; empty for all")
-    cluster_domain: str = _setting(
-        "cluster.local", _text(DNS_NAME, "a DNS domain such as cluster.local"), "DNS domain of the cluster"
-    )
-    progress_interval_seconds: float = _setting(
-        10.0, _number(float, 1, 86_400), "seconds between progress requests to rank 0 of a running job (minimum 1)"
-    )
-    sweep_interval_seconds: float = _setting(
-        60.0,
-        _number(float, 5, 86_400),
-        "seconds between full relists, which find changes that watch events missed (minimum 5)",
-    )
-    health_host: str = _setting("", str, "address for /healthz, /readyz and /metrics; empty for all")
-    health_port: int = _setting(
-        8080, _number(int, 0, 65_535), "port for /healthz, /readyz and /metrics; 0 for any free port"
-    )
-    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "debug, info, warning or error")
-    log_format: str = _setting("json", _choice("json", "text"), "json or text")
-    max_concurrent_reconciles: int = _setting(
-        8,
-        _number(int, 1, 256),
-        "number of jobs reconciled at the same time, plus one in each namespace that would have none (1 to 256)",
-    )
-    max_concurrent_requests: int = _setting(
-        64, _number(int, 1, 1024), "maximum number of connections to the API server (1 to 1024)"
-    )
-    read_logs: bool = _setting(
-        True, _flag, "true or false: read the logs of failed pods to find the exceptions of programs that report none"
-    )
-    lease: str = _setting(
-        "",
-        _text(f"({DNS_LABEL}/{DNS_LABEL})?", "NAMESPACE/NAME"),
-        "NAMESPACE/NAME of the Lease that one of several replicas holds; empty for a single replica",
-    )
-    identity: str = _setting(
-        socket.gethostname(),
-        str,
-        "name of this replica in the Lease; by default the host name, which is the pod's name",
-    )
-    pod_namespace: str = _setting(
-        "",
-        _text(f"({DNS_LABEL})?", "the name of a namespace"),
-        "namespace of the operator's pods, which NetworkPolicies of jobs admit; empty to admit none",
-    )
-    pod_labels: tuple[tuple[str, str], ...] = _setting(
-        (), _labels, "labels KEY=VALUE,... of the operator's pods; empty for all pods of the namespace"
-    )
-    kueue: bool = _setting(False, _flag, "true or false: let jobs with a queue of Kueue wait until it admits them")
-    gang_scheduler: str = _setting(
-        "",
-        _choice("", *GANG_SCHEDULERS),
-        "kubernetes, volcano or coscheduling: the system that places the pods of a job all or none; empty for none",
-    )
+    namespaces: to serve; empty for all. lease: "NAMESPACE/NAME", empty for a single replica.
+    identity: name of this replica in the Lease; by default the host name, which is the pod's name.
+    pod_namespace, pod_labels: of the operator's pods, which NetworkPolicies of jobs admit; empty to admit none, or all
+    pods of the namespace.
+    health_port: 0 for any free one.
+    """
+
+    namespaces: tuple[str, ...] = _setting((), _namespaces)
+    cluster_domain: str = _setting("cluster.local", _text(DNS_NAME, "a DNS domain such as cluster.local"))
+    progress_interval_seconds: float = _setting(10.0, _number(float, 1, 86_400))
+    sweep_interval_seconds: float = _setting(60.0, _number(float, 5, 86_400))
+    health_port: int = _setting(8080, _number(int, 0, 65_535))
+    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"))
+    max_concurrent_requests: int = _setting(64, _number(int, 1, 1024))
+    read_logs: bool = _setting(True, _flag)
+    lease: str = _setting("", _text(f"({DNS_LABEL}/{DNS_LABEL})?", "NAMESPACE/NAME"))
+    identity: str = _setting(socket.gethostname(), str)
+    pod_namespace: str = _setting("", _text(f"({DNS_LABEL})?", "the name of a namespace"))
+    pod_labels: tuple[tuple[str, str], ...] = _setting((), _labels)
+    kueue: bool = _setting(False, _flag)
+    gang_scheduler: str = _setting("", _choice("", *GANG_SCHEDULERS))
     scheduler_name: str = _setting(
-        "",
-        _text(f"({DNS_NAME})?", "the name of a scheduler, such as scheduler-plugins-scheduler"),
-        "schedulerName of the pods of a gang; empty for that of the gang scheduler",
+        "", _text(f"({DNS_NAME})?", "the name of a scheduler, such as scheduler-plugins-scheduler")
     )
     launcher_image: str = _setting(
-        LAUNCHER_IMAGE,
-        _text(IMAGE, "the name of an image, such as registry.example.com/ddpjob/trainer:0.1.0"),
-        "trainer image of this release, from which jobs with launcher: Injected get ddprun",
+        LAUNCHER_IMAGE, _text(IMAGE, "the name of an image, such as registry.example.com/ddpjob/trainer:0.1.0")
     )
-    launcher_pull_policy: str = _setting(
-        "",
-        _choice("", "Always", "IfNotPresent", "Never"),
-        "Always, IfNotPresent or Never; by default Never for the default image, and IfNotPresent for every other",
-    )
-    kubeconfig: str | None = _setting(
-        None,
-        lambda text: text or None,
-        "kubeconfig to use; by default KUBECONFIG, else the pod's service account, else ~/.kube/config",
-    )
+    launcher_pull_policy: str = _setting("", _choice("", "Always", "IfNotPresent", "Never"))
 
     @property
     def pull_policy_of_launcher(self) -> str:
@@ -195,33 +147,14 @@ class Settings:
         return self.namespaces or (None,)
 
 
-def parse(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings from flags, environment and defaults, in this order.
-
-    Raises ``SettingsError``; exits on --help and --version.
-    """
-    parser = argparse.ArgumentParser(
-        prog="ddpjob-operator",
-        description="Runs DDPJobs: multi-node PyTorch data-parallel training on Kubernetes.",
-        epilog=f"Each flag can also be set in the environment, for example {ENV_PREFIX}LOG_LEVEL for --log-level.",
-    )
-    parser.add_argument("--version", action="version", version=f"ddpjob-operator {__version__}")
+def parse(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings from environment variables and defaults. Raises ``SettingsError``."""
+    given = {}
     for setting in fields(Settings):
-        flag, variable = "--" + setting.name.replace("_", "-"), ENV_PREFIX + setting.name.upper()
-        shown = "" if setting.default in ((), "", None) else f" (default {setting.default})"
-        # argparse also checks a default that is text.
-        parser.add_argument(
-            flag,
-            metavar="VALUE",
-            type=partial(_checked, f"{flag} ({variable})", setting.metadata["check"]),
-            default=environ.get(variable, setting.default),
-            help=setting.metadata["help"] + shown,
-        )
-    return Settings(**vars(parser.parse_args(argv)))
-
-
-def _checked(where: str, check: Check, text: str) -> Any:
-    try:
-        return check(text.strip())
-    except ValueError as error:
-        raise SettingsError(f"{where} is {text.strip()!r}: {error}") from error
+        variable = ENV_PREFIX + setting.name.upper()
+        if (text := environ.get(variable)) is not None:
+            try:
+                given[setting.name] = setting.metadata["check"](text.strip())
+            except ValueError as error:
+                raise SettingsError(f"{variable} is {text.strip()!r}: {error}") from error
+    return Settings(**given)

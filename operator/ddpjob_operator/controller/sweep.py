@@ -7,7 +7,7 @@ not watched. A change that a sweep finds updates the cache like a watch event.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.api import names
@@ -24,7 +24,6 @@ from ddpjob_operator.cluster.base import (
 )
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.listing import list_into, read_into
-from ddpjob_operator.controller.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +31,8 @@ RETRY_SECONDS = 0.5
 """Delay after the first failure in a row; it doubles."""
 MAX_START_SECONDS = 5.0
 """The longest delay before the first sweep has succeeded. Later, it is the interval."""
-KINDS: Sequence[tuple[Resource, str | None]] = (
-    # Pods before jobs, so that a job's pods are cached when it is reconciled.
-    (names.CLAIMS, names.SELECTORS[names.CLAIMS]),
-    (names.SERVICES, names.SELECTORS[names.SERVICES]),
-    (names.NETWORK_POLICIES, names.SELECTORS[names.NETWORK_POLICIES]),
-    (names.PODS, names.SELECTORS[names.PODS]),
-    (names.DDPJOBS, None),
-)
+KINDS = (names.CLAIMS, names.SERVICES, names.NETWORK_POLICIES, names.PODS, names.DDPJOBS)
+"""Pods before jobs, so that a job's pods are cached when it is reconciled."""
 OPTIONAL = frozenset({names.NETWORK_POLICIES, *names.SCHEDULING_KINDS})
 """Kinds that only some jobs use, whose watch need not be open: a refused create, or a waiting job, shows it."""
 
@@ -51,7 +44,6 @@ class Sweeper:
     A sweep that failed is repeated sooner: events that an interrupted watch has missed are found by nothing else.
 
     families: kinds of PodGroups and Workloads to list, of each sequence the first that the API server serves.
-    on_rollback: called with a scope when the API server's versions went back, so that watches must list again.
     ``failures``: why the last sweep of a scope failed.
     """
 
@@ -59,20 +51,15 @@ class Sweeper:
     cache: Cache
     scopes: Sequence[str | None]
     interval: float
-    metrics: Metrics
     families: Sequence[Sequence[Resource]] = ()
-    on_rollback: Callable[[str | None], None] = lambda scope: None
     failures: dict[str | None, str] = field(default_factory=dict, init=False)
     _served_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _filled: dict[str | None, asyncio.Event] = field(init=False)
     _wanted: dict[str | None, asyncio.Event] = field(init=False)
-    _rollbacks: dict[str | None, int] = field(init=False)
-    _searched: set[str | None] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._filled = {scope: asyncio.Event() for scope in self.scopes}
         self._wanted = {scope: asyncio.Event() for scope in self.scopes}
-        self._rollbacks = dict.fromkeys(self.scopes, 0)
 
     def want(self, scope: str | None = None) -> None:
         """Sweep a scope soon, because a watch was interrupted and may have missed events."""
@@ -90,11 +77,9 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep every scope, for the first time and then periodically, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for number, scope in enumerate(self.scopes, start=1):
-                # The scopes sweep in turn, not all at the same time.
-                second = self.interval * number / len(self.scopes)
-                group.create_task(self._serve(scope, second), name=f"sweeper of {scope or 'all namespaces'}")
+        # The scopes sweep in turn, not all at the same time.
+        turns = (self.interval * number / len(self.scopes) for number in range(1, len(self.scopes) + 1))
+        await asyncio.gather(*map(self._serve, self.scopes, turns))
 
     async def _serve(self, scope: str | None, second: float) -> None:
         """Sweep one scope until cancelled: at once, after ``second`` seconds, and then once in each interval.
@@ -129,22 +114,16 @@ class Sweeper:
     async def sweep(self, scope: str | None) -> int:
         """List all objects of a scope, which queues the jobs of the changed ones; return their number."""
         changed = await self._sweep_groups(scope)
-        for resource, selector in KINDS:
+        for resource in KINDS:
             try:
-                changes, _ = await list_into(self.cache, self.cluster, resource, scope, selector)
+                changes, _ = await list_into(self.cache, self.cluster, resource, scope)
             except Forbidden:
                 if resource not in OPTIONAL:
                     raise
                 continue  # the watch of this kind logs it
-            if changes and self._filled[scope].is_set():
-                self.metrics.sweep_heals.labels(resource.kind).inc(changes)
             changed += changes
         for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS, *names.SCHEDULING_KINDS):
             await self._verify_unlabelled(resource, scope)
-        if self._rollbacks[scope] != self.cache.rollbacks:
-            self._rollbacks[scope] = self.cache.rollbacks
-            logger.warning("the API server's versions went back, watching again; was etcd restored?")
-            self.on_rollback(scope)
         if self.failures.pop(scope, ""):
             logger.info("%s is listed again", f"namespace {scope}" if scope else "everything")
         return changed
@@ -166,12 +145,8 @@ class Sweeper:
     async def _sweep_family(self, scope: str | None, family: Sequence[Resource]) -> tuple[str, int]:
         """List the first kind that is served; return its API version, empty if none is, and the number of changes."""
         for kind in family:
-            # Once, for Workloads that lost the label before this process began: no watch shows them. Not in the first
-            # sweep, for which every job waits.
-            is_whole = kind is names.WORKLOADS and self._filled[scope].is_set() and scope not in self._searched
             try:
-                selector = None if is_whole else names.SELECTORS[kind]
-                changes, _ = await list_into(self.cache, self.cluster, kind, scope, selector)
+                changes, _ = await list_into(self.cache, self.cluster, kind, scope)
             except NotServed:
                 continue
             except (Forbidden, Unavailable, TooManyRequests) as error:
@@ -180,13 +155,11 @@ class Sweeper:
                     return next((each.api_version for each in family if each.api_version in self.cache.served), ""), 0
                 # Never listed: a refused create then shows in the status of the job that needs it.
                 return kind.api_version, 0
-            if is_whole:
-                self._searched.add(scope)
             return kind.api_version, changes
         return "", 0
 
     async def _verify_unlabelled(self, resource: Resource, scope: str | None) -> None:
-        """Read objects without the operator's label, adopted or unseen, which the LISTs do not return."""
+        """Read adopted objects without the operator's label, which the LISTs do not return."""
         for entry in self.cache.entries(resource):
             if entry.is_labelled or scope not in (None, entry.namespace):
                 continue

@@ -19,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 90.0
 """The API server sends a bookmark every minute, so a watch without data for this time is not one."""
-DEAF_SECONDS = 300.0
-"""After this time without data, and without an error that explains it, a restart of the process may help."""
 
 State = Literal["starting", "open", "failing"]
 Report = tuple[State, str]
@@ -57,7 +55,6 @@ class WatchStatus:
         self._is_silent = False
         self._heard: float | None = None
         self._active = clock()
-        self._explained = math.inf  # not started yet
         self._failure = ""
 
     async def middleware(
@@ -68,7 +65,7 @@ class WatchStatus:
         try:
             response = await handler(request)
         except aiohttp.SocketTimeoutError:
-            raise  # a connection that gives no response: no explanation
+            raise  # a connection that gives no response explains nothing
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
@@ -106,10 +103,10 @@ class WatchStatus:
     def fail(self, why: str, *, explains: bool = True) -> None:
         """Note that the watch cannot be opened, or that it was ended by an error; log it unless it is known.
 
-        explains: the API server or the network said so. What else keeps the watch closed counts as deafness.
+        explains: the API server or the network said so, and not only a stream without data.
         """
         if explains:
-            self._explained, self._is_silent = self._clock(), False
+            self._is_silent = False
         self._response = None
         self._on_failure()
         level = logging.DEBUG if why == self._failure else logging.WARNING
@@ -124,7 +121,7 @@ class WatchStatus:
 
     def start(self) -> None:
         """Note that the watch is to be opened now; the time before does not count."""
-        self._active = self._explained = self._clock()
+        self._active = self._clock()
 
     @property
     def is_open(self) -> bool:
@@ -143,11 +140,6 @@ class WatchStatus:
     def age(self) -> float:
         """Seconds since the watch last received data; infinite before it was first opened."""
         return math.inf if self._heard is None else self._clock() - self._heard
-
-    @property
-    def is_deaf(self) -> bool:
-        """Whether for minutes there was neither data nor an error that explains it."""
-        return self._clock() - max(self._heard or 0.0, self._explained) > DEAF_SECONDS
 
     def report(self) -> Report:
         if self._failure:
@@ -177,11 +169,3 @@ def readiness(reports: Mapping[str | None, Report]) -> Verdict:
     ]
     states = [state for state, _ in reports.values()]
     return "open" in states and "starting" not in states, "; ".join(problems) or "ok"
-
-
-def liveness(statuses: Iterable[WatchStatus]) -> Verdict:
-    """Return whether no watch is deaf."""
-    for status in statuses:
-        if status.is_deaf:
-            return False, f"the watch of {status.path} has been silent for more than {DEAF_SECONDS:g} s"
-    return True, "ok"

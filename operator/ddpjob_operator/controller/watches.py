@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
@@ -55,7 +55,6 @@ class JobWatch:
     cache: Cache
     scope: str | None
     status: WatchStatus
-    _wants_restart: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
         """Run kopf until cancelled; start it again, with growing delay, whenever it ends or its watch is not open."""
@@ -64,7 +63,6 @@ class JobWatch:
         self.status.start()
         while True:
             started = loop.time()
-            self._wants_restart.clear()
             thread = KopfThread(self.connection, self.cache, self.scope, self.status)
             try:
                 await self._until_broken(thread)
@@ -73,27 +71,21 @@ class JobWatch:
             failures = 1 if loop.time() - started > CALM_SECONDS else failures + 1
             await asyncio.sleep(doubling(FIRST_RESTART_SECONDS, failures, MAX_RESTART_SECONDS))
 
-    def restart(self) -> None:
-        """List and watch again, because the versions that the watch continues from are not valid."""
-        self._wants_restart.set()
-
     async def _until_broken(self, thread: "KopfThread") -> None:
         """Wait until kopf is to be replaced, and note why."""
         status = self.status
-        started, wanted = time.monotonic(), asyncio.ensure_future(self._wants_restart.wait())
-        try:
-            while not thread.ended.done() and not wanted.done():
-                both = (thread.ended, wanted)
-                await asyncio.wait(both, timeout=CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                running = time.monotonic() - started
-                if not status.is_open and min(status.idle_seconds, running) > STALL_SECONDS:
-                    return status.fail(f"kopf has sent no request for {STALL_SECONDS:g} s", explains=False)
-                if status.is_open and min(status.age, running) > SILENT_SECONDS + STALL_SECONDS:
-                    return status.fail(f"no data for {status.age:.0f} s", explains=False)
-            if thread.ended.done() and not status.is_failing:
-                status.fail(thread.ended.result())
-        finally:
-            wanted.cancel()
+        started = time.monotonic()
+        while not thread.ended.done():
+            await asyncio.wait({thread.ended}, timeout=CHECK_SECONDS)
+            running = time.monotonic() - started
+            if not status.is_open and min(status.idle_seconds, running) > STALL_SECONDS:
+                status.fail(f"kopf has sent no request for {STALL_SECONDS:g} s", explains=False)
+                return
+            if status.is_open and min(status.age, running) > SILENT_SECONDS + STALL_SECONDS:
+                status.fail(f"no data for {status.age:.0f} s", explains=False)
+                return
+        if not status.is_failing:
+            status.fail(thread.ended.result())
 
 
 class KopfThread:

@@ -1,8 +1,4 @@
-"""Reads of Kueue's Workloads besides watch and LIST: what these no longer show, and whether a job has one.
-
-Watch and LIST select by a label, which a user of a queue may remove. A Workload without it still keeps its quota, and
-only a GET shows whether it exists.
-"""
+"""Whether a job has a Workload of Kueue, asked again before an attempt depends on it."""
 
 import logging
 from collections.abc import Callable
@@ -31,16 +27,6 @@ class Workloads:
         self._cluster, self._cache, self._clock, self._uses_kueue = cluster, cache, clock, uses_kueue
         # By uid of the job: monotonic times of the first and the last GET in a row that showed no Workload.
         self._absent: dict[str, tuple[float, float]] = {}
-
-    async def read_unseen(self, job: Json) -> None:
-        """Read the Workload of a job that watch or LIST no longer shows, once; then each sweep reads it.
-
-        If it only lost its label, it may keep the quota of a job that needs none.
-        """
-        place = _place_of(job)
-        if self._cache.unseen.get(place):
-            self._cache.unseen[place] = False
-            await self._read(job, self._cache.get(names.WORKLOADS, *place)["metadata"]["uid"])
 
     async def exists(self, job: Json) -> bool | None:
         """Read the Workload again: an old one may show an admission that has ended, or not yet begun.

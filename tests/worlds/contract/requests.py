@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpjob.api.objects import Json
 from tests.api.test_quantities import QUANTITIES
-from tests.worlds.contract.bodies import BODIES, NAMESPACE, PATCHES, SOUND, STATUSES, UNUSED_UID, claim, event, job
+from tests.worlds.contract.bodies import BODIES, NAMESPACE, PATCHES, SOUND, STATUSES, UNUSED_UID, claim, job
 from tests.worlds.memory import RESOURCES
 
 KINDS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["PersistentVolumeClaim"] * 2 + ["Service", "NetworkPolicy", "Event"]
@@ -177,10 +177,5 @@ TABLE: dict[str, list[Request]] = {kind: _rows(kind) for kind in KINDS_BY_NAME} 
     ],
     "no name and a broken rule": [  # kube-apiserver checks no CEL rule of an object without a name
         Request("create", "DDPJob", {"body": job(nprocPerNode=0) | {"metadata": {"name": None}}})
-    ],
-    "events about an object": [
-        _CREATED,
-        *_creates("Event", [event(involvedObject={"namespace": NAMESPACE, "uid": uid}) for uid in ("u", "v")]),
-        *(Request("list", "Event", {"field_selector": f"involvedObject.uid={uid}"}) for uid in ("u", "w", "")),
     ],
 }

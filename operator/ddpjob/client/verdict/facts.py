@@ -65,7 +65,7 @@ class Case:
         """The state as the engine decides on it; None if this release cannot read the spec."""
         if self.job is None:
             return None
-        observed = Observed(pods=self.pods, unbound=self.unbound)
+        observed = Observed(pods=self.pods)
         return JobState(self.job, self.status, observed, self.facts.now, self.facts.settings)
 
     @cached_property

@@ -15,28 +15,20 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-KEY = "sidecar.istio.io/inject"
-
 
 class InjectionServer(ThreadingHTTPServer):
-    """Answers with a patch that adds ``container``, except to pods that ask for none if ``obeys``."""
+    """Answers with a patch that adds ``container``."""
 
-    def __init__(
-        self, address: tuple[str, int], certificate: str, key: str, container: dict[str, Any], *, obeys: bool
-    ) -> None:
-        super().__init__(address, _Handler)
-        self.container, self.obeys = container, obeys
+    def __init__(self, port: int, certificate: str, key: str, container: dict[str, Any]) -> None:
+        super().__init__(("", port), _Handler)
+        self.container = container
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         self.socket = context.wrap_socket(self.socket, server_side=True)
 
     def response(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the response to an admission request."""
-        meta = request["object"]["metadata"]
-        asked = {(meta.get(part) or {}).get(KEY) for part in ("labels", "annotations")}
         allowed = {"uid": request["uid"], "allowed": True}
-        if self.obeys and "false" in asked:
-            return allowed
         patch = json.dumps([{"op": "add", "path": "/spec/containers/-", "value": self.container}])
         return allowed | {"patchType": "JSONPatch", "patch": base64.b64encode(patch.encode()).decode()}
 
@@ -60,4 +52,4 @@ class _Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     port, certificate_file, key_file, sidecar = sys.argv[1:]
-    InjectionServer(("", int(port)), certificate_file, key_file, json.loads(sidecar), obeys=False).serve_forever()
+    InjectionServer(int(port), certificate_file, key_file, json.loads(sidecar)).serve_forever()
