@@ -16,21 +16,21 @@ from ddpjob.api.objects import Json
 from ddpjob.client.base import (
     Checks,
     Client,
-    Items,
     Jobs,
-    OnOutput,
     already_finished,
     identity,
-    require_arguments,
     require_same,
     timed_out,
 )
-from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
+    CONNECT_SECONDS,
     TROUBLES,
     Answer,
     Connection,
+    Query,
     RequestError,
+    lines_of,
+    parsed,
     path_of,
     pause_after,
     request_error,
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from ddpjob.client.volume.contents import PullProgress, Volume
 
 _PAGE = 100  # jobs of one request
+_WATCH_SECONDS = 60.0
+"""After this time a watch is asked for again, and the job is read: a connection may be dead without an error, and an
+API server whose data was restored from a backup sends nothing to a watch that began before."""
+_WATCH_MARGIN = 10.0
 _STRICT = {"fieldValidation": "Strict"}  # without it an API server drops a field that it does not know
 
 
@@ -89,21 +93,8 @@ class ClusterClient(Client):
 
     def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         namespace = None if all_namespaces else self.namespace
-        return list(map(DDPJob.from_manifest, self._listed(namespace, label_selector)[0]))
-
-    def _lists(
-        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[Jobs]:
-        with self.connection.part(stop) as connection:
-            changes = all_jobs(connection, namespace, label_selector, lambda: self._listed(namespace, label_selector))
-            for items in changes:
-                yield list(map(DDPJob.from_manifest, items))
-
-    def _listed(self, namespace: str | None, selector: str | None) -> tuple[Items, str]:
-        """Return all jobs, sorted by namespace and name, and the version of the list."""
-        require_arguments(label_selector=selector)
-        path, which = path_of(DDPJOBS, namespace), {"labelSelector": selector}
-        found: Items = []
+        path, which = path_of(DDPJOBS, namespace), {"labelSelector": label_selector}
+        found: list[Json] = []
         token: str | None = ""
         page: Json = {}
         while token is not None:
@@ -117,7 +108,7 @@ class ClusterClient(Client):
             found += page["items"]
             token = (page.get("metadata") or {}).get("continue") or None
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
-        return found, str((page.get("metadata") or {}).get("resourceVersion") or "0")
+        return list(map(DDPJob.from_manifest, found))
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.cluster_logs import JobLogs
@@ -193,7 +184,6 @@ class ClusterClient(Client):
     def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         from ddpjob.client.jobspec import changed_spec
 
-        require_arguments(spec=spec)
         found = self._same(job)
         changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
         return self._change(found, spec)
@@ -202,16 +192,6 @@ class ClusterClient(Client):
         from ddpjob.client.cluster_checks import check_cluster
 
         return check_cluster(self.connection, self.namespace)
-
-    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
-        from ddpjob.client.ranks import require_running
-        from ddpjob.client.volume.pod_exec import exit_code_of
-
-        require_arguments(command=command, node=node)
-        found = self._same(job)
-        pod = names.pod_name(found.name, str(found.uid), require_running(found), node)
-        place = (str(found.namespace), pod, names.TRAINER_CONTAINER)
-        return exit_code_of(self.connection, *place, list(command), on_output=on_output)
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         uid = job.uid if isinstance(job, DDPJob) else None
@@ -265,11 +245,9 @@ class ClusterClient(Client):
     def _path(self, job: str | DDPJob) -> str:
         return path_of(DDPJOBS, *self._key(job))
 
-    def _watched(
-        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[DDPJob]:
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         found = self._same(job)
-        with self.connection.part(stop) as connection:
+        with self.connection.part() as connection:
             yield from self._changes(found, timeout, connection)
 
     def _changes(self, last: DDPJob, timeout: float | None, connection: Connection) -> Iterator[DDPJob]:
@@ -280,7 +258,7 @@ class ClusterClient(Client):
         while not last.finished:
             if time.monotonic() > end:
                 raise timed_out(last, timeout)
-            for seen in versions.after_last(min(WATCH_SECONDS, end - time.monotonic())):
+            for seen in versions.after_last(min(_WATCH_SECONDS, end - time.monotonic())):
                 if seen.status != last.status:
                     last = seen
                     yield seen
@@ -328,9 +306,24 @@ class _Versions:
             self._connection.closed.wait(pause_after(request_error(trouble), self._patience) or 1.0)
 
     def _events(self, seconds: float) -> Iterator[DDPJob]:
+        """Yield the job of each event of one stream. Raises one of ``TROUBLES``."""
         namespace, name = self._key
-        for event in events_after(self._connection, self._version, seconds, namespace=namespace, name=name):
+        whole = max(1, math.ceil(seconds))
+        query: Query = {
+            "watch": True,
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": True,
+            "timeoutSeconds": whole,
+        }
+        limits = (CONNECT_SECONDS, whole + _WATCH_MARGIN)
+        for line in lines_of(self._connection.send("GET", path_of(DDPJOBS, namespace), query, seconds=limits)):
+            if not line.endswith(b"\n"):  # the connection was cut
+                return
+            event = parsed(line, 200, {"object"})
             body: Json = event["object"]
+            if event["type"] == "ERROR":
+                raise RequestError(str(body.get("message")), body.get("code"), body)
             self._patience.reset()
             self._version = body["metadata"]["resourceVersion"]
             if event["type"] == "BOOKMARK":

@@ -60,7 +60,6 @@ REFUSED_SECONDS = 60.0
 """How long a watch or a log survives errors that are not transient: an API server that has just started, or a proxy
 before it, also answers with these for a moment."""
 _SOON_OTHERWISE = (200, 401, 403, 404)  # 200: but not from an API server
-_STOP_SECONDS = 0.2
 _NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
 _ACCEPT = f"{_JSON}, */*"  # a log is text
 _OF_AN_API_SERVER = {"kind", "gitVersion"}  # each object and each Status has a kind; /version alone has none
@@ -306,21 +305,14 @@ class Connection:
         self.api.rest_client = fresh.rest_client
 
     @contextmanager
-    def part(self, stop: Callable[[], object] | None = None) -> "Iterator[Connection]":
-        """Give the same connection for streams that end with the block, with this connection, or by ``stop``."""
+    def part(self) -> "Iterator[Connection]":
+        """Give the same connection for streams that end with the block, or with this connection."""
         part = copy.copy(self)
         part.closed, part._open = threading.Event(), weakref.WeakSet()
         self._keep(part)
         if self.closed.is_set():
             part.closed.set()
 
-        def ask() -> None:
-            while not part.closed.wait(_STOP_SECONDS):
-                if stop is not None and stop():
-                    part.shutdown()
-
-        if stop is not None:
-            threading.Thread(target=ask, name="ddpjob-stop", daemon=True).start()
         try:
             yield part
         finally:

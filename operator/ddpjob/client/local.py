@@ -20,11 +20,9 @@ from ddpjob.client.base import (
     Checks,
     Client,
     Jobs,
-    OnOutput,
     already_finished,
     identity,
     no_metrics,
-    require_arguments,
     require_same,
     timed_out,
 )
@@ -35,6 +33,7 @@ from ddpjob.errors import (
     JobExistsError,
     JobNotFoundError,
     StoppedError,
+    UnavailableError,
     did_you_mean,
 )
 from ddpjob.local import LocalError
@@ -92,14 +91,9 @@ class LocalClient(Client):
         on_error: Callable[[DDPJobError], None] | None = None,
     ) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
-        return self._listed(None if all_namespaces else self.namespace, label_selector, on_error)
-
-    def _listed(
-        self, namespace: str | None, label_selector: str | None, on_error: Callable[[DDPJobError], None] | None
-    ) -> Jobs:
         from ddpjob.client.selector import matching
 
-        require_arguments(label_selector=label_selector)
+        namespace = None if all_namespaces else self.namespace
         self.folder.require_directory()
         is_wanted = matching(label_selector or "")
         found = []
@@ -115,19 +109,6 @@ class LocalClient(Client):
             except JobNotFoundError:  # deleted meanwhile
                 continue
         return [job for job in found if is_wanted(job.manifest["metadata"].get("labels") or {})]
-
-    def _lists(
-        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[Jobs]:
-        last: list[tuple[Json, str]] | None = None
-        while True:
-            jobs = self._listed(namespace, label_selector, lambda _: None)  # damage is no change
-            if (now := [(job.manifest, job.state) for job in jobs]) != last:
-                last = now
-                yield jobs
-            end = time.monotonic() + _LOOK_SECONDS
-            while time.monotonic() < end:
-                self._pause(_PAUSE, stop)
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.local_logs import LogReader
@@ -250,7 +231,6 @@ class LocalClient(Client):
         from ddpjob.client.jobspec import changed_spec
         from ddpjob.local.admission import admit
 
-        require_arguments(spec=spec)
         record, found = self._unfinished(job)
         if "suspend" in spec:
             raise LocalError(
@@ -270,13 +250,6 @@ class LocalClient(Client):
         self._until_nothing_runs(record)
         return _seen(record)
 
-    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
-        raise LocalError(
-            f"{self.record(job).name} runs on this machine, where a node is no container to run a command in",
-            "its processes, files and programs are those of this machine",
-            "run the command itself; ddpjob top shows the ranks",
-        )
-
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         record = self.record(job)
         with contextlib.suppress(LocalError):  # a damaged record, whose job can be deleted
@@ -295,9 +268,9 @@ class LocalClient(Client):
     def close(self) -> None:
         self._closed.set()
 
-    def _pause(self, seconds: float, stop: Callable[[], object] | None = None) -> None:
-        """Wait. Raises ``StoppedError`` once the client is closed, or if ``stop`` returns true."""
-        if (stop is not None and stop()) or self._closed.wait(seconds):
+    def _pause(self, seconds: float) -> None:
+        """Wait. Raises ``StoppedError`` once the client is closed."""
+        if self._closed.wait(seconds):
             raise StoppedError
 
     def volume(self, record: JobFolder) -> Path | None:
@@ -339,9 +312,7 @@ class LocalClient(Client):
         record, found = self._recorded(job)
         return read_all(self.folder, record, found.manifest, is_run=_is_run(found), logs=logs)
 
-    def _watched(
-        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[DDPJob]:
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         record, first = self._recorded(job)
         last = first
         end = None if timeout is None else time.monotonic() + timeout
@@ -350,7 +321,7 @@ class LocalClient(Client):
         while not last.finished:
             if end is not None and time.monotonic() > end:
                 raise timed_out(last, timeout)
-            self._pause(_PAUSE, stop)
+            self._pause(_PAUSE)
             # A change of the record is seen at once; that its process ended without one, a little later.
             before, version = version, record.version()
             if version == before and time.monotonic() - looked < _LOOK_SECONDS:
@@ -363,8 +334,9 @@ class LocalClient(Client):
             if seen.status != last.status:
                 last = seen
                 yield seen
-            else:
-                self._require_run(seen)
+            elif seen.state == INTERRUPTED:
+                why = self.explain(seen)
+                raise UnavailableError(why.sentence, why.hint or "", why.next or "")
 
     def _recorded(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
         """Return folder and job. Raises ``JobNotFoundError`` if another job has taken the name of a given one."""
