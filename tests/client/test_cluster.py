@@ -198,7 +198,7 @@ def test_a_name_that_would_be_another_path_is_refused(world: ClusterWorld, proxy
 def test_a_list_is_whole_also_if_the_server_forgets_the_place(
     world: ClusterWorld, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_PAGE", 2)
+    monkeypatch.setattr(connection, "_PAGE", 2)
     for number in range(5):
         world.client.submit(world.job(f"job-{number}"))
     expected = [f"job-{number}" for number in range(5)]

@@ -116,7 +116,7 @@ class Client(ABC):
         """Return the jobs, sorted by namespace and name.
 
         Args:
-            label_selector: only jobs with these labels, for example ``team=a,stage in (test, prod)``.
+            label_selector: only jobs with these labels, for example ``team=a``; on a cluster also ``stage in (a, b)``.
 
         Raises:
             NotServedError: the cluster has no DDPJobs, because the CustomResourceDefinition is not installed.

@@ -38,6 +38,7 @@ from ddpjob.client.connection import (
 from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
+from ddpjob.version import __version__
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import PullProgress, Volume
 
-_PAGE = 100  # jobs of one request
 _WATCH_SECONDS = 60.0
 """After this time a watch is asked for again, and the job is read: a connection may be dead without an error, and an
 API server whose data was restored from a backup sends nothing to a watch that began before."""
@@ -93,20 +93,7 @@ class ClusterClient(Client):
 
     def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         namespace = None if all_namespaces else self.namespace
-        path, which = path_of(DDPJOBS, namespace), {"labelSelector": label_selector}
-        found: list[Json] = []
-        token: str | None = ""
-        page: Json = {}
-        while token is not None:
-            # The server forgets an old token; then all jobs are asked for at once, without pages.
-            try:
-                page = self.connection.request("GET", path, {**which, "limit": _PAGE, "continue": token or None})
-            except DDPJobError:
-                if not token:
-                    raise
-                found, page = [], self.connection.request("GET", path, which)
-            found += page["items"]
-            token = (page.get("metadata") or {}).get("continue") or None
+        found = self.connection.items(path_of(DDPJOBS, namespace), {"labelSelector": label_selector})
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
         return list(map(DDPJob.from_manifest, found))
 
@@ -189,9 +176,20 @@ class ClusterClient(Client):
         return self._change(found, spec)
 
     def check(self) -> Checks:
-        from ddpjob.client.cluster_checks import check_cluster
+        from ddpjob.client import checkup
+        from ddpjob.client.cluster_reader import Reader
 
-        return check_cluster(self.connection, self.namespace)
+        try:
+            answer = self.connection.once("GET", "/version", seconds=min(CONNECT_SECONDS, self.connection.timeout))
+            skew = (datetime.now(UTC) - answer.time).total_seconds() if answer.time else None
+            server = checkup.server(answer.body, skew, "")
+        except RequestError as error:
+            server = checkup.server({}, None, error.message)
+        reader = Reader(self.connection, self.namespace)
+        found = reader.operators()
+        if found is None:
+            return [server, checkup.of_cluster("operator", "unknown", reader.unread["operator"])]
+        return [server, checkup.operator(found, self.namespace, __version__)]
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         uid = job.uid if isinstance(job, DDPJob) else None

@@ -55,6 +55,8 @@ Seconds = float | tuple[float, float]
 _JSON = "application/json"
 _MERGE_PATCH = "application/merge-patch+json"
 
+_PAGE = 500  # objects of one request; a pod takes 20 KB
+
 CONNECT_SECONDS = 5.0
 REFUSED_SECONDS = 60.0
 """How long a watch or a log survives errors that are not transient: an API server that has just started, or a proxy
@@ -233,6 +235,24 @@ class Connection:
                 raise self.explained(error) from error
             self.closed.wait(pause)
         raise AssertionError
+
+    def items(self, path: str, query: Query, most: float = math.inf) -> list[Json]:
+        """Return the objects of a list, read in pages; not many more than ``most``. Errors: see ``request``."""
+        found: list[Json] = []
+        token: str | None = None
+        while len(found) < most:
+            try:
+                page = self.request("GET", path, {**query, "limit": _PAGE, "continue": token})
+            except DDPJobError:
+                if token is None:
+                    raise
+                # The server forgets an old token; then all objects are asked for at once.
+                return list(self.request("GET", path, query).get("items") or ())
+            found += page.get("items") or ()
+            token = (page.get("metadata") or {}).get("continue") or None
+            if token is None:
+                break
+        return found
 
     def once(
         self,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 import threading
@@ -30,6 +31,7 @@ from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.errors import (
     DDPJobError,
+    InvalidJobError,
     JobExistsError,
     JobNotFoundError,
     StoppedError,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
 _STOP_SECONDS = 120.0  # longer than a pod's grace period
+_LABEL = re.compile(r"\s*([\w./-]+)\s*==?\s*([\w.-]*)\s*")
 _ACTIVE = ("Pending", "Running", "Ending", "Restarting")
 
 
@@ -91,11 +94,9 @@ class LocalClient(Client):
         on_error: Callable[[DDPJobError], None] | None = None,
     ) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
-        from ddpjob.client.selector import matching
-
         namespace = None if all_namespaces else self.namespace
         self.folder.require_directory()
-        is_wanted = matching(label_selector or "")
+        wanted = _labels(label_selector or "").items()
         found = []
         for record in self.folder.jobs():
             if namespace not in (None, record.namespace):
@@ -108,7 +109,7 @@ class LocalClient(Client):
                 on_error(error)
             except JobNotFoundError:  # deleted meanwhile
                 continue
-        return [job for job in found if is_wanted(job.manifest["metadata"].get("labels") or {})]
+        return [job for job in found if wanted <= (job.manifest["metadata"].get("labels") or {}).items()]
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.local_logs import LogReader
@@ -438,6 +439,25 @@ def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":
 
     found = read_record(record, job, is_run=is_run)
     return explain(replace(found, logs={pod: end_of_log(record, pod) for pod in needed(found).logs}))
+
+
+def _labels(selector: str) -> dict[str, str]:
+    """Return the labels of a selector such as ``team=a,stage=test``; an API server also takes other forms.
+
+    Raises:
+        InvalidJobError: it has another form.
+    """
+    labels: dict[str, str] = {}
+    for part in selector.split(",") if selector.strip() else ():
+        label = _LABEL.fullmatch(part)
+        if label is None:
+            raise InvalidJobError(
+                f"{selector!r} selects no labels: {part.strip()!r} is not KEY=VALUE",
+                "on this machine labels are compared by equality alone",
+                "for example -l team=a,stage=test",
+            )
+        labels[label[1]] = label[2]
+    return labels
 
 
 def _is_run(job: DDPJob) -> bool:
