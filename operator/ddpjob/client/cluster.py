@@ -158,22 +158,21 @@ class ClusterClient(Client):
         return answer
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
-        return self._change(job, {"suspend": True})
+        return self.change(job, {"suspend": True})
 
     def resume(self, job: str | DDPJob) -> DDPJob:
-        return self._change(job, {"suspend": False})
+        return self.change(job, {"suspend": False})
 
     def restart(self, job: str | DDPJob) -> DDPJob:
         """Restart all pods after they saved a checkpoint; a suspended job starts."""
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return self._change(job, {"suspend": False, "restartedAt": now})
+        return self.change(job, {"suspend": False, "restartedAt": now})
 
     def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
-        from ddpjob.client.jobspec import changed_spec
-
         found = self._same(job)
-        changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
-        return self._change(found, spec)
+        if found.finished:
+            raise already_finished(found)
+        return DDPJob.from_manifest(self.connection.request("PATCH", self._path(found), _STRICT, {"spec": spec}))
 
     def check(self) -> Checks:
         from ddpjob.client import checkup
@@ -227,14 +226,6 @@ class ClusterClient(Client):
             raise
         if (claim["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) == job:
             self.connection.request("DELETE", path, body=_deletion(claim["metadata"]["uid"]))
-
-    def _change(self, job: str | DDPJob, spec: Json) -> DDPJob:
-        found = self._same(job)
-        if found.finished:
-            raise already_finished(found)
-        patch = {"spec": spec}
-        changed = self.connection.request("PATCH", self._path(found), _STRICT, patch)
-        return DDPJob.from_manifest(changed)
 
     def _key(self, job: str | DDPJob) -> names.Key:
         name, namespace = identity(job)
