@@ -198,11 +198,12 @@ def test_fields_that_may_change_change_and_others_are_refused(world: World) -> N
         client.change("running", {"restartPolicy": {"maxRestarts": 7}})
 
 
-def test_a_refused_job_names_the_field(world: World) -> None:
+def test_a_refused_job_names_each_field(world: World) -> None:
     manifest = world.job("mnist").manifest
-    wrong = DDPJob.from_manifest(manifest | {"spec": manifest["spec"] | {"numNodes": 0}})
-    with pytest.raises(InvalidJobError, match=r"spec\.numNodes"):
+    wrong = DDPJob.from_manifest(manifest | {"spec": manifest["spec"] | {"numNodes": 0, "image": "a b"}})
+    with pytest.raises(InvalidJobError, match=r"spec\.image.*spec\.numNodes|spec\.numNodes.*spec\.image"):
         world.client.submit(wrong)
+    assert world.client.list() == []
 
 
 def test_a_job_is_explained_from_its_start_to_its_failure(world: World) -> None:

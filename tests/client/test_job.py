@@ -101,8 +101,6 @@ def test_a_script_runs_under_ddprun_with_its_arguments(tmp_path: Path) -> None:
     assert (made.spec.nproc_per_node, made.spec.launcher, made.directory) == (2, "Injected", Path.cwd())
     other = DDPJob.from_script(script, launcher="torchrun")
     assert (other.spec.command, other.spec.launcher) == (["torchrun", str(script)], None)
-    with pytest.raises(InvalidJobError, match=r"no launcher 'Injected'.*\n.*ddprun or torchrun"):
-        DDPJob.from_script(script, launcher="Injected")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
