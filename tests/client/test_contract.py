@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -164,12 +163,9 @@ def labelled(world: World) -> Client:
     return world.client
 
 
-def test_a_job_equals_itself_and_what_is_no_job_reaches_none(world: World) -> None:
+def test_what_is_no_job_reaches_none(world: World) -> None:
     client = world.client
-    made = client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True))
-    copy = DDPJob.from_manifest(deepcopy(made.manifest), state=made.state)
-    assert made == copy and copy in [made] and len({made, copy}) == 1
-    assert made != DDPJob("mnist", image="none") and made != "mnist"
+    client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True))
     for nothing in (None, ""):
         for call in (client.get, client.delete, client.suspend, client.wait):
             with pytest.raises(InvalidJobError, match="not a name of a DDPJob"):

@@ -174,16 +174,6 @@ class DDPJob:
         job = {key: value for key, value in self.manifest.items() if key != "status"} | {"metadata": metadata}
         return dump_yaml(*self.others, job)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DDPJob) and (self.manifest, self.others, self.state) == (
-            other.manifest,
-            other.others,
-            other.state,
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.namespace, self.name))
-
     def __repr__(self) -> str:
         place = f", namespace={self.namespace!r}" if self.namespace else ""
         return f"DDPJob({self.name!r}{place}, state={self.state!r})"

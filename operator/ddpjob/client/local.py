@@ -170,12 +170,9 @@ class LocalClient(Client):
         record, found = self._recorded(job)
         if found.manifest["spec"].get("checkpoint") is None:
             raise no_metrics(found)  # without the imports
-        from ddpjob.engine.desired import Job
-        from ddpjob.local.state import HostPaths
+        from ddpjob.client.local_snapshot import checkpoints_of
 
-        volumes = {claim: Path(path) for claim, path in (record.place().get("volumes") or {}).items()}
-        paths = HostPaths(Job.of(found.manifest), self.folder, volumes)
-        if (directory := paths.checkpoints()) is None:
+        if (directory := checkpoints_of(self.folder, record, found.manifest)) is None:
             raise no_metrics(found)
         return directory
 
