@@ -139,6 +139,7 @@ def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> 
         ("team==a, stage = test", ["one"]),
         ("ddpjob.dev/mine=", ["three"]),
         ("team=none", []),
+        ("team=a,team=b", []),
     ],
 )
 def test_labels_select_jobs_here_as_on_a_cluster(labelled: Client, selector: str, expected: list[str]) -> None:

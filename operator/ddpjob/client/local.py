@@ -96,7 +96,7 @@ class LocalClient(Client):
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
         namespace = None if all_namespaces else self.namespace
         self.folder.require_directory()
-        wanted = _labels(label_selector or "").items()
+        wanted = _labels(label_selector or "")
         found = []
         for record in self.folder.jobs():
             if namespace not in (None, record.namespace):
@@ -109,7 +109,7 @@ class LocalClient(Client):
                 on_error(error)
             except JobNotFoundError:  # deleted meanwhile
                 continue
-        return [job for job in found if wanted <= (job.manifest["metadata"].get("labels") or {}).items()]
+        return [job for job in found if (job.manifest["metadata"].get("labels") or {}).items() >= wanted]
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.local_logs import LogReader
@@ -438,13 +438,13 @@ def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":
     return explain(replace(found, logs={pod: end_of_log(record, pod) for pod in needed(found).logs}))
 
 
-def _labels(selector: str) -> dict[str, str]:
+def _labels(selector: str) -> set[tuple[str, str]]:
     """Return the labels of a selector such as ``team=a,stage=test``; an API server also takes other forms.
 
     Raises:
         InvalidJobError: it has another form.
     """
-    labels: dict[str, str] = {}
+    labels: set[tuple[str, str]] = set()
     for part in selector.split(",") if selector.strip() else ():
         label = _LABEL.fullmatch(part)
         if label is None:
@@ -453,7 +453,7 @@ def _labels(selector: str) -> dict[str, str]:
                 "on this machine labels are compared by equality alone",
                 "for example -l team=a,stage=test",
             )
-        labels[label[1]] = label[2]
+        labels.add((label[1], label[2]))
     return labels
 
 
