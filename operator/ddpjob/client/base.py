@@ -3,7 +3,7 @@
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -92,6 +92,7 @@ class Client(ABC):
         """Where its jobs are, for a person: this machine, or cluster and namespace."""
         return self.host
 
+    @abstractmethod
     def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         """Create the job and return it as stored; on this machine it runs in the background.
 
@@ -105,7 +106,6 @@ class Client(ABC):
             JobExistsError: there is a job of that name.
             InvalidJobError: the job breaks a rule; the error names the field. Or the files cannot be sent.
         """
-        return self._submit(job, None if workdir is None else Path(workdir), dry_run=dry_run)
 
     @abstractmethod
     def get(self, job: str | DDPJob) -> DDPJob:
@@ -219,6 +219,7 @@ class Client(ABC):
 
         return timeline_of(self._story(job), self.place)
 
+    @abstractmethod
     def pods(self, job: str | DDPJob) -> Pods:
         """Return the pods of the job that there still are, the newest attempt first.
 
@@ -226,9 +227,6 @@ class Client(ABC):
             JobNotFoundError: there is no such job.
             NotAllowedError: the user may not read pods.
         """
-        from ddpjob.client.timeline import job_pods
-
-        return job_pods(self._pods(job))
 
     def checkpoints(
         self,
@@ -350,10 +348,6 @@ class Client(ABC):
         self.close()
 
     @abstractmethod
-    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
-        """Create the job as ``submit``."""
-
-    @abstractmethod
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         """Yield the chosen lines, of all ranks of a node."""
 
@@ -364,10 +358,6 @@ class Client(ABC):
     @abstractmethod
     def _story(self, job: str | DDPJob) -> "Snapshot":
         """Return a job with its pods and Events."""
-
-    @abstractmethod
-    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
-        """Return the pods of a job. Raises ``NotAllowedError``."""
 
     @abstractmethod
     def _volume(

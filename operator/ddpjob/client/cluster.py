@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +17,7 @@ from ddpjob.client.base import (
     Checks,
     Client,
     Jobs,
+    Pods,
     already_finished,
     identity,
     require_same,
@@ -78,7 +79,7 @@ class ClusterClient(Client):
     def place(self) -> str:
         return f"{self.host}, namespace {self.namespace}"
 
-    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
+    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         from ddpjob.client.cluster_submit import Submission
         from ddpjob.client.workdir.mount import with_files
         from ddpjob.local.admission import require_valid
@@ -121,10 +122,11 @@ class ClusterClient(Client):
 
         return read_story(self.connection, self._answer(job))
 
-    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
+    def pods(self, job: str | DDPJob) -> Pods:
         from ddpjob.client.cluster_snapshot import pods_of
+        from ddpjob.client.timeline import job_pods
 
-        return pods_of(self.connection, self._answer(job).body)
+        return job_pods(pods_of(self.connection, self._answer(job).body))
 
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"

@@ -7,7 +7,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +21,7 @@ from ddpjob.client.base import (
     Checks,
     Client,
     Jobs,
+    Pods,
     already_finished,
     identity,
     no_metrics,
@@ -66,7 +67,7 @@ class LocalClient(Client):
     def host(self) -> str:
         return "this machine"
 
-    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
+    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         from ddpjob.client.workdir.mount import at_directory
         from ddpjob.local.admission import admit
         from ddpjob.local.programs import require_programs
@@ -143,8 +144,10 @@ class LocalClient(Client):
         record, found = self._recorded(job)
         return read_record(record, found.manifest)
 
-    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
-        return self._recorded(job)[0].pods()
+    def pods(self, job: str | DDPJob) -> Pods:
+        from ddpjob.client.timeline import job_pods
+
+        return job_pods(self._recorded(job)[0].pods())
 
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
