@@ -12,9 +12,9 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
-from ddpjob.client.job import DDPJob
+from ddpjob.client.job import OF_FUNCTIONS, DDPJob
 from ddpjob.client.workdir.archive import Archive, pack
-from ddpjob.client.workdir.files import SourceFile, existing
+from ddpjob.client.workdir.files import SourceFile, existing, files_of
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
 
@@ -41,11 +41,11 @@ def with_files(job: DDPJob, workdir: str | Path | None) -> DDPJob:
     """
     if workdir is not None:
         root = existing(workdir)
-        archive = pack(root)
+        archive = pack(root, [*files_of(root), *_of_function(job.script)])
     elif job.script is not None:
         path = job.script.resolve()
         root = path.parent
-        archive = pack(root, [SourceFile(path.name, path, path.stat().st_size)])
+        archive = pack(root, _of_function(path) or [SourceFile(path.name, path, path.stat().st_size)])
     else:
         return job
     spec = dict(job.manifest["spec"])
@@ -80,6 +80,7 @@ def _sent_script(script: Path, root: Path, archive: Archive) -> str:
     """Return the path of the script below the directory that is sent."""
     path = script.resolve()
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else None
+    name = next((file.name for file in _of_function(script)), name)
     if name is None:
         raise InvalidJobError(
             f"{script} is not in --workdir {root}",
@@ -91,6 +92,13 @@ def _sent_script(script: Path, root: Path, archive: Archive) -> str:
             f"{script} is not sent with --workdir {root}", "a .gitignore names it", f"add !{name} to the .gitignore"
         )
     return name
+
+
+def _of_function(script: Path | None) -> list[SourceFile]:
+    """Return the file of ``DDPJob.from_function``, which is sent beside those of the directory."""
+    if script is None or script.parent.name != OF_FUNCTIONS:
+        return []
+    return [SourceFile(f"{OF_FUNCTIONS}/{script.name}", script, script.stat().st_size)]
 
 
 def _place(spec: Json) -> str:
