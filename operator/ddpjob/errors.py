@@ -76,10 +76,10 @@ class WaitTimeoutError(DDPJobError, TimeoutError):
 
 
 class StoppedError(DDPJobError):
-    """A wait, a watch or logs ended because the client was closed, or the caller asked for it. The jobs go on."""
+    """A wait, a watch or logs ended because the client was closed. The jobs go on."""
 
-    def __init__(self, error: str = "the client was closed, or the caller has stopped waiting") -> None:
-        super().__init__(error, "the jobs go on")
+    def __init__(self) -> None:
+        super().__init__("the client was closed", "the jobs go on")
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:

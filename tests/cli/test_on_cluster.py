@@ -230,7 +230,7 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
                 "times",
             )
         ),
-        *(f"ddpjob.client.{name}" for name in ("base", "cluster", "cluster_watch", "connection", "job", "log_lines")),
+        *(f"ddpjob.client.{name}" for name in ("base", "cluster", "connection", "job", "log_lines")),
     }
     assert not {"aiohttp", "asyncio", "kubernetes.client.models.v1_pod", "numpy", "plotext"} & modules
 

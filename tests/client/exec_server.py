@@ -6,7 +6,6 @@ It can cut connections, and refuse them.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import inspect
 import json
@@ -36,7 +35,6 @@ class ExecServer:
 
     def __init__(self, root: Path, *, cuts: tuple[int, ...] = (), refusals: tuple[int, ...] = ()) -> None:
         self.root, self.cuts, self.refusals = root, [*cuts], [*refusals]
-        self.pings: Path | None = None  # gets a letter for each ping, which is answered
         self.paths: list[str] = []
         self.commands: list[list[str]] = []
         handler = type("Handler", (_Handler,), {"exec": self})
@@ -95,8 +93,6 @@ class _Handler(socketserver.StreamRequestHandler):
         words = [sys.executable, *(str(self.exec.root) if word == "/checkpoints" else word for word in command[1:])]
         env = os.environ | {SOURCE_ENV: inspect.getsource(reader)}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        if self.exec.pings is not None:
-            threading.Thread(target=self._pong, args=(self.exec.pings,), daemon=True).start()
         left = self.exec.cuts.pop(0) if self.exec.cuts else sys.maxsize
         with subprocess.Popen(words, env=env, **pipes) as process:
             assert process.stdout is not None
@@ -114,14 +110,6 @@ class _Handler(socketserver.StreamRequestHandler):
         failed = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}}
         self._frame(_STATUS + json.dumps(failed if process.returncode else {"status": "Success"}).encode())
         self.wfile.write(b"\x88\x00")
-
-    def _pong(self, pings: Path) -> None:
-        """Answer the pings of the client, which sends no other frame; theirs are masked and empty."""
-        with contextlib.suppress(ConnectionError):  # the client has closed the connection
-            while self.rfile.read(6)[:1] == b"\x89":
-                self.wfile.write(b"\x8a\x00")
-                with pings.open("a") as file:
-                    file.write("p")
 
     def _frame(self, payload: bytes) -> None:
         size = len(payload)

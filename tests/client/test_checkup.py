@@ -43,18 +43,6 @@ def server(skew: float | None = 1.0, error: str = "") -> Check:
     return checkup.server({"major": "1", "minor": "34+", "gitVersion": "v1.34.0"}, skew, error)
 
 
-def storage_class(name: str, provisioner: str) -> Json:
-    return {"metadata": {"name": name}, "provisioner": provisioner}
-
-
-def bound(name: str, mode: str) -> Json:
-    return {"spec": {"storageClassName": name, "accessModes": [mode]}, "status": {"phase": "Bound"}}
-
-
-LOCAL = storage_class("standard", "rancher.io/local-path")
-OWN = storage_class("own", "storage.example.com/x")
-
-
 @pytest.mark.parametrize(
     ("check", "status", "text"),
     [
@@ -68,12 +56,6 @@ OWN = storage_class("own", "storage.example.com/x")
         (server(), "ok", "v1.34.0"),
         (server(skew=-3600), "warning", "3600 s behind"),
         (server(error="connection refused"), "error", "connection refused"),
-        (checkup.storage([storage_class("fs", "efs.csi.aws.com"), LOCAL], []), "ok", "fs"),
-        (checkup.storage([LOCAL], []), "warning", "rancher.io/local-path"),
-        (checkup.storage([LOCAL], [bound("standard", "ReadWriteMany")]), "ok", "standard"),
-        (checkup.storage([LOCAL], [bound("standard", "ReadWriteOnce")]), "warning", "local-path"),
-        (checkup.storage([OWN, LOCAL], []), "unknown", "storage.example.com/x"),
-        (checkup.storage([], []), "warning", "no storage class"),
     ],
 )
 def test_verdicts_on_the_cluster(check: Check, status: str, text: str) -> None:

@@ -85,44 +85,6 @@ def test_a_watch_behind_the_history_reads_the_job(world: ClusterWorld) -> None:
     assert next(versions.after_last(5)).finished, "the watch continues behind what was read"
 
 
-def test_a_watch_of_all_jobs_misses_nothing_while_the_api_server_is_away(
-    world: ClusterWorld, proxy: FaultProxy
-) -> None:
-    world.client.submit(world.job("one"))
-    lists = Collected(world.client.watch_all())
-    eventually("the watch is open", lambda: is_watched(proxy))
-    lists_of_jobs = itertools.cycle([Fault(), Fault(status=503), None, Fault(status=403, body="{}"), None])
-    proxy.seen.clear()
-    proxy.rule = lambda request: Fault(status=410) if "watch=true" in request.path_qs.lower() else next(lists_of_jobs)
-    proxy.cut()
-    world.plane.request("POST", names.DDPJOBS.path(world.namespace), world.job("two").manifest)
-    world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/one")
-    eventually("every fault was seen", lambda: len(proxy.seen) >= 9)
-    proxy.rule = lambda request: None
-    eventually("the list is current", lambda: [job.name for job in lists.items[-1]] == ["two"])
-    assert lists.error is None
-
-
-def test_many_jobs_are_waited_for_with_one_watch(world: ClusterWorld, proxy: FaultProxy) -> None:
-    jobs = [world.client.submit(world.job(f"sweep-{number}")) for number in range(12)]
-    for job in jobs:
-        world.run(job)
-    proxy.seen.clear()
-    done = Collected(world.client.as_completed(jobs, timeout=300))
-    eventually("the watch is open", lambda: is_watched(proxy))
-    for job in reversed(jobs):
-        world.finish(job)
-        eventually("it is yielded", lambda job=job: done.items and done.items[-1].name == job.name)
-    assert [job.name for job in done.until_end()] == [job.name for job in reversed(jobs)]
-    assert sum("watch=true" in seen.path.lower() for seen in proxy.seen) < 5, "a watch ends after a minute"
-    waiting = world.client.submit(world.job("waiting"))
-    with pytest.raises(WaitTimeoutError, match=r"waiting is Pending after 0\.5 s"):
-        list(world.client.as_completed([*jobs, waiting], timeout=0.5))
-    world.client.delete(waiting)
-    with pytest.raises(JobNotFoundError, match="no job waiting"):
-        list(world.client.as_completed(["sweep-1", "waiting"], timeout=60))
-
-
 def test_a_timeline_has_the_pods_of_the_job_and_the_events_of_pods_that_are_gone(
     world: ClusterWorld, proxy: FaultProxy
 ) -> None:
@@ -236,7 +198,7 @@ def test_a_name_that_would_be_another_path_is_refused(world: ClusterWorld, proxy
 def test_a_list_is_whole_also_if_the_server_forgets_the_place(
     world: ClusterWorld, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_PAGE", 2)
+    monkeypatch.setattr(connection, "_PAGE", 2)
     for number in range(5):
         world.client.submit(world.job(f"job-{number}"))
     expected = [f"job-{number}" for number in range(5)]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -98,7 +96,6 @@ def test_a_job_of_the_same_name_is_not_taken_for_the_deleted_one(world: World, t
         client.restart,
         lambda job: client.change(job, {"restartPolicy": {"maxRestarts": 7}}),
         lambda job: client.wait(job, timeout=60),
-        lambda job: list(client.as_completed([job], timeout=60)),
         client.pods,
         client.delete,
         lambda job: next(client.logs(job)),
@@ -139,21 +136,17 @@ def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> 
     ("selector", "expected"),
     [
         ("team=a", ["one", "two"]),
-        ("team==a,stage!=test", ["two"]),
-        ("stage", ["one", "two"]),
-        ("!stage", ["three"]),
-        ("stage in (test, prod), team = a", ["one", "two"]),
-        ("team notin (a)", ["three"]),
+        ("team==a, stage = test", ["one"]),
         ("ddpjob.dev/mine=", ["three"]),
         ("team=none", []),
+        ("team=a,team=b", []),
     ],
 )
 def test_labels_select_jobs_here_as_on_a_cluster(labelled: Client, selector: str, expected: list[str]) -> None:
     assert sorted(expected) == [job.name for job in labelled.list(label_selector=selector)]
-    assert sorted(expected) == [job.name for job in next(labelled.watch_all(label_selector=selector))]
 
 
-@pytest.mark.parametrize("selector", ["team=a b", "a in b", "!team=a", "=a", "a,,b", "team in (a"])
+@pytest.mark.parametrize("selector", ["team=a b", "a in b", "=a", "a,,b"])
 def test_a_text_that_is_no_selector_is_refused(labelled: Client, selector: str) -> None:
     with pytest.raises(DDPJobError):
         labelled.list(label_selector=selector)
@@ -171,44 +164,14 @@ def labelled(world: World) -> Client:
     return world.client
 
 
-def test_a_job_equals_itself_and_what_is_no_job_reaches_none(world: World) -> None:
+def test_what_is_no_job_reaches_none(world: World) -> None:
     client = world.client
-    made = client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True))
-    copy = DDPJob.from_manifest(deepcopy(made.manifest), state=made.state)
-    assert made == copy and copy in [made] and len({made, copy}) == 1
-    assert made != DDPJob("mnist", image="none") and made != "mnist"
+    client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True))
     for nothing in (None, ""):
         for call in (client.get, client.delete, client.suspend, client.wait):
             with pytest.raises(InvalidJobError, match="not a name of a DDPJob"):
                 call(nothing)  # type: ignore[arg-type]
     assert [job.name for job in client.list()] == ["mnist"]
-
-
-def test_an_argument_of_another_type_is_named(world: World) -> None:
-    client: Any = world.client
-    made = client.submit(DDPJob("mnist", image="none", command=["true"], suspend=True))
-    wrong = (
-        ("job is None", lambda: client.submit(None)),
-        ("spec is None", lambda: client.change(made, None)),
-        ("nodes is 0, not a collection", lambda: client.logs(made, nodes=0)),
-        ("tail is '5'", lambda: client.logs(made, tail="5")),
-        ("steps is 10", lambda: client.pull(made, steps=10)),
-        ("to is 5, not a path", lambda: client.pull(made, 5)),
-        ("workdir is 5, not a path", lambda: client.submit(made, workdir=5)),
-        ("path is None, not a path", lambda: client.bundle(made, None)),
-        ("timeout is '5'", lambda: client.wait(made, timeout="5")),
-        ("stop is True", lambda: client.watch(made, stop=True)),
-        ("until is 'finished', not a function", lambda: client.wait(made, until="finished")),
-        ("jobs is 'mnist', not a list", lambda: client.as_completed("mnist")),
-        ("label_selector is 5", lambda: client.list(label_selector=5)),
-    )
-    for text, call in wrong:
-        with pytest.raises(InvalidJobError, match=text) as raised:
-            call()
-        assert raised.value.hint and raised.value.next_step
-    if not isinstance(world, LocalWorld):
-        with pytest.raises(InvalidJobError, match="command is 'ls', not a list of words"):
-            client.exec(made, "ls", on_output=print)
 
 
 def test_fields_that_may_change_change_and_others_are_refused(world: World) -> None:
@@ -230,36 +193,14 @@ def test_fields_that_may_change_change_and_others_are_refused(world: World) -> N
     world.run(running)
     with pytest.raises(DDPJobError, match="changes only while it is suspended"):
         client.change("running", {"restartPolicy": {"maxRestarts": 7}})
-    with pytest.raises(DDPJobError, match="no container"):
-        client.exec("running", ["true"], on_output=print)
 
 
-def test_a_watch_of_all_jobs_shows_each_that_comes_changes_and_goes(world: World) -> None:
-    client = world.client
-    lists = client.watch_all()
-    latest = next(lists)
-    assert latest == []
-
-    def until(condition: Callable[[dict[str, str]], bool]) -> None:
-        nonlocal latest
-        while not condition({job.name: job.state for job in latest}):
-            latest = next(lists)  # the time limit of the test ends a watch that shows nothing
-
-    first = client.submit(world.job("one"))
-    until(lambda states: list(states) == ["one"])
-    client.submit(world.job("another"))
-    until(lambda states: list(states) == ["another", "one"])
-    world.run(first)
-    until(lambda states: states["one"] == "Running")
-    client.delete("another")
-    until(lambda states: list(states) == ["one"])
-
-
-def test_a_refused_job_names_the_field(world: World) -> None:
+def test_a_refused_job_names_each_field(world: World) -> None:
     manifest = world.job("mnist").manifest
-    wrong = DDPJob.from_manifest(manifest | {"spec": manifest["spec"] | {"numNodes": 0}})
-    with pytest.raises(InvalidJobError, match=r"spec\.numNodes"):
+    wrong = DDPJob.from_manifest(manifest | {"spec": manifest["spec"] | {"numNodes": 0, "image": "a b"}})
+    with pytest.raises(InvalidJobError, match=r"spec\.image.*spec\.numNodes|spec\.numNodes.*spec\.image"):
         world.client.submit(wrong)
+    assert world.client.list() == []
 
 
 def test_a_job_is_explained_from_its_start_to_its_failure(world: World) -> None:

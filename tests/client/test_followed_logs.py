@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import queue
 import threading
@@ -152,15 +151,13 @@ def test_logs_that_are_no_longer_read_leave_no_thread_and_no_connection(
         api.is_left_alone()
 
 
-@pytest.mark.parametrize("what", ["wait", "watch", "watch_all", "logs"])
+@pytest.mark.parametrize("what", ["wait", "logs"])
 def test_close_ends_what_another_thread_waits_for(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_logs, "_QUIET_SECONDS", 600.0)
     raised = queue.Queue[BaseException]()
     with ScriptedApi(tmp_path, quiet_log) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
         calls: dict[str, Callable[[], object]] = {
             "wait": lambda: client.wait("mnist"),
-            "watch": lambda: list(client.watch("mnist")),
-            "watch_all": lambda: list(client.watch_all()),
             "logs": lambda: list(client.logs("mnist", follow=True)),
         }
 
@@ -175,25 +172,3 @@ def test_close_ends_what_another_thread_waits_for(what: str, tmp_path: Path, mon
         client.close()
         assert isinstance(raised.get(timeout=30), StoppedError)
         api.is_left_alone()
-
-
-def test_a_task_that_is_cancelled_stops_to_wait(tmp_path: Path) -> None:
-    with ScriptedApi(tmp_path, quiet_log) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
-
-        async def wait(stop: threading.Event) -> None:
-            try:
-                await asyncio.to_thread(list, client.as_completed(["mnist", "mnist"], stop=stop.is_set))
-            finally:
-                stop.set()
-
-        async def cancel() -> None:
-            task = asyncio.create_task(wait(threading.Event()))
-            await asyncio.to_thread(eventually, "it waits for both", lambda: api.asked("watch=") == 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-        asyncio.run(asyncio.wait_for(cancel(), 60))
-        eventually("all threads have ended", lambda: not own_threads(), timeout=30)
-        api.is_left_alone()
-        assert client.get("mnist").state == "Running"

@@ -14,7 +14,7 @@ import pytest
 
 from ddpjob import DDPJob
 from ddpjob.client.local import LocalClient
-from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, StoppedError, UnavailableError
+from ddpjob.errors import DDPJobError, JobExistsError, StoppedError, UnavailableError
 from ddpjob.local import LocalError
 from tests.processes import eventually
 
@@ -189,38 +189,12 @@ def test_a_progress_bar_is_seen_while_it_moves(client: LocalClient, tmp_path: Pa
     assert [(line.text, line.unfinished) for line in client.logs("tiny")] == lines[1:]
 
 
-def test_several_jobs_are_waited_for_and_one_that_nothing_runs_is_an_error(client: LocalClient, tmp_path: Path) -> None:
-    until = ["sh", "-c", 'until test -e "go-$NAME"; do sleep 0.05; done']
-    for name in ("a", "b"):
-        client.submit(DDPJob(name, image="none", command=until, env={"NAME": name}), workdir=tmp_path)
-    (tmp_path / "go-b").touch()
-    done = client.as_completed(["a", "b"])
-    assert next(done).name == "b"
-    client.wait("a", until=lambda status: status.state == "Running", timeout=60)
-    os.kill(client.record("a").runner() or 0, signal.SIGKILL)
-    with pytest.raises(UnavailableError, match="no process of this machine runs a"):
-        next(done)
-    ended = []
-    with pytest.raises(UnavailableError):
-        ended += [job.name for job in client.as_completed(["b"])]
-        for job in client.as_completed(["a", "b"]):
-            ended.append(job.name)
-    assert ended == ["b", "b"], "the job that nothing runs hides none that has finished"
-    with pytest.raises(JobNotFoundError):
-        list(client.as_completed(["b", "c"]))
-
-
-@pytest.mark.parametrize("end", ["close", "stop"])
-def test_a_wait_of_another_thread_can_be_ended(client: LocalClient, end: str) -> None:
+def test_close_ends_what_another_thread_waits_for(client: LocalClient) -> None:
     client.submit(DDPJob("tiny", image="none", command=["sleep", "60"]))
-    stop, waits = threading.Event(), ThreadPoolExecutor(2)
+    waits = ThreadPoolExecutor(2)
     try:
-        found = [waits.submit(client.wait, "tiny", stop=stop.is_set)]
-        if end == "stop":
-            stop.set()
-        else:
-            found.append(waits.submit(list, client.logs("tiny", follow=True)))
-            client.close()
+        found = [waits.submit(client.wait, "tiny"), waits.submit(list, client.logs("tiny", follow=True))]
+        client.close()
         for one in found:
             with pytest.raises(StoppedError):
                 one.result(timeout=30)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddpjob.client.connection import Connection
-from ddpjob.client.volume import pod_exec
 from ddpjob.client.volume.contents import Choice, CutError, Volume
-from ddpjob.client.volume.pod_exec import exit_code_of, output_of
+from ddpjob.client.volume.pod_exec import output_of
 from ddpjob.client.volume.pull import pull
 from ddpjob.client.volume.reader_pod import CONTAINER, command
 from ddpjob.errors import NotAllowedError, UnavailableError
@@ -68,41 +67,6 @@ def test_a_program_that_fails_is_an_error_with_its_last_line(volume: Path, tmp_p
         with pytest.raises(UnavailableError, match="JSONDecodeError"):
             list(reader.output("send", "{"))
         assert json.loads(b"".join(reader.output("list")).splitlines()[-1])["end"]["complete"]
-
-
-def run_in_pod(server: ExecServer, folder: Path, code: str) -> tuple[int, bytes, bytes]:
-    """Return exit code, output and errors of a Python program in the pod."""
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(server.kubeconfig))
-    written: dict[bool, bytes] = {False: b"", True: b""}
-
-    def take(data: bytes, is_error: bool) -> None:
-        written[is_error] += data
-
-    place = (Connection(None, file, 20), "team", "pod-1", CONTAINER)
-    found = exit_code_of(*place, ["python3", "-c", code], on_output=take)
-    return found, written[False], written[True]
-
-
-def test_a_command_ends_with_its_output_and_exit_code(volume: Path, tmp_path: Path) -> None:
-    code = "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"
-    with ExecServer(volume) as server:
-        assert run_in_pod(server, tmp_path, code) == (3, b"one\n", b"two\n")
-        assert run_in_pod(server, tmp_path, "pass") == (0, b"", b"")
-    with ExecServer(volume, cuts=(4,)) as server, pytest.raises(UnavailableError, match="has no result"):
-        run_in_pod(server, tmp_path, "print('one', flush=True); input()")
-
-
-def test_a_command_may_be_silent_for_longer_than_a_connection(
-    volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pod_exec, "_SILENT_SECONDS", 1.0)
-    with ExecServer(volume) as server:
-        pings = f"pathlib.Path({str(tmp_path / 'pings')!r}).read_text()"
-        wait = f"import pathlib, time\nwhile len({pings}) < 3: time.sleep(0.1)"
-        server.pings = tmp_path / "pings"
-        server.pings.write_text("")
-        assert run_in_pod(server, tmp_path, wait)[0] == 0
 
 
 def test_a_server_that_does_not_answer_is_a_cut(volume: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.client import cluster_submit
-from ddpjob.client.validation import validate
 from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, NotAllowedError, UnavailableError
 from tests.client.test_workdir_files import grow
 from tests.client.test_workdir_job import PACKAGE, job
@@ -221,17 +220,3 @@ def _chart_rules(role: str) -> list[Json]:
     documents = yaml.safe_load_all(ROLES.read_text())
     (rules,) = [item["rules"] for item in documents if item and item["metadata"]["name"].endswith(f"-{role}")]
     return list(rules)
-
-
-def test_a_wrong_job_is_refused_as_by_validate_before_anything_is_sent(
-    world: ClusterWorld, proxy: FaultProxy, work: Path
-) -> None:
-    manifest = job(num_nodes=2).manifest
-    wrong = DDPJob.from_manifest(manifest | {"spec": manifest["spec"] | {"numNodes": 0, "image": "a b"}})
-    problems = validate("job.yaml", wrong.to_yaml()).problems
-    assert len(problems) == 2
-    with pytest.raises(InvalidJobError) as raised:
-        world.client.submit(wrong, workdir=work)
-    for problem in problems:
-        assert f"{problem.field}: {problem.message}" in raised.value.error
-    assert proxy.seen == []

@@ -38,7 +38,10 @@ Names = Annotated[list[str] | None, Argument(metavar="NAME", help="Names of the 
 Selector = Annotated[
     str | None,
     Option(
-        "--selector", "-l", metavar="LABELS", help="Jobs with these labels, for example team=a or 'stage in (a, b)'."
+        "--selector",
+        "-l",
+        metavar="LABELS",
+        help="Jobs with these labels, as team=a; on a cluster also 'stage in (a, b)'.",
     ),
 ]
 Form = Annotated[Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text or json.")]

@@ -1,29 +1,18 @@
 """``Client``: what a user can do with jobs, on this machine and on a cluster alike."""
 
 import importlib
-import math
 import os
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from os import PathLike
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from ddpjob.api.objects import Json
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogChoice, LogLine, nodes_of, of_ranks
-from ddpjob.errors import (
-    DDPJobError,
-    InvalidJobError,
-    JobNotFoundError,
-    StoppedError,
-    UnavailableError,
-    WaitTimeoutError,
-)
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from ddpjob.client.bundle.archive import Manifest
@@ -39,8 +28,6 @@ INTERRUPTED = "Interrupted"
 Checks = list["Check"]
 Jobs = list[DDPJob]  # these are named, because in the class ``list`` is the method
 Pods = list["JobPod"]
-Items = list[Json]
-OnOutput = Callable[[bytes, bool], object]
 
 
 def is_finished(status: DDPJobStatus) -> bool:
@@ -105,6 +92,7 @@ class Client(ABC):
         """Where its jobs are, for a person: this machine, or cluster and namespace."""
         return self.host
 
+    @abstractmethod
     def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         """Create the job and return it as stored; on this machine it runs in the background.
 
@@ -118,8 +106,6 @@ class Client(ABC):
             JobExistsError: there is a job of that name.
             InvalidJobError: the job breaks a rule; the error names the field. Or the files cannot be sent.
         """
-        require_arguments(job=job, workdir=workdir)
-        return self._submit(job, None if workdir is None else Path(workdir), dry_run=dry_run)
 
     @abstractmethod
     def get(self, job: str | DDPJob) -> DDPJob:
@@ -130,33 +116,23 @@ class Client(ABC):
         """Return the jobs, sorted by namespace and name.
 
         Args:
-            label_selector: only jobs with these labels, for example ``team=a,stage in (test, prod)``.
+            label_selector: only jobs with these labels, for example ``team=a``; on a cluster also ``stage in (a, b)``.
 
         Raises:
             NotServedError: the cluster has no DDPJobs, because the CustomResourceDefinition is not installed.
         """
 
-    def watch_all(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Iterator[Jobs]:
-        """Yield the jobs now and after each change, sorted as by ``list``; it never ends by itself."""
-        return self._lists(None if all_namespaces else self.namespace, label_selector)
-
-    def watch(
-        self, job: str | DDPJob, *, timeout: float | None = None, stop: Callable[[], object] | None = None
-    ) -> Iterator[DDPJobStatus]:
+    def watch(self, job: str | DDPJob, *, timeout: float | None = None) -> Iterator[DDPJobStatus]:
         """Yield the status now and after each change, and end after the status of the finished job.
 
         Statuses that follow each other at once may be left out; the last is never left out and never repeated.
 
-        Args:
-            stop: called several times a second, maybe in another thread; if it returns true, the watch ends.
-
         Raises:
             JobNotFoundError: there is no such job, or it was deleted.
             WaitTimeoutError: the job has not finished after ``timeout`` seconds.
-            StoppedError: ``stop`` returned true, or the client was closed.
+            StoppedError: the client was closed.
         """
-        require_arguments(timeout=timeout, stop=stop)
-        return (watched.status for watched in self._watched(job, timeout, stop))
+        return (watched.status for watched in self._watched(job, timeout))
 
     def wait(
         self,
@@ -164,30 +140,13 @@ class Client(ABC):
         *,
         until: Callable[[DDPJobStatus], object] = is_finished,
         timeout: float | None = None,
-        stop: Callable[[], object] | None = None,
     ) -> DDPJob:
         """Return the job as soon as ``until`` holds for its status, or it has finished. Raises as ``watch``."""
-        require_arguments(until=until, timeout=timeout, stop=stop)
         watched = None
-        for watched in self._watched(job, timeout, stop):
+        for watched in self._watched(job, timeout):
             if until(watched.status):
                 break
         return cast(DDPJob, watched)
-
-    def as_completed(
-        self,
-        jobs: Iterable[str | DDPJob],
-        *,
-        timeout: float | None = None,
-        stop: Callable[[], object] | None = None,
-    ) -> Iterator[DDPJob]:
-        """Yield each of the jobs as soon as it has finished. Raises as ``watch``, if it does so for one of them.
-
-        The jobs of a namespace are watched at once, for which the user needs the right to ``list`` them; if the jobs
-        are of several namespaces, those of all.
-        """
-        require_arguments(jobs=jobs, timeout=timeout, stop=stop)
-        return self._completed(jobs, timeout, stop)
 
     def logs(
         self,
@@ -211,7 +170,6 @@ class Client(ABC):
             tail: only so many last lines of each node; does not limit what is printed later.
             since: only lines of the last so many seconds; not on this machine, where lines have no time.
         """
-        require_arguments(nodes=nodes, ranks=ranks, attempt=attempt, tail=tail, since=since)
         found = self._same(job)
         if ranks is not None:
             nodes = nodes_of(found, ranks)
@@ -243,7 +201,6 @@ class Client(ABC):
         from ddpjob.client.bundle.archive import write
         from ddpjob.client.bundle.redaction import redacted
 
-        require_arguments(path=path)
         return write(path, *redacted(self._snapshot(job, logs=logs), os.urandom(32), logs=logs))
 
     @abstractmethod
@@ -262,6 +219,7 @@ class Client(ABC):
 
         return timeline_of(self._story(job), self.place)
 
+    @abstractmethod
     def pods(self, job: str | DDPJob) -> Pods:
         """Return the pods of the job that there still are, the newest attempt first.
 
@@ -269,9 +227,6 @@ class Client(ABC):
             JobNotFoundError: there is no such job.
             NotAllowedError: the user may not read pods.
         """
-        from ddpjob.client.timeline import job_pods
-
-        return job_pods(self._pods(job))
 
     def checkpoints(
         self,
@@ -328,7 +283,6 @@ class Client(ABC):
         from ddpjob.client.volume.contents import Choice
         from ddpjob.client.volume.pull import pull
 
-        require_arguments(steps=steps, to=to)
         with self._volume(job, on_progress) as volume:
             return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)
 
@@ -375,18 +329,6 @@ class Client(ABC):
         """
 
     @abstractmethod
-    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
-        """Run a command in the trainer's container of a node, and return its exit code; only on a cluster.
-
-        Args:
-            on_output: called with each part of the output, and whether it is of standard error.
-
-        Raises:
-            NotAllowedError: the user may not run commands in pods.
-            UnavailableError: the node does not run, or the connection was cut.
-        """
-
-    @abstractmethod
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         """Stop the job if it runs, and delete it with its pods and logs.
 
@@ -406,10 +348,6 @@ class Client(ABC):
         self.close()
 
     @abstractmethod
-    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
-        """Create the job as ``submit``."""
-
-    @abstractmethod
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         """Yield the chosen lines, of all ranks of a node."""
 
@@ -420,10 +358,6 @@ class Client(ABC):
     @abstractmethod
     def _story(self, job: str | DDPJob) -> "Snapshot":
         """Return a job with its pods and Events."""
-
-    @abstractmethod
-    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
-        """Return the pods of a job. Raises ``NotAllowedError``."""
 
     @abstractmethod
     def _volume(
@@ -442,63 +376,8 @@ class Client(ABC):
         return found
 
     @abstractmethod
-    def _watched(
-        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[DDPJob]:
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         """Yield the job as ``watch`` yields its status."""
-
-    @abstractmethod
-    def _lists(
-        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[Jobs]:
-        """Yield the jobs of a namespace, or without it of all, as ``watch_all``, until ``stop`` returns true."""
-
-    def _require_run(self, job: DDPJob) -> None:
-        """Raise ``UnavailableError`` if nothing runs a job of this machine that has not finished."""
-        if job.state == INTERRUPTED:
-            found = self.explain(job)
-            raise UnavailableError(found.sentence, found.hint or "", found.next or "")
-
-    def _completed(
-        self, jobs: Iterable[str | DDPJob], timeout: float | None, stop: Callable[[], object] | None
-    ) -> Iterator[DDPJob]:
-        """Yield the jobs as ``as_completed``, with one watch, of which a server or a proxy allows only so many."""
-        left = dict(enumerate(jobs))
-        namespaces = {identity(job)[1] or self.namespace for job in left.values()}
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        if not left:
-            return
-        try:
-            one = namespaces.pop() if len(namespaces) == 1 else None
-            for there in self._lists(one, None, lambda: time.monotonic() > end or (stop is not None and stop())):
-                yield from self._finished(there, left)
-                if not left:
-                    return
-        except StoppedError:
-            last = [job for job in left.values() if isinstance(job, DDPJob)]
-            if last and time.monotonic() > end:
-                raise timed_out(last[0], timeout) from None
-            raise
-
-    def _finished(self, there: Jobs, left: dict[int, str | DDPJob]) -> Iterator[DDPJob]:
-        """Remove from ``left`` what has finished, and yield it; the others are then the jobs as they are."""
-        by_name: dict[str, Jobs] = {}
-        for job in there:
-            by_name.setdefault(job.name, []).append(job)
-        stopped: list[DDPJob] = []
-        for number, given in [*left.items()]:
-            name, namespace = identity(given)
-            same = [job for job in by_name.get(name, ()) if (namespace or self.namespace) in (None, job.namespace)]
-            now = same[0] if len(same) == 1 else self._same(given)  # raises unless it was created just now
-            require_same(given, now.uid)
-            left[number] = now
-            if now.finished:
-                del left[number]
-                yield now
-            else:
-                stopped.append(now)
-        for job in stopped:
-            self._require_run(job)
 
 
 def _load(module: str) -> Any:
@@ -519,36 +398,6 @@ def identity(job: str | DDPJob) -> tuple[str, str | None]:
             f"{job!r} is not a name of a DDPJob", "a job is given by its name, or as a DDPJob", "ddpjob get"
         )
     return job, None
-
-
-_KINDS: Mapping[str, tuple[str, Any]] = {
-    "job": ("a DDPJob", (DDPJob,)),
-    "jobs": ("a list of jobs", (Iterable,)),
-    "spec": ("a mapping of fields", (Mapping,)),
-    "command": ("a list of words", (Sequence,)),
-    "steps": ("a collection of numbers", (Collection,)),
-    **dict.fromkeys(("nodes", "ranks"), ("a collection of numbers", (Collection, NoneType))),
-    "node": ("a whole number", (int,)),
-    **dict.fromkeys(("attempt", "tail"), ("a whole number", (int, NoneType))),
-    **dict.fromkeys(("timeout", "since"), ("a number of seconds", (int, float, NoneType))),
-    "until": ("a function", (Callable,)),
-    "stop": ("a function", (Callable, NoneType)),
-    "label_selector": ("a text", (str, NoneType)),
-    "path": ("a path", (str, PathLike)),
-    **dict.fromkeys(("to", "workdir"), ("a path", (str, PathLike, NoneType))),
-}
-"""What the arguments of the public methods are."""
-
-
-def require_arguments(**given: object) -> None:
-    """Raise ``InvalidJobError`` for an argument of another type: its error would be that of a line far below.
-
-    A text is no collection here, although Python iterates over its characters.
-    """
-    for name, value in given.items():
-        kind, types = _KINDS[name]
-        if not isinstance(value, types) or (isinstance(value, str) and str not in types):
-            raise InvalidJobError(f"{name} is {value!r:.100}, not {kind}", "it has another type", f"pass {kind}")
 
 
 def require_same(given: str | DDPJob, uid: str | None) -> None:

@@ -20,14 +20,6 @@ _TORCH_SECONDS = 60.0
 _COUNT_DEVICES = "import torch; print(torch.cuda.device_count())"
 _MOST_SKEW = 60.0
 _INSTALL = "docs/start/install.md installs the operator: helm install ddpjob charts/ddpjob -n ddpjob-system"
-# Who provisions a class; a class does not say which access modes it offers.
-_SHARED = re.compile(
-    r"nfs|efs\.csi|file\.csi|filestore|cephfs|fsx|lustre|weka|juicefs|gpfs|spectrumscale|beegfs|longhorn|gluster|portworx"
-    r"|pxd|quobyte|vast|isilon|netapp|trident|azurefile|manila|sharedfile|smb\.csi|purestorage|hammerspace"
-)
-_ONE_NODE = re.compile(
-    r"ebs|gce-?pd|pd\.csi|disk|cinder|vsphere-volume|local-path|hostpath|no-provisioner|topolvm|openebs\.io/local|lvm|rbd"
-)
 
 
 class Check(WireModel):
@@ -152,30 +144,3 @@ def operator(deployments: Sequence[Json], namespace: str, version: str) -> Check
 
 def _ready(deployment: Json) -> int:
     return int((deployment.get("status") or {}).get("readyReplicas") or 0)
-
-
-def storage(classes: Sequence[Json], claims: Sequence[Json]) -> Check:
-    """Judge whether several pods can share a volume. claims: of the namespace, as far as they may be read."""
-    bound = {
-        str(claim["spec"].get("storageClassName") or "")
-        for claim in claims
-        if "ReadWriteMany" in (claim["spec"].get("accessModes") or ())
-        and (claim.get("status") or {}).get("phase") == "Bound"
-    }
-    provisioners = {str(one["metadata"]["name"]): str(one.get("provisioner") or "") for one in classes}
-    shared = {name for name, given in provisioners.items() if _SHARED.search(given)} | bound
-    hint = "nodes resume from a volume that all of them mount; a job with one node needs none"
-    todo = "name a class with ReadWriteMany in checkpoint.claimTemplate, or a claim in checkpoint.claimName"
-    if shared:
-        return of_cluster("storage", "ok", f"ReadWriteMany: {_some(sorted(filter(None, shared)) or ['a claim'])}")
-    if not provisioners:
-        return of_cluster("storage", "warning", "there is no storage class", hint, "kubectl get storageclass")
-    listed = _some([f"{name} ({given})" for name, given in provisioners.items()])
-    if all(_ONE_NODE.search(given) for given in provisioners.values()):
-        return of_cluster("storage", "warning", f"no storage class is known for ReadWriteMany: {listed}", hint, todo)
-    return of_cluster("storage", "unknown", f"whether a class offers ReadWriteMany is not known: {listed}", hint, todo)
-
-
-def _some(texts: Sequence[str]) -> str:
-    shown = ", ".join(texts[:3])
-    return shown if len(texts) <= 3 else f"{shown} and {len(texts) - 3} more"

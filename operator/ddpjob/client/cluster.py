@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -16,21 +16,22 @@ from ddpjob.api.objects import Json
 from ddpjob.client.base import (
     Checks,
     Client,
-    Items,
     Jobs,
-    OnOutput,
+    Pods,
     already_finished,
     identity,
-    require_arguments,
     require_same,
     timed_out,
 )
-from ddpjob.client.cluster_watch import WATCH_SECONDS, all_jobs, events_after
 from ddpjob.client.connection import (
+    CONNECT_SECONDS,
     TROUBLES,
     Answer,
     Connection,
+    Query,
     RequestError,
+    lines_of,
+    parsed,
     path_of,
     pause_after,
     request_error,
@@ -38,6 +39,7 @@ from ddpjob.client.connection import (
 from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
+from ddpjob.version import __version__
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import PullProgress, Volume
 
-_PAGE = 100  # jobs of one request
+_WATCH_SECONDS = 60.0
+"""After this time a watch is asked for again, and the job is read: a connection may be dead without an error, and an
+API server whose data was restored from a backup sends nothing to a watch that began before."""
+_WATCH_MARGIN = 10.0
 _STRICT = {"fieldValidation": "Strict"}  # without it an API server drops a field that it does not know
 
 
@@ -74,7 +79,7 @@ class ClusterClient(Client):
     def place(self) -> str:
         return f"{self.host}, namespace {self.namespace}"
 
-    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
+    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         from ddpjob.client.cluster_submit import Submission
         from ddpjob.client.workdir.mount import with_files
         from ddpjob.local.admission import require_valid
@@ -89,35 +94,9 @@ class ClusterClient(Client):
 
     def list(self, *, all_namespaces: bool = False, label_selector: str | None = None) -> Jobs:
         namespace = None if all_namespaces else self.namespace
-        return list(map(DDPJob.from_manifest, self._listed(namespace, label_selector)[0]))
-
-    def _lists(
-        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[Jobs]:
-        with self.connection.part(stop) as connection:
-            changes = all_jobs(connection, namespace, label_selector, lambda: self._listed(namespace, label_selector))
-            for items in changes:
-                yield list(map(DDPJob.from_manifest, items))
-
-    def _listed(self, namespace: str | None, selector: str | None) -> tuple[Items, str]:
-        """Return all jobs, sorted by namespace and name, and the version of the list."""
-        require_arguments(label_selector=selector)
-        path, which = path_of(DDPJOBS, namespace), {"labelSelector": selector}
-        found: Items = []
-        token: str | None = ""
-        page: Json = {}
-        while token is not None:
-            # The server forgets an old token; then all jobs are asked for at once, without pages.
-            try:
-                page = self.connection.request("GET", path, {**which, "limit": _PAGE, "continue": token or None})
-            except DDPJobError:
-                if not token:
-                    raise
-                found, page = [], self.connection.request("GET", path, which)
-            found += page["items"]
-            token = (page.get("metadata") or {}).get("continue") or None
+        found = self.connection.items(path_of(DDPJOBS, namespace), {"labelSelector": label_selector})
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
-        return found, str((page.get("metadata") or {}).get("resourceVersion") or "0")
+        return list(map(DDPJob.from_manifest, found))
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.cluster_logs import JobLogs
@@ -143,10 +122,11 @@ class ClusterClient(Client):
 
         return read_story(self.connection, self._answer(job))
 
-    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
+    def pods(self, job: str | DDPJob) -> Pods:
         from ddpjob.client.cluster_snapshot import pods_of
+        from ddpjob.client.timeline import job_pods
 
-        return pods_of(self.connection, self._answer(job).body)
+        return job_pods(pods_of(self.connection, self._answer(job).body))
 
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
@@ -180,38 +160,37 @@ class ClusterClient(Client):
         return answer
 
     def suspend(self, job: str | DDPJob) -> DDPJob:
-        return self._change(job, {"suspend": True})
+        return self.change(job, {"suspend": True})
 
     def resume(self, job: str | DDPJob) -> DDPJob:
-        return self._change(job, {"suspend": False})
+        return self.change(job, {"suspend": False})
 
     def restart(self, job: str | DDPJob) -> DDPJob:
         """Restart all pods after they saved a checkpoint; a suspended job starts."""
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return self._change(job, {"suspend": False, "restartedAt": now})
+        return self.change(job, {"suspend": False, "restartedAt": now})
 
     def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
-        from ddpjob.client.jobspec import changed_spec
-
-        require_arguments(spec=spec)
         found = self._same(job)
-        changed_spec(found.name, found.manifest["spec"], spec)  # as the CustomResourceDefinition, with a better message
-        return self._change(found, spec)
+        if found.finished:
+            raise already_finished(found)
+        return DDPJob.from_manifest(self.connection.request("PATCH", self._path(found), _STRICT, {"spec": spec}))
 
     def check(self) -> Checks:
-        from ddpjob.client.cluster_checks import check_cluster
+        from ddpjob.client import checkup
+        from ddpjob.client.cluster_reader import Reader
 
-        return check_cluster(self.connection, self.namespace)
-
-    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
-        from ddpjob.client.ranks import require_running
-        from ddpjob.client.volume.pod_exec import exit_code_of
-
-        require_arguments(command=command, node=node)
-        found = self._same(job)
-        pod = names.pod_name(found.name, str(found.uid), require_running(found), node)
-        place = (str(found.namespace), pod, names.TRAINER_CONTAINER)
-        return exit_code_of(self.connection, *place, list(command), on_output=on_output)
+        try:
+            answer = self.connection.once("GET", "/version", seconds=min(CONNECT_SECONDS, self.connection.timeout))
+            skew = (datetime.now(UTC) - answer.time).total_seconds() if answer.time else None
+            server = checkup.server(answer.body, skew, "")
+        except RequestError as error:
+            server = checkup.server({}, None, error.message)
+        reader = Reader(self.connection, self.namespace)
+        found = reader.operators()
+        if found is None:
+            return [server, checkup.of_cluster("operator", "unknown", reader.unread["operator"])]
+        return [server, checkup.operator(found, self.namespace, __version__)]
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         uid = job.uid if isinstance(job, DDPJob) else None
@@ -250,14 +229,6 @@ class ClusterClient(Client):
         if (claim["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) == job:
             self.connection.request("DELETE", path, body=_deletion(claim["metadata"]["uid"]))
 
-    def _change(self, job: str | DDPJob, spec: Json) -> DDPJob:
-        found = self._same(job)
-        if found.finished:
-            raise already_finished(found)
-        patch = {"spec": spec}
-        changed = self.connection.request("PATCH", self._path(found), _STRICT, patch)
-        return DDPJob.from_manifest(changed)
-
     def _key(self, job: str | DDPJob) -> names.Key:
         name, namespace = identity(job)
         return names.Key(namespace or self.namespace, name)
@@ -265,11 +236,9 @@ class ClusterClient(Client):
     def _path(self, job: str | DDPJob) -> str:
         return path_of(DDPJOBS, *self._key(job))
 
-    def _watched(
-        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[DDPJob]:
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         found = self._same(job)
-        with self.connection.part(stop) as connection:
+        with self.connection.part() as connection:
             yield from self._changes(found, timeout, connection)
 
     def _changes(self, last: DDPJob, timeout: float | None, connection: Connection) -> Iterator[DDPJob]:
@@ -280,7 +249,7 @@ class ClusterClient(Client):
         while not last.finished:
             if time.monotonic() > end:
                 raise timed_out(last, timeout)
-            for seen in versions.after_last(min(WATCH_SECONDS, end - time.monotonic())):
+            for seen in versions.after_last(min(_WATCH_SECONDS, end - time.monotonic())):
                 if seen.status != last.status:
                     last = seen
                     yield seen
@@ -328,9 +297,24 @@ class _Versions:
             self._connection.closed.wait(pause_after(request_error(trouble), self._patience) or 1.0)
 
     def _events(self, seconds: float) -> Iterator[DDPJob]:
+        """Yield the job of each event of one stream. Raises one of ``TROUBLES``."""
         namespace, name = self._key
-        for event in events_after(self._connection, self._version, seconds, namespace=namespace, name=name):
+        whole = max(1, math.ceil(seconds))
+        query: Query = {
+            "watch": True,
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": True,
+            "timeoutSeconds": whole,
+        }
+        limits = (CONNECT_SECONDS, whole + _WATCH_MARGIN)
+        for line in lines_of(self._connection.send("GET", path_of(DDPJOBS, namespace), query, seconds=limits)):
+            if not line.endswith(b"\n"):  # the connection was cut
+                return
+            event = parsed(line, 200, {"object"})
             body: Json = event["object"]
+            if event["type"] == "ERROR":
+                raise RequestError(str(body.get("message")), body.get("code"), body)
             self._patience.reset()
             self._version = body["metadata"]["resourceVersion"]
             if event["type"] == "BOOKMARK":

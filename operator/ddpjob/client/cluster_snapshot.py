@@ -1,8 +1,7 @@
 """What is read of a job on a cluster, with the rights of the user: to explain it, to tell its story, or all of it."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
@@ -22,9 +21,8 @@ from ddpjob.engine.claims import claim_of_checkpoints
 from ddpjob.version import __version__
 
 _SETTINGS = EngineSettings(gang_scheduler=None, kueue=None)
-_AT_ONCE = 8  # requests for a bundle
 _SECONDS = 20.0
-_PAGE, _MOST_PAGES = 500, 20  # a pod takes 20 KB
+_MOST_OBJECTS = 10_000  # pods, or Events, of a job
 _LOG_LINES, _LOG_BYTES = 50_000, 32 * 2**20
 _MOST_LOGS = 64
 
@@ -64,14 +62,13 @@ def read_needed(connection: Connection, requests: Requests, answer: Answer) -> S
 
 def read_story(connection: Connection, answer: Answer) -> Snapshot:
     """Return a job with its pods and Events. What cannot be read is in ``Snapshot.unread``."""
-    return _story(Reader(connection, str(answer.body["metadata"]["namespace"]), _SECONDS), answer)
+    return _story(Reader(connection, str(answer.body["metadata"]["namespace"]), _SECONDS), Requests(), answer)
 
 
-def _story(reader: Reader, answer: Answer) -> Snapshot:
+def _story(reader: Reader, requests: Requests, answer: Answer) -> Snapshot:
     job = answer.body
-    with ThreadPoolExecutor(2, thread_name_prefix="ddpjob-story") as pool:
-        pods = pool.submit(reader.tried, "pods", "pods", pods_of, job)
-        events = pool.submit(reader.tried, "events", "events", events_of, job)
+    pods = requests.submit(reader.tried, "pods", "pods", pods_of, job)
+    events = requests.submit(reader.tried, "events", "events", events_of, job)
     return Snapshot(
         job=job,
         now=answer.time or datetime.now(UTC),
@@ -85,30 +82,26 @@ def _story(reader: Reader, answer: Answer) -> Snapshot:
 def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
     """Return what can be read of a job. What cannot be read is in ``Snapshot.unread``. logs: with the ends of logs."""
     job, namespace = answer.body, str(answer.body["metadata"]["namespace"])
-    reader = Reader(connection, namespace, _SECONDS)
-    found = _story(reader, answer)
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-bundle") as pool:
-        claims = {name: pool.submit(reader.claim, name) for name in _claims(job)}
-        operators, version = pool.submit(reader.operators), pool.submit(_version, connection)
-        own = names.service_name(str(job["metadata"]["name"]), str(job["metadata"]["uid"]))
-        others = [
-            pool.submit(reader.one, kind, f"the {resource.kind}", resource, own)
-            for kind, resource in (("service", names.SERVICES), ("networkPolicy", names.NETWORK_POLICIES))
-        ]
-        serving = [one for one in operators.result() or () if serves(one, namespace)]
-        ends: dict[str, str] = {}
-        texts: dict[str, str] = {}
-        if logs:
-            of_pods = [str(pod["metadata"]["name"]) for pod in found.pods or ()][:_MOST_LOGS]
-            ends = {pod: text for pod, text in zip(of_pods, pool.map(reader.log, of_pods), strict=True) if text}
-            texts = _operator_log(reader, job, serving)
+    reader, requests = Reader(connection, namespace, _SECONDS), Requests()
+    claims = {name: requests.submit(reader.claim, name) for name in _claims(job)}
+    operators, version = requests.submit(reader.operators), requests.submit(_version, connection)
+    own = names.service_name(str(job["metadata"]["name"]), str(job["metadata"]["uid"]))
+    others = [
+        requests.submit(reader.one, kind, f"the {resource.kind}", resource, own)
+        for kind, resource in (("service", names.SERVICES), ("networkPolicy", names.NETWORK_POLICIES))
+    ]
+    found = _story(reader, requests, answer)
+    serving = [one for one in operators.result() or () if serves(one, namespace)]
+    of_pods = [str(pod["metadata"]["name"]) for pod in found.pods or ()][:_MOST_LOGS] if logs else []
+    ends = {pod: requests.submit(reader.log, pod) for pod in of_pods}
+    texts = _operator_log(reader, job, serving) if logs else {}
     reader.unread["metrics"] = "they are on the volume of the job, not on this machine"
     return replace(
         found,
         claims=_known({name: claim.result() for name, claim in claims.items()}),
         others=[one for other in others if isinstance(one := other.result(), dict)],
         operators=serving,
-        logs=ends,
+        logs={pod: text for pod, end in ends.items() if (text := end.result())},
         texts=texts,
         versions={"ddpjob": __version__, **version.result(), **_versions(serving)},
     )
@@ -116,35 +109,26 @@ def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
 
 def pods_of(connection: Connection, job: Json) -> list[Json]:
     """Return the pods of all attempts that the cluster still has. Raises ``DDPJobError``."""
-    return list(
-        _pages(connection, names.PODS, job, {"labelSelector": f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"})
-    )
+    return _items(connection, names.PODS, job, {"labelSelector": f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"})
 
 
 def events_of(connection: Connection, job: Json) -> list[Json]:
     """Return the Events about the job, its pods, also those that are gone, and its claims. Raises ``DDPJobError``."""
-    meta = job["metadata"]
+    meta, requests = job["metadata"], Requests()
     uid, prefix = str(meta["uid"]), f"{names.service_name(str(meta['name']), str(meta['uid']))}-"
     about = [
         f"involvedObject.kind={names.DDPJOBS.kind},involvedObject.uid={uid}",
         f"involvedObject.kind=Pod,involvedObject.namespace={meta['namespace']}",
         *(f"involvedObject.kind={names.CLAIMS.kind},involvedObject.name={name}" for name in _claims(job)),
     ]
-    with ThreadPoolExecutor(len(about), thread_name_prefix="ddpjob-events") as pool:
-        listed = pool.map(lambda query: list(_pages(connection, names.EVENTS, job, {"fieldSelector": query})), about)
-        of_job, of_pods, *of_claims = listed
+    asked = [requests.submit(_items, connection, names.EVENTS, job, {"fieldSelector": query}) for query in about]
+    of_job, of_pods, *of_claims = [one.result() for one in asked]
     own = [event for event in of_pods if str(event["involvedObject"].get("name")).startswith(prefix)]
     return [*of_job, *own, *(event for found in of_claims for event in found)]
 
 
-def _pages(connection: Connection, resource: Resource, job: Json, query: Query) -> Iterator[Json]:
-    path, token = path_of(resource, str(job["metadata"]["namespace"])), None
-    for _ in range(_MOST_PAGES):
-        page = connection.request("GET", path, {**query, "limit": _PAGE, "continue": token})
-        yield from page.get("items") or ()
-        token = (page.get("metadata") or {}).get("continue")
-        if not token:
-            return
+def _items(connection: Connection, resource: Resource, job: Json, query: Query) -> list[Json]:
+    return connection.items(path_of(resource, str(job["metadata"]["namespace"])), query, _MOST_OBJECTS)
 
 
 def _attempts(job: Json) -> set[int]:
@@ -186,7 +170,7 @@ def _operator_log(reader: Reader, job: Json, operators: Sequence[Json]) -> dict[
     lines: list[str] = []
     what = "the log of the operator"
     for namespace in dict.fromkeys(str(one["metadata"]["namespace"]) for one in operators):
-        query: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": _PAGE}
+        query: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": 20}
         for pod in reader.items("operator.log", what, names.PODS, namespace, query) or ():
             asked: Query = {"container": "operator", "tailLines": _LOG_LINES, "limitBytes": _LOG_BYTES}
             text = reader.text("operator.log", what, namespace, str(pod["metadata"]["name"]), asked)

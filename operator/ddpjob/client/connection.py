@@ -5,7 +5,6 @@ and its models refuse fields that they do not know.
 """
 
 import copy
-import itertools
 import json
 import logging
 import math
@@ -33,7 +32,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 from yaml import YAMLError
 
 from ddpjob.api import names
-from ddpjob.api.backoff import Patience, doubling
+from ddpjob.api.backoff import Patience
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.errors import (
@@ -55,12 +54,13 @@ Seconds = float | tuple[float, float]
 _JSON = "application/json"
 _MERGE_PATCH = "application/merge-patch+json"
 
+_PAGE = 500  # objects of one request; a pod takes 20 KB
+
 CONNECT_SECONDS = 5.0
 REFUSED_SECONDS = 60.0
 """How long a watch or a log survives errors that are not transient: an API server that has just started, or a proxy
 before it, also answers with these for a moment."""
 _SOON_OTHERWISE = (200, 401, 403, 404)  # 200: but not from an API server
-_STOP_SECONDS = 0.2
 _NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
 _ACCEPT = f"{_JSON}, */*"  # a log is text
 _OF_AN_API_SERVER = {"kind", "gitVersion"}  # each object and each Status has a kind; /version alone has none
@@ -188,13 +188,7 @@ class Connection:
         return str(self.api.configuration.host)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        query: Query | None = None,
-        body: Json | None = None,
-        *,
-        repeats: bool = True,
+        self, method: str, path: str, query: Query | None = None, body: Json | None = None, *, repeats: bool = True
     ) -> Json:
         """Return the JSON object that the server answers.
 
@@ -206,17 +200,11 @@ class Connection:
         return self.answer(method, path, query, body, repeats=repeats).body
 
     def answer(
-        self,
-        method: str,
-        path: str,
-        query: Query | None = None,
-        body: Json | None = None,
-        *,
-        repeats: bool = True,
+        self, method: str, path: str, query: Query | None = None, body: Json | None = None, *, repeats: bool = True
     ) -> Answer:
-        """Return the JSON object with the time of the server. Arguments and errors: see ``request``."""
-        end, renewed = time.monotonic() + self.timeout, False
-        for tries in itertools.count(1):
+        """Return the JSON object with the time of the server; see ``request``."""
+        end, renewed, patience = time.monotonic() + self.timeout, False, Patience(self.timeout)
+        while True:
             left = end - time.monotonic()
             seconds = (min(CONNECT_SECONDS, left), left)
             try:
@@ -228,12 +216,29 @@ class Connection:
                 self.renew()
                 continue
             again = self._retries and error.is_transient and (repeats or not error.was_sent or error.status == 429)
-            delay = doubling(Patience.FIRST_DELAY, tries, Patience.LONGEST_DELAY)
+            delay = patience.delay(time.monotonic()) or math.inf
             pause = delay * random.uniform(0.5, 1.5)  # noqa: S311 - spreads clients
             if not again or time.monotonic() + pause + 0.1 > end:
                 raise self.explained(error) from error
             self.closed.wait(pause)
-        raise AssertionError
+
+    def items(self, path: str, query: Query, most: float = math.inf) -> list[Json]:
+        """Return the objects of a list, read in pages; not many more than ``most``. Errors: see ``request``."""
+        found: list[Json] = []
+        token: str | None = None
+        while len(found) < most:
+            try:
+                page = self.request("GET", path, {**query, "limit": _PAGE, "continue": token})
+            except DDPJobError:
+                if token is None:
+                    raise
+                # The server forgets an old token; then all objects are asked for at once.
+                return list(self.request("GET", path, query).get("items") or ())
+            found += page.get("items") or ()
+            token = (page.get("metadata") or {}).get("continue") or None
+            if token is None:
+                break
+        return found
 
     def once(
         self,
@@ -306,21 +311,14 @@ class Connection:
         self.api.rest_client = fresh.rest_client
 
     @contextmanager
-    def part(self, stop: Callable[[], object] | None = None) -> "Iterator[Connection]":
-        """Give the same connection for streams that end with the block, with this connection, or by ``stop``."""
+    def part(self) -> "Iterator[Connection]":
+        """Give the same connection for streams that end with the block, or with this connection."""
         part = copy.copy(self)
         part.closed, part._open = threading.Event(), weakref.WeakSet()
         self._keep(part)
         if self.closed.is_set():
             part.closed.set()
 
-        def ask() -> None:
-            while not part.closed.wait(_STOP_SECONDS):
-                if stop is not None and stop():
-                    part.shutdown()
-
-        if stop is not None:
-            threading.Thread(target=ask, name="ddpjob-stop", daemon=True).start()
         try:
             yield part
         finally:
@@ -367,7 +365,7 @@ class Connection:
                 with _no_errors_logged():
                     loader = _loader_of(path, self._context)
                     loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
-                self.namespace = _namespace_of(loader)
+                self.namespace = str((loader.current_context.get("context") or {}).get("namespace") or "default")
         except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             found = "it is no kubeconfig" if isinstance(error, TypeError | KeyError) else " ".join(str(error).split())
             raise UnavailableError(
@@ -399,30 +397,26 @@ def _refusal(status: int, reason: str | None, body: bytes) -> RequestError:
     return RequestError(str(answer.get("message") or reason or f"HTTP {status}"), status, answer)
 
 
-class _Logged(logging.Handler):
-    """Keeps what the official package logs as an error while it looks for credentials: it then goes on without them."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.module in ("kube_config", "exec_provider"):
-            self.texts.append(" ".join(record.getMessage().split()))
-
-
 @contextmanager
 def _no_errors_logged() -> Iterator[None]:
-    """Raise ``UnavailableError`` for an error that the block only logs: requests would be anonymous."""
-    logged = _Logged()
-    logging.getLogger().addHandler(logged)
+    """Raise ``UnavailableError`` for what the official package only logs: requests would be anonymous."""
+    texts: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.module in ("kube_config", "exec_provider"):
+            texts.append(" ".join(record.getMessage().split()))
+        return False
+
+    handler = logging.Handler(logging.ERROR)
+    handler.addFilter(note)
+    logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
-        logging.getLogger().removeHandler(logged)
-    if logged.texts:
+        logging.getLogger().removeHandler(handler)
+    if texts:
         raise UnavailableError(
-            f"no credentials for the cluster: {'; '.join(logged.texts)}",
+            f"no credentials for the cluster: {'; '.join(texts)}",
             "the program that the kubeconfig names to get credentials failed, or does not exist",
             "kubectl auth whoami calls the same program; install it, or log in again",
         )
@@ -434,10 +428,6 @@ def _loader_of(path: str, context: str | None) -> KubeConfigLoader:
     if merged is None:
         raise config.ConfigException("Invalid kube-config file. No configuration found.")
     return KubeConfigLoader(merged, active_context=context, config_base_path=None)  # type: ignore[no-untyped-call]
-
-
-def _namespace_of(loader: KubeConfigLoader) -> str:
-    return str((loader.current_context.get("context") or {}).get("namespace") or "default")
 
 
 def _invalid(error: RequestError) -> DDPJobError:

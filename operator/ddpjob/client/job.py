@@ -1,6 +1,5 @@
 """``DDPJob``: a job, built from keyword arguments, YAML or a script, or as a client returned it."""
 
-import html
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from ddpjob.api import names
 from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.status import DDPJobStatus, recorded_status
-from ddpjob.api.text import attributed
 from ddpjob.errors import InvalidJobError
 
 if TYPE_CHECKING:
@@ -206,48 +204,9 @@ class DDPJob:
         job = {key: value for key, value in self.manifest.items() if key != "status"} | {"metadata": metadata}
         return dump_yaml(*self.others, job)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DDPJob) and (self.manifest, self.others, self.state) == (
-            other.manifest,
-            other.others,
-            other.state,
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.namespace, self.name))
-
     def __repr__(self) -> str:
         place = f", namespace={self.namespace!r}" if self.namespace else ""
         return f"DDPJob({self.name!r}{place}, state={self.state!r})"
-
-    def _repr_html_(self) -> str:
-        """Return state, progress and last failure, as a notebook shows them."""
-        status, progress = self.status, self.status.progress
-        rows = [
-            ("state", self.state),
-            ("nodes", status.nodes_ready),
-            ("progress", progress and progress.display),
-            ("loss", progress and progress.loss),
-            ("restarts", status.restarts),
-            *((last.reason, last.message) for last in (status.failures or ())[-1:]),
-            *(
-                ("hint", attributed("hint", last.hint, last.from_program))
-                for last in (status.failures or ())[-1:]
-                if last.hint
-            ),
-        ]
-        bar = f'<progress max="100" value="{progress.percent}"></progress>' if progress and progress.percent else ""
-        cells = "".join(
-            f'<tr><th style="text-align:left">{_text(label)}</th><td style="text-align:left">{_text(value)}</td></tr>'
-            for label, value in rows
-            if value not in (None, "")
-        )
-        return f"<b>{_text(self.name)}</b> {bar}<table>{cells}</table>"
-
-
-def _text(value: object) -> str:
-    """Return a text as HTML. ``bdi`` limits characters that change the direction of writing to this text."""
-    return f"<bdi>{html.escape(str(value))}</bdi>"
 
 
 def _script_of(function: Callable[..., object], given: Mapping[str, object] | None) -> Path:

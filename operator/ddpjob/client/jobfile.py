@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -306,25 +306,13 @@ def without_server_fields(job: Json) -> Json:
     return {key: value for key, value in job.items() if key != "status"} | {"metadata": metadata}
 
 
-def script_spec(launcher: names.ScriptLauncher, script: str, script_args: Sequence[str] = ()) -> Json:
-    """Return the fields of the spec that start a script.
-
-    With ddprun the image needs Python and torch alone: the pods get ddprun from the operator.
-    """
-    if launcher not in get_args(names.ScriptLauncher):
-        known = " or ".join(get_args(names.ScriptLauncher))
-        raise InvalidJobError(f"there is no launcher {launcher!r} of a script", f"it is {known}", f"choose {known}")
-    injected = {"launcher": "Injected"} if launcher == "ddprun" else {}
-    return {"command": [launcher, script, *script_args], **injected}
-
-
 def _for_script(path: Path, script_args: Sequence[str], launcher: names.ScriptLauncher) -> JobFile:
-    job = {
-        "apiVersion": names.API_VERSION,
-        "kind": names.DDPJOBS.kind,
-        "metadata": {"name": job_name(path.stem)},
-        "spec": {"image": SCRIPT_IMAGE, **script_spec(launcher, str(path), script_args)},
-    }
+    """Return a job that starts a script; with ddprun its image needs Python and torch alone, and no ddprun."""
+    spec: Json = {"image": SCRIPT_IMAGE, "command": [launcher, str(path), *script_args]}
+    if launcher == "ddprun":
+        spec["launcher"] = "Injected"
+    metadata = {"name": job_name(path.stem)}
+    job = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata, "spec": spec}
     return JobFile(job, Path.cwd(), script=path)
 
 

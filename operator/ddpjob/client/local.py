@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,11 +21,10 @@ from ddpjob.client.base import (
     Checks,
     Client,
     Jobs,
-    OnOutput,
+    Pods,
     already_finished,
     identity,
     no_metrics,
-    require_arguments,
     require_same,
     timed_out,
 )
@@ -32,9 +32,11 @@ from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.errors import (
     DDPJobError,
+    InvalidJobError,
     JobExistsError,
     JobNotFoundError,
     StoppedError,
+    UnavailableError,
     did_you_mean,
 )
 from ddpjob.local import LocalError
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
 _STOP_SECONDS = 120.0  # longer than a pod's grace period
+_LABEL = re.compile(r"\s*([\w./-]+)\s*==?\s*([\w.-]*)\s*")
 _ACTIVE = ("Pending", "Running", "Ending", "Restarting")
 
 
@@ -64,7 +67,7 @@ class LocalClient(Client):
     def host(self) -> str:
         return "this machine"
 
-    def _submit(self, job: DDPJob, workdir: Path | None, *, dry_run: bool) -> DDPJob:
+    def submit(self, job: DDPJob, *, workdir: str | Path | None = None, dry_run: bool = False) -> DDPJob:
         from ddpjob.client.workdir.mount import at_directory
         from ddpjob.local.admission import admit
         from ddpjob.local.programs import require_programs
@@ -92,16 +95,9 @@ class LocalClient(Client):
         on_error: Callable[[DDPJobError], None] | None = None,
     ) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
-        return self._listed(None if all_namespaces else self.namespace, label_selector, on_error)
-
-    def _listed(
-        self, namespace: str | None, label_selector: str | None, on_error: Callable[[DDPJobError], None] | None
-    ) -> Jobs:
-        from ddpjob.client.selector import matching
-
-        require_arguments(label_selector=label_selector)
+        namespace = None if all_namespaces else self.namespace
         self.folder.require_directory()
-        is_wanted = matching(label_selector or "")
+        wanted = _labels(label_selector or "")
         found = []
         for record in self.folder.jobs():
             if namespace not in (None, record.namespace):
@@ -114,20 +110,7 @@ class LocalClient(Client):
                 on_error(error)
             except JobNotFoundError:  # deleted meanwhile
                 continue
-        return [job for job in found if is_wanted(job.manifest["metadata"].get("labels") or {})]
-
-    def _lists(
-        self, namespace: str | None, label_selector: str | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[Jobs]:
-        last: list[tuple[Json, str]] | None = None
-        while True:
-            jobs = self._listed(namespace, label_selector, lambda _: None)  # damage is no change
-            if (now := [(job.manifest, job.state) for job in jobs]) != last:
-                last = now
-                yield jobs
-            end = time.monotonic() + _LOOK_SECONDS
-            while time.monotonic() < end:
-                self._pause(_PAUSE, stop)
+        return [job for job in found if (job.manifest["metadata"].get("labels") or {}).items() >= wanted]
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.local_logs import LogReader
@@ -161,8 +144,10 @@ class LocalClient(Client):
         record, found = self._recorded(job)
         return read_record(record, found.manifest)
 
-    def _pods(self, job: str | DDPJob) -> Sequence[Json]:
-        return self._recorded(job)[0].pods()
+    def pods(self, job: str | DDPJob) -> Pods:
+        from ddpjob.client.timeline import job_pods
+
+        return job_pods(self._recorded(job)[0].pods())
 
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
@@ -188,12 +173,9 @@ class LocalClient(Client):
         record, found = self._recorded(job)
         if found.manifest["spec"].get("checkpoint") is None:
             raise no_metrics(found)  # without the imports
-        from ddpjob.engine.desired import Job
-        from ddpjob.local.state import HostPaths
+        from ddpjob.client.local_snapshot import checkpoints_of
 
-        volumes = {claim: Path(path) for claim, path in (record.place().get("volumes") or {}).items()}
-        paths = HostPaths(Job.of(found.manifest), self.folder, volumes)
-        if (directory := paths.checkpoints()) is None:
+        if (directory := checkpoints_of(self.folder, record, found.manifest)) is None:
             raise no_metrics(found)
         return directory
 
@@ -250,7 +232,6 @@ class LocalClient(Client):
         from ddpjob.client.jobspec import changed_spec
         from ddpjob.local.admission import admit
 
-        require_arguments(spec=spec)
         record, found = self._unfinished(job)
         if "suspend" in spec:
             raise LocalError(
@@ -270,13 +251,6 @@ class LocalClient(Client):
         self._until_nothing_runs(record)
         return _seen(record)
 
-    def exec(self, job: str | DDPJob, command: Sequence[str], *, node: int = 0, on_output: OnOutput) -> int:
-        raise LocalError(
-            f"{self.record(job).name} runs on this machine, where a node is no container to run a command in",
-            "its processes, files and programs are those of this machine",
-            "run the command itself; ddpjob top shows the ranks",
-        )
-
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         record = self.record(job)
         with contextlib.suppress(LocalError):  # a damaged record, whose job can be deleted
@@ -295,9 +269,9 @@ class LocalClient(Client):
     def close(self) -> None:
         self._closed.set()
 
-    def _pause(self, seconds: float, stop: Callable[[], object] | None = None) -> None:
-        """Wait. Raises ``StoppedError`` once the client is closed, or if ``stop`` returns true."""
-        if (stop is not None and stop()) or self._closed.wait(seconds):
+    def _pause(self, seconds: float) -> None:
+        """Wait. Raises ``StoppedError`` once the client is closed."""
+        if self._closed.wait(seconds):
             raise StoppedError
 
     def volume(self, record: JobFolder) -> Path | None:
@@ -339,9 +313,7 @@ class LocalClient(Client):
         record, found = self._recorded(job)
         return read_all(self.folder, record, found.manifest, is_run=_is_run(found), logs=logs)
 
-    def _watched(
-        self, job: str | DDPJob, timeout: float | None, stop: Callable[[], object] | None = None
-    ) -> Iterator[DDPJob]:
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         record, first = self._recorded(job)
         last = first
         end = None if timeout is None else time.monotonic() + timeout
@@ -350,7 +322,7 @@ class LocalClient(Client):
         while not last.finished:
             if end is not None and time.monotonic() > end:
                 raise timed_out(last, timeout)
-            self._pause(_PAUSE, stop)
+            self._pause(_PAUSE)
             # A change of the record is seen at once; that its process ended without one, a little later.
             before, version = version, record.version()
             if version == before and time.monotonic() - looked < _LOOK_SECONDS:
@@ -363,8 +335,9 @@ class LocalClient(Client):
             if seen.status != last.status:
                 last = seen
                 yield seen
-            else:
-                self._require_run(seen)
+            elif seen.state == INTERRUPTED:
+                why = self.explain(seen)
+                raise UnavailableError(why.sentence, why.hint or "", why.next or "")
 
     def _recorded(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
         """Return folder and job. Raises ``JobNotFoundError`` if another job has taken the name of a given one."""
@@ -466,6 +439,25 @@ def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":
 
     found = read_record(record, job, is_run=is_run)
     return explain(replace(found, logs={pod: end_of_log(record, pod) for pod in needed(found).logs}))
+
+
+def _labels(selector: str) -> set[tuple[str, str]]:
+    """Return the labels of a selector such as ``team=a,stage=test``; an API server also takes other forms.
+
+    Raises:
+        InvalidJobError: it has another form.
+    """
+    labels: set[tuple[str, str]] = set()
+    for part in selector.split(",") if selector.strip() else ():
+        label = _LABEL.fullmatch(part)
+        if label is None:
+            raise InvalidJobError(
+                f"{selector!r} selects no labels: {part.strip()!r} is not KEY=VALUE",
+                "on this machine labels are compared by equality alone",
+                "for example -l team=a,stage=test",
+            )
+        labels.add((label[1], label[2]))
+    return labels
 
 
 def _is_run(job: DDPJob) -> bool:

@@ -53,6 +53,12 @@ def end_of_log(record: JobFolder, pod: str) -> str:
     return "\n".join(last_lines(record.log(pod), _LOG_LINES))
 
 
+def checkpoints_of(folder: StateFolder, record: JobFolder, job: Json) -> Path | None:
+    """Return the directory of the checkpoints of a job, where its last run had it; None if it has no volume."""
+    volumes = {claim: Path(path) for claim, path in (record.place().get("volumes") or {}).items()}
+    return HostPaths(Job.of(job), folder, volumes).checkpoints()
+
+
 def _versions() -> dict[str, str]:
     """Return the versions of what jobs of this machine run."""
     found = {"ddpjob": __version__, "python": platform.python_version(), "system": platform.platform(terse=True)}
@@ -64,9 +70,8 @@ def _versions() -> dict[str, str]:
 
 def _metrics(folder: StateFolder, record: JobFolder, job: Json) -> tuple[dict[str, str], dict[str, str]]:
     """Return the metrics that the trainer wrote into its checkpoint directory, or why there are none."""
-    volumes = {name: Path(path) for name, path in (record.place().get("volumes") or {}).items()}
     try:
-        directory = HostPaths(Job.of(job), folder, volumes).checkpoints()
+        directory = checkpoints_of(folder, record, job)
     except ValidationError:
         directory = None
     if directory is None:

@@ -5,12 +5,12 @@ https://kubernetes.io/docs/reference/generated/kubernetes-api/v1.34/#-strong-pro
 
 import json
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, cast
 
 import certifi
 from kubernetes.stream.ws_client import get_websocket_url, websocket_proxycare
-from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketException, WebSocketTimeoutException
+from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketException
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -48,52 +48,11 @@ def output_of(
             return
 
 
-def exit_code_of(
-    connection: Connection,
-    namespace: str,
-    pod: str,
-    container: str,
-    command: list[str],
-    *,
-    on_output: Callable[[bytes, bool], object],
-) -> int:
-    """Run a program in a pod, and return its exit code; it may be silent for any time.
-
-    Raises:
-        NotAllowedError: the user may not run programs in pods.
-        UnavailableError: there is no such pod, the program could not be started, or the connection was cut.
-    """
-    try:
-        for channel, data in _frames(_opened(connection, namespace, pod, container, command), is_patient=True):
-            if channel == _STATUS:
-                return _exit_code(data)
-            on_output(data, channel == _STDERR)
-        raise CutError("the connection was closed before the program ended")
-    except CutError as error:
-        raise UnavailableError(
-            f"the command in pod {pod} has no result: {error}",
-            "the pod does not run, the container has no such program, or the connection was cut",
-            "ddpjob get shows whether the node runs; the command may go on in the pod",
-        ) from error
-
-
-def _frames(socket: Any, *, is_patient: bool = False) -> Generator[tuple[int, bytes], None, None]:
-    """Yield channel and data of each frame, and close the socket. Raises ``CutError``.
-
-    is_patient: after a silence ask the other side whether it is there.
-    """
-    is_asked = False
+def _frames(socket: Any) -> Generator[tuple[int, bytes], None, None]:
+    """Yield channel and data of each frame, and close the socket. Raises ``CutError``."""
     try:
         while True:
-            try:
-                opcode, frame = socket.recv_data_frame(control_frame=True)
-            except WebSocketTimeoutException:
-                if is_asked or not is_patient:
-                    raise
-                is_asked = True
-                socket.ping()
-                continue
-            is_asked = False
+            opcode, frame = socket.recv_data_frame(control_frame=True)
             if opcode == ABNF.OPCODE_CLOSE:
                 return
             if opcode in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data:

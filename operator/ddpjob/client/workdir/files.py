@@ -46,9 +46,9 @@ class SourceFile:
     is_asked_for: bool = False
 
 
-def existing(directory: Path) -> Path:
+def existing(directory: str | Path) -> Path:
     """Return the absolute path of a directory, without links. Raises ``InvalidJobError`` if there is none."""
-    path = directory.expanduser().resolve()
+    path = Path(directory).expanduser().resolve()
     if not path.is_dir():
         raise InvalidJobError(
             f"--workdir {directory}: there is no such directory", "it holds the files of the job", "correct the path"

@@ -31,7 +31,7 @@ with tarfile.open("{_ARCHIVE_PATH}/{_KEY}") as archive:
 """
 
 
-def with_files(job: DDPJob, workdir: Path | None) -> DDPJob:
+def with_files(job: DDPJob, workdir: str | Path | None) -> DDPJob:
     """Return the job whose pods have a directory's files, or its script alone, in their working directory.
 
     ``others`` of the job has the Secret with the files. Without a directory and a script the job is unchanged.
@@ -61,7 +61,7 @@ def with_files(job: DDPJob, workdir: Path | None) -> DDPJob:
     return made
 
 
-def at_directory(job: DDPJob, directory: Path) -> DDPJob:
+def at_directory(job: DDPJob, directory: str | Path) -> DDPJob:
     """Return the job as it runs in a directory of this machine, which takes the place of its ``workingDir``.
 
     Raises:
