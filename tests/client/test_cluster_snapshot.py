@@ -124,7 +124,7 @@ def test_a_pod_that_no_node_fits_and_what_a_user_without_rights_sees(world: Clus
         assert made.client.explain("mnist").unread
 
 
-def test_a_claim_with_its_event_and_a_quota_with_what_is_used(world: ClusterWorld) -> None:
+def test_a_claim_with_its_event(world: ClusterWorld) -> None:
     spec = {
         "accessModes": ["ReadWriteMany"],
         "storageClassName": "fast",
@@ -142,15 +142,6 @@ def test_a_claim_with_its_event_and_a_quota_with_what_is_used(world: ClusterWorl
         ("PersistentVolumeClaim", "fast"),
         ("Event", "ProvisioningFailed: no storage class fast"),
     ]
-    message = "exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4"
-    quota = names.Resource("v1", "ResourceQuota", "resourcequotas")
-    made.write(quota, {"metadata": {"name": "team"}}, hard={"pods": "4"}, used={"pods": "4"})
-    for condition in made.world.status["conditions"]:
-        if condition["type"] == "Running":
-            condition |= {"status": "False", "reason": "CreateRefused", "message": message}
-    made.write_status()
-    found = made.client.explain("mnist")
-    assert (found.stage, found.evidence[1].value, found.confidence) == ("Quota", "4 of 4", "High")
 
 
 def test_the_exception_of_a_script_is_quoted_from_its_log_with_the_users_rights(world: ClusterWorld) -> None:

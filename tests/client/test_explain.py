@@ -19,11 +19,10 @@ from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import Needed, explain, needed
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Case
-from ddpjob.client.verdict.refused import queue_of
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.observed import Elder
 from ddpjob.local import admission as local
-from tests.builders import NOW, SETTINGS, UID, World, a_job, a_running_world, ended, failed, running
+from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, running
 from tests.client.situations import deployment, refuse, unschedulable, waits_for
 from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.json_schema import faults
@@ -187,19 +186,6 @@ def test_the_verdict_names_the_pod_that_the_condition_names() -> None:
     assert found.reason == world.condition("Running")["reason"]
 
 
-def test_a_quota_is_quoted_with_what_is_used() -> None:
-    text = 'pods "mnist-0a1b2-1-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4'
-    world = refused(text)
-    assert needed(facts(world)).quotas
-    quota = {"metadata": {"name": "team"}, "status": {"hard": {"pods": "4"}, "used": {"pods": "4"}}}
-    found = why(world, quotas=[quota])
-    assert (found.stage, found.reason, found.confidence) == ("Quota", "QuotaExceeded", "High")
-    assert tuple(found.evidence[1].__dict__.values()) == ("ResourceQuota", "team", "status.used[pods]", "4 of 4")
-    assert found.until is not None
-    unread = why(world, unread={"quotas": "ResourceQuotas could not be read: you may not read this"})
-    assert (unread.stage, unread.confidence, len(unread.unread)) == ("Quota", "Medium", 1)
-
-
 def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -> None:
     world = refused("violates PodSecurity")
     assert why(world).stage == "Refused"
@@ -216,22 +202,6 @@ def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -
     }
     found = why(world, events=[event])
     assert (found.stage, found.evidence[0].kind) == ("Quota", "Event")
-
-
-def test_a_job_in_a_queue_and_its_place_there() -> None:
-    world = World(a_job())
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"}
-    world.settings = EngineSettings(kueue=True)
-    world.settle()
-    assert queue_of(world.job) == "research"
-    mine = {"metadata": {"name": names.service_name("mnist", UID)}, "positionInLocalQueue": 1}
-    found = why(world, pending=[{"metadata": {"name": "other"}}, mine | {"positionInClusterQueue": 4}])
-    assert (found.stage, found.reason, found.state, found.is_abnormal) == ("Quota", "WaitingForQuota", "Queued", False)
-    assert "number 2 of 2 in its queue, and number 5 of all" in found.sentence
-    assert "number" not in why(world).sentence, "a user may not see the queue"
-    world.settings = EngineSettings()
-    world.settle()
-    assert (why(world).reason, why(world).is_abnormal) == ("QueueUnavailable", True)
 
 
 def test_a_running_job_that_can_get_no_quota() -> None:
