@@ -44,8 +44,8 @@ def trainjob(*command: str, runtime: str = "torch-distributed", spec: Json | Non
     return head | {"spec": {"runtimeRef": {"name": runtime}, "trainer": own} | (spec or {})}
 
 
-def spec_of(*documents: Json, replica: str | None = None) -> Json:
-    spec: Json = convert(documents, replica).job["spec"]
+def spec_of(*documents: Json) -> Json:
+    spec: Json = convert(documents).job["spec"]
     return spec
 
 
@@ -60,9 +60,9 @@ def runtime(spec: Json | None = None, *, kind: str = "ClusterTrainingRuntime", *
     return {"kind": kind, "metadata": {"name": "own"}, "spec": {"template": template} | (spec or {})}
 
 
-def refusal(*documents: Json, replica: str | None = None) -> str:
+def refusal(*documents: Json) -> str:
     with pytest.raises(InvalidJobError) as raised:
-        convert(documents, replica)
+        convert(documents)
     assert raised.value.hint and raised.value.next_step
     return raised.value.error
 
@@ -150,9 +150,6 @@ def test_master_and_worker_that_differ_are_refused_with_every_difference() -> No
     gpus = {"limits": {"nvidia.com/gpu": 1}}
     job = pytorchjob(master=replica("python", "a.py"), worker=replica("python", "b.py", resources=gpus, replicas=3))
     assert refusal(job) == "Master and Worker differ in command, resources"
-    chosen = spec_of(job, replica="Worker")
-    assert (chosen["numNodes"], chosen["command"]) == (4, ["python", "b.py"])
-    assert spec_of(job, replica="Master")["command"] == ["python", "a.py"]
 
 
 def test_flags_of_the_rank_alone_are_no_difference() -> None:
@@ -162,10 +159,9 @@ def test_flags_of_the_rank_alone_are_no_difference() -> None:
     assert spec_of(pytorchjob(master=node(0), worker=node(1)))["command"] == ["torchrun", "a.py"]
 
 
-def test_replicas_that_restart_differently_get_the_policy_of_the_first_or_chosen_and_a_note() -> None:
+def test_replicas_that_restart_differently_get_the_policy_of_the_first_and_a_note() -> None:
     job = pytorchjob(master=replica("python", restart="Never"), worker=replica("python"))
     assert spec_of(job)["restartPolicy"] == {"maxRestarts": 0}
-    assert spec_of(job, replica="Worker")["restartPolicy"] == {"maxRestarts": 1}
     assert noted(job) == ["spec.pytorchReplicaSpecs.Master.restartPolicy"]
 
 
@@ -270,7 +266,6 @@ def test_file_without_exactly_one_job_is_refused() -> None:
     assert "it holds 2" in refusal(trainjob("python"), trainjob("python"))
     assert "apiVersion kubeflow.org/v2 of PyTorchJob" in refusal(pytorchjob() | {"apiVersion": "kubeflow.org/v2"})
     assert "no replicas" in refusal(pytorchjob())
-    assert "--replica" in refusal(trainjob("python"), replica="Master")
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -360,7 +355,6 @@ FIELDS: dict[str, tuple[Json | list[Json], Json, list[str]]] = {
         {"scheduling": None}, ["spec.runPolicy.schedulingPolicy.minAvailable"]),
     "gang-of-all": (run(replica("python", replicas=3), schedulingPolicy={"minAvailable": 3}), {"scheduling": GANG}, []),
     "overrides": (patched(podTemplateOverrides=[{"targetJobs": [{"name": "node"}], "spec": POOL}]), PLACED, []),
-    "overrides-of-specs": (patched(podSpecOverrides=[{"targetJobs": [{"name": "node"}], **POOL}]), PLACED, []),
     "patches": (patched(runtimePatches=patch({"replicatedJobs": OF_NODE})), PLACED, []),
     "other-patches": (patched(runtimePatches=patch({"failurePolicy": {"maxRestarts": 7}}, mlPolicy={"numNodes": 9})),
         {"numNodes": 1, "restartPolicy": None}, [f"{PATCH}.template.spec.failurePolicy", f"{PATCH}.mlPolicy"]),

@@ -14,7 +14,7 @@ from typing import Any
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import DAY
 from ddpjob.convert.fields import Note
-from ddpjob.engine.injection import PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS
+from ddpjob.engine.injection import PYTHON, WRAPPERS, python_options
 from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
 _LEAST_SECONDS = 10  # of a rendezvous of a DDPJob
@@ -137,7 +137,7 @@ def _after_launcher(words: Sequence[str]) -> int | None:
         if program == "torchrun":
             return index + 1
         if PYTHON.fullmatch(program):
-            after = _after_options(words, index + 1)
+            after = index + 1 + python_options(words[index + 1 :])
             match words[after : after + 2]:
                 case ["-m", module] if module in _MODULES:
                     return after + 2
@@ -147,13 +147,6 @@ def _after_launcher(words: Sequence[str]) -> int | None:
         if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
             return None
     return None
-
-
-def _after_options(words: Sequence[str], index: int) -> int:
-    """Return the index after the options of Python."""
-    while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "-c", "-"):
-        index += 2 if words[index] in PYTHON_OPTIONS_WITH_A_VALUE else 1
-    return index
 
 
 def _removed(words: Sequence[str], index: int) -> tuple[set[int], dict[str, str]]:

@@ -40,7 +40,6 @@ _RUNTIME: Shape = {
         },
     },
 }
-_TARGETS: Shape = [{"name": str, "*": ANY}]
 _PATCH: Shape = {
     "metadata": Left(_NO_JOBSET, "set metadata of the DDPJob or of its template"),
     "spec": {
@@ -61,8 +60,7 @@ _SPEC: Shape = {
     "managedBy": ANY,
     "labels": Left(_NO_JOBSET, "set template.metadata.labels"),
     "annotations": Left(_NO_JOBSET, "set template.metadata.annotations"),
-    "podTemplateOverrides": [{"targetJobs": _TARGETS, **_TEMPLATE}],
-    "podSpecOverrides": [{"targetJobs": _TARGETS, "*": ANY}],
+    "podTemplateOverrides": [{"targetJobs": [{"name": str, "*": ANY}], **_TEMPLATE}],
     "runtimePatches": [{"trainingRuntimeSpec": {"template": _PATCH}, "*": ANY}],
 }
 _CONTAINER = "node"
@@ -156,14 +154,12 @@ def _step(replicated: Json) -> str:
 
 
 def _patches(spec: Json, name: str, notes: list[Note]) -> Iterator[tuple[str, Json]]:
-    """Yield path and content of each change of the pods that train, of all three forms that TrainJobs have had."""
+    """Yield path and content of each change of the pods that train, of both forms that TrainJobs have had."""
     found: list[tuple[str, set[str], Json]] = []  # path, names of the jobs, change
-    for field in ("podTemplateOverrides", "podSpecOverrides"):
-        for index, override in enumerate(spec.get(field) or ()):
-            targets = {str(target.get("name")) for target in override.get("targetJobs") or ()}
-            rest = {key: value for key, value in override.items() if key != "targetJobs"}
-            change = rest if field == "podTemplateOverrides" else {"spec": rest}
-            found.append((f"spec.{field}[{index}]", targets or {name}, change))
+    for index, override in enumerate(spec.get("podTemplateOverrides") or ()):
+        targets = {str(target.get("name")) for target in override.get("targetJobs") or ()}
+        change = {key: value for key, value in override.items() if key != "targetJobs"}
+        found.append((f"spec.podTemplateOverrides[{index}]", targets or {name}, change))
     for index, patch in enumerate(spec.get("runtimePatches") or ()):
         for one in _jobset(patch.get("trainingRuntimeSpec") or {}).get("replicatedJobs") or ():
             path = f"spec.runtimePatches[{index}].trainingRuntimeSpec.template.spec.replicatedJobs[{one.get('name')}]"
