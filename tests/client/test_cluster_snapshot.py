@@ -230,7 +230,7 @@ def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_
     with made.user() as poor:
         manifest, found = bundled(poor)
     assert [one.path for one in manifest.files] == ["job.json"]
-    unread = {one.what for one in manifest.unread}
+    unread = {*manifest.unread}
     assert unread == {"pods", "events", "service", "networkPolicy", "operator", "metrics"}
     of_operator = {"name": "operator", "image": "operator:1"}
     with Kubelet(world.plane, world.namespace) as kubelet:
@@ -244,7 +244,7 @@ def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_
         assert "BackOff" in found["events.json"] and "example.internal" in found["operators.json"]
         manifest, found = bundled(made.client, logs=True)
     assert "Restarting" in found["operator.log"] and len(found["operator.log"].splitlines()) == 1
-    assert {one.what for one in manifest.unread} == {"metrics"}
+    assert {*manifest.unread} == {"metrics"}
     assert manifest.versions["operatorImage"] == "operator:1" and manifest.versions["kubernetes"].startswith("v1.")
 
 

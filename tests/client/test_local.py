@@ -247,7 +247,7 @@ def test_a_bundle_has_the_metrics_of_the_job_but_no_file_that_they_link_to(clien
     assert found == ["run-10.jsonl", "run-9.jsonl", "run-1.jsonl"], "the newest first, and no other names of files"
     (checkpoint / "metrics").rename(checkpoint / "other")
     (checkpoint / "metrics").symlink_to("other")
-    assert [one.what for one in client.bundle("tiny", tmp_path / "c.zip").unread] == ["metrics"]
+    assert [*client.bundle("tiny", tmp_path / "c.zip").unread] == ["metrics"]
 
 
 def test_a_job_that_local_mode_cannot_run_is_refused_by_submit(client: LocalClient) -> None:

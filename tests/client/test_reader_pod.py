@@ -212,7 +212,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_wait_and_a_viewer_learns_what_l
     with pytest.raises(NotAllowedError, match="cannot create resource") as refused:
         Client.cluster(kubeconfig=view).pull("mnist", on_progress=lambda progress: waits.append(progress.waiting))
     assert not [text for text in waits if text and "deleted" in text], "there was no pod"
-    assert "role edit" in refused.value.hint
+    assert "edit" in refused.value.hint
     assert "\n" not in refused.value.error
     assert not place.pods()
     reading = Reading(place, edit)

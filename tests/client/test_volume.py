@@ -190,10 +190,7 @@ def _edit(manifest: Path, **values: object) -> None:
 
 def test_the_newest_checkpoint_arrives_with_its_manifest_and_is_resumed_from(volume: Path, tmp_path: Path) -> None:
     done = pulled(volume, tmp_path / "here")
-    assert [(path.suffix, file.problem) for file, path in zip(done.files, done.paths, strict=True)] == [
-        (".pt", None),
-        (".json", None),
-    ]
+    assert [path.suffix for path in done.paths] == [".pt", ".json"]
     saved = Checkpoints(tmp_path / "here", keep=3).resume(print)
     assert saved is not None
     assert saved[1] == newest(volume).read_bytes()
@@ -267,9 +264,6 @@ def test_a_checkpoint_that_is_damaged_on_the_volume_is_refused(volume: Path, tmp
     assert files_below(tmp_path / "here") == set()
     older = pulled(volume, tmp_path / "here", steps=[10])
     assert older.files[0].path.endswith("step-000000010.pt")
-    # Everything is copied as it is, and what is damaged is named.
-    (damaged,) = [one for one in pulled(volume, tmp_path / "all", everything=True).files if one.problem]
-    assert volume / damaged.path == file
 
 
 def test_everything_and_metrics_are_copied_without_links_and_temporary_files(volume: Path, tmp_path: Path) -> None:
@@ -507,15 +501,7 @@ def test_no_link_in_the_directory_is_followed(link: str, tmp_path: Path) -> None
     assert (elsewhere / "victim").read_text() == "of the user, and longer"
 
 
-def test_a_disk_that_is_too_small_or_refuses_is_named_before_the_first_byte(tmp_path: Path) -> None:
-    root = tmp_path / "volume"
-    root.mkdir()
-    with (root / "data.bin").open("wb") as stream:
-        stream.truncate(shutil.disk_usage(tmp_path).free + 2**34)
-    source = ProcessReader(root)
-    with pytest.raises(DDPJobError, match=r"too little room: [\d,]+ bytes are missing"):
-        pulled(source, tmp_path / "here", everything=True)
-    assert not source.offsets
+def test_a_directory_that_refuses_is_named(volume: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TransferError, match=r"cannot write .*file"):
-        pulled(root, tmp_path / "file", everything=True)
+        pulled(volume, tmp_path / "file", everything=True)

@@ -108,8 +108,6 @@ class PulledFile(WireModel):
     """Its size."""
     sha256: str
     """Digest of its content, which is the same on the volume and here."""
-    problem: str | None = None
-    """What is wrong with it on the volume."""
 
 
 class Pulled(WireModel):
@@ -268,11 +266,10 @@ class Choice(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """One file to copy. sha256: its digest by its manifest. is_chosen: a content without this digest is an error."""
+    """One file to copy. sha256: the digest that its content must have."""
 
     file: ListedFile
     sha256: str | None = None
-    is_chosen: bool = False
 
 
 def is_hidden(path: str) -> bool:
@@ -289,31 +286,26 @@ def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list
         InvalidJobError: there is nothing of the kind.
         DamagedFileError: a checkpoint that was asked for is damaged.
     """
-    checkpoints = [found for found in contents.checkpoints if not is_hidden(found.path)]
-    metrics = [Wanted(files[file.path]) for file in contents.metrics if not is_hidden(file.path)]
-    others = [Wanted(files[file.path]) for file in contents.others if not is_hidden(file.path)]
+    shown = {path: file for path, file in files.items() if not is_hidden(path)}
     if choice.everything:
-        chosen = [*metrics, *others, *_of_checkpoints(reversed(checkpoints), files, is_chosen=False)]
-        if not chosen:
+        if not shown:
             raise _nothing(contents, "hidden files alone, which are not copied" if files else "no files", 0)
-        return chosen
-    chosen = []
+        return [Wanted(shown[path]) for path in sorted(shown, key=lambda path: (path.endswith(".json"), path))]
+    checkpoints = [found for found in contents.checkpoints if not is_hidden(found.path)]
+    metrics = [Wanted(shown[file.path]) for file in contents.metrics if file.path in shown]
+    others = sum(file.path in shown for file in contents.others)
+    chosen: list[Wanted] = []
     if choice.steps or not choice.metrics:
         newest = next((found for found in checkpoints if found.problem is None), None)
         if not choice.steps and newest is None:
-            raise _nothing(contents, "no checkpoint", len(others))
+            raise _nothing(contents, "no checkpoint", others)
         of_steps = [_of_step(contents, checkpoints, step) for step in sorted(set(choice.steps))]
-        chosen += _of_checkpoints(of_steps or filter(None, [newest]), files, is_chosen=True)
+        for found in of_steps or filter(None, [newest]):
+            content, manifest = found.pair
+            chosen += Wanted(files[content], found.sha256), Wanted(files[manifest])
     if choice.metrics and not metrics:
-        raise _nothing(contents, "no metrics", len(others))
+        raise _nothing(contents, "no metrics", others)
     return chosen + (metrics if choice.metrics else [])
-
-
-def _of_checkpoints(found: Iterable[CheckpointFile], files: Files, *, is_chosen: bool) -> Iterator[Wanted]:
-    for checkpoint in found:
-        for path, digest in zip(checkpoint.pair, (checkpoint.sha256, None), strict=True):
-            if path in files:
-                yield Wanted(files[path], digest, is_chosen)
 
 
 def _of_step(contents: VolumeContents, checkpoints: Iterable[CheckpointFile], step: int) -> CheckpointFile:
