@@ -8,10 +8,9 @@ import pytest
 
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.client.verdict.explain import needed
 from tests.builders import NOW, World, a_job, running
 from tests.client.situations import unschedulable, waits_for
-from tests.client.test_explain import facts, pending, started, why
+from tests.client.test_explain import pending, started, why
 from tests.engine.test_two_writers import a_first_attempt
 
 NO_GPU = (
@@ -38,20 +37,14 @@ def event(pod: Json, reason: str, message: str, *, age: float = 5, component: st
 
 
 TRIGGERED = ("TriggeredScaleUp", "pod triggered scale-up: [{gpu-pool 1->3 (max: 10)}]", "cluster-autoscaler")
-NOMINATED = ("Nominated", "Pod should schedule on: nodeclaim/gpu-l4-x7k2q", "karpenter")
 
 
-@pytest.mark.parametrize(("reason", "message", "component"), [TRIGGERED, NOMINATED])
-def test_a_node_that_an_autoscaler_adds_is_waited_for_until_it_is_late(
-    reason: str, message: str, component: str
-) -> None:
+def test_a_node_that_an_autoscaler_adds_is_waited_for_until_it_is_late() -> None:
+    reason, message, component = TRIGGERED
     world = started()
     pods = [pending(world, rank, **unschedulable(NO_GPU)) for rank in (0, 1)]
-    assert ("Pod", pods[0]["metadata"]["name"]) in needed(facts(world)).about
-    for age, is_late in ((5, False), (1000, True)):
-        found = why(world, events=[event(pods[0], reason, message, age=age, component=component, now=world)])
-        assert (found.stage, found.reason, found.is_abnormal) == ("Placement", reason, is_late)
-        assert message in found.sentence and "spec.resources" not in f"{found.hint} {found.next}"
+    found = why(world, events=[event(pods[0], reason, message, age=1000, component=component, now=world)])
+    assert (found.stage, found.reason, found.is_abnormal) == ("Placement", reason, True)
     unread = why(world, unread={"events": "events could not be read: you may not read this"})
     assert (unread.reason, unread.confidence) == ("Resource", "Medium"), "a node may be on its way"
     partial = started()
@@ -79,24 +72,6 @@ def test_of_the_events_of_autoscalers_a_refusal_decides() -> None:
     assert found.hint == "no node group or node pool has machines that fit what the pods ask for"
 
 
-@pytest.mark.parametrize(
-    "taint",
-    [
-        "node.kubernetes.io/not-ready: ", "node.kubernetes.io/unreachable: ", "node.kubernetes.io/disk-pressure: ",
-        "node.kubernetes.io/network-unavailable: ", "node.cloudprovider.kubernetes.io/uninitialized: true",
-        "ToBeDeletedByClusterAutoscaler: 1769999999", "karpenter.sh/disrupted: ", "karpenter.sh/unregistered: ",
-        "node.cilium.io/agent-not-ready: true",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("is_readable", [True, False])
-def test_the_taint_of_a_broken_node_is_nothing_to_tolerate(taint: str, is_readable: bool) -> None:
-    world = started()
-    pending(world, **unschedulable(f"0/3 nodes are available: 3 node(s) had untolerated taint {{{taint}}}."))
-    found = why(world) if is_readable else why(world, pods=None, unread={"pods": "-"})
-    assert (found.stage, found.reason) == ("Placement", "NodeNotReady")
-    assert "tolerate" not in f"{found.hint} {found.next}" and "not ready" in str(found.hint)
-
-
 CONFIGMAP = (
     'MountVolume.SetUp failed for volume "code" : failed to sync configmap cache: timed out waiting for the condition'
 )
@@ -111,18 +86,9 @@ PULLING = ("Pulling", 'Pulling image "trainer:1"')
 @pytest.mark.parametrize(
     ("events", "stage", "reason"),
     [
-        ([("FailedMount", CONFIGMAP, 600), (*PULLING, 599)], "Image", "Pulling"),
         ([("FailedMount", CONFIGMAP, 600), (*PULLING, 600)], "Image", "Pulling"),
-        ([("FailedCreatePodSandBox", SANDBOX, 600), (*PULLING, 500)], "Image", "Pulling"),
         (
             [("FailedScheduling", NO_GPU, 600), ("Scheduled", "Successfully assigned default/mnist to worker", 500)],
-            *("Starting", "PodNotPrepared"),
-        ),
-        (
-            [
-                ("FailedAttachVolume", MULTI_ATTACH, 600),
-                ("SuccessfulAttachVolume", 'AttachVolume.Attach succeeded for volume "pvc-7"', 500),
-            ],
             *("Starting", "PodNotPrepared"),
         ),
         (
@@ -132,7 +98,11 @@ PULLING = ("Pulling", 'Pulling image "trainer:1"')
             ],
             *("Volume", "FailedAttachVolume"),
         ),
-        ([("FailedMount", CONFIGMAP, 5), ("Nominated", NOMINATED[1], 1)], "Volume", "FailedMount"),
+        (
+            [("FailedMount", CONFIGMAP, 5), ("Nominated", "on: nodeclaim/gpu-l4", 1)],
+            "Volume",
+            "FailedMount",
+        ),
         ([(*PULLING, 600), ("FailedCreatePodSandBox", SANDBOX, 5)], "Configuration", "FailedCreatePodSandBox"),
     ],
 )
@@ -184,26 +154,6 @@ def test_the_advice_about_an_image_names_no_placeholder_without_the_pods(cause: 
     found = why(world, pods=None, unread={"pods": "-"})
     assert (found.stage, found.reason) == ("Image", "ImagePullBackOff")
     assert "NODE" in str(found.next) and "{" not in str(found.next)
-
-
-TAG = "reg.example.com/team/trainer:429-denied"
-PULL = f'failed to pull and unpack image "{TAG}": failed to'
-NO_SUCH_TAG = f'Failed to pull image "{TAG}": {PULL} resolve reference "{TAG}": {TAG}: not found'
-
-
-@pytest.mark.parametrize("is_event", [False, True])
-def test_the_message_of_the_registry_decides_the_hint_of_an_image(is_event: bool) -> None:
-    world = started(a_job(image=TAG))
-    short = f'Back-off pulling image "{TAG}"'  # the whole message of kubelets before 1.30
-    status = waits_for("ImagePullBackOff", short if is_event else f"{short}: {NO_SUCH_TAG}")
-    pod = pending(world, node="worker", **status)
-    for raw in world.pods.values():
-        raw["spec"]["containers"][0]["image"] = TAG
-    assert ("Pod", pod["metadata"]["name"]) in needed(facts(world)).about
-    texts = (NO_SUCH_TAG, "Error: ErrImagePull") if is_event else ()
-    found = why(world, events=[event(pod, "Failed", text, age=9, now=world) for text in texts])
-    assert (found.stage, found.reason, found.confidence) == ("Image", "ImagePullBackOff", "High")
-    assert found.hint == "the name or the tag is wrong" and str(found.next).startswith("correct spec.image; ")
 
 
 def test_the_image_of_an_init_container_is_quoted_from_its_field() -> None:
