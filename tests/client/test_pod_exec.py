@@ -67,7 +67,7 @@ def test_a_program_that_fails_is_an_error_with_its_last_line(volume: Path, tmp_p
         reader = ExecReader(server, tmp_path)
         with pytest.raises(UnavailableError, match="JSONDecodeError"):
             list(reader.output("send", "{"))
-        assert json.loads(b"".join(reader.output("list")).splitlines()[-1])["end"]["complete"]
+        assert json.loads(b"".join(reader.output("list")).splitlines()[-1])["end"] == {"unlisted": []}
 
 
 def run_in_pod(server: ExecServer, folder: Path, code: str) -> tuple[int, bytes, bytes]:

@@ -65,8 +65,6 @@ def pull(
         for file, path in zip(done.files, done.paths, strict=True):
             print(one_line(f"{path}: {size_text(file.bytes)}, sha256 {file.sha256}"))
         print(one_line(f"{number_of(len(done.files), 'file')} of {done.job} ({client.place}) in {done.to}"))
-    if done.hidden:
-        print(f"warning: hidden files are left out: {done.hidden}", file=sys.stderr)
     if not done.complete:
         print("warning: the volume has more files, which are not copied", file=sys.stderr)
     return 0 if done.complete else _NOT_ALL
