@@ -314,7 +314,8 @@ class Reached:
 
     def edit_unseen(self, seconds: float) -> None:
         fields = {"time": timestamp(self.world.now), "fieldsV1": {"f:spec": {}}}
-        self.world.job["metadata"] |= {"generation": 2, "managedFields": [fields]}
+        later = {"time": "2027-01-01T00:00:00Z", "subresource": "status"}
+        self.world.job["metadata"] |= {"generation": 2, "managedFields": [fields, later]}
         self.world.forward(seconds)
 
     def unreachable(self, _: None) -> None:

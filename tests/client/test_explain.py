@@ -148,27 +148,6 @@ def test_an_unbound_claim_is_quoted_with_its_own_event() -> None:
     assert "does not exist" in why(world, claims={"mnist-checkpoints": None}).sentence
 
 
-@pytest.mark.parametrize(("reason", "confidence"), [("FailedCreatePodSandBox", "High"), ("NewInThisKubelet", "Medium")])
-def test_a_warning_that_is_not_known_is_no_sure_cause(reason: str, confidence: str) -> None:
-    world = started(a_job(numNodes=1))
-    conditions = [{"type": "PodReadyToStartContainers", "status": "False"}]
-    pod = pending(world, node="worker", startTime=timestamp(NOW), conditions=conditions)
-    world.forward(11)
-    world.settle()
-    about = {"involvedObject": {"kind": "Pod", "name": pod["metadata"]["name"]}, "metadata": {}}
-    found = why(world, events=[about | {"type": "Warning", "reason": reason, "message": "-"}])
-    assert (found.reason, found.confidence) == (reason, confidence)
-
-
-def test_the_verdict_names_the_pod_that_the_condition_names() -> None:
-    world = started()
-    pending(world, 0, **unschedulable("0/3 nodes are available: 3 Insufficient cpu."))
-    pending(world, 1, node="worker", **waits_for("ErrImagePull"))
-    found = why(world)
-    assert (found.stage, found.node_rank) == ("Image", 1)
-    assert found.reason == world.condition("Running")["reason"]
-
-
 def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -> None:
     world = refused("violates PodSecurity")
     assert why(world).stage == "Refused"
@@ -217,15 +196,6 @@ def test_a_gang_with_too_few_nodes_before_and_after_it_gives_them_back() -> None
     found = why(world)
     assert (found.stage, found.reason, found.state) == ("Placement", "YieldedTo", "Queued")
     assert "job older" in found.sentence and found.until and found.hint and found.next
-
-
-@pytest.mark.parametrize("code", [2, 73])
-def test_codes_of_the_trainer_mean_nothing_from_other_programs(code: int) -> None:
-    world = a_running_world(a_job(numNodes=2, restartPolicy={"maxRestarts": 0}))
-    world.set_pod(1, ended(code))
-    world.settle()
-    found = why(world)
-    assert (found.stage, found.reason, found.exit_code, found.confidence) == ("Crash", "Error", code, "Medium")
 
 
 def test_a_log_that_the_operator_could_not_read_is_quoted_with_the_users_rights() -> None:
@@ -318,30 +288,6 @@ def test_a_loss_that_is_no_number_is_abnormal_while_the_job_runs_and_after_it(lo
     assert (found.stage, found.is_abnormal) == ("Succeeded", True) and f"its last loss is {loss}" in found.sentence
 
 
-def test_steps_before_the_resumption_do_not_make_an_attempt_look_slow() -> None:
-    """A script does not report from which step it goes on."""
-    world = a_running_world(a_job())
-    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad", rank=1))
-    world.settle()
-    world.settle_after_backoff()
-    world.run_all()
-    world.settle()
-    assert world.status["attempt"] == 2
-    training(world, 5001)
-    world.forward(200)
-    training(world, 7000)
-    assert why(world).stage == "Running"
-
-
-def test_no_process_and_no_operator_is_missed_by_a_suspended_job() -> None:
-    world = a_running_world(a_job())
-    world.job["spec"]["suspend"] = True
-    for _ in range(2):
-        world.settle()
-    for facts_of, operator in (({"is_run": False}, "Unknown"), ({"operators": [deployment(0)]}, "Down")):
-        assert (why(world, **facts_of).stage, why(world, **facts_of).operator) == ("Suspended", operator)
-
-
 @pytest.mark.parametrize("suspend", [True, False])
 def test_a_job_of_this_machine_that_was_stopped_after_a_failure_quotes_the_failure(*, suspend: bool) -> None:
     world = a_running_world(a_job())
@@ -400,22 +346,6 @@ def test_a_report_that_no_operator_renews_has_its_age_and_less_confidence(operat
     found = why(world, operators=[deployment(1)])
     assert (found.confidence, "report" in found.sentence) == ("High", False), "it has no other values"
     assert why_here(world).confidence == "High"
-
-
-def test_a_change_that_the_operator_has_not_seen_for_long() -> None:
-    world = a_running_world(a_job())
-    fields = [
-        {"time": timestamp(NOW), "fieldsV1": {"f:spec": {}}},
-        {"time": "2027-01-01T00:00:00Z", "subresource": "status"},
-    ]
-    world.job["metadata"] |= {"generation": 2, "managedFields": fields}
-    assert why(world).stage == "FirstStep"
-    world.forward(100)
-    found = why(world)
-    assert (found.stage, found.reason, found.confidence) == ("OperatorDown", "NotReconciled", "Medium")
-    assert found.evidence[0].field == "status.observedGeneration"
-    world.settle()
-    assert why(world).stage == "FirstStep"
 
 
 def test_verdicts_on_a_job_of_this_machine() -> None:
@@ -484,24 +414,6 @@ def test_an_unfinished_job_of_this_machine_that_nothing_runs() -> None:
     assert "continues from its last checkpoint" in str(why(world, job=job, is_run=False).hint)
 
 
-def test_old_failures_do_not_hide_that_the_job_runs() -> None:
-    world = a_running_world(a_job())
-    training(world, 10)
-    world.forward(5)
-    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad"))
-    world.settle_after_backoff()
-    world.run_all()
-    world.settle()
-    world.forward(200)
-    assert (why(world).stage, why(world).reason) == ("FirstStep", "NotReported"), "the report is of attempt 1"
-    assert why(world).hint is None, "the program reports"
-    training(world, 10)
-    world.forward(1)
-    found = why(world)
-    assert (found.stage, found.attempt) == ("Running", 2)
-    assert found.evidence[-1].field == "status.failures[0].message"
-
-
 @pytest.mark.parametrize("status", [unschedulable("2 Insufficient cpu."), waits_for("ImagePullBackOff"), {}])
 def test_an_attempt_that_starts_after_a_failure_quotes_it_in_each_stage(status: Json) -> None:
     world = a_running_world(a_job())
@@ -558,3 +470,21 @@ def test_each_fact_of_a_failure_arrives_in_the_status_and_in_why() -> None:
         assert getattr(failure, name) is not None, name
         assert getattr(found, name) == getattr(failure, name), name
     assert reported.items() <= {name: getattr(found, name) for name in FailureFacts.model_fields}.items()
+
+
+def test_old_failures_do_not_hide_that_the_job_runs() -> None:
+    world = a_running_world(a_job())
+    training(world, 10)
+    world.forward(5)
+    world.set_pod(1, failed(1, kind="ValueError", exception="ValueError", message="bad"))
+    world.settle_after_backoff()
+    world.run_all()
+    world.settle()
+    world.forward(200)
+    assert (why(world).stage, why(world).reason) == ("FirstStep", "NotReported"), "the report is of attempt 1"
+    assert why(world).hint is None, "the program reports"
+    training(world, 10)
+    world.forward(1)
+    found = why(world)
+    assert (found.stage, found.attempt) == ("Running", 2)
+    assert found.evidence[-1].field == "status.failures[0].message"

@@ -1,13 +1,13 @@
-"""What a volume holds, and copies of it. The program of a reader pod is a process here, and is killed to cut it."""
+"""What a volume holds, and copies of it. The program of a reader pod is a process here."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import inspect
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -18,7 +18,7 @@ import pytest
 
 from ddpjob.api.backoff import Patience
 from ddpjob.client.volume import reader
-from ddpjob.client.volume.contents import RECORD, Choice, CutError, Pulled, Volume, VolumeContents, listing
+from ddpjob.client.volume.contents import RECORD, Choice, Pulled, Volume, VolumeContents, listing
 from ddpjob.client.volume.pull import pull, read_contents
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints, all_manifests, seal, verify
@@ -31,27 +31,24 @@ MEGABYTE = 2**20
 
 
 class ProcessReader:
-    """Runs the program as a pod does. cuts: after so many bytes of the first, second, … output it is killed."""
+    """Runs the program as a pod does."""
 
-    def __init__(self, root: Path, cuts: Sequence[int] = ()) -> None:
-        self.root, self.cuts = root, [*cuts]
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.asked: list[list[str]] = []
         self.received: list[int] = []
 
     def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
         self.asked.append([command, *arguments])
         self.received.append(0)
-        limit = self.cuts.pop(0) if command == "send" and self.cuts else sys.maxsize
         with subprocess.Popen([*PROGRAM, command, str(self.root), *arguments], **PIPES) as process:
             assert process.stdout is not None
             try:
-                while piece := process.stdout.read1(32 * 1024)[: limit - self.received[-1]]:  # type: ignore[attr-defined]
+                while piece := process.stdout.read1(32 * 1024):  # type: ignore[attr-defined]
                     self.received[-1] += len(piece)
                     yield piece
             finally:
                 process.kill()
-        if self.received[-1] >= limit:
-            raise CutError("killed by the test")
 
     @property
     def offsets(self) -> list[int]:
@@ -199,56 +196,29 @@ def test_the_newest_checkpoint_arrives_with_its_manifest_and_is_resumed_from(vol
     assert again.received[-1] < 1000, "nothing is sent again"
 
 
-def test_a_transfer_that_is_cut_twice_continues_where_it_was(volume: Path, tmp_path: Path) -> None:
-    cut = ProcessReader(volume, cuts=[MEGABYTE, MEGABYTE])
-    (file, _) = pulled(cut, tmp_path).files
-    # What the pipe held at the end is lost with it, so each transfer begins somewhere behind the one before.
-    first, second, third = cut.offsets
-    assert 0 == first < second <= MEGABYTE < third <= 2 * MEGABYTE
-    assert file.sha256 == hashlib.sha256((tmp_path / file.path).read_bytes()).hexdigest()
-    assert (tmp_path / file.path).read_bytes() == newest(volume).read_bytes()
-    assert not [path for path in files_below(tmp_path) if "part" in path]
-
-
-PULL = """
-import sys
-from pathlib import Path
-from tests.client.test_volume import ProcessReader, of
-from ddpjob.client.volume.contents import Choice
-from ddpjob.client.volume.pull import pull
-root, to = map(Path, sys.argv[1:])
-print("cut", flush=True)
-def shown(progress):
-    if progress.done > 2**20:
-        print("now", flush=True)
-        sys.stdin.read()
-pull(of(ProcessReader(root)), to, Choice(), shown)
-"""
+def part_of(root: Path, to: Path, content: bytes) -> Path:
+    """Leave a part of the newest checkpoint, as a transfer that was killed."""
+    part = to / newest(root).relative_to(root).with_name(f".{newest(root).name}.ddpjob-part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(content)
+    return part
 
 
 def test_a_pull_that_was_killed_is_continued_by_the_next(volume: Path, tmp_path: Path) -> None:
-    to = tmp_path / "here"
-    command = [sys.executable, "-c", PULL, str(volume), str(to)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as one:
-        assert one.stdout is not None
-        assert one.stdout.readline() == b"cut\n"
-        assert one.stdout.readline() == b"now\n"
+    part = part_of(volume, tmp_path / "here", newest(volume).read_bytes()[:MEGABYTE])
+    with part.open() as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
         with pytest.raises(DDPJobError, match="another process copies"):
-            pulled(volume, to)
-        one.send_signal(signal.SIGKILL)
-    (part,) = to.rglob(".*.pt.ddpjob-part")
-    size = part.stat().st_size
-    assert size > MEGABYTE
-    second = ProcessReader(volume)
-    (file, _) = pulled(second, to).files
-    assert second.offsets == [size]
-    assert (to / file.path).read_bytes() == newest(volume).read_bytes()
+            pulled(volume, tmp_path / "here")
+    source = ProcessReader(volume)
+    (file, _) = pulled(source, tmp_path / "here").files
+    assert source.offsets == [MEGABYTE]
+    assert (tmp_path / "here" / file.path).read_bytes() == newest(volume).read_bytes()
+    assert not part.exists()
 
 
 def test_a_part_with_other_content_is_copied_again_from_its_beginning(volume: Path, tmp_path: Path) -> None:
-    part = tmp_path / newest(volume).relative_to(volume).with_name(f".{newest(volume).name}.ddpjob-part")
-    part.parent.mkdir()
-    part.write_bytes(b"another checkpoint" * 1000)
+    part_of(volume, tmp_path, b"another checkpoint" * 1000)
     source = ProcessReader(volume)
     (file, _) = pulled(source, tmp_path).files
     assert source.offsets == [18_000, 0]
