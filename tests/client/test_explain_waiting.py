@@ -8,7 +8,7 @@ import pytest
 
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from tests.builders import NOW, World, a_job, running
+from tests.builders import NOW, World, running
 from tests.client.situations import unschedulable, waits_for
 from tests.client.test_explain import pending, started, why
 from tests.engine.test_two_writers import a_first_attempt
@@ -117,32 +117,3 @@ def test_the_advice_about_an_image_names_no_placeholder_without_the_pods(cause: 
 
 
 SECRET = ("CreateContainerConfigError", 'secret "hf-token" not found')
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "reason", "other"),
-    [
-        (waits_for("ErrImagePull"), unschedulable("0/3 nodes are available: 3 Insufficient cpu."), "ImagePullBackOff",
-         "Insufficient cpu"),
-        (waits_for(*SECRET), waits_for("ErrImagePull", "not found"), SECRET[0], "ImagePullBackOff: not found"),
-        (unschedulable("1 Insufficient cpu."), unschedulable('persistentvolumeclaim "x" not found'), "Resource",
-         'persistentvolumeclaim "x" not found'),
-    ],
-)  # fmt: skip
-def test_of_two_different_problems_both_are_named(first: Json, second: Json, reason: str, other: str) -> None:
-    world = started(a_job(numNodes=3))
-    pending(world, 0, **first)
-    pending(world, 1, **second)
-    pending(world, 2, **second)
-    found = why(world)
-    assert (found.reason, found.node_rank) == (reason, 0)
-    others = [item for item in found.evidence if item.value.startswith("and node_rank ")]
-    assert [(item.name, item.value.startswith("and node_rank 1: ")) for item in others] == [("mnist-0a1b2-1-1", True)]
-    assert other in others[0].value
-
-
-def test_pods_with_one_problem_are_evidence_once() -> None:
-    world = started()
-    for rank in (0, 1):
-        pending(world, rank, **unschedulable(NO_GPU))
-    assert not [item for item in why(world).evidence if item.value.startswith("and node_rank")]

@@ -321,8 +321,6 @@ FIELDS: dict[str, tuple[Json | list[Json], Json, list[str]]] = {
         {"restartPolicy": {"maxRestarts": 3}}, []),
     "limit-of-torchrun": (pytorchjob(worker=replica("torchrun", "--max-restarts=4", "a.py"), runPolicy={}),
         {"restartPolicy": {"maxRestarts": 4}}, [COMMAND, "spec.nprocPerNode"]),
-    "limit-too-high": (run(backoffLimit=5000),
-        {"restartPolicy": {"maxRestarts": 1000}}, ["spec.runPolicy.backoffLimit"]),
     "no-limit": (pytorchjob(worker=replica("python"), runPolicy={}),
         {"restartPolicy": None}, [f"{WORKER}.restartPolicy"]),
     "clean-none": (run(master=replica("python"), cleanPodPolicy="None"), dict.fromkeys(BOTH), []),
@@ -358,9 +356,6 @@ FIELDS: dict[str, tuple[Json | list[Json], Json, list[str]]] = {
         {"numNodes": 4, "minNodes": 2}, [f"{OWN}.mlPolicy.torch.elasticPolicy.maxNodes"]),
     "jobset": ([runtime(failurePolicy={"maxRestarts": 3, "rules": []}, ttlSecondsAfterFinished=0), JOB_OF_OWN],
         {"restartPolicy": {"maxRestarts": 3}, "ttlSecondsAfterFinished": 0}, []),
-    "jobset-too-high": ([runtime(failurePolicy={"maxRestarts": 2000, "restartStrategy": "Recreate"}), JOB_OF_OWN],
-        {"restartPolicy": {"maxRestarts": 1000}},
-        [f"{OWN}.template.spec.failurePolicy.{field}" for field in ("restartStrategy", "maxRestarts")]),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Its fields and what they do: https://www.kubeflow.org/docs/components/trainer/le
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
 from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, walk
-from ddpjob.convert.pods import has_devices, max_restarts, present, spec_of_pod
+from ddpjob.convert.pods import has_devices, present, spec_of_pod
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
@@ -145,7 +145,7 @@ def _restarts(replicas: dict[str, Json], limit: int | None, notes: list[Note]) -
         why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob 12 times without progress"
         notes.append(Note(field, why, "set restartPolicy.maxRestarts"))
     else:
-        restarts["maxRestarts"] = max_restarts(limit, "spec.runPolicy.backoffLimit", notes)
+        restarts["maxRestarts"] = limit
     if kind == "ExitCode":
         restarts["rules"] = [{"onExitCodes": {"operator": "In", "values": _PERMANENT}, "action": "Fail"}]
     return restarts

@@ -10,7 +10,7 @@ from typing import Any
 from ddpjob.api.objects import Json, element
 from ddpjob.api.quantities import amount
 from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, require_pod_template, walk
-from ddpjob.convert.pods import has_devices, max_restarts, present, spec_of_pod
+from ddpjob.convert.pods import has_devices, present, spec_of_pod
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
 
@@ -106,8 +106,7 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
         spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
     limit = (_jobset(runtime).get("failurePolicy") or {}).get("maxRestarts")
     if limit is not None:  # the failure policy of a JobSet restarts all pods, too
-        field = f"{path}.template.spec.failurePolicy.maxRestarts"
-        spec["restartPolicy"] = {"maxRestarts": max_restarts(limit, field, notes)}
+        spec["restartPolicy"] = {"maxRestarts": limit}
     return spec | {key: value for key, value in kept.items() if value or key == "ttlSecondsAfterFinished"}
 
 

@@ -81,12 +81,7 @@ OF_REFUSALS: Sequence[Row] = (
         "{namespace} --show-labels",
     ),
     Row(
-        r'admission webhook "(?P<name>[^"]+)"',
-        "an admission webhook refuses the pods, by a policy of the cluster",
-        "correct what the message names, in the spec or in spec.template, or ask the owner of the webhook {name}",
-    ),
-    Row(
-        r"ValidatingAdmissionPolicy '(?P<name>[^']+)'",
+        r"""(?:admission webhook|ValidatingAdmissionPolicy) ["'](?P<name>[^"']+)["']""",
         "a policy of the cluster refuses the pods",
         "correct what the message names, in the spec or in spec.template, or ask the owner of the policy {name}",
     ),
