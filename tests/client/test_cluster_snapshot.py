@@ -229,7 +229,7 @@ def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_
 
     with made.user() as poor:
         manifest, found = bundled(poor)
-    assert [one.path for one in manifest.files] == ["job.json"]
+    assert [*manifest.files] == ["job.json"]
     unread = {*manifest.unread}
     assert unread == {"pods", "events", "service", "networkPolicy", "operator", "metrics"}
     of_operator = {"name": "operator", "image": "operator:1"}
