@@ -16,7 +16,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.status import recorded_status
 from ddpjob.api.times import timestamp
 from ddpjob.client.snapshot import Snapshot
-from ddpjob.client.verdict.explain import Needed, explain, needed
+from ddpjob.client.verdict.explain import explain, needed
 from ddpjob.client.verdict.explanation import Explanation
 from ddpjob.client.verdict.facts import Case
 from ddpjob.engine.actions import EngineSettings
@@ -24,7 +24,7 @@ from ddpjob.engine.observed import Elder
 from ddpjob.local import admission as local
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, running
 from tests.client.situations import deployment, refuse, unschedulable, waits_for
-from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
+from tests.engine.test_plain_scripts import VALUE_ERROR, log
 from tests.json_schema import faults
 from tests.local.builders import OF_A_CLUSTER_ALONE
 
@@ -118,36 +118,6 @@ def test_affinity_is_quoted_with_the_selector_of_the_pod() -> None:
     ]
 
 
-def test_an_unbound_claim_is_quoted_with_its_own_event() -> None:
-    world = started(a_job(checkpoint={"claimTemplate": {"spec": CLAIM}}))
-    pending(world, **unschedulable("pod has unbound immediate PersistentVolumeClaims."))
-    assert needed(facts(world)).claims == ("mnist-checkpoints",)
-    assert ("PersistentVolumeClaim", "mnist-checkpoints") in needed(facts(world)).about
-    claim = {
-        "metadata": {"name": "mnist-checkpoints"},
-        "spec": {"storageClassName": "fast"},
-        "status": {"phase": "Pending"},
-    }
-    about = {"kind": "PersistentVolumeClaim", "name": "mnist-checkpoints"}
-    message = 'storageclass.storage.k8s.io "fast" not found'
-    events = [
-        {"involvedObject": about, "metadata": {}, "reason": reason, "message": text, "lastTimestamp": time}
-        for reason, text, time in (
-            ("ProvisioningFailed", message, "2026-03-01T12:00:09Z"),
-            ("Old", "-", "2026-03-01T12:00:01Z"),
-        )
-    ]
-    found = why(world, claims={"mnist-checkpoints": claim}, events=events)
-    assert (found.stage, found.confidence) == ("Volume", "High")
-    assert message in found.sentence
-    assert [(item.kind, item.field, item.value) for item in found.evidence[1:]] == [
-        ("PersistentVolumeClaim", "status.phase", "Pending"),
-        ("PersistentVolumeClaim", "spec.storageClassName", "fast"),
-        ("Event", "message", f"ProvisioningFailed: {message}"),
-    ]
-    assert "does not exist" in why(world, claims={"mnist-checkpoints": None}).sentence
-
-
 def test_the_refusal_of_the_attempt_before_is_shown_while_the_next_one_tries() -> None:
     world = refused("violates PodSecurity")
     assert why(world).stage == "Refused"
@@ -196,23 +166,6 @@ def test_a_gang_with_too_few_nodes_before_and_after_it_gives_them_back() -> None
     found = why(world)
     assert (found.stage, found.reason, found.state) == ("Placement", "YieldedTo", "Queued")
     assert "job older" in found.sentence and found.until and found.hint and found.next
-
-
-def test_a_log_that_the_operator_could_not_read_is_quoted_with_the_users_rights() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
-    for rank in (0, 1):
-        world.set_pod(rank, ended(1))
-    world.settle()
-    world.forward(130)
-    world.settle()
-    unread = why(world, unread={"logs": "the log could not be read: you may not read this"})
-    assert (unread.stage, unread.exception, unread.confidence, len(unread.unread)) == ("Crash", None, "Low", 1)
-    pods = [world.pod(rank)["metadata"]["name"] for rank in (0, 1)]
-    assert needed(facts(world)) == Needed(logs=tuple(pods))
-    found = why(world, logs=dict(zip(pods, (log(1, PEER_LOST), log(2, VALUE_ERROR)), strict=True)))
-    assert (found.exception, found.where, found.rank, found.node_rank) == ("ValueError", "/work/train.py:25", 2, 1)
-    assert found.confidence == "High"
-    assert ("Log", pods[1], "/work/train.py:25", VALUE_ERROR) in [tuple(e.__dict__.values()) for e in found.evidence]
 
 
 def test_the_text_that_logtail_omits_is_read_from_the_log() -> None:

@@ -367,19 +367,6 @@ def test_a_field_becomes_this_and_these_notes(name: str) -> None:
     assert [note.field for note in made.notes] == fields
 
 
-def test_a_queue_a_gang_and_elastic_sizes_carry_over() -> None:
-    job = run(replica("torchrun", "--nproc_per_node", "2", "a.py", replicas=4), schedulingPolicy={"minAvailable": 4})
-    job["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 4}
-    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
-    made = convert([job])
-    assert noted(job) == [COMMAND]
-    assert made.job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team-a"}
-    expected = {"numNodes": 4, "minNodes": 2, "scheduling": GANG}
-    assert {key: made.job["spec"][key] for key in expected} == expected
-    job["spec"]["runPolicy"]["suspend"] = True
-    assert "spec.runPolicy.suspend" in noted(job) and "suspend" not in spec_of(job)
-
-
 CONF = [{"key": "timeout", "value": "60"}]
 
 
