@@ -184,7 +184,7 @@ def test_every_field_comes_out_of_a_conversion_or_has_a_reason_why_none_gives_it
 
 def converted() -> set[str]:
     """Return the fields that conversions set."""
-    made = [convert(documents_of(file.read_text()), kind_of(file)).job for file in sorted(JOBS.glob("*.yaml"))]
+    made = [convert(documents_of(file.read_text())).job for file in sorted(JOBS.glob("*.yaml"))]
     container = {"envFrom": [{"secretRef": {"name": "s"}}], "workingDir": "/w"}
     replica = conversions.replica("torchrun", "train.py", resources={"claims": [{"name": "a"}]}, **container)
     replica["template"]["spec"]["imagePullSecrets"] = [{"name": "s"}]
@@ -198,10 +198,6 @@ def converted() -> set[str]:
                 value = value.get(part) if isinstance(value, dict) else None
             found |= {field} if value is not None else set()
     return found
-
-
-def kind_of(file: Path) -> str | None:
-    return "Master" if "Master:" in file.read_text() else None
 
 
 @pytest.mark.parametrize("feature", ["card", "why"])

@@ -13,7 +13,7 @@ from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import explain
 from tests.builders import SETTINGS, a_job, a_running_world, failed
 from tests.cli.program import ROOT, Program, shell_job
-from tests.client.test_explain import pending, refused, started, unschedulable, why
+from tests.client.test_explain import pending, started, unschedulable, why
 from tests.json_schema import faults
 from tests.processes import eventually
 
@@ -124,12 +124,10 @@ def test_the_verdict_is_said_once_and_the_line_of_the_user_first() -> None:
 
 
 def test_evidence_that_adds_something_is_shown_up_to_eight_lines() -> None:
-    world = refused('pods "mnist-0a1b2-1-0" is forbidden: exceeded quota: team, requested: pods=1')
-    hard = {f"requests.example.com/gpu-{number}": str(number + 50) for number in range(9)}
-    quota = {"metadata": {"name": "team"}, "status": {"hard": hard, "used": dict.fromkeys(hard, "44")}}
-    found = why(world, quotas=[quota])
-    lines = list(verdict_lines(found, "here", coloured=False))
-    assert len(lines) == 8 and "44 of 50" in lines[1] and "44 of 52" in lines[3]
+    found = why(a_running_world(a_job()))
+    more = [found.evidence[0].model_copy(update={"value": f"value-{number} new{number}"}) for number in range(9)]
+    lines = list(verdict_lines(found.model_copy(update={"evidence": more, "hint": "h"}), "here", coloured=False))
+    assert len(lines) == 8 and "value-0" in lines[1] and "value-2" in lines[3]
     assert lines[4] == "  … 6 more: ddpjob why mnist -v"
     world = started()
     pods = [pending(world, rank, **unschedulable("3 Insufficient nvidia.com/gpu.")) for rank in (0, 1)]

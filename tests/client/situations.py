@@ -1,7 +1,7 @@
 """Labelled situations of jobs (``tests/situations``): how each is reached, and what ``ddpjob why`` answers.
 
 A situation has a ``name``, the ``source`` of its texts, what happens to the pod of one ``node`` (its rank, or 0), and
-a ``label``. The engine itself makes the status of the job; events, claims, quotas and logs are read only if
+a ``label``. The engine itself makes the status of the job; events, claims and logs are read only if
 ``needed`` asks for them, as the client does.
 
 What happens is one of
@@ -12,7 +12,7 @@ What happens is one of
     refused: the API server's text, or [reason, text]. problem: [reason, text] of a create.
     queue: of the job; workload: [type, status, reason, message] of a condition of its Workload.
     steps: what is done one after the other, see ``_STEPS``.
-and more of it: events ([seconds ago, type, reason, message, component] about the pod), claims, quotas, spec, pod_spec,
+and more of it: events ([seconds ago, type, reason, message, component] about the pod), claims, spec, pod_spec,
 after (seconds), attempts, more (node: what happens to its pod).
 """
 
@@ -112,9 +112,6 @@ class Reached:
             found = dict(zip(("type", "status", "reason", "message"), condition, strict=True))
             workload["status"] = {"conditions": [found | {"lastTransitionTime": timestamp(self.world.now)}]}
             self.world.settle()
-        if "pending_jobs" in self.situation:
-            mine = {"metadata": {"name": names.service_name("mnist", UID)}, "positionInLocalQueue": 1}
-            self.facts["pending"] = [{"metadata": {"name": "other"}}, mine | {"positionInClusterQueue": 1}]
 
     # Pods that wait
 
@@ -245,7 +242,6 @@ class Reached:
             "events": [event for event in self._events() if _about(event) in more.about],
             "claims": {name: claim for name, claim in self._claims() if name in more.claims},
             "logs": {name: self.logs[name] for name in more.logs if name in self.logs},
-            "quotas": [*self._quotas()] if more.quotas else [],
         }
         return explain(Snapshot(**given | self.facts | read))
 
@@ -263,10 +259,6 @@ class Reached:
         for name, claim in self.situation.get("claims", {}).items():
             spec = {"storageClassName": claim.get("class")} if claim else {}
             yield name, claim and {"metadata": {"name": name}, "spec": spec, "status": {"phase": claim["phase"]}}
-
-    def _quotas(self) -> Iterator[Json]:
-        for name, (resource, used, hard) in self.situation.get("quotas", {}).items():
-            yield {"metadata": {"name": name}, "status": {"used": {resource: used}, "hard": {resource: hard}}}
 
     # Steps
 
@@ -322,7 +314,8 @@ class Reached:
 
     def edit_unseen(self, seconds: float) -> None:
         fields = {"time": timestamp(self.world.now), "fieldsV1": {"f:spec": {}}}
-        self.world.job["metadata"] |= {"generation": 2, "managedFields": [fields]}
+        later = {"time": "2027-01-01T00:00:00Z", "subresource": "status"}
+        self.world.job["metadata"] |= {"generation": 2, "managedFields": [fields, later]}
         self.world.forward(seconds)
 
     def unreachable(self, _: None) -> None:

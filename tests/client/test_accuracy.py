@@ -57,13 +57,3 @@ def test_each_advice_is_given_in_a_situation(judged: list[Judged]) -> None:
     rows = [*ROWS, *OF_QUEUES, *OF_REFUSALS, *OF_SCHEDULERS]
     rows += [row for *_, of_reason in OF_KUBELETS for row in of_reason]
     assert [row.hint for row in rows if row.hint not in given] == []
-
-
-def test_wrong_answers_are_counted() -> None:
-    """With the labels of another situation, each column counts it."""
-    first, second = _FAMILIES["scheduler"][0], _FAMILIES["images"][1]
-    found = judge(first | {"label": second["label"] | {"node": 1}})
-    assert (found.stage, found.next, found.culprit, found.is_confidently_wrong) == (False, False, False, True)
-    assert table({"images": [judge(second)], "scheduler": [found]}).endswith(
-        "| **all** | 2 | 1 of 2 (50.0 %) | 1 of 2 (50.0 %) | 1 of 2 (50.0 %) | 1 |"
-    )

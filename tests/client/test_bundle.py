@@ -334,9 +334,9 @@ def test_the_manifest_lists_the_files_and_what_is_missing(tmp_path: Path) -> Non
     with zipfile.ZipFile(tmp_path / "b.zip") as zipped:
         sizes = {info.filename: info.file_size for info in zipped.infolist()}
         assert json.loads(zipped.read("manifest.json")) == manifest.wire()
-    assert {one.path: one.bytes for one in manifest.files} == {k: v for k, v in sizes.items() if k != "manifest.json"}
+    assert manifest.files == {path: size for path, size in sizes.items() if path != "manifest.json"}
     assert {"operator.log", "logs/mnist-0a1b2-1-0.log", "others.json", "claims.json"} <= sizes.keys()
-    assert [(one.what, one.reason) for one in manifest.unread] == [("quotas", "you may not read this")]
+    assert manifest.unread == {"quotas": "you may not read this"}
     assert not list(faults(manifest.wire(), json.loads(SCHEMA.read_text(encoding="utf-8"))))
     of_machine = archive.write(tmp_path / "c.zip", *redacted(replace(snapshot(), is_run=True), KEY, logs=False))
     assert (manifest.place, of_machine.place) == ("cluster", "machine")

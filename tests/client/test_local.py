@@ -213,15 +213,15 @@ def test_a_bundle_has_the_metrics_of_the_job_but_no_file_that_they_link_to(clien
     client.submit(DDPJob("tiny", image="none", command=["true"], checkpoint={"claimName": "c"}))
     client.wait("tiny", timeout=60)
     manifest = client.bundle("tiny", tmp_path / "b.zip")
-    assert [one.path for one in manifest.files if one.path.startswith("metrics")] == ["metrics/run-1.jsonl"]
+    assert [path for path in manifest.files if path.startswith("metrics")] == ["metrics/run-1.jsonl"]
     for name in ("run-9", "run-10", "run-of-customer-4711", "customer-4711"):
         (checkpoint / "metrics" / f"{name}.jsonl").write_text('{"loss": 2}')
     manifest = client.bundle("tiny", tmp_path / "d.zip")
-    found = [one.path.removeprefix("metrics/") for one in manifest.files if one.path.startswith("metrics")]
+    found = [path.removeprefix("metrics/") for path in manifest.files if path.startswith("metrics")]
     assert found == ["run-10.jsonl", "run-9.jsonl", "run-1.jsonl"], "the newest first, and no other names of files"
     (checkpoint / "metrics").rename(checkpoint / "other")
     (checkpoint / "metrics").symlink_to("other")
-    assert [one.what for one in client.bundle("tiny", tmp_path / "c.zip").unread] == ["metrics"]
+    assert [*client.bundle("tiny", tmp_path / "c.zip").unread] == ["metrics"]
 
 
 def test_a_job_that_local_mode_cannot_run_is_refused_by_submit(client: LocalClient) -> None:

@@ -66,7 +66,7 @@ def test_a_program_that_fails_is_an_error_with_its_last_line(volume: Path, tmp_p
         reader = ExecReader(server, tmp_path)
         with pytest.raises(UnavailableError, match="JSONDecodeError"):
             list(reader.output("send", "{"))
-        assert json.loads(b"".join(reader.output("list")).splitlines()[-1])["end"]["complete"]
+        assert json.loads(b"".join(reader.output("list")).splitlines()[-1])["end"] == {"unlisted": []}
 
 
 def test_a_server_that_does_not_answer_is_a_cut(volume: Path, tmp_path: Path) -> None:

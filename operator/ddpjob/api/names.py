@@ -39,7 +39,6 @@ CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims"
 EVENTS: Final = Resource("v1", "Event", "events")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DEPLOYMENTS: Final = Resource("apps/v1", "Deployment", "deployments")
-QUOTAS: Final = Resource("v1", "ResourceQuota", "resourcequotas")
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 # PodGroups of the systems that place the pods of an attempt together (``engine.scheduling``).
@@ -58,9 +57,6 @@ SCHEDULING_KINDS: Final = (VOLCANO_GROUPS, COSCHEDULING_GROUPS, *KUBERNETES_GROU
 FLAVORS: Final = Resource("kueue.x-k8s.io/v1beta2", "ResourceFlavor", "resourceflavors")
 WORKLOAD_PRIORITIES: Final = Resource("kueue.x-k8s.io/v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses")
 POD_PRIORITIES: Final = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses")
-
-VISIBLE_QUEUES: Final = Resource("visibility.kueue.x-k8s.io/v1beta2", "LocalQueue", "localqueues")
-"""What Kueue says of the jobs in a queue, to users that may read it."""
 
 LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """Label of a DDPJob: the LocalQueue that admits it."""

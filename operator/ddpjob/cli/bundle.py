@@ -56,12 +56,12 @@ def bundle(
 
 
 def _lines(made: "Manifest", path: str, place: str) -> Iterator[str]:
-    size = sum(one.bytes for one in made.files)
+    size = sum(made.files.values())
     yield f"wrote {path}: {number_of(len(made.files), 'file')}, {size:,} bytes, about {made.job}, {place}"
-    yield from (f"- {one.path}: {one.what}" for one in made.files)
+    yield from (f"- {name}: {size:,} bytes" for name, size in made.files.items())
     gone = made.redaction
     yield f"removed: {gone.hidden} values, {gone.left_out} annotations, labels and other fields"
-    yield from (f"not in it: {one.what}: {one.reason}" for one in made.unread)
+    yield from (f"not in it: {what}: {reason}" for what, reason in made.unread.items())
     if gone.logs:
         yield "next:  read logs and messages before you give the file away: secrets that a program printed are in them"
     else:

@@ -77,6 +77,4 @@ def _others(found: "VolumeContents") -> Iterator[str]:
         names = ", ".join(file.path for file in files[:_MOST]) + (", …" if len(files) > _MOST else "")
         if files:
             yield f"{kind}: {number_of(len(files), 'file')}, {size_text(sum(file.bytes for file in files))}: {names}"
-    if not found.complete:
-        yield "the volume has more files, which are not listed"
-    yield from (f"not read: {text}" for text in found.unreadable)
+    yield from (f"not listed: {text}" for text in found.unlisted)

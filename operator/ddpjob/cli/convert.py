@@ -1,9 +1,9 @@
 """``ddpjob convert``: prints the DDPJob for a PyTorchJob or TrainJob of Kubeflow."""
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from ddpjob.cli.text import number_of, one_line
 from ddpjob.errors import InvalidJobError
@@ -13,12 +13,6 @@ def convert(
     file: Annotated[
         str, Argument(metavar="FILE", help="YAML file with one PyTorchJob or TrainJob, or - for standard input.")
     ],
-    replica: Annotated[
-        Literal["Master", "Worker"] | None,
-        Option(
-            "--replica", metavar="KIND", help="Master or Worker: makes all pods of a PyTorchJob from this template."
-        ),
-    ] = None,
 ) -> int:
     """Print the DDPJob for a PyTorchJob (kubeflow.org/v1) or a TrainJob (trainer.kubeflow.org/v1alpha1).
 
@@ -34,7 +28,7 @@ def convert(
     from ddpjob.convert.conversion import convert as conversion
 
     try:
-        converted = conversion(documents_of(read_text(file)), replica)
+        converted = conversion(documents_of(read_text(file)))
         text = dump_yaml(converted.job)
         problems = validate(file, text).problems
         if wrong := [one for one in problems if one.severity == "error"]:

@@ -43,7 +43,7 @@ def pull(
     \b
     Exit codes:
       0    all files are here and have their digests
-      1    a file could not be copied, or with --all is damaged on the volume or not listed
+      1    a file could not be copied, or with --all is not listed
       130  stopped by Ctrl-C; the same command continues
 
     \b
@@ -65,14 +65,9 @@ def pull(
         for file, path in zip(done.files, done.paths, strict=True):
             print(one_line(f"{path}: {size_text(file.bytes)}, sha256 {file.sha256}"))
         print(one_line(f"{number_of(len(done.files), 'file')} of {done.job} ({client.place}) in {done.to}"))
-    for file in done.files:
-        if file.problem:
-            print(f"warning: {one_line(file.path)}: {one_line(file.problem)}", file=sys.stderr)
-    if done.hidden:
-        print(f"warning: hidden files are left out: {done.hidden}", file=sys.stderr)
     if not done.complete:
         print("warning: the volume has more files, which are not copied", file=sys.stderr)
-    return _NOT_ALL if any(file.problem for file in done.files) or not done.complete else 0
+    return 0 if done.complete else _NOT_ALL
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def table(
             name,
             no_wrap=name != folded,
             overflow="ellipsis" if name != folded else "fold",
-            min_width=width if name in whole or folded is None else _LEAST if name == folded else None,
+            min_width=width if name in whole or folded is None else min(width, _LEAST) if name == folded else None,
             max_width=width if folded is None else None,
         )
     for row, shown in zip(cells, texts, strict=True):

@@ -13,7 +13,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.client.connection import TROUBLES, Connection, Query, RequestError, path_of, request_error
-from ddpjob.errors import DDPJobError, InvalidJobError
+from ddpjob.errors import DDPJobError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +24,6 @@ _SECONDS = 5.0
 MANY_NODES = 200
 """Jobs with more nodes are explained from the pods that do not run: a pod takes 20 KB."""
 _MOST_PODS = 500
-_MOST_PENDING = 1000
 _LOG_LINES, _LOG_BYTES = 500, 2**20
 _OPERATORS: Query = {"labelSelector": names.OPERATOR_SELECTOR, "limit": 20}
 
@@ -75,18 +74,6 @@ class Reader:
     def events(self, kind: str, name: str) -> Sequence[Json]:
         query: Query = {"fieldSelector": f"involvedObject.kind={kind},involvedObject.name={name}", "limit": 100}
         return self.items("events", "events", names.EVENTS, self.namespace, query) or ()
-
-    def pending(self, queue: str) -> Sequence[Json] | None:
-        """Return what waits in a LocalQueue, in its order; None if Kueue does not say it, or not to this user."""
-        path = path_of(names.VISIBLE_QUEUES, self.namespace, queue, "pendingworkloads")
-        try:
-            found = self._connection.once("GET", path, {"limit": _MOST_PENDING}, seconds=self._seconds).body
-        except (RequestError, InvalidJobError):
-            return None
-        return list(found.get("items") or ())
-
-    def quotas(self) -> Sequence[Json]:
-        return self.items("quotas", "ResourceQuotas", names.QUOTAS, self.namespace, {"limit": 100}) or ()
 
     def claim(self, name: str) -> Json | str | None:
         """Return the claim; see ``one``."""

@@ -15,7 +15,6 @@ from ddpjob.client.connection import Answer, Connection, Query, RequestError, pa
 from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import needed
 from ddpjob.client.verdict.operator import serves
-from ddpjob.client.verdict.refused import queue_of
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.claims import claim_of_checkpoints
 from ddpjob.version import __version__
@@ -33,8 +32,6 @@ def read_needed(connection: Connection, requests: Requests, answer: Answer) -> S
     reader = Reader(connection, str(job["metadata"]["namespace"]))
     is_finished = is_true(job.get("status"), "Finished")
     pods = requests.submit(reader.pods, job, _attempts(job))
-    queue = queue_of(job)
-    pending = requests.submit(reader.pending, queue) if queue else None
     operators = None if is_finished else requests.submit(reader.operators)
     found = Snapshot(
         job=job,
@@ -42,7 +39,6 @@ def read_needed(connection: Connection, requests: Requests, answer: Answer) -> S
         settings=_SETTINGS,
         pods=pods.result(),
         only_waiting=int(job["spec"].get("numNodes") or 1) > MANY_NODES,
-        pending=pending.result() if pending is not None else None,
         operators=operators.result() if operators is not None else None,
         unread=reader.unread,
     )
@@ -50,13 +46,11 @@ def read_needed(connection: Connection, requests: Requests, answer: Answer) -> S
     events = [requests.submit(reader.events, *about) for about in more.about]
     claims = {name: requests.submit(reader.claim, name) for name in more.claims}
     logs = {name: requests.submit(reader.log, name) for name in more.logs}
-    quotas = requests.submit(reader.quotas) if more.quotas else None
     return replace(
         found,
         events=[event for each in events for event in each.result()],
         claims=_known({name: claim.result() for name, claim in claims.items()}),
         logs={name: text for name, log in logs.items() if (text := log.result())},
-        quotas=quotas.result() if quotas is not None else (),
     )
 
 

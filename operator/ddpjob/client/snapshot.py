@@ -18,7 +18,6 @@ class Snapshot:
     claims: those that were read, by name; None for one that does not exist.
     events: of the job, its pods and its claims, as far as they are needed.
     others: the Service and the NetworkPolicy of the job, for a bundle.
-    pending: the jobs that wait in the queue of this one, as Kueue's visibility API lists them; None if not read.
     operators: the Deployments of operators; None if they could not be read, or there is no cluster.
     logs: the ends of logs, by the pod's name.
     texts: other files of the job by their path in a bundle.
@@ -36,8 +35,6 @@ class Snapshot:
     claims: Mapping[str, Json | None] = field(default_factory=dict)
     events: Sequence[Json] = ()
     others: Sequence[Json] = ()
-    quotas: Sequence[Json] = ()
-    pending: Sequence[Json] | None = None
     operators: Sequence[Json] | None = None
     logs: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)

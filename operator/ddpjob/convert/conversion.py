@@ -23,12 +23,10 @@ class Conversion:
     notes: tuple[Note, ...]
 
 
-def convert(documents: Sequence[Json], replica: str | None = None) -> Conversion:
+def convert(documents: Sequence[Json]) -> Conversion:
     """Return the DDPJob for the one PyTorchJob or TrainJob among the documents of a file.
 
-    Args:
-        documents: a TrainJob's runtime may be among them.
-        replica: Master or Worker: of which a PyTorchJob's pods are made, if both differ.
+    documents: a TrainJob's runtime may be among them.
 
     Raises:
         InvalidJobError: there is no such job, or several, or no DDPJob can be made of it.
@@ -38,10 +36,8 @@ def convert(documents: Sequence[Json], replica: str | None = None) -> Conversion
     walk(source, {"metadata": _OF_OBJECTS, "spec": dict, "*": ANY}, "", notes)
     metadata = _metadata(source, notes)
     if source["kind"] == "PyTorchJob":
-        spec = pytorchjob.spec_of_pytorchjob(source, replica, notes)
+        spec = pytorchjob.spec_of_pytorchjob(source, notes)
     else:
-        if replica is not None:
-            raise InvalidJobError("--replica is for a PyTorchJob", "all pods of a TrainJob are equal", "leave it out")
         runtimes = [document for document in documents if str(document.get("kind")) in trainjob.RUNTIMES]
         spec = trainjob.spec_of_trainjob(source, runtimes, notes)
     if names.LABEL_QUEUE in metadata.get("labels", {}) and spec.pop("suspend", False):

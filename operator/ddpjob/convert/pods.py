@@ -13,7 +13,6 @@ from ddpjob.errors import InvalidJobError
 
 _OF_CONTAINER = ("image", "env", "envFrom", "workingDir", "resources", "imagePullPolicy")
 _SHM = "/dev/shm"
-_MAX_RESTARTS = 1000  # of a DDPJob
 _FOREIGN_LABEL = re.compile(r"\b(?:training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/[\w-]+")
 _OWN_ENV = names.OWNED_ENV | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT"}
 
@@ -59,13 +58,6 @@ def spec_of_pod(
 def has_devices(resources: Json) -> bool:
     """Return whether a container asks for GPUs."""
     return any(is_device(str(name)) for kind in ("requests", "limits") for name in resources.get(kind) or ())
-
-
-def max_restarts(limit: int, path: str, notes: list[Note]) -> int:
-    """Return ``maxRestarts`` of a DDPJob. limit: that of the source, at this path."""
-    if limit > _MAX_RESTARTS:
-        notes.append(Note(path, f"maxRestarts is {_MAX_RESTARTS} at most"))
-    return min(limit, _MAX_RESTARTS)
 
 
 def _containers(pod: Json, name: str, path: str) -> tuple[str, Json, list[Json]]:

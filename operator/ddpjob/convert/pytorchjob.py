@@ -6,7 +6,7 @@ Its fields and what they do: https://www.kubeflow.org/docs/components/trainer/le
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
 from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, walk
-from ddpjob.convert.pods import has_devices, max_restarts, present, spec_of_pod
+from ddpjob.convert.pods import has_devices, present, spec_of_pod
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
@@ -40,19 +40,12 @@ _PERMANENT = list(range(1, 128))
 """Exit codes after which restartPolicy ExitCode does not restart."""
 
 
-def spec_of_pytorchjob(job: Json, replica: str | None, notes: list[Note]) -> Json:
-    """Return the spec of the DDPJob.
-
-    Args:
-        replica: Master or Worker: the pods of all nodes are made from its template; None: both must be equal.
-
-    Raises:
-        InvalidJobError: it has no replicas, or Master and Worker differ.
-    """
+def spec_of_pytorchjob(job: Json, notes: list[Note]) -> Json:
+    """Return the spec of the DDPJob. Raises ``InvalidJobError`` if it has no replicas, or Master and Worker differ."""
     given = job.get("spec") or {}
     kept = walk(given, _SPEC, "spec", notes)
     replicas = _replicas(given)
-    spec, started = _pods(replicas, replica, notes)
+    spec, started = _pods(replicas, notes)
     elastic, policy = (present(given.get(key) or {}) for key in ("elasticPolicy", "runPolicy"))
     if not element(spec.get("env"), "name", _UNBUFFERED["name"]):
         spec["env"] = [*spec.get("env", []), dict(_UNBUFFERED)]
@@ -69,7 +62,7 @@ def spec_of_pytorchjob(job: Json, replica: str | None, notes: list[Note]) -> Jso
         todo = f"set numNodes to {most} to use as many where there is room"
         notes.append(Note("spec.elasticPolicy.maxReplicas", f"numNodes is {num_nodes}, as the replicas", todo))
     limit = policy.get("backoffLimit", elastic.get("maxRestarts", started.max_restarts))
-    spec["restartPolicy"] = _restarts(replicas, replica or next(iter(replicas)), limit, notes)
+    spec["restartPolicy"] = _restarts(replicas, limit, notes)
     _place(spec, present(policy.get("schedulingPolicy") or {}), notes)
     if policy.get("managedBy", _MANAGER) != _MANAGER:
         notes.append(Note("spec.runPolicy.managedBy", f"{policy['managedBy']} does not know DDPJobs"))
@@ -98,35 +91,26 @@ def _count(replica: Json) -> int:
     return count if isinstance(count, int) else 1
 
 
-def _pods(replicas: dict[str, Json], wanted: str | None, notes: list[Note]) -> tuple[Json, Launch]:
+def _pods(replicas: dict[str, Json], notes: list[Note]) -> tuple[Json, Launch]:
     """Return the part of the spec that the pod templates give. Raises ``InvalidJobError`` if they differ."""
-    if wanted is not None and wanted not in replicas:
-        raise InvalidJobError(f"the PyTorchJob has no {wanted}", f"it has {', '.join(replicas)}", "leave out --replica")
-    made, heard = {}, {}
+    made: list[tuple[Json, Launch]] = []
     for kind, one in replicas.items():
-        heard[kind] = list[Note]()
         path = f"spec.pytorchReplicaSpecs.{kind}.template"
-        made[kind] = spec_of_pod(one.get("template") or {}, _CONTAINER, path, heard[kind])
-    chosen = wanted or next(iter(made))
-    notes += heard[chosen]
-    others = [kind for kind in made if kind != chosen]
+        made.append(spec_of_pod(one.get("template") or {}, _CONTAINER, path, [] if made else notes))
+    first, *others = made
     for other in others:
-        one, two = (_what_matters(made[kind][0]) for kind in (chosen, other))
+        one, two = _what_matters(first[0]), _what_matters(other[0])
         # Their values may be secrets, and what is printed on standard error may be kept in the log of a pipeline.
-        found = sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
-        if found and wanted is None:
+        if found := sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key)):
             raise InvalidJobError(
-                f"{chosen} and {other} differ in {', '.join(found)}",
+                f"Master and Worker differ in {', '.join(found)}",
                 "all pods of a DDPJob are made from one template; a script knows node 0 by $NODE_RANK",
-                f"make both equal, or take the pods of one of them for all nodes: --replica {chosen} or {other}",
+                "make both equal, or remove one of them and add its replicas to the other",
             )
-        if found:
-            field = f"spec.pytorchReplicaSpecs.{other}.template"
-            notes.append(Note(field, f"all nodes are as {chosen}; differs in {', '.join(found)}"))
-        elif made[chosen][0] != made[other][0]:
-            field = f"spec.pytorchReplicaSpecs.{other}.template.metadata"
-            notes.append(Note(field, f"all pods have labels and annotations of {chosen}"))
-    return made[chosen]
+        if first[0] != other[0]:
+            field = "spec.pytorchReplicaSpecs.Worker.template.metadata"
+            notes.append(Note(field, "all pods have labels and annotations of Master"))
+    return first
 
 
 def _what_matters(spec: Json) -> Json:
@@ -147,12 +131,13 @@ def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: 
     return "auto"
 
 
-def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: list[Note]) -> Json:
+def _restarts(replicas: dict[str, Json], limit: int | None, notes: list[Note]) -> Json:
     """Return ``restartPolicy``: a DDPJob restarts all pods, a PyTorchJob those that failed."""
     kinds = {name: one.get("restartPolicy") or "OnFailure" for name, one in replicas.items()}
-    kind, field = kinds[chosen], f"spec.pytorchReplicaSpecs.{chosen}.restartPolicy"
+    first, kind = next(iter(kinds.items()))
+    field = f"spec.pytorchReplicaSpecs.{first}.restartPolicy"
     if len(set(kinds.values())) > 1:
-        notes.append(Note(field, f"all pods restart together, so all have the policy of {chosen}, {kind}"))
+        notes.append(Note(field, f"all pods restart together, so all have the policy of {first}, {kind}"))
     if kind == "Never":
         return {"maxRestarts": 0}
     restarts: Json = {}
@@ -160,7 +145,7 @@ def _restarts(replicas: dict[str, Json], chosen: str, limit: int | None, notes: 
         why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob 12 times without progress"
         notes.append(Note(field, why, "set restartPolicy.maxRestarts"))
     else:
-        restarts["maxRestarts"] = max_restarts(limit, "spec.runPolicy.backoffLimit", notes)
+        restarts["maxRestarts"] = limit
     if kind == "ExitCode":
         restarts["rules"] = [{"onExitCodes": {"operator": "In", "values": _PERMANENT}, "action": "Fail"}]
     return restarts

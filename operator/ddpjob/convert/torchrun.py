@@ -14,7 +14,7 @@ from typing import Any
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import DAY
 from ddpjob.convert.fields import Note
-from ddpjob.engine.injection import PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS
+from ddpjob.engine.injection import PYTHON, WRAPPERS, python_options
 from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
 _LEAST_SECONDS = 10  # of a rendezvous of a DDPJob
@@ -29,10 +29,6 @@ _WITHOUT_A_VALUE = frozenset(
     {"standalone", "m", "module", "no-python", "run-path", "use-env", "h", "help", "virtual-local-rank"}
 )
 _IN_TEXT = re.compile(r"--(?:nnodes|node[-_]rank|master[-_](?:addr|port)|local[-_]addr|rdzv[-_]\w+)\b")
-_FIXED = re.compile(
-    r"--(?:nnodes|num[-_](?:machines|nodes)|(?:node|machine)[-_]rank|(?:master|main[-_]process)[-_](?:addr|ip|port)|rdzv[-_]\w+)"
-)
-"""Flags of other launchers whose value is fixed in a command, although it differs between nodes or attempts."""
 _NPROC_IN_TEXT = re.compile(r"--nproc[-_]per[-_]node(?:=|\s+)(\w+)")
 _LAUNCHER_IN_TEXT = re.compile(
     r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\baccelerate\s+launch\b|\bdeepspeed\b"
@@ -93,11 +89,7 @@ def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[N
         return _of_shell(command, args, text, path, notes)
     begin = _after_launcher(words)
     if begin is None:
-        if (starts := _starts_processes(words)) and (fixed := _fixed_flags(words)):
-            why = f"{', '.join(fixed)} would be the same in each pod"
-            use = "use $(NNODES), $(NODE_RANK), $(MASTER_ADDR) and $(MASTER_PORT) as values"
-            notes.append(Note(f"{path}.command", why, use))
-        return Launch(list(command), list(args), starts_processes=starts)
+        return Launch(list(command), list(args), starts_processes=_starts_processes(words))
     removed, flags = _removed(words, begin)
     kept = [index for index in range(len(words)) if index not in removed]
     if removed:
@@ -137,7 +129,7 @@ def _after_launcher(words: Sequence[str]) -> int | None:
         if program == "torchrun":
             return index + 1
         if PYTHON.fullmatch(program):
-            after = _after_options(words, index + 1)
+            after = index + 1 + python_options(words[index + 1 :])
             match words[after : after + 2]:
                 case ["-m", module] if module in _MODULES:
                     return after + 2
@@ -147,13 +139,6 @@ def _after_launcher(words: Sequence[str]) -> int | None:
         if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
             return None
     return None
-
-
-def _after_options(words: Sequence[str], index: int) -> int:
-    """Return the index after the options of Python."""
-    while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "-c", "-"):
-        index += 2 if words[index] in PYTHON_OPTIONS_WITH_A_VALUE else 1
-    return index
 
 
 def _removed(words: Sequence[str], index: int) -> tuple[set[int], dict[str, str]]:
@@ -169,16 +154,6 @@ def _removed(words: Sequence[str], index: int) -> tuple[set[int], dict[str, str]
             flags[name] = value if equals else " ".join(words[index + 1 : index + width])
         index += width
     return removed, flags
-
-
-def _fixed_flags(words: Sequence[str]) -> list[str]:
-    """Return the flags about nodes and addresses whose value is no variable."""
-    found = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        flag, equals, value = word.partition("=")
-        if _FIXED.fullmatch(flag) and "$" not in (value if equals else after):
-            found.append(flag)
-    return found
 
 
 def _starts_processes(words: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from ddpjob.api.objects import Json, element
 from ddpjob.api.quantities import amount
 from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, require_pod_template, walk
-from ddpjob.convert.pods import has_devices, max_restarts, present, spec_of_pod
+from ddpjob.convert.pods import has_devices, present, spec_of_pod
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
 
@@ -40,7 +40,6 @@ _RUNTIME: Shape = {
         },
     },
 }
-_TARGETS: Shape = [{"name": str, "*": ANY}]
 _PATCH: Shape = {
     "metadata": Left(_NO_JOBSET, "set metadata of the DDPJob or of its template"),
     "spec": {
@@ -61,8 +60,7 @@ _SPEC: Shape = {
     "managedBy": ANY,
     "labels": Left(_NO_JOBSET, "set template.metadata.labels"),
     "annotations": Left(_NO_JOBSET, "set template.metadata.annotations"),
-    "podTemplateOverrides": [{"targetJobs": _TARGETS, **_TEMPLATE}],
-    "podSpecOverrides": [{"targetJobs": _TARGETS, "*": ANY}],
+    "podTemplateOverrides": [{"targetJobs": [{"name": str, "*": ANY}], **_TEMPLATE}],
     "runtimePatches": [{"trainingRuntimeSpec": {"template": _PATCH}, "*": ANY}],
 }
 _CONTAINER = "node"
@@ -108,8 +106,7 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
         spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
     limit = (_jobset(runtime).get("failurePolicy") or {}).get("maxRestarts")
     if limit is not None:  # the failure policy of a JobSet restarts all pods, too
-        field = f"{path}.template.spec.failurePolicy.maxRestarts"
-        spec["restartPolicy"] = {"maxRestarts": max_restarts(limit, field, notes)}
+        spec["restartPolicy"] = {"maxRestarts": limit}
     return spec | {key: value for key, value in kept.items() if value or key == "ttlSecondsAfterFinished"}
 
 
@@ -156,14 +153,12 @@ def _step(replicated: Json) -> str:
 
 
 def _patches(spec: Json, name: str, notes: list[Note]) -> Iterator[tuple[str, Json]]:
-    """Yield path and content of each change of the pods that train, of all three forms that TrainJobs have had."""
+    """Yield path and content of each change of the pods that train, of both forms that TrainJobs have had."""
     found: list[tuple[str, set[str], Json]] = []  # path, names of the jobs, change
-    for field in ("podTemplateOverrides", "podSpecOverrides"):
-        for index, override in enumerate(spec.get(field) or ()):
-            targets = {str(target.get("name")) for target in override.get("targetJobs") or ()}
-            rest = {key: value for key, value in override.items() if key != "targetJobs"}
-            change = rest if field == "podTemplateOverrides" else {"spec": rest}
-            found.append((f"spec.{field}[{index}]", targets or {name}, change))
+    for index, override in enumerate(spec.get("podTemplateOverrides") or ()):
+        targets = {str(target.get("name")) for target in override.get("targetJobs") or ()}
+        change = {key: value for key, value in override.items() if key != "targetJobs"}
+        found.append((f"spec.podTemplateOverrides[{index}]", targets or {name}, change))
     for index, patch in enumerate(spec.get("runtimePatches") or ()):
         for one in _jobset(patch.get("trainingRuntimeSpec") or {}).get("replicatedJobs") or ():
             path = f"spec.runtimePatches[{index}].trainingRuntimeSpec.template.spec.replicatedJobs[{one.get('name')}]"

@@ -16,37 +16,6 @@ from ddpjob.errors import DDPJobError
 MANIFEST = "manifest.json"
 FORMAT = 2
 """Of the files in a bundle."""
-_WHAT = {
-    "job.json": "the DDPJob with its status",
-    "pods.json": "its pods",
-    "others.json": "its Service and its NetworkPolicy",
-    "claims.json": "its PersistentVolumeClaims, by name; null for one that does not exist",
-    "events.json": "Kubernetes Events about the job, its pods and claims",
-    "operators.json": "the Deployments of the operator",
-    "operator.log": "what the operator logged about the job",
-    "logs/": "the end of the log of a pod",
-    "metrics/": "metrics that the trainer wrote",
-}
-
-
-class BundledFile(WireModel):
-    """A file of the bundle."""
-
-    path: str
-    """Path in the bundle."""
-    what: str
-    """What it holds."""
-    bytes: int
-    """Its size."""
-
-
-class Unread(WireModel):
-    """Something that a bundle lacks."""
-
-    what: str
-    """What could not be read."""
-    reason: str
-    """Why: no right, no answer, or it does not exist."""
 
 
 class Manifest(WireModel):
@@ -68,10 +37,10 @@ class Manifest(WireModel):
     """Versions of programs and of the cluster."""
     redaction: Redaction
     """What was removed."""
-    files: list[BundledFile]
-    """The files, without this one."""
-    unread: list[Unread]
-    """What could not be read, and why."""
+    files: dict[str, int]
+    """The bytes of each other file, by its path."""
+    unread: dict[str, str]
+    """Why something is missing, by what it is: no right, no answer, or it does not exist."""
     file: str | None = None
     """Path of the bundle; in the output of the command, not in the bundle."""
 
@@ -118,8 +87,8 @@ def _encoded(snapshot: Snapshot, redaction: Redaction) -> tuple[bytes, Manifest]
         state=str(status.get("state") or "Pending"),
         versions=dict(snapshot.versions),
         redaction=redaction,
-        files=[BundledFile(path=path, what=_what(path), bytes=len(content)) for path, content in files.items()],
-        unread=[Unread(what=kind, reason=reason) for kind, reason in sorted(snapshot.unread.items())],
+        files={path: len(content) for path, content in files.items()},
+        unread=dict(sorted(snapshot.unread.items())),
     )
     target = BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -148,10 +117,6 @@ def _files(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
         yield path, text.encode(errors="replace")
     for pod, text in snapshot.logs.items():
         yield f"logs/{pod}.log", text.encode(errors="replace")
-
-
-def _what(path: str) -> str:
-    return next(text for prefix, text in _WHAT.items() if path == prefix or path.startswith(prefix))
 
 
 def _json(document: Any) -> bytes:

@@ -37,7 +37,6 @@ class Needed:
     claims: tuple[str, ...] = ()
     about: tuple[tuple[str, str], ...] = ()
     logs: tuple[str, ...] = ()
-    quotas: bool = False
 
 
 def explain(facts: Snapshot) -> Explanation:
@@ -71,13 +70,7 @@ def needed(facts: Snapshot) -> Needed:
     about += [("PersistentVolumeClaim", name) for name in claims]
     if case.attempt.refusals:
         about.append(("DDPJob", case.name))
-    texts = [condition.message for condition in case.status.conditions or ()]
-    return Needed(
-        tuple(claims)[:_MOST],
-        tuple(about)[: 2 * _MOST],
-        tuple(logs_to_read(case)),
-        quotas=bool(case.attempt.refusals) or any("exceeded quota" in text for text in texts),
-    )
+    return Needed(tuple(claims)[:_MOST], tuple(about)[: 2 * _MOST], tuple(logs_to_read(case)))
 
 
 def _claims(case: Case, pod: str) -> list[str]:

@@ -1,10 +1,9 @@
 """The verdict on a job that is refused, or that a queue or a quota holds back."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, condition
 from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.engine.actions import REFUSALS_TO_SHOW
@@ -82,12 +81,7 @@ OF_REFUSALS: Sequence[Row] = (
         "{namespace} --show-labels",
     ),
     Row(
-        r'admission webhook "(?P<name>[^"]+)"',
-        "an admission webhook refuses the pods, by a policy of the cluster",
-        "correct what the message names, in the spec or in spec.template, or ask the owner of the webhook {name}",
-    ),
-    Row(
-        r"ValidatingAdmissionPolicy '(?P<name>[^']+)'",
+        r"""(?:admission webhook|ValidatingAdmissionPolicy) ["'](?P<name>[^"']+)["']""",
         "a policy of the cluster refuses the pods",
         "correct what the message names, in the spec or in spec.template, or ask the owner of the policy {name}",
     ),
@@ -150,42 +144,23 @@ OF_QUEUES: Sequence[Row] = (
 )
 
 
-def queue_of(job: Json) -> str:
-    """Return the queue that a job waits in; empty if it waits in none."""
-    waits = condition(job.get("status"), "Running").get("reason") == WAITING
-    return str((job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE) or "") if waits else ""
-
-
 def queued(case: Case) -> Explanation | None:
-    """Explain a job that its queue has not admitted, with its place there."""
+    """Explain a job that its queue has not admitted."""
     running = case.condition("Running")
     if running is None or running.status == "True" or running.reason not in _OF_QUEUES:
         return None
     hint, todo = _OF_QUEUES[running.reason]
-    place = _place_in_queue(case)
-    text = f"{case.name} waits: {running.message}" + (f"; it is {place.value} there" if place else "")
     waits = running.reason == WAITING
     if waits and "insufficient unused quota" not in running.message and (stuck := advice(running.message, OF_QUEUES)):
         waits, hint, todo = False, *stuck
     return case.verdict(
         "Quota",
         running.reason,
-        text,
-        [case.of_condition(running), place],
+        f"{case.name} waits: {running.message}",
+        [case.of_condition(running)],
         is_abnormal=not waits,
         advice=(hint, f"ddpjob why {case.name}, again later; {todo}" if waits else todo),
     )
-
-
-def _place_in_queue(case: Case) -> Evidence | None:
-    name = names.service_name(case.name, str(case.meta["uid"]))
-    waiting = case.facts.pending or ()
-    found = next((each for each in waiting if each["metadata"]["name"] == name), None)
-    if found is None:
-        return None
-    own, all_ = (int(found.get(f"positionIn{kind}Queue") or 0) + 1 for kind in ("Local", "Cluster"))
-    text = f"number {own} of {len(waiting)} in its queue, and number {all_} of all"
-    return Evidence(kind="Workload", name=name, field="positionInLocalQueue", value=text)
 
 
 def refused(case: Case) -> Explanation | None:
@@ -214,15 +189,13 @@ def _refusal(case: Case, reason: str, message: str, quoted: Evidence) -> Explana
         row, name = found
         reason, hint, todo = row.reason or reason, row.hint, row.next
     stage = _STAGES.get(reason, "Refused")
-    is_quota = reason == _QUOTA_EXCEEDED
-    what = f"waits for quota {name}" if is_quota else "is refused" if stage == "Refused" else "waits"
+    what = f"waits for quota {name}" if reason == _QUOTA_EXCEEDED else "is refused" if stage == "Refused" else "waits"
     return case.verdict(
         stage,
         reason,
         f"{case.name} {what}: {message}",
-        [quoted, *(_of_quota(case, name) if is_quota else ())],
+        [quoted],
         advice=(hint, todo.format(namespace=case.namespace, name=name)),
-        needs=["quotas"] if is_quota else (),
         until=case.attempt.ending.until if case.attempt.ending else None,
     )
 
@@ -232,12 +205,3 @@ def _first_named(message: str) -> tuple[Row, str] | None:
     found = [(match, row) for row in OF_REFUSALS if (match := re.search(row.pattern, message))]
     match, row = min(found, key=lambda each: each[0].start(), default=(None, None))
     return (row, match.groupdict().get("name") or "") if match is not None and row is not None else None
-
-
-def _of_quota(case: Case, name: str) -> Iterator[Evidence]:
-    """Yield what of a quota is used up."""
-    status = next((q.get("status") or {} for q in case.facts.quotas if q["metadata"]["name"] == name), {})
-    used = status.get("used") or {}
-    for resource, hard in (status.get("hard") or {}).items():
-        text = f"{used.get(resource, '0')} of {hard}"
-        yield Evidence(kind="ResourceQuota", name=name, field=f"status.used[{resource}]", value=text)

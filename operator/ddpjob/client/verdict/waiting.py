@@ -1,8 +1,5 @@
 """The verdict on an attempt whose pods do not all run: the first of what its pods show, or that it starts."""
 
-from collections.abc import Callable, Sequence
-
-from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
 from ddpjob.client.verdict.explanation import Explanation, Stage
 from ddpjob.client.verdict.facts import Case
@@ -16,8 +13,6 @@ from ddpjob.engine.obstacles import CONTAINER_CREATING, EARLIER_PODS, FORMER_POD
 from ddpjob.engine.scheduling import guard
 
 _NOT_PREPARED = frozenset({"PodNotPrepared", CONTAINER_CREATING})
-_MOST_PROBLEMS = 8
-"""Pods with different problems that are explained."""
 
 
 def waiting(case: Case) -> Explanation | None:
@@ -34,33 +29,17 @@ def waiting(case: Case) -> Explanation | None:
     pods = [pod for pod in case.current if pod.state == "pending"]
     found = next(obstacles(case.state), None) if case.state is not None and case.facts.pods is not None else None
     # In the order of the engine's obstacles, so that the condition and the verdict name the same pod.
-    problems = [
-        (explained, pod)
-        for applies, explained in (
-            (lambda pod: pod.waiting is not None, not_started),
-            (lambda pod: pod.unschedulable is not None, unschedulable),
-            (lambda pod: bool(gates(case, pod)), gated),
-            (lambda pod: is_unseen(case, pod), no_scheduler),
-        )
-        for pod in filter(applies, pods)
-    ]
-    if problems:
-        return _with_others(case, problems)
+    for applies, explained in (
+        (lambda pod: pod.waiting is not None, not_started),
+        (lambda pod: pod.unschedulable is not None, unschedulable),
+        (lambda pod: bool(gates(case, pod)), gated),
+        (lambda pod: is_unseen(case, pod), no_scheduler),
+    ):
+        if (pod := next(filter(applies, pods), None)) is not None:
+            return explained(case, pod)
     if found is not None and found[0] in _NOT_PREPARED:
         return not_prepared(case, pods, *found)
     return _starting(case, found[1] if found else "")
-
-
-def _with_others(case: Case, problems: Sequence[tuple[Callable[[Case, PodView], Explanation], PodView]]) -> Explanation:
-    """Return the verdict on the first problem, with a different problem of another pod as evidence."""
-    different = {(pod.waiting, pod.unschedulable): (explained, pod) for explained, pod in reversed(problems)}
-    found, *others = [explained(case, pod) for explained, pod in [*reversed(different.values())][:_MOST_PROBLEMS]]
-    by_reason = {other.reason: other for other in reversed(others) if other.reason != found.reason}
-    quoted = [
-        other.evidence[0].model_copy(update={"value": f"and node_rank {other.node_rank}: {other.evidence[0].value}"})
-        for other in reversed(by_reason.values())
-    ]
-    return found.model_copy(update={"evidence": [*found.evidence, *quoted]})
 
 
 def _held(case: Case, running: Condition) -> Explanation:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.connection import Connection, Query, RequestError, path_of
+from ddpjob.client.connection import Connection, RequestError, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.client.volume import reader_pod
 from ddpjob.client.volume.contents import CutError, PullProgress, Volume, no_volume
@@ -19,7 +19,6 @@ from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, NotAllow
 START_SECONDS = 300.0
 """How long a pod may take to start: the image may have to be pulled."""
 _PAUSE = 0.5
-_PAGE = 500
 _STARTING = "the pod that reads the volume starts"
 
 
@@ -92,15 +91,9 @@ class PodReader:
             return self._connection.request("POST", path_of(names.PODS, self._job.namespace), body=body)
         except JobExistsError:  # the answer to the first try was lost
             return self._read() or body
-        except NotAllowedError as error:
+        except NotAllowedError:
             self._pod = ""  # there is none to delete
-            if "cannot create resource" not in error.error:
-                raise
-            raise NotAllowedError(
-                error.error,
-                "a pod reads the volume; the role edit may create it and run a program in it, view may not",
-                f"kubectl auth can-i create pods -n {self._job.namespace}",
-            ) from error
+            raise
 
     def _claim(self) -> Json:
         name, namespace = self._job.claim, self._job.namespace
@@ -122,13 +115,8 @@ class PodReader:
 
     def _pods(self) -> Iterator[Json]:
         """Yield the pods of the namespace that have not ended."""
-        query: Query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "limit": _PAGE}
-        token: str | None = None
-        while token != "":
-            path = path_of(names.PODS, self._job.namespace)
-            page = self._connection.request("GET", path, {**query, "continue": token})
-            yield from page["items"]
-            token = (page.get("metadata") or {}).get("continue") or ""
+        query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+        yield from self._connection.request("GET", path_of(names.PODS, self._job.namespace), query)["items"]
 
     def _read(self) -> Json | None:
         """Return the pod, None if it is gone. Raises ``CutError`` while the API server does not answer."""

@@ -24,8 +24,6 @@ from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, Unavai
 _METRICS = re.compile(r"(?:^|/)metrics(?:/run-\d{6,})?\.jsonl$")
 RECORD = ".ddpjob-pulled"
 """In a directory with copies: their digests, one JSON object a line."""
-_HIDDEN = re.compile(r"(?:^|/)\.")
-"""Hidden files are not copied: they may hold commands for git, a shell or an editor."""
 _LONGEST_PATH, _LONGEST_LINE = 4096, 1024 * 1024  # characters, bytes
 
 
@@ -93,10 +91,8 @@ class VolumeContents(WireModel):
     """The metrics of each run."""
     others: list[VolumeFile]
     """All other files: also checkpoints in a form of the script's own."""
-    complete: bool
-    """False if the volume has files that are not listed."""
-    unreadable: list[str]
-    """Folders that could not be read, or not as a whole, with the reason."""
+    unlisted: list[str]
+    """Folders that could not be read, or not as a whole, with the reason. Hidden files are never listed."""
 
 
 class PulledFile(WireModel):
@@ -108,8 +104,6 @@ class PulledFile(WireModel):
     """Its size."""
     sha256: str
     """Digest of its content, which is the same on the volume and here."""
-    problem: str | None = None
-    """What is wrong with it on the volume."""
 
 
 class Pulled(WireModel):
@@ -125,8 +119,6 @@ class Pulled(WireModel):
     """The files, in the order in which they were copied."""
     complete: bool = True
     """False if all files were asked for, and the volume has more than could be listed and copied."""
-    hidden: int = 0
-    """With all files asked for: how many were left out, because a name in their path begins with a dot."""
 
     @property
     def paths(self) -> list[Path]:
@@ -253,8 +245,7 @@ def listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeConten
         checkpoints=checkpoints,
         metrics=[file for file in rest if _METRICS.search(file.path)],
         others=[file for file in rest if not _METRICS.search(file.path)],
-        complete=bool(end.get("complete")),
-        unreadable=[str(text) for text in end.get("unreadable") or ()],
+        unlisted=[str(text) for text in end.get("unlisted") or ()],
     )
     return contents, files
 
@@ -268,16 +259,10 @@ class Choice(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """One file to copy. sha256: its digest by its manifest. is_chosen: a content without this digest is an error."""
+    """One file to copy. sha256: the digest that its content must have."""
 
     file: ListedFile
     sha256: str | None = None
-    is_chosen: bool = False
-
-
-def is_hidden(path: str) -> bool:
-    """Return whether a file is not copied, because a name in its path begins with a dot."""
-    return _HIDDEN.search(path) is not None
 
 
 def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list[Wanted]:
@@ -289,35 +274,27 @@ def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list
         InvalidJobError: there is nothing of the kind.
         DamagedFileError: a checkpoint that was asked for is damaged.
     """
-    checkpoints = [found for found in contents.checkpoints if not is_hidden(found.path)]
-    metrics = [Wanted(files[file.path]) for file in contents.metrics if not is_hidden(file.path)]
-    others = [Wanted(files[file.path]) for file in contents.others if not is_hidden(file.path)]
     if choice.everything:
-        chosen = [*metrics, *others, *_of_checkpoints(reversed(checkpoints), files, is_chosen=False)]
-        if not chosen:
-            raise _nothing(contents, "hidden files alone, which are not copied" if files else "no files", 0)
-        return chosen
-    chosen = []
+        if not files:
+            raise _nothing(contents, "no files but hidden ones")
+        return [Wanted(files[path]) for path in sorted(files, key=lambda path: (path.endswith(".json"), path))]
+    metrics = [Wanted(files[file.path]) for file in contents.metrics]
+    chosen: list[Wanted] = []
     if choice.steps or not choice.metrics:
-        newest = next((found for found in checkpoints if found.problem is None), None)
+        newest = next((found for found in contents.checkpoints if found.problem is None), None)
         if not choice.steps and newest is None:
-            raise _nothing(contents, "no checkpoint", len(others))
-        of_steps = [_of_step(contents, checkpoints, step) for step in sorted(set(choice.steps))]
-        chosen += _of_checkpoints(of_steps or filter(None, [newest]), files, is_chosen=True)
+            raise _nothing(contents, "no checkpoint")
+        of_steps = [_of_step(contents, step) for step in sorted(set(choice.steps))]
+        for found in of_steps or filter(None, [newest]):
+            content, manifest = found.pair
+            chosen += Wanted(files[content], found.sha256), Wanted(files[manifest])
     if choice.metrics and not metrics:
-        raise _nothing(contents, "no metrics", len(others))
+        raise _nothing(contents, "no metrics")
     return chosen + (metrics if choice.metrics else [])
 
 
-def _of_checkpoints(found: Iterable[CheckpointFile], files: Files, *, is_chosen: bool) -> Iterator[Wanted]:
-    for checkpoint in found:
-        for path, digest in zip(checkpoint.pair, (checkpoint.sha256, None), strict=True):
-            if path in files:
-                yield Wanted(files[path], digest, is_chosen)
-
-
-def _of_step(contents: VolumeContents, checkpoints: Iterable[CheckpointFile], step: int) -> CheckpointFile:
-    of_step = [found for found in checkpoints if found.step == step]
+def _of_step(contents: VolumeContents, step: int) -> CheckpointFile:
+    of_step = [found for found in contents.checkpoints if found.step == step]
     if not of_step:
         known = ", ".join(str(found.step) for found in contents.checkpoints[:10]) or "none"
         raise InvalidJobError(
@@ -349,12 +326,12 @@ def damaged(job: str, path: str, problem: str) -> DamagedFileError:
     )
 
 
-def _nothing(contents: VolumeContents, what: str, others: int) -> DDPJobError:
-    unreadable = "; ".join(contents.unreadable[:3])
+def _nothing(contents: VolumeContents, what: str) -> DDPJobError:
+    unlisted, others = "; ".join(contents.unlisted[:3]), len(contents.others)
     return InvalidJobError(
         f"the volume of {contents.job} holds {what}, in {contents.directory}",
-        f"could not read {unreadable}"
-        if unreadable
+        f"not listed: {unlisted}"
+        if unlisted
         else "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step",
         f"ddpjob pull {contents.job} --all copies the other files ({others})"
         if others
@@ -363,9 +340,10 @@ def _nothing(contents: VolumeContents, what: str, others: int) -> DDPJobError:
 
 
 def _safe(path: Any) -> str:
-    """Return a path that stays below the directory it is copied to. Raises ``ValueError``: the image is not trusted."""
+    """Return a path below the directory it is copied to, and not hidden. Raises ``ValueError``: no image is trusted."""
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\0" in path or "/".join(parts) != path:
+    is_hidden = any(part.startswith(".") for part in parts)
+    if not parts or path.startswith("/") or is_hidden or "\0" in path or "/".join(parts) != path:
         raise ValueError(path)
     path.encode()  # a lone surrogate is no name: UnicodeEncodeError is a ValueError
     if len(path) > _LONGEST_PATH:

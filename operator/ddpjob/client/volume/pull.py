@@ -14,7 +14,6 @@ from ddpjob.client.volume.contents import (
     PullProgress,
     Volume,
     VolumeContents,
-    is_hidden,
     listing,
     wanted_files,
 )
@@ -48,8 +47,7 @@ def pull(volume: Volume, to: Path, choice: Choice, on_progress: OnProgress | Non
         namespace=volume.namespace,
         to=str(to.absolute()),
         files=[*done.values()] if choice.everything else [done[one.file.path] for one in wanted],
-        complete=not choice.everything or (contents.complete and not missing),
-        hidden=sum(map(is_hidden, files)) if choice.everything else 0,
+        complete=not choice.everything or not (contents.unlisted or missing),
     )
 
 

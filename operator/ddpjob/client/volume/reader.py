@@ -28,7 +28,6 @@ _PART = 256 * 1024  # bytes
 _SIGN_OF_LIFE = 16 * 1024 * 1024  # bytes that are read without any output
 _MANIFEST = re.compile(r"(?:^|/)run-(\d{6,})/step-(\d{9,})\.json$")
 _OF_TRAINING = re.compile(r"^(?:run-\d{6,}|metrics|logs)$")
-_TEMPORARY = re.compile(r"^\..*(?:\.tmp$|probe\.)")  # of a write that goes on, or was interrupted
 _FORMAT = 1  # of a manifest
 _DIGEST = re.compile("^[0-9a-f]{64}$")
 _END_OF_TIME = 2.0**37  # seconds; Python has dates up to the year 9999
@@ -37,15 +36,16 @@ _LOOK_SECONDS = 2.0
 
 
 def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
-    """Yield the files and checkpoints below ``root``, then ``end``: whether these are all, and what cannot be read.
+    """Yield the files and checkpoints below ``root``, then ``end``: what is not listed, and why.
 
     verify: also read the checkpoints and compare their digests.
     """
-    unreadable: list[str] = []
+    unlisted: list[str] = []
     count = 0
-    for path in _files(root, unreadable):
+    for path in _files(root, unlisted):
         count += 1
         if count > MOST_FILES:
+            unlisted.append(f"there are more than {MOST_FILES} files")
             break
         try:
             found = Path(root, path).lstat()
@@ -58,7 +58,7 @@ def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
         name = _MANIFEST.search(path)
         if name:
             yield from _checkpoint(root, path, int(name.group(1)), int(name.group(2)), verify)
-    yield _line({"end": {"complete": count <= MOST_FILES and not unreadable, "unreadable": unreadable[:100]}})
+    yield _line({"end": {"unlisted": unlisted[:100]}})
 
 
 def send(root: str, wanted: Sequence[tuple[str, int, int, int]]) -> Generator[bytes, None, None]:
@@ -150,10 +150,12 @@ def _time(manifest: dict[str, Any]) -> float | None:
     return saved if isinstance(saved, (int, float)) and 0 <= saved < _END_OF_TIME else None
 
 
-def _files(root: str, unreadable: list[str]) -> Iterator[str]:
-    """Yield the paths below ``root``, level by level; links are not followed, and temporary files left out.
+def _files(root: str, unlisted: list[str]) -> Iterator[str]:
+    """Yield the paths below ``root``, level by level; links are not followed.
 
-    unreadable: gets what cannot be read, or is left out.
+    Hidden files are left out: a write that goes on, or commands for git, a shell or an editor.
+
+    unlisted: gets what else is left out.
     """
     first: list[str] = [""]
     others: deque[str] = deque()
@@ -163,7 +165,7 @@ def _files(root: str, unreadable: list[str]) -> Iterator[str]:
             with os.scandir(Path(root, folder)) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
         except OSError as error:
-            unreadable.append(f"{folder or '.'}: {error.strerror}"[:300])
+            unlisted.append(f"{folder or '.'}: {error.strerror}"[:300])
             continue
         count = 0
         for entry in entries:
@@ -171,16 +173,18 @@ def _files(root: str, unreadable: list[str]) -> Iterator[str]:
             try:
                 path.encode()
             except UnicodeError:
-                unreadable.append(ascii(path)[:200] + ": its name is not UTF-8")
+                unlisted.append(ascii(path)[:200] + ": its name is not UTF-8")
+                continue
+            if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 (first if _OF_TRAINING.match(entry.name) else others).append(path)
-            elif not _TEMPORARY.match(entry.name):
+            else:
                 count += 1
                 if count <= MOST_OF_FOLDER:
                     yield path
         if count > MOST_OF_FOLDER:
-            unreadable.append(f"{folder or '.'}: {count} files, of which {MOST_OF_FOLDER} are listed"[:300])
+            unlisted.append(f"{folder or '.'}: {count} files, of which {MOST_OF_FOLDER} are listed"[:300])
 
 
 def _line(message: dict[str, Any]) -> bytes:

@@ -170,10 +170,9 @@ def hopeless(pod: Json, job: str) -> DDPJobError | None:
 
 def late(pod: Json, seconds: float) -> UnavailableError:
     """Return the error about a pod that does not run in time."""
-    meta, placed = pod["metadata"], pod["spec"].get("nodeName")
-    where = f"does not run on {placed}" if placed else "has no Kubernetes node"
+    meta = pod["metadata"]
     return UnavailableError(
-        f"the pod that reads the volume {where} after {seconds:g} s: {obstacle(pod) or 'no scheduler answers'}",
+        f"the pod that reads the volume does not run after {seconds:g} s: {obstacle(pod) or 'no scheduler answers'}",
         "it needs 50m of CPU, 64Mi of memory, a node that can mount the claim, and the image of the job",
         f"kubectl get events -n {meta['namespace']} --field-selector involvedObject.name={meta['name']}; "
         "then run the same command again",

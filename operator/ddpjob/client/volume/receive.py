@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -66,7 +65,6 @@ def receive(
     """
     try:
         with contextlib.closing(_Transfer(volume.job, wanted, to, on_progress)) as transfer:
-            transfer.require_room()
             while asked := transfer.next_request():
                 try:
                     for message in volume.messages("send", json.dumps(asked)):
@@ -136,14 +134,6 @@ class _Part:
         self._digest: Any = hashlib.sha256()
         self._is_repeated = False
         self.have, self._is_old = 0, False
-
-    def size_here(self) -> int:
-        """Return how many bytes need not be sent, without reading them."""
-        sizes = [0]
-        for path in (self.path, self.path.with_name(self._part)):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                sizes.append(path.lstat().st_size)
-        return min(max(sizes), self.file.bytes)
 
     def open(self) -> None:
         """Read what is here: a whole file of this size, else the part.
@@ -258,16 +248,6 @@ class _Transfer:
         self.done: list[PulledFile] = []
         self.gone: list[str] = []
 
-    def require_room(self) -> None:
-        """Raise ``TransferError`` if the disk has too little room for what is missing."""
-        missing = self._total - sum(part.size_here() for part in self._left.values())
-        if (free := shutil.disk_usage(self._target.path).free) < missing:
-            raise TransferError(
-                f"{self._target.path} has too little room: {missing:,} bytes are missing, {free:,} are free",
-                "the disk is full, or the volume holds more than you meant",
-                "make room, or name another directory with --to",
-            )
-
     def next_request(self) -> list[tuple[str, int, int, int]]:
         """Return path, offset, size and inode of files to ask for; none when all are done."""
         asked: list[tuple[str, int, int, int]] = []
@@ -311,14 +291,13 @@ class _Transfer:
         self._target.close()
 
     def _end(self, part: _Part, digest: str) -> None:
-        file, wanted, is_chosen = part.wanted
-        problem = None if wanted in (None, digest) else "its content does not match the digest in its manifest"
-        if problem and is_chosen:
+        file, wanted = part.wanted
+        if wanted not in (None, digest):
             part.begin_again()
-            raise damaged(self._job, file.path, problem)
+            raise damaged(self._job, file.path, "its content does not match the digest in its manifest")
         if part.matches(digest):
             part.finish(digest)
-            self.done.append(PulledFile(path=file.path, bytes=file.bytes, sha256=digest, problem=problem))
+            self.done.append(PulledFile(path=file.path, bytes=file.bytes, sha256=digest))
             del self._left[file.path]
             self._finished += file.bytes
             self._current = None
