@@ -29,8 +29,6 @@ MODES: dict[str, tuple[str, ...]] = {
     "float32": (),
     "TF32": ("--tf32",),
     "bfloat16": ("--bf16", "on"),
-    "float32, CUDA graph": ("--cuda-graph",),
-    "bfloat16, CUDA graph": ("--cuda-graph", "--bf16", "on"),
 }
 MODELS: dict[str, tuple[str, ...]] = {
     "strided, batch 384": (),

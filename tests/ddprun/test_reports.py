@@ -292,7 +292,7 @@ def ended(
 ) -> WorkerProcess:
     """Return an ended rank as the launcher has it after waitpid; ``by`` is the signal that ended it."""
     report = {"schema": 1, "code": code, "cause": cause, "rank": rank, "checkpoint": None}
-    text = json.dumps({"report": report, "result": None}).encode() if reported and not by else b""
+    text = json.dumps(report).encode() if reported and not by else b""
     worker = WorkerProcess(rank, 0, -1, -1, Diagnostics.create(rank), ending=text, status=by or code << 8, ended=at)
     worker.tail.extend(said.split(b"\n") if said else ())
     worker.killed_by_us = killed_by_us

@@ -232,9 +232,9 @@ def _launch(arguments: argparse.Namespace) -> int:
     options = LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
     os.environ["TORCHELASTIC_RUN_ID"] = run_id(arguments, os.environ, ranks.nnodes)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
-    ending = launch(settings, ranks, stop, options)
-    finish_output(stopped=ending.report.get("outcome") == "stopped")
-    return ending.code
+    report = launch(settings, ranks, stop, options)
+    finish_output(stopped=report.get("outcome") == "stopped")
+    return int(report["code"])
 
 
 def run_id(arguments: argparse.Namespace, env: Mapping[str, str], nnodes: int) -> str:

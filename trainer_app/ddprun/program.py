@@ -13,7 +13,7 @@ class RankProcess:
     """What a program gets from the launcher, in the process of its rank.
 
     Attributes:
-        reports: the pipe on which the launcher reads the ending, as the JSON of ``termination.Ending``.
+        reports: the pipe on which the launcher reads the rank's report, as JSON.
     """
 
     ranks: Ranks

@@ -25,7 +25,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -42,7 +42,7 @@ from ddprun.program import RankProcess
 from ddprun.raised import handled_by
 from ddprun.reporting import termination
 from ddprun.reporting.console import unbuffer_output
-from ddprun.reporting.termination import Ending
+from ddprun.reporting.termination import Report
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, name_process, stop_signals
 from ddprun.started_processes import after_import, connect, kept_groups
@@ -185,10 +185,10 @@ class _Run:
         _end_of_interpreter(atexit._run_exitfuncs)  # a checkpoint that a handler saves after a stop counts
         _end_of_interpreter(kept_groups.clear)
         if not is_rank:
-            return 0 if ending is None else ending.code if ending.report["kind"] == "SystemExit" else 1
-        return ending.code if ending else self._send(self._success())
+            return 0 if ending is None else ending["code"] if ending["kind"] == "SystemExit" else 1
+        return ending["code"] if ending else self._send(self._success())
 
-    def _failure_of_call(self) -> Ending | None:
+    def _failure_of_call(self) -> Report | None:
         try:
             with contextlib.suppress(_Success):
                 self._call()
@@ -204,20 +204,20 @@ class _Run:
             return self._failure(error)
         return None
 
-    def _success(self) -> Ending:
+    def _success(self) -> Report:
         if script_interface.stop_was_asked():
             saved = script_interface.saved_after_stop()
             stopped = Stopped("stopped by a signal" + ("" if saved else ", unsaved"), saved=saved)
-            return Ending(termination.failure(stopped, rank=self._ranks.rank, progress=self._place()))
+            return termination.failure(stopped, rank=self._ranks.rank, progress=self._place())
         message = f"{self._script.target} finished"
-        return Ending(termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot()))
+        return termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot())
 
-    def _send(self, ending: Ending) -> int:
+    def _send(self, ending: Report) -> int:
         with contextlib.suppress(OSError):
             if os.fstat(self._reports).st_ino == self._pipe:  # the script has not closed all descriptors
                 with os.fdopen(self._reports, "wb") as pipe:
-                    pipe.write(dumps_json(asdict(ending)).encode())
-        return ending.code
+                    pipe.write(dumps_json(ending).encode())
+        return int(ending["code"])
 
     def _call(self) -> None:
         script = self._script
@@ -234,16 +234,16 @@ class _Run:
                 raise _Success from None
             raise
 
-    def _failure(self, error: BaseException) -> Ending:
+    def _failure(self, error: BaseException) -> Report:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a DataLoader's handler raises, also in what follows
         if isinstance(error, SystemExit):
-            return Ending(self._exit_report(error))
+            return self._exit_report(error)
         if isinstance(error, KeyboardInterrupt):
             error = Stopped("stopped by SIGINT", saved=False)
         error.__traceback__ = _of_program(error.__traceback__)
         with contextlib.suppress(Exception):  # stderr is closed
             _show(error)
-        return Ending(termination.failure(error, rank=self._ranks.rank, progress=self._place()))
+        return termination.failure(error, rank=self._ranks.rank, progress=self._place())
 
     def _exit_report(self, leaving: SystemExit) -> termination.Report:
         """Return the report of ``sys.exit`` with a number that is not 0, or with a text.

@@ -47,7 +47,6 @@ class Config(Settings):
     bf16: str = _of_weights(
         "auto", "bfloat16 autocast; auto = on a CPU with AVX512_BF16 or AMX only", choices=("auto", "on", "off")
     )
-    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, a single rank)")
     sync: str = _of_weights(
         "bucketed",
         "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "
@@ -56,7 +55,6 @@ class Config(Settings):
     )
     tf32: bool = _of_weights(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits")
     deterministic: bool = setting(False, "deterministic algorithms only: slower, the same bits on the same GPU")
-    zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
     accum: int = _of_weights(1, "micro-batches of each rank's share of a batch, to save memory", low=1, high=100_000)
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
@@ -106,11 +104,8 @@ class Config(Settings):
         Args:
             device: type of the rank's device, which decides how an update rounds and when losses are read.
         """
-        names = ("zero", "cuda_graph", "log_every", "checkpoint_every", "stop_after")
-        values = self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
-        if self.zero:  # the optimizer's state is gathered before each save
-            values |= {"checkpoint_dir": bool(self.checkpoint_dir)}
-        return values
+        names = ("log_every", "checkpoint_every", "stop_after")
+        return self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
 
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:

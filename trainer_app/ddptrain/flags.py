@@ -57,16 +57,10 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:
-    """Add the flags of a node and its launcher.
-
-    Args:
-        training: also those that only a training needs.
-    """
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a node and its launcher."""
     group = parser.add_argument_group("ranks", "also environment variables of the same names; flags win")
     declare_node(group)
-    if not training:
-        return
     group.add_argument(
         "--how", choices=("prefork", "spawn"), default="prefork",
         help="fork ranks after one import of torch, or spawn an interpreter for each (default: prefork)",

@@ -11,9 +11,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -31,7 +30,7 @@ from ddprun.program import RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import Console
 from ddprun.reporting.progress import Progress
-from ddprun.reporting.termination import Ending
+from ddprun.reporting.termination import Report
 from ddprun.resources import keep_freed_memory, threads_per_rank
 from ddprun.self_watchdog import SelfWatchdog
 from ddprun.signals import STOP_SIGNALS, StopFlag
@@ -48,7 +47,7 @@ class Worker:
     """Runs one rank and reports how it ended.
 
     Attributes:
-        job: what the rank does once it has joined its group; a function infers, with the group and the timeout.
+        infer: what the rank does in place of a training, called with its group and the timeout.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
@@ -56,7 +55,7 @@ class Worker:
     ranks: Ranks
     console: Console
     stop: StopFlag
-    job: Literal["train", "preflight"] | Callable[[Group, float], str]
+    infer: Callable[[Group, float], str] | None = None
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
@@ -70,17 +69,17 @@ class Worker:
         self._timeout = DEFAULT_TIMEOUT
         self._lost_peer: Callable[[PeerLost], None] = lambda error: None
 
-    def run_here(self) -> Ending:
-        """Run the job without a launcher, and write the report. Never raises."""
+    def run_here(self) -> int:
+        """Run without a launcher, write the report, and return the exit code. Never raises."""
         return self.run(
-            lambda ending: termination.write(ending.report, termination.destination(), shared=self.ranks.world_size > 1)
+            lambda report: termination.write(report, termination.destination(), shared=self.ranks.world_size > 1)
         )
 
-    def run(self, deliver: Callable[[Ending], None]) -> Ending:
-        """Run the job. Never raises.
+    def run(self, deliver: Callable[[Report], None]) -> int:
+        """Run, and return the exit code. Never raises.
 
         Args:
-            deliver: takes the ending, once; the watchdog may call it from its thread just before it ends the process.
+            deliver: takes the report, once; the watchdog may call it from its thread just before it ends the process.
         """
 
         def terminate(error: Stopped | Hang | PeerLost) -> None:
@@ -97,15 +96,15 @@ class Worker:
         self._lost_peer = lambda error: terminate(error) if watchdog.claim_report() else None
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
-            ending = self._run_job()
+            report = self._train() if self.infer is None else self._infer(self.infer)
         except BaseException as error:
-            ending = self._failure(error)
+            report = self._failure(error)
             if self._group:
                 self._group.announce_exit(str(error))
         if not watchdog.claim_report():
             threading.Event().wait()  # the watchdog is reporting and ends the process
-        deliver(ending)
-        return ending
+        deliver(report)
+        return int(report["code"])
 
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
@@ -141,27 +140,14 @@ class Worker:
         self._begin(next_phase)
         return self._group
 
-    def _run_job(self) -> Ending:
-        if self.job == "train":
-            return self._train()
-        return self._preflight() if self.job == "preflight" else self._infer(self.job)
-
-    def _preflight(self) -> Ending:
-        from ddptrain.preflight import ending_of, preflight
-
-        group = self._join("preflight")
-        found = preflight(self.config, group, self._load_data)
-        group.close()
-        return ending_of(found, rank=self.ranks.rank)
-
-    def _infer(self, infer: Callable[[Group, float], str]) -> Ending:
+    def _infer(self, infer: Callable[[Group, float], str]) -> Report:
         group = self._join("infer")
         done = infer(group, self._timeout)
         self.console.log(done)
         group.close()
-        return Ending(termination.done(done, rank=self.ranks.rank))
+        return termination.done(done, rank=self.ranks.rank)
 
-    def _train(self) -> Ending:
+    def _train(self) -> Report:
         config, ranks = self.config, self.ranks
         group = self._join("data")
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
@@ -186,11 +172,10 @@ class Worker:
         saved = f"; checkpoint {file}" if file else ""
         self.console.log(f"{message}, loss {loss:.4f}{saved}")
         outcome = "already finished" if result.already_finished else "succeeded"
-        report = termination.done(
+        return termination.done(
             message, rank=ranks.rank, outcome=outcome, accuracy=accuracy, loss=loss, checkpoint=place,
             resumedFrom=result.resumed_from, progress=self._progress.snapshot(),
         )  # fmt: skip
-        return Ending(report)
 
     def _begin(self, phase: str) -> None:
         self._progress.update(phase=phase)
@@ -200,25 +185,25 @@ class Worker:
         with self.stop.interruptible("data"):
             return download.load(self.config, log=self.console.log, alive=self._heartbeat.touch)
 
-    def _failure(self, error: BaseException) -> Ending:
+    def _failure(self, error: BaseException) -> Report:
         typed = classify(error)
         if isinstance(typed, TrainerError):
             print(typed.lines(), file=sys.stderr, flush=True)
         else:
             traceback.print_exception(error)
         place = self._progress.snapshot() | {"exact": True}
-        return Ending(termination.failure(error, rank=self.ranks.rank, progress=place))
+        return termination.failure(error, rank=self.ranks.rank, progress=place)
 
 
-def run_forked(config: Config, rank: RankProcess, *, job: Literal["train", "preflight"]) -> int:
+def run_forked(config: Config, rank: RankProcess) -> int:
     """Run one rank in a child of the launcher and return its exit code."""
 
-    def deliver(ending: Ending) -> None:
+    def deliver(report: Report) -> None:
         with os.fdopen(rank.reports, "wb") as pipe:
-            pipe.write(dumps_json(asdict(ending)).encode())
+            pipe.write(dumps_json(report).encode())
 
     # The runtime of CUDA does not survive a fork; the launcher must not have initialized it.
     assert not torch.cuda._is_in_bad_fork(), "CUDA was initialized before the fork"
     stop = StopFlag.installed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
-    return Worker(config, rank.ranks, rank.console, stop, job, rank.diagnostics).run(deliver).code
+    return Worker(config, rank.ranks, rank.console, stop, diagnostics=rank.diagnostics).run(deliver)

@@ -157,8 +157,7 @@ def test_a_node_that_received_sigterm_is_not_restarted(ddptrain: ForkServer, idx
     [
         (([], ["--lr", 0.5]), "lr 0.006 → 0.5"),
         (([], ["--data-dir", "OTHER"]), "data "),
-        (([], ["--zero"]), "zero False → True"),
-        ((["--zero"], ["--checkpoint-every", 3]), "checkpoint_every 50 → 3"),
+        (([], ["--checkpoint-every", 3]), "checkpoint_every 50 → 3"),
     ],
 )
 def test_a_rank_with_settings_other_than_rank_0_is_refused(

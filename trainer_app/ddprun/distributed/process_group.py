@@ -1,11 +1,10 @@
 """One rank's membership in the process group: joining it, agreement between the ranks, and leaving it together.
 
-``worker`` joins; the training, preflight and infer exchange data through ``Group``. The store through which the ranks
+``worker`` joins; the training and infer exchange data through ``Group``. The store through which the ranks
 find each other is in ``rendezvous``.
 """
 
 import contextlib
-import io
 import json
 import os
 import threading
@@ -121,18 +120,7 @@ class Group:
         """
         if not self.has_process_group:
             return [value]
-        return [json.loads(text) for text in self._gather_bytes(json.dumps(value).encode(), waiting_in)]
-
-    def gather_tensors(self, tensors: dict[Any, Any], waiting_in: str) -> list[dict[Any, Any]]:
-        """Return the ranks' dicts of tensors, in order of rank, on every rank; nothing but tensors is unpickled."""
-        if not self.has_process_group:
-            return [tensors]
-        buffer = io.BytesIO()
-        torch.save(tensors, buffer)
-        received = self._gather_bytes(buffer.getvalue(), waiting_in)
-        return [torch.load(io.BytesIO(content), map_location="cpu", weights_only=True) for content in received]
-
-    def _gather_bytes(self, content: bytes, waiting_in: str) -> list[bytes]:
+        content = json.dumps(value).encode()
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
         sizes[self.rank] = len(content)
         with self.heartbeat.waiting_in(waiting_in):
@@ -141,7 +129,8 @@ class Group:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             received = [torch.empty_like(padded) for _ in range(self.world_size)]
             dist.all_gather(received, padded)
-        return [part[:size].cpu().numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
+        texts = [part[:size].cpu().numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
+        return [json.loads(text) for text in texts]
 
     def pause(self, seconds: float) -> None:
         """Sleep for ``seconds`` with a heartbeat throughout and one at the end, so that no pause counts as a hang."""

@@ -16,12 +16,12 @@ from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.services import Services
 from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
 from ddprun.reporting import termination
-from ddprun.reporting.termination import Ending
+from ddprun.reporting.termination import Report
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, StopFlag
 
 
-def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Ending:
+def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Report:
     """Start this node's ranks, wait for them, and return how the node ended: the report is that of the root cause.
 
     Args:
@@ -55,19 +55,19 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
             reports.clear()
         services.begin(number)
         supervisor = Supervisor(settings, placed, options, signals, reports, services, life=number)
-        ending = supervisor.run()
+        report = supervisor.run()
         if (order := services.agreement.next_life) is None:
             break
         supervisor.finish_logs(hurry=True)
         placed, number = replace(ranks, master_port=order.port), order.life.number
         why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
         launcher_line(f"restart in place {number - 1} of {grant}: {why}")
-    termination.write(ending.report | services.agreement.reports(), termination.destination())
-    if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
-        for line in termination.root_cause_lines(ending.report):
+    termination.write(report | services.agreement.reports(), termination.destination())
+    if report["code"]:
+        for line in termination.root_cause_lines(report):
             launcher_line(line)
     supervisor.finish_logs(hurry=False)
-    return ending
+    return report
 
 
 def _holding_port(ranks: Ranks, options: LaunchOptions) -> Ranks:

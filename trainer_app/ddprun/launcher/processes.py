@@ -18,13 +18,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, BinaryIO, NoReturn
 
 from ddprun.diagnostics import Diagnostics, crashed_frame
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import Stopped, TrainerError, cuda_error, exited_early, nccl_error
-from ddprun.files import Json, close_all_but, dumps_json, open_descriptors
+from ddprun.files import close_all_but, dumps_json, open_descriptors
 from ddprun.heartbeat import RETURNED
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
@@ -34,7 +34,7 @@ from ddprun.reporting.console import (
     release_output,
     terminal_or_none,
 )
-from ddprun.reporting.termination import Ending, Report
+from ddprun.reporting.termination import Report
 from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _CANCEL_INTERVAL = 0.1  # seconds
@@ -211,7 +211,7 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
             traceback.print_exc()
         report = termination.failure(error, rank=ranks.rank, progress={"phase": "start"})
         with contextlib.suppress(OSError):
-            os.write(spec.reports, dumps_json(asdict(Ending(report))).encode())
+            os.write(spec.reports, dumps_json(report).encode())
     finally:
         try:
             for stream in (sys.stdout, sys.stderr):
@@ -322,14 +322,6 @@ def _left_early(workers: Sequence[WorkerProcess]) -> Report | None:
     return termination.failure(error, rank=first.rank, progress=place)
 
 
-def result_of(worker: WorkerProcess) -> Json | None:
-    """Return the result of the rank's job; None if the job has none, or the rank could not send it."""
-    with contextlib.suppress(ValueError, KeyError):
-        result: Json | None = json.loads(worker.ending)["result"]
-        return result
-    return None
-
-
 def is_fenced(workers: Sequence[WorkerProcess]) -> bool:
     """Return whether the program of a rank reports that it can save no more beside a newer attempt."""
     texts = (worker.diagnostics.last_progress() for worker in workers)
@@ -343,7 +335,7 @@ def sent_report(worker: WorkerProcess) -> Report | None:
     rank after it has sent a success, such as a library's crash in an exit handler, is no failure of the training.
     """
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        report: Report = json.loads(worker.ending)["report"]
+        report: Report = json.loads(worker.ending)
         code = report["code"] if worker.status is None else os.waitstatus_to_exitcode(worker.status)
         if worker.failed or report["code"] == code or (report["code"] == 0 and code < 0):
             return report

@@ -28,7 +28,7 @@ from ddprun.launcher.stalls import StallWatch
 from ddprun.program import Program
 from ddprun.reporting import termination
 from ddprun.reporting.console import continue_output
-from ddprun.reporting.termination import Ending, Report
+from ddprun.reporting.termination import Report
 from ddprun.resources import oom_kills
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, stop_signals, wakeup_pipe
@@ -115,7 +115,7 @@ class Supervisor:
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
-    def run(self) -> Ending:
+    def run(self) -> Report:
         """Run the ranks once and return how the node ended."""
         for local_rank in range(self.ranks.nproc_per_node):
             ranks = self.ranks.of_local_rank(local_rank)
@@ -134,20 +134,18 @@ class Supervisor:
                 selector.register(port, selectors.EVENT_READ, port)
             self._supervise(selector)
             self._await_next_life(selector)
-        result = next(filter(None, map(processes.result_of, self._workers)), None)
         report = self._own_report() if self._agreed.next_life else self._final_report()
         if report.get("progress"):
             report["progress"] = self.services.progress.completed(report["progress"])
         if report["code"] and processes.is_fenced(self._workers):
             report["fenced"] = True
-        ending = Ending(report, result)
-        if ending.code == 0 or self._agreed.next_life:
+        if report["code"] == 0 or self._agreed.next_life:
             self._watch.withdraw()
         self.services.progress.keep()
         self.services.table.follow(())
         for worker in self._workers:
             worker.close()
-        return ending
+        return report
 
     def _start(self, ranks: Ranks) -> WorkerProcess:
         """Start one rank.

@@ -328,7 +328,7 @@ def check_same_as_rank_zero(theirs: Mapping[str, Any], facts: Mapping[str, Any],
         raise error(
             f"rank {rank} has different settings from rank 0: {differ}",
             hint="a flag, a variable or the data volume of its node differs",
-            next_step="start every node with the same settings; `ddptrain preflight` compares them all",
+            next_step="start every node with the same settings",
         )
 
 
