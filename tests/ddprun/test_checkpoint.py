@@ -29,7 +29,7 @@ from tests.ddptrain.builders import place
 
 def store(root: Path, *, keep: int = 3) -> Checkpoints:
     """Return a writer that has claimed a run."""
-    writer = Checkpoints(root, keep=keep, score=lambda manifest: manifest.get("score"))
+    writer = Checkpoints(root, keep=keep)
     writer.prepare()
     writer.resume(lambda _: None)
     writer.claim({"uid": "u"})
@@ -217,13 +217,11 @@ def test_the_first_save_removes_the_empty_folders_of_earlier_runs(tmp_path: Path
         store(tmp_path)  # starts that saved nothing
     (tmp_path / "run-000004" / "not-finite-000000002.json").touch()
     assert run_numbers(tmp_path) == [6, 5, 4, 3, 2, 1]
-    ghost = store(tmp_path, keep=1)
-    newest_run = store(tmp_path, keep=1)
-    newest_run.save(2, b"x", {"score": 0.5})
-    assert run_numbers(tmp_path) == [8, 4]
+    ghost, newest_run = store(tmp_path), store(tmp_path)
+    newest_run.save(2, b"x", {})
+    assert run_numbers(tmp_path) == [8, 4, 1]
     with pytest.raises(Superseded):
         ghost.save(2, b"x", {})
-    newest_run.save(3, b"x", {"score": 0.6})
     assert store(tmp_path).run == 9
 
 

@@ -26,12 +26,10 @@ from ddprun.distributed.topology import (
 from ddprun.errors import RanksError, TrainerError
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.program import RankProcess
-from ddprun.reporting.console import Console
 from ddprun.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.device import (
-    check_card_has_bf16,
     driver_version,
     resolve_backend,
     resolve_device,
@@ -64,13 +62,6 @@ def test_ranks_are_numbered_node_by_node() -> None:
 )
 def test_a_node_with_several_unstarted_ranks_needs_a_launch(env: dict[str, str], launch: bool) -> None:
     assert needs_launch(env) is launch
-
-
-def test_only_gpus_with_instructions_for_bfloat16_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")  # this build may be one for the CPU
-    check_card_has_bf16("A100", (8, 0))
-    with pytest.raises(RanksError, match=r"Tesla T4 has 7\.5"):
-        check_card_has_bf16("Tesla T4", (7, 5))
 
 
 def test_init_process_group_has_the_limit_of_a_collective() -> None:
@@ -271,7 +262,7 @@ def test_nccl_is_given_exactly_the_interface_that_routes_to_the_master() -> None
 def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
-        run_forked(Config(), RankProcess(Ranks(), Console(0, None), Diagnostics(*[-1] * 6), -1), job="train")
+        run_forked(Config(), RankProcess(Ranks(), Diagnostics(*[-1] * 6), -1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

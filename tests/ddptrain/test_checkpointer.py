@@ -33,7 +33,7 @@ def claimed(folder: Path | str, idx: Path) -> tuple[Checkpointer, MetricsLogger,
     """Return the checkpointer of a new run of LAST steps in ``folder``."""
     config, dataset = Config(data="idx", checkpoint_dir=str(folder), epochs=1), load("idx", str(idx))
     progress = Progress(1)
-    metrics = MetricsLogger(progress, Console(0, None), epochs=1, steps_per_epoch=LAST)
+    metrics = MetricsLogger(progress, Console(0), epochs=1, steps_per_epoch=LAST)
     schedule = Schedule(len(dataset.train_labels), 37, 1, seed=0)
     checkpointer = Checkpointer(
         config, dataset, schedule, alone(torch.device("cpu")), bf16=False, metrics=metrics, log=print

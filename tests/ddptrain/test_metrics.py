@@ -27,7 +27,7 @@ def write(
 
 
 def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
-    logger = MetricsLogger(Progress(1), Console(0, None), epochs=2, steps_per_epoch=9)
+    logger = MetricsLogger(Progress(1), Console(0), epochs=2, steps_per_epoch=9)
     logger.open(path, run, resumedFrom=resumed_from)
     return logger
 

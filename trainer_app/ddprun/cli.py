@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ddprun import __version__, fault_injection
 from ddprun.distributed import topology
@@ -24,8 +24,7 @@ from ddprun.reporting import termination
 from ddprun.reporting.console import escape_unencodable, finish_output, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
 from ddprun.script import Kind, Script
-from ddprun.script_metrics import print_rows
-from ddprun.settings import Settings, checked, fields_of
+from ddprun.settings import Settings, fields_of, given_settings
 from ddprun.signals import StopFlag
 
 _PREFIX = "DDPRUN_"
@@ -80,8 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(argv, os.environ)
         if arguments.why:
             return explain(Path(arguments.why))
-        if arguments.metrics:
-            return print_rows(Path(arguments.metrics))
         if arguments.copy_to:
             return _copy(Path(arguments.copy_to))
         never_fail_or_wait()
@@ -131,7 +128,7 @@ def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namesp
     for name in _OF_FORKS:
         if getattr(arguments, name) is None:
             setattr(arguments, name, env.get(_PREFIX + name.upper()) or None)
-    if not (arguments.program or arguments.why or arguments.metrics or arguments.copy_to):
+    if not (arguments.program or arguments.why or arguments.copy_to):
         raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
     backend = env.get("PET_RDZV_BACKEND", "static")
     if backend != "static" and (arguments.nnodes or "1") not in ("1", "1:1"):
@@ -200,7 +197,6 @@ def _parser() -> argparse.ArgumentParser:
     fields = fields_of(Settings)
     declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
     own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
-    own.add_argument("--metrics", metavar="DIR", help="print what the training in DIR has reported, as JSON lines")
     own.add_argument(
         "--copy-to", metavar="DIR", help="copy ddprun to DIR, for a Python that lacks it: DIR/bin/ddprun runs the copy"
     )
@@ -278,19 +274,8 @@ def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
         UsageError: an unknown DDPRUN_* variable, or an invalid value.
     """
     fields = {name: field for name, field in fields_of(Settings).items() if name in _SETTINGS}
-    given: dict[str, Any] = dict(_DEFAULTS)
-    known = {_PREFIX + name.upper(): name for name in fields}
-    own = {*known, *(_PREFIX + name.upper() for name in _OF_FORKS)}
-    if unknown := sorted(key for key in env if key.startswith(_PREFIX) and key not in own):
-        raise UsageError(f"unknown environment variable {unknown[0]}", next_step="`ddprun --help` lists the settings")
-    origins = {field.metadata["env"]: name for name, field in fields.items() if field.metadata["env"]} | known
-    for key, name in origins.items():
-        if env.get(key):
-            given[name] = checked(fields[name], env[key], key)
-    for name, field in fields.items():
-        if (value := getattr(arguments, name)) is not None:
-            given[name] = checked(field, value, "--" + name.replace("_", "-"))
-    return dataclasses.replace(Settings(), **given)
+    values = given_settings(fields, _PREFIX, env, vars(arguments), further=_OF_FORKS)
+    return dataclasses.replace(Settings(), **{**_DEFAULTS, **values})
 
 
 def node_of(arguments: argparse.Namespace, env: Mapping[str, str]) -> topology.Ranks:
@@ -299,21 +284,21 @@ def node_of(arguments: argparse.Namespace, env: Mapping[str, str]) -> topology.R
     Raises:
         UsageError: an impossible or an elastic number of nodes, or ranks on GPUs that are not there.
     """
-    given = {name: getattr(arguments, name) for name in ("nnodes", "node_rank", "master_addr", "master_port")}
-    if given["nnodes"] and ":" in given["nnodes"]:
-        low, _, high = given["nnodes"].partition(":")
+    place = {name: getattr(arguments, name) for name in ("nnodes", "node_rank", "master_addr", "master_port")}
+    if place["nnodes"] and ":" in place["nnodes"]:
+        low, _, high = place["nnodes"].partition(":")
         if low != high:
             raise UsageError(
-                f"ddprun does not support --nnodes {given['nnodes']}",
+                f"ddprun does not support --nnodes {place['nnodes']}",
                 hint="the number of nodes is fixed; the operator restarts all of them",
                 next_step=f"give one number, such as --nnodes {high}",
             )
-        given["nnodes"] = low
+        place["nnodes"] = low
     if arguments.standalone:
-        given |= {"nnodes": "1", "node_rank": "0", "master_addr": "127.0.0.1", "master_port": None}
+        place |= {"nnodes": "1", "node_rank": "0", "master_addr": "127.0.0.1", "master_port": None}
         env = {key: value for key, value in env.items() if key not in ("NNODES", "NODE_RANK", "MASTER_PORT")}
-    ranks = topology.from_node_environment(env, **given, nproc_per_node=_ranks_here(arguments.nproc_per_node))
-    if ranks.nnodes > 1 or given["master_port"] or env.get("MASTER_PORT"):
+    ranks = topology.from_node_environment(env, **place, nproc_per_node=_ranks_here(arguments.nproc_per_node))
+    if ranks.nnodes > 1 or place["master_port"] or env.get("MASTER_PORT"):
         return ranks
     # Not held by a socket, as for a trainer that gets the socket: rank 0 of a script opens the port itself.
     return dataclasses.replace(ranks, master_port=topology.free_port())

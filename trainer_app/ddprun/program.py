@@ -5,7 +5,6 @@ from typing import Protocol
 
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
-from ddprun.reporting.console import Console
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,6 @@ class RankProcess:
     """
 
     ranks: Ranks
-    console: Console
     diagnostics: Diagnostics
     reports: int
 

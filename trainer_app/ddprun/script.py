@@ -8,7 +8,6 @@ import atexit
 import builtins
 import contextlib
 import errno
-import faulthandler
 import gc
 import importlib.machinery
 import inspect
@@ -33,7 +32,7 @@ from typing import Any, Literal, NoReturn
 
 from ddprun import fault_injection, script_interface
 from ddprun.code_frames import is_of_program
-from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
+from ddprun.diagnostics import dump_on_request, dump_stacks_on_signal
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import RETURNED
@@ -116,7 +115,7 @@ class Script:
         os.environ |= torchrun_environment(rank, os.environ)
         if self.kind == "executable":
             _become([self.target, *self.arguments])
-        faulthandler.register(SCRIPT_DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
+        dump_stacks_on_signal(rank.diagnostics)
         return _Run(self, rank).run()
 
 
@@ -295,7 +294,6 @@ def _restore_process() -> None:
     name_process(Path(sys.executable).name)
     for number in stop_signals():  # not SIGHUP under nohup
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if processes := sys.modules.get("multiprocessing.process"):
         processes._children.clear()  # of the launcher: this process cannot join them at its end

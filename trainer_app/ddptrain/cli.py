@@ -20,11 +20,9 @@ from ddprun.launcher.launcher import launch
 from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
-    Console,
     escape_unencodable,
     finish_output,
     never_fail_or_wait,
-    terminal_or_none,
 )
 from ddprun.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddprun.signals import StopFlag
@@ -148,7 +146,7 @@ def _train(arguments: argparse.Namespace) -> int:
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    code = Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop).run_here()
+    code = Worker(config, ranks, stop).run_here()
     finish_output(stopped=stop.requested)
     return code
 
@@ -198,7 +196,7 @@ def _infer(arguments: argparse.Namespace) -> int:
 
     config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
     job = functools.partial(infer, config, out=Path(arguments.out), run=arguments.run, step=arguments.step)
-    return Worker(config, ranks, Console(ranks.rank, None), stop, job).run_here()
+    return Worker(config, ranks, stop, job).run_here()
 
 
 def _add_fetch(verbs: "argparse._SubParsersAction[Any]") -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.errors import ConfigMismatch, UsageError, nearest
-from ddprun.settings import Settings, checked, fields_of, seconds, setting
+from ddprun.errors import ConfigMismatch, UsageError
+from ddprun.settings import Settings, fields_of, given_settings, seconds, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
 
@@ -58,7 +58,7 @@ class Config(Settings):
     accum: int = _of_weights(1, "micro-batches of each rank's share of a batch, to save memory", low=1, high=100_000)
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
-    keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
+    keep: int = setting(3, "number of newest checkpoints to keep", low=2, high=10**6)
     checkpoint_every: int = setting(50, "steps between checkpoints; 0 = at the end of each epoch", low=0, high=10**9)
     log_every: int = setting(
         0,
@@ -133,25 +133,10 @@ SETTINGS = fields_of(Config)
 def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     """Return the config from defaults, ``DDPJOB_*`` variables, ``DDPTRAIN_*`` variables, and flags; a later one wins.
 
-    Args:
-        env: the process environment; unknown DDPTRAIN_* variables are refused, others ignored.
-        flags: setting to value; None means not given.
     Raises:
-        UsageError: unknown name or invalid value; the error names its origin.
+        UsageError: as ``given_settings``, or settings that exclude each other.
     """
-    shared = {field.metadata["env"]: name for name, field in SETTINGS.items() if field.metadata["env"]}
-    given = [(name, env[key], key) for key, name in shared.items() if env.get(key)]
-    known = {PREFIX + name.upper(): name for name in SETTINGS}
-    for key in sorted(key for key in env if key.startswith(PREFIX)):
-        if key not in known:
-            raise UsageError(
-                f"unknown environment variable {key}",
-                hint=nearest(key, known),
-                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
-            )
-        given.append((known[key], env[key], key))
-    given += [(name, value, "--" + name.replace("_", "-")) for name, value in flags.items() if value is not None]
-    values = {name: checked(SETTINGS[name], value, origin) for name, value, origin in given}
+    values = given_settings(SETTINGS, PREFIX, env, flags)
     config = Config().replaced((_DEBUG_DEFAULTS if values.get("debug") else {}) | values)
     if config.sync == "bitwise" and config.accum > 1:
         raise UsageError(

@@ -18,12 +18,11 @@ import torch
 
 from ddprun import fault_injection
 from ddprun.checkpoint_files import checkpoint_file
-from ddprun.diagnostics import Diagnostics
-from ddprun.distributed.peer_monitor import PeerMonitor
+from ddprun.diagnostics import Diagnostics, dump_on_request, dump_stacks_on_signal
 from ddprun.distributed.process_group import Group, join_group
-from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
+from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddprun.distributed.topology import Ranks, loopback_of
-from ddprun.errors import Hang, PeerLost, Stopped, TrainerError, classify
+from ddprun.errors import Hang, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
 from ddprun.program import RankProcess
@@ -53,12 +52,12 @@ class Worker:
 
     config: Config
     ranks: Ranks
-    console: Console
     stop: StopFlag
     infer: Callable[[Group, float], str] | None = None
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
+        self.console = Console(self.ranks.rank)
         shared = self.diagnostics.progress_text() if self.diagnostics else None
         own = {"accuracy": None, "data": self.config.data}
         self._progress = Progress(self.ranks.world_size, shared, own=own, is_fenced=True)
@@ -67,7 +66,6 @@ class Worker:
         self._heartbeat = Heartbeat(memory, self._fault)
         self._group: Group | None = None
         self._timeout = DEFAULT_TIMEOUT
-        self._lost_peer: Callable[[PeerLost], None] = lambda error: None
 
     def run_here(self) -> int:
         """Run without a launcher, write the report, and return the exit code. Never raises."""
@@ -82,18 +80,20 @@ class Worker:
             deliver: takes the report, once; the watchdog may call it from its thread just before it ends the process.
         """
 
-        def terminate(error: Stopped | Hang | PeerLost) -> None:
+        def terminate(error: Stopped | Hang) -> None:
             try:
                 deliver(self._failure(error))
             finally:
                 os._exit(error.code)  # also if the report failed; the main thread, if it moves, waits for this
 
         watchdog = SelfWatchdog(
-            self.stop, self._heartbeat, terminate, grace=self.config.stop_grace, diagnostics=self.diagnostics,
+            self.stop, self._heartbeat, terminate, grace=self.config.stop_grace,
             hang_timeout=0.0 if self.diagnostics else self.config.hang_timeout,  # else the launcher watches it
         )  # fmt: skip
         watchdog.start()
-        self._lost_peer = lambda error: terminate(error) if watchdog.claim_report() else None
+        if self.diagnostics:
+            dump_stacks_on_signal(self.diagnostics)
+            dump_on_request(self.diagnostics)
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
             report = self._train() if self.infer is None else self._infer(self.infer)
@@ -134,9 +134,6 @@ class Worker:
             rendezvous_timeout=self._timeout, collective_timeout=config.collective_timeout, stop=self.stop,
             heartbeat=self._heartbeat, also_alone=config.backend != "auto",
         )  # fmt: skip
-        if backend == "nccl" and ranks.nnodes > 1 and ranks.local_rank == 0 and not ranks.init_file:
-            self._group.monitor = PeerMonitor(ranks, lambda: monitor_store(ranks), self._lost_peer)
-            self._group.monitor.start()
         self._begin(next_phase)
         return self._group
 
@@ -206,4 +203,4 @@ def run_forked(config: Config, rank: RankProcess) -> int:
     assert not torch.cuda._is_in_bad_fork(), "CUDA was initialized before the fork"
     stop = StopFlag.installed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
-    return Worker(config, rank.ranks, rank.console, stop, diagnostics=rank.diagnostics).run(deliver)
+    return Worker(config, rank.ranks, stop, diagnostics=rank.diagnostics).run(deliver)

@@ -19,7 +19,7 @@ from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 from torch.distributed.flight_recorder.components.loader import read_dir
 
-from ddprun.diagnostics import SCRIPT_DUMP_SIGNAL, Diagnostics, dump_flight_recorder
+from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics, dump_flight_recorder
 from ddprun.distributed.process_group import Group
 from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import SIZE, Heartbeat, HeartbeatRecord
@@ -145,9 +145,7 @@ def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:
     diagnostics = Diagnostics.create(0)
     for descriptor in (diagnostics.stacks, diagnostics.flight, diagnostics.trace):
         os.write(descriptor, b"of an earlier alarm")
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited, so the process writes no dump
     silent = subprocess.Popen(["sleep", "600"])
-    signal.signal(signal.SIGUSR1, before)
     try:
         seen = HangDetector(0, 0).snapshots([WorkerProcess(0, silent.pid, -1, -1, diagnostics)])
     finally:
@@ -192,7 +190,7 @@ def test_flight_recorder_is_not_asked_for_while_the_stacks_are_written() -> None
     """A thread that begins or ends while faulthandler follows the list of threads ended ranks by SIGSEGV."""
     diagnostics = Diagnostics.create(0)
     descriptors = (diagnostics.stacks, diagnostics.flight, diagnostics.requests)
-    command = [sys.executable, "-c", RANK, *map(str, descriptors), str(int(SCRIPT_DUMP_SIGNAL))]
+    command = [sys.executable, "-c", RANK, *map(str, descriptors), str(int(DUMP_SIGNAL))]
     rank = subprocess.Popen(command, pass_fds=descriptors, stdout=subprocess.PIPE)
     try:
         assert rank.stdout is not None and rank.stdout.readline() == b"ready\n"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddprun import proc
-from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics
+from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.hang_detector import WorkMeter
@@ -198,7 +198,7 @@ def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """The supervisor of a node that trains alone, whose rank it has just killed."""
-    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
+    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
     agreement = Agreement(Ranks(), peers, 5, progress)
     services = Services(progress, peers, RankTable(Ranks(), peers), agreement, None)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from ddprun import proc
 from ddprun.diagnostics import (
     DUMP_SIGNAL,
-    SCRIPT_DUMP_SIGNAL,
     collective_of,
     running_frame,
     training_frame,
@@ -374,18 +373,17 @@ def request_stacks(worker: WorkerProcess) -> bool:
     Without a handler the signal would end the rank: an executable, or a rank that begins.
     """
     worker.diagnostics.clear_dumps()  # of an earlier alarm
-    number = DUMP_SIGNAL if worker.sends_an_ending else SCRIPT_DUMP_SIGNAL
     pid = _trains(worker, worker.diagnostics.last_heartbeat())
-    if not proc.catches(pid, number):
+    if not proc.catches(pid, DUMP_SIGNAL):
         return False
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, DUMP_SIGNAL)
     return True
 
 
 def _trains(worker: WorkerProcess, record: HeartbeatRecord) -> int:
     """Return the process whose steps are the rank's: a process that the script has started, or the rank's own."""
-    is_left = record.process != worker.pid and proc.catches(record.process, SCRIPT_DUMP_SIGNAL)
+    is_left = record.process != worker.pid and proc.catches(record.process, DUMP_SIGNAL)
     return record.process if is_left else worker.pid
 
 

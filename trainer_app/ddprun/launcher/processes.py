@@ -29,10 +29,8 @@ from ddprun.heartbeat import RETURNED
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
-    Console,
     never_fail_or_wait,
     release_output,
-    terminal_or_none,
 )
 from ddprun.reporting.termination import Report
 from ddprun.signals import STOP_SIGNALS, die_with_parent
@@ -191,7 +189,6 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
         die_with_parent(spec.parent)
         release_output()  # the launcher always reads what its ranks write
         close_all_but(descriptors)
-        terminal = terminal_or_none()
         if ranks.nproc_per_node > 1 or os.isatty(0):  # whose prompt would not be seen: it is not a whole line
             _replace(0, os.open(os.devnull, os.O_RDONLY))
         os.dup2(spec.output, 1)
@@ -201,8 +198,7 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
         for descriptor in (spec.reports, *astuple(spec.diagnostics)):
             os.set_inheritable(descriptor, False)  # by programs that the rank starts
         os.environ |= ranks.environment()
-        console = Console(ranks.rank, terminal)
-        code = spec.program.run(RankProcess(ranks, console, spec.diagnostics, spec.reports))
+        code = spec.program.run(RankProcess(ranks, spec.diagnostics, spec.reports))
     except BaseException as error:  # before the worker could report, such as a torch that cannot be imported
         if isinstance(error, TrainerError):  # of what the user asked for: no code of the program has run
             print(error.lines(), file=sys.stderr, flush=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ddprun import exit_codes, proc
 from ddprun.checkpoint_files import newest_place
-from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
 from ddprun.launcher import processes
@@ -72,7 +71,6 @@ class SignalQueue:
         self.pending: list[int] = []
         for number in (*stop_signals(), signal.SIGCHLD):
             signal.signal(number, lambda n, _frame: self.pending.append(n))
-        signal.signal(DUMP_SIGNAL, lambda *_: None)  # of the ranks; its default action would end the launcher
         self.wakeup = wakeup_pipe()
 
 

@@ -25,7 +25,7 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
 from ddptrain.errors import DataMismatch
-from ddptrain.manifest import accuracy_of, fault_of
+from ddptrain.manifest import fault_of
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
@@ -68,7 +68,7 @@ class Checkpointer:
         self._heartbeat = group.heartbeat
         self._checkpoints: Checkpoints | None = None
         if config.checkpoint_dir:
-            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep, score=accuracy_of)
+            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep)
         self.facts: dict[str, Any] = {
             "worldSize": group.world_size,
             "data": dataset.name,
