@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from ddprun.reporting.metrics import effective_rows
 from tests.benchmarks import script_start
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
+from tests.metrics import effective_rows
 
 REPETITIONS = 5
 EPOCHS = 4

@@ -330,26 +330,6 @@ def test_a_failed_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_failed_last_save_on_a_full_volume_leaves_no_partial_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = Checkpoints(tmp_path, keep=3)
-    writer.prepare()
-    writer.claim({})
-    writer.save(1, b"x", {})
-
-    def full(path: Path, content: bytes, **options: Any) -> None:
-        if path.name == "step-000000002.json":  # as on a volume without free inodes
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write_atomically(path, content, **options)
-
-    monkeypatch.setattr(checkpoint_files, "write_atomically", full)
-    with pytest.raises(VolumeError, match="No space left"):
-        writer.save(2, b"y", {}, required=True)
-    names = {path.name for path in (tmp_path / "run-000001").iterdir()}
-    assert names == {"owner.json", "step-000000001.pt", "step-000000001.json"}
-
-
 @pytest.mark.parametrize(
     ("directory", "path"),
     [

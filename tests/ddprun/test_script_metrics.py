@@ -21,11 +21,12 @@ from ddprun import script_interface, script_metrics
 from ddprun.checkpoint_files import run_numbers
 from ddprun.errors import Superseded
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.metrics import RowsFile, effective_rows, read_rows
+from ddprun.reporting.metrics import RowsFile, read_rows
 from ddprun.reporting.progress import Progress
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from tests.ddptrain.runs import wait_until
+from tests.metrics import effective_rows
 
 
 @pytest.fixture(autouse=True)
@@ -237,17 +238,6 @@ def test_last_rows_are_written_when_the_process_ends(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.stderr.endswith("ValueError\n")
     assert [row["event"] for row in read_rows(tmp_path / "new" / "folder")] == ["start", "train", "train"]
-
-
-def test_process_that_the_rank_has_forked_adds_no_rows() -> None:
-    ddprun.report(step=1, loss=1.0)
-    metrics = script_interface._state.metrics
-    assert metrics is not None
-    written()
-    if (child := os.fork()) == 0:
-        ddprun.report(step=7, loss=7.0)
-        os._exit(len(metrics._rows))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_file_of_another_attempt_is_never_taken(tmp_path: Path) -> None:

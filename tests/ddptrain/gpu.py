@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from ddprun.reporting.metrics import effective_rows
-from ddptrain import weights
+from ddptrain.training.checkpointer import digest_of_weights
 from tests.ddptrain.runs import final_weights, wait_until
+from tests.metrics import effective_rows
 
 SECONDS = 900.0  # for one command
 _LEAST_ACCURACY = 0.9
@@ -120,7 +120,7 @@ def resume(place: Place) -> str:
     whole = place.train("whole", "--deterministic")
     place.train("cut", "--deterministic", "--stop-after", 20, code=75)
     cut = place.train("cut", "--deterministic")
-    one, other = (weights.digest(final_weights(folder)) for folder in (whole, cut))
+    one, other = (digest_of_weights(final_weights(folder)) for folder in (whole, cut))
     if one != other:
         raise CheckFailed("the weights of the resumed run differ")
     return f"stopped after step 20: the same bits, {one[:12]}"
@@ -128,7 +128,7 @@ def resume(place: Place) -> str:
 
 def late_reads(place: Place) -> str:
     folders = [place.train(f"reads-{every}", "--deterministic", "--log-every", every) for every in (1, 25)]
-    one, other = (weights.digest(final_weights(folder)) for folder in folders)
+    one, other = (digest_of_weights(final_weights(folder)) for folder in folders)
     if one != other:
         raise CheckFailed("the weights depend on how often losses are read")
     return f"losses read after each step and after 25: the same bits, {one[:12]}"

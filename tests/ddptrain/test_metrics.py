@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ddprun.reporting.console import Console
-from ddprun.reporting.metrics import effective_rows
 from ddprun.reporting.progress import Progress
 from ddptrain.reporting.metrics import MetricsLogger
+from tests.metrics import effective_rows
 
 
 def write(

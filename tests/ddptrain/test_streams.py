@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ddprun.reporting.console import Output
-from ddprun.reporting.metrics import effective_rows
 from tests.ddptrain.builders import SMALL
 from tests.ddptrain.runs import PATIENCE, ForkServer
+from tests.metrics import effective_rows
 
 DDPTRAIN = (sys.executable, "-m", "ddptrain")
 LAUNCH = ("launch", "--nproc-per-node", "2")

@@ -6,21 +6,20 @@ import os
 import secrets
 import shutil
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from ddprun import __version__, fault_injection
 from ddprun.distributed import topology
-from ddprun.errors import TrainerError, UsageError, nearest, volume_errors
+from ddprun.errors import UsageError, nearest, volume_errors
 from ddprun.flags import Parser, declare_settings, whole_number
 from ddprun.launcher.agreement import granted
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.node_reports import explain
 from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.preload import is_path_safe
-from ddprun.reporting import termination
+from ddprun.program import code_of, end_process
 from ddprun.reporting.console import escape_unencodable, finish_output, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
 from ddprun.script import Kind, Script
@@ -60,22 +59,17 @@ _REFUSED = {
 
 
 def run() -> NoReturn:
-    """Run ``ddprun`` as a program of its own, and end the process at once."""
+    """Run ``ddprun`` as a program of its own."""
     if not is_path_safe():  # the folder of this program, or with ``python -m`` the working directory: not of the ranks
         del sys.path[0]
-    code = main()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.exit(code)
-    os._exit(code)
+    end_process(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch this node's ranks and return the node's exit code."""
     escape_unencodable(sys.stdout, sys.stderr)
-    try:
+
+    def command() -> int:
         arguments = parse(argv, os.environ)
         if arguments.why:
             return explain(Path(arguments.why))
@@ -83,12 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _copy(Path(arguments.copy_to))
         never_fail_or_wait()
         return _launch(arguments)
-    except TrainerError as error:
-        print(error.lines(), file=sys.stderr)
-        return _report_start(error)
-    except Exception as error:
-        traceback.print_exc()
-        return _report_start(error)
+
+    return code_of(command)
 
 
 def _copy(directory: Path) -> int:
@@ -104,12 +94,6 @@ def _copy(directory: Path) -> int:
         program.chmod(0o755)
     print(f"copied ddprun {__version__} to {directory}: run {program}")
     return 0
-
-
-def _report_start(error: Exception) -> int:
-    report = termination.failure(error, rank=None, progress={"phase": "start"})
-    termination.write(report, termination.destination())
-    return int(report["code"])
 
 
 def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namespace:

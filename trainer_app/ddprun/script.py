@@ -189,8 +189,7 @@ class _Run:
 
     def _failure_of_call(self) -> Report | None:
         try:
-            with contextlib.suppress(_Success):
-                self._call()
+            self._call()
             if os.getpid() != self._process:
                 return None
             script_interface.report_counted()
@@ -229,9 +228,8 @@ class _Run:
             else:
                 _run_file(Path(script.target).absolute())
         except SystemExit as leaving:
-            if leaving.code in (None, 0):
-                raise _Success from None
-            raise
+            if leaving.code not in (None, 0):
+                raise
 
     def _failure(self, error: BaseException) -> Report:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a DataLoader's handler raises, also in what follows
@@ -269,10 +267,6 @@ class _Run:
         last = self._heartbeat.last
         place = {"step": last.step, "exact": script_interface.step_is_exact(), "phase": last.collective or last.phase}
         return self._progress.snapshot() | place
-
-
-class _Success(Exception):  # noqa: N818 - no error
-    """The script called ``sys.exit(0)``."""
 
 
 def torchrun_environment(rank: RankProcess, env: Any) -> dict[str, str]:

@@ -7,18 +7,17 @@ import argparse
 import functools
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddprun.distributed import topology
-from ddprun.errors import TrainerError, UsageError
-from ddprun.fault_injection import Fault, check_rank
+from ddprun.errors import UsageError
+from ddprun.fault_injection import check_rank
 from ddprun.flags import Parser, whole_number
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.supervisor import LaunchOptions
-from ddprun.reporting import termination
+from ddprun.program import code_of, end_process
 from ddprun.reporting.console import (
     escape_unencodable,
     finish_output,
@@ -27,7 +26,6 @@ from ddprun.reporting.console import (
 from ddprun.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddprun.signals import StopFlag
 from ddptrain import __version__, flags
-from ddptrain.config import Config
 from ddptrain.flags import resolve_flags
 from ddptrain.lesson import lesson_names, run_lesson
 from ddptrain.program import Trainer
@@ -36,40 +34,20 @@ _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
 
 def run() -> NoReturn:
-    """Run one command as a program of its own, and end the process at once.
-
-    With torch imported, the interpreter's ordinary end takes more than a second of CPU time. The pods of a failed
-    attempt would hold their devices for that time, and the next attempt waits for these.
-    """
-    code = main()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.exit(code)  # the interpreter reports it
-    os._exit(code)
+    """Run one command as a program of its own."""
+    end_process(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     escape_unencodable(sys.stdout, sys.stderr)
     set_torch_defaults()
-    try:
+
+    def command() -> int:
         arguments = _parser().parse_args(argv)
         return int(arguments.handler(arguments))
-    except TrainerError as error:
-        print(error.lines(), file=sys.stderr)
-        return _report_start(error)
-    except Exception as error:  # such as a torch that cannot be imported
-        traceback.print_exc()
-        return _report_start(error)
 
-
-def _report_start(error: Exception) -> int:
-    """Write the report of a start that failed before a rank could report, and return its exit code."""
-    report = termination.failure(error, rank=None, progress={"phase": "start"})
-    termination.write(report, termination.destination())
-    return int(report["code"])
+    return code_of(command)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,7 +117,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if not any(rank.values()) and topology.needs_launch(environment):
         return _launch(arguments)
     never_fail_or_wait()
-    stop, config = StopFlag.installed(), _training_config(arguments)
+    stop, config = StopFlag.installed(), resolve_flags(arguments)
     ranks = topology.from_flags(environment, **rank)
     check_rank(config, ranks.world_size)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
@@ -153,7 +131,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _launch(arguments: argparse.Namespace) -> int:
     never_fail_or_wait()
-    stop, config, given = StopFlag.installed(), _training_config(arguments), vars(arguments)
+    stop, config, given = StopFlag.installed(), resolve_flags(arguments), vars(arguments)
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
@@ -168,13 +146,6 @@ def _launch(arguments: argparse.Namespace) -> int:
     report = launch(config, ranks, stop, options)
     finish_output(stopped=report.get("outcome") == "stopped")
     return int(report["code"])
-
-
-def _training_config(arguments: argparse.Namespace) -> Config:
-    config = resolve_flags(arguments)
-    if config.chaos:
-        Fault.parse(config.chaos)  # refused once, here, instead of by every rank
-    return config
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

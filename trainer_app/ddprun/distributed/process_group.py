@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from ddprun.distributed.default_group import from_rank_zero
 from ddprun.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
 from ddprun.distributed.topology import Ranks, route_interface
 from ddprun.errors import Hang, PeerLost, RendezvousError
@@ -92,16 +93,10 @@ class Group:
         outcome = self._outcome(name, timeout, f"rank 0's {name}", f"rank 0 failed in phase {name}", stop)
         return outcome["result"]  # type: ignore[no-any-return]
 
-    def broadcast_bytes(self, data: bytes, size: int) -> bytes:
-        """Return rank 0's ``data`` of ``size`` bytes on every rank, so that the others need not see the volume."""
-        if not self.has_process_group:
-            return data
-        buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
-        if self.rank == 0:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """Return rank 0's ``data`` on every rank, so that the others need not see the volume."""
         with self.heartbeat.waiting_in("broadcast"):
-            dist.broadcast(buffer, src=0)
-        return buffer.cpu().numpy().tobytes()
+            return bytes(from_rank_zero(data))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum ``values`` over the ranks in place, element by element, and return them."""
