@@ -20,11 +20,10 @@ import torch
 from ddprun import fault_injection
 from ddprun.checkpoint_files import checkpoint_file
 from ddprun.diagnostics import Diagnostics
-from ddprun.distributed.peer_monitor import PeerMonitor
 from ddprun.distributed.process_group import Group, join_group
-from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
+from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddprun.distributed.topology import Ranks, loopback_of
-from ddprun.errors import Hang, PeerLost, Stopped, TrainerError, classify
+from ddprun.errors import Hang, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
 from ddprun.program import RankProcess
@@ -68,7 +67,6 @@ class Worker:
         self._heartbeat = Heartbeat(memory, self._fault)
         self._group: Group | None = None
         self._timeout = DEFAULT_TIMEOUT
-        self._lost_peer: Callable[[PeerLost], None] = lambda error: None
 
     def run_here(self) -> Ending:
         """Run the job without a launcher, and write the report. Never raises."""
@@ -83,7 +81,7 @@ class Worker:
             deliver: takes the ending, once; the watchdog may call it from its thread just before it ends the process.
         """
 
-        def terminate(error: Stopped | Hang | PeerLost) -> None:
+        def terminate(error: Stopped | Hang) -> None:
             try:
                 deliver(self._failure(error))
             finally:
@@ -94,7 +92,6 @@ class Worker:
             hang_timeout=0.0 if self.diagnostics else self.config.hang_timeout,  # else the launcher watches it
         )  # fmt: skip
         watchdog.start()
-        self._lost_peer = lambda error: terminate(error) if watchdog.claim_report() else None
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
             ending = self._run_job()
@@ -135,9 +132,6 @@ class Worker:
             rendezvous_timeout=self._timeout, collective_timeout=config.collective_timeout, stop=self.stop,
             heartbeat=self._heartbeat, also_alone=config.backend != "auto",
         )  # fmt: skip
-        if backend == "nccl" and ranks.nnodes > 1 and ranks.local_rank == 0 and not ranks.init_file:
-            self._group.monitor = PeerMonitor(ranks, lambda: monitor_store(ranks), self._lost_peer)
-            self._group.monitor.start()
         self._begin(next_phase)
         return self._group
 

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from ddprun.distributed.peer_monitor import PeerMonitor
 from ddprun.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
 from ddprun.distributed.topology import Ranks, route_interface
 from ddprun.errors import Hang, PeerLost, RendezvousError
@@ -40,7 +39,6 @@ class Group:
 
     Attributes:
         has_process_group: also True for one rank whose backend was given by name.
-        monitor: watches the other nodes until the group is closed.
     """
 
     ranks: Ranks
@@ -48,7 +46,6 @@ class Group:
     store: Store | None
     stop: StopFlag
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    monitor: PeerMonitor | None = None
 
     def __post_init__(self) -> None:
         self.rank, self.world_size = self.ranks.rank, self.ranks.world_size
@@ -152,8 +149,6 @@ class Group:
 
     def announce_exit(self, reason: str) -> None:
         """Announce in the store, where other ranks may be waiting, that this rank exits. Never raises."""
-        if self.monitor:  # it would read this announcement, and report a lost peer in place of the reason
-            self.monitor.stop()
         store = self.store
         if store is None:
             return
@@ -175,8 +170,6 @@ class Group:
         Each part has its own heartbeat: none of them is training, and all are slow on a busy machine.
         """
         self.heartbeat.mark("close")
-        if self.monitor:
-            self.monitor.stop()
         if self.store is not None:
             with self.heartbeat.waiting_in("barrier"):
                 dist.barrier()
