@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,7 +25,6 @@ from ddprun.launcher.life_messages import (
     Release,
     Start,
     Stop,
-    Working,
     from_json,
     to_json,
 )
@@ -36,7 +35,6 @@ from ddprun.launcher.lives import (
     Event,
     Follower,
     Leader,
-    Limits,
     Lost,
     Progressed,
     Received,
@@ -75,7 +73,7 @@ def after(s: Leader, now: float, *events: Event) -> tuple[Leader, list[Action]]:
 
 def group_of_two(life: Life = LIFE, **fields: object) -> Leader:
     """A leader whose two nodes are in this life, the second or a later one unless it is the first."""
-    s = Leader(2, Limits(granted=5), LIFE, ticked=100.0)
+    s = Leader(2, 5, LIFE, ticked=100.0)
     s, _ = after(s, 100.0, *(Received(Hello(LIFE, f"boot-{node}"), node) for node in range(2)))
     return dataclasses.replace(s, life=life, began=100.0, **fields)
 
@@ -117,7 +115,7 @@ def test_table_of_escalations(reason: str, s: Leader, failure: Failure) -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [{"step": 2**60}, {"step": 1.5}, {"code": 2**70}, {"code": "1"}, {"kind": 5}, {"message": "m" * 999}, {"rank": []}],
+    [{"step": 1.5}, {"code": "1"}, {"kind": 5}, {"message": "m" * 999}, {"rank": []}],
     ids=str,
 )
 def test_failure_of_any_report_reaches_the_leader(odd: dict[str, object]) -> None:
@@ -140,7 +138,7 @@ def test_own_failure_is_blamed_before_a_lost_peer_and_an_early_end_that_arrived_
     assert s.ended.blamed is not None and s.ended.blamed.node == 1
 
 
-@pytest.mark.parametrize(("took", "limit"), [(1.0, 30.0), (40.0, 80.0)])
+@pytest.mark.parametrize(("took", "limit"), [(1.0, 300.0), (400.0, 800.0)])
 def test_later_life_without_a_step_ends_when_it_takes_much_longer_than_the_first(took: float, limit: float) -> None:
     s, _ = after(group_of_two(), 100.0 + took, Progressed(1, 0))
     s = dataclasses.replace(s, life=LIFE.next, began=200.0, has_stepped=False)
@@ -151,11 +149,6 @@ def test_later_life_without_a_step_ends_when_it_takes_much_longer_than_the_first
         return after(quiet, 200.0 + seconds, Tick())[0].phase
 
     assert (phase_after(s, limit - 1), phase_after(s, limit + 1)) == ("Running", "Ended")
-    node = Follower("boot", LIFE.next, joined=True)
-    assert follow(node, Working(LIFE.next), 1.0)[1] == (Send(Working(LIFE.next)),)
-    assert follow(node, Working(LIFE), 1.0)[1] == ()
-    s, _ = after(s, 220.0, Received(Working(LIFE.next), 1))
-    assert (phase_after(s, 20 + limit - 1), phase_after(s, 20 + limit + 1)) == ("Running", "Ended")
 
 
 def test_launcher_that_was_paused_does_not_take_the_others_for_lost() -> None:
@@ -198,13 +191,13 @@ class Steps(NodeProgress):
 def test_steps_of_a_life_that_is_over_are_no_steps_of_the_next_life() -> None:
     steps = Steps(1)
     agreement = Agreement(Ranks(), Peers(Ranks(), None), 3, steps)
-    agreement.turn([])
+    agreement.turn()
     steps.made = 5
     agreement.failed({"code": 1})
     assert agreement.obey() and agreement.must_end
     agreement.ended(healthy=True, failure=None)
     assert not agreement.obey() and agreement.next_life
-    agreement.turn([])  # it is time to look for the first step
+    agreement.turn()  # it is time to look for the first step
     assert agreement.reports()["lives"][0]["recoveryMilliseconds"] is None
     agreement.begin(2)
     steps.made = 1
@@ -267,7 +260,7 @@ def test_node_that_succeeds_before_the_leader_answers_is_not_missed() -> None:
     *done, last = actions
     assert s.phase == "Released" and last == Release(LIFE)
     messages = [action.message for action in (*said, *done) if isinstance(action, Send)]
-    leader = Leader(2, Limits(granted=5), LIFE, ticked=1.0)
+    leader = Leader(2, 5, LIFE, ticked=1.0)
     leader, _ = after(leader, 1.0, Received(Hello(LIFE, "zero"), 0), *(Received(message, 1) for message in messages))
     leader, _ = after(leader, 1.0, Lost(1))
     leader, _ = after(leader, 5.0, Tick())
@@ -275,7 +268,7 @@ def test_node_that_succeeds_before_the_leader_answers_is_not_missed() -> None:
 
 
 def test_failure_before_all_launchers_take_part_ends_the_attempt_and_names_the_absent() -> None:
-    s, _ = after(Leader(3, Limits(granted=5), LIFE), 1.0, *(Received(Hello(LIFE, str(node)), node) for node in (0, 1)))
+    s, _ = after(Leader(3, 5, LIFE), 1.0, *(Received(Hello(LIFE, str(node)), node) for node in (0, 1)))
     s, actions = after(s, 1.0, Received(Failed(LIFE, FAILURE), 1))
     assert s.phase == "Released"
     first, second = actions
@@ -301,28 +294,3 @@ MESSAGES: list[Message] = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
 def test_message_survives_json(message: Message) -> None:
     assert from_json(json.loads(json.dumps(to_json(message)))) == message
-
-
-def _without(key: str) -> Callable[[dict[str, object]], object]:
-    return lambda document: {name: value for name, value in document.items() if name != key}
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda _: None,
-        lambda _: [1],
-        lambda document: document | {"message": "other"},
-        lambda document: document | {"extra": 1},
-        lambda document: document | {"port": "29511"},
-        lambda document: document | {"port": 2**80},
-        lambda document: document | {"life": 1},
-        lambda document: document | {"life": {"uid": "u" * 10_000, "attempt": "1", "number": 1}},
-        lambda document: document | {"life": {"uid": "u", "attempt": "1", "number": True}},
-        _without("life"),
-        _without("port"),
-        _without("message"),
-    ],
-)
-def test_message_of_another_form_is_none(spoil: Callable[[dict[str, object]], object]) -> None:
-    assert from_json(spoil(to_json(Start(LIFE, 29_511)))) is None

@@ -241,6 +241,8 @@ def test_connection_is_as_its_description_says(two: TwoNodes) -> None:
         join(two, sock, node)
         sock.sendall(node.message({"life": to_json(HELLO.message)}))
         wait_until(lambda: two.turn() or HELLO in two.leader.life_events, "the message")
+        sock.sendall(node.message({"life": {"message": "of another version"}}))
+        wait_until(lambda: two.turn() or Lost(1) in two.leader.life_events, "the end of the connection")
 
 
 def join(two: TwoNodes, sock: socket.socket, node: Speaker) -> None:

@@ -24,7 +24,6 @@ from ddprun.launcher.lives import (
     Event,
     Follower,
     Leader,
-    Limits,
     Lost,
     PortChosen,
     Progressed,
@@ -110,9 +109,8 @@ class Group:
         self.draw = random.Random(plan.seed + 1)
         self.now, self._order = 0.0, count()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        limits = Limits(plan.granted, ready=10.0, first_step=30.0)
         self.agents = [self._agent(node) for node in range(plan.nodes)]
-        self.leader = Leader(plan.nodes, limits, _GROUP, began=self.clock(self.agents[0]))
+        self.leader = Leader(plan.nodes, plan.granted, _GROUP, began=self.clock(self.agents[0]))
         self.step = self.saved = self.left = 0
         self.left = plan.crashes
         self.crashed: list[tuple[float, int]] = []  # when, and on which node, a rank failed by itself

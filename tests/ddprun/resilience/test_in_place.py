@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from ddprun import proc
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
-from ddprun.launcher.hang_detector import WorkMeter
 from ddprun.launcher.life_messages import Abort, End, Life, Release, Start
 from ddprun.launcher.lives import Connected, Received
 from ddprun.launcher.node_progress import NodeProgress
@@ -185,14 +183,14 @@ def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor
     agreed = Agreement(ranks, peers, 5, NodeProgress(2))
     life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
     peers.life_events += [Connected(), Received(Abort(life))]
-    assert agreed.turn([]) and agreed.must_end
+    assert agreed.turn() and agreed.must_end
     agreed.ended(healthy=True, failure=None)
     # A rank of another node has failed while this launcher did not run: it hears of both at once.
     peers.life_events += [Received(Start(life.next, 29500)), Received(Abort(life.next))]
-    assert not agreed.turn([])
+    assert not agreed.turn()
     assert agreed.next_life is not None and not agreed.must_end
     agreed.begin(2)
-    assert agreed.turn([]) and agreed.must_end and agreed.next_life is None
+    assert agreed.turn() and agreed.must_end and agreed.next_life is None
 
 
 @pytest.fixture
@@ -370,55 +368,6 @@ def test_hang_ends_a_life_and_its_node_is_blamed_once(ddptrain: ForkServer, tmp_
     assert nodes.runs[0].message()["life"] == 2
     for run in nodes.runs:
         assert run.output().count("restart in place 1 of 5: node 1: rank 1 (node 1) is in") == 1, run.output()
-
-
-def test_ranks_that_work_before_the_first_step_of_a_later_life_are_not_given_up(supervisor: Supervisor) -> None:
-    agreement = supervisor.services.agreement
-    agreement.failed({"code": 1})
-    agreement.ended(healthy=True, failure=None)
-    agreement.begin(2)
-    loading = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
-
-    def work_is_seen() -> bool:
-        supervisor._agreed.turn(supervisor._workers)
-        return agreement._leader is not None and agreement._leader.worked > 0
-
-    try:
-        supervisor._workers[0].status, supervisor._workers[0].pid = None, loading.pid
-        wait_until(work_is_seen, "work to be seen")
-    finally:
-        loading.kill()
-        loading.wait()
-
-
-@pytest.mark.parametrize(
-    ("program", "works"),
-    [
-        ("print(flush=True); time.sleep(600)", False),
-        ("print(flush=True)\nwhile True: pass", True),
-        (
-            "zeros = open('/dev/zero', 'rb', 0); print(flush=True)\nwhile zeros.read(2**16): time.sleep(0.01)",
-            True,
-        ),
-        ("import subprocess; print(flush=True); subprocess.run([sys.executable, '-c', 'while True: pass'])", True),
-    ],
-    ids=["waits", "computes", "reads", "has started a process that computes"],
-)
-def test_rank_works_if_it_computes_or_reads(program: str, *, works: bool) -> None:
-    rank = subprocess.Popen(
-        [sys.executable, "-S", "-c", f"import sys, time; {program}"], stdout=subprocess.PIPE, start_new_session=True
-    )
-    worker = WorkerProcess(0, rank.pid, -1, -1, Diagnostics.create(0))
-    try:
-        assert rank.stdout and rank.stdout.readline()
-        meter = WorkMeter()
-        meter.has_grown([worker])
-        time.sleep(1.0)  # which is measured
-        assert meter.has_grown([worker]) == works or wait_until(lambda: works and meter.has_grown([worker]), "work")
-    finally:
-        os.killpg(rank.pid, signal.SIGKILL)
-        rank.communicate()
-        worker.diagnostics.close()
 
 
 def test_weights_are_those_of_an_uninterrupted_run(

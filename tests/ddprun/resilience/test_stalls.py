@@ -283,7 +283,7 @@ def test_only_launchers_of_the_same_attempt_are_taken() -> None:
         leader.ask()
         leader.give(NodeFindings(0))
         assert not leader.is_settled
-        said: list[Any] = [{"findings": {"ranks": [], "stacks": {"2": "s"}}}, "no JSON", [], {"findings": 3}]
+        said: list[Any] = [{"findings": {"ranks": [], "stacks": {"2": "s"}}}, "no object", []]
         theirs.sendall(b"".join(map(node.message, said)))
         leader.handle()
         assert leader.is_settled

@@ -34,14 +34,14 @@ from ddprun.launcher.life_messages import (
     Release,
     Start,
     Stop,
-    Working,
 )
 
 KEEPALIVE = 2.0  # seconds between messages
 SILENCE = 10.0  # seconds without a message after which the other side is lost
 RECONNECT = 2.0  # seconds for a launcher to come back after its connection has ended
 FRUITLESS = 3  # lives in a row without progress
-_SLOWER = 2.0  # a later life may need so many times the seconds of the first one until its first step
+FIRST_STEP = 300.0  # seconds until a later life makes its first step, such as after the load of a large checkpoint
+_SLOWER = 2.0  # it may need so many times the seconds of the first life
 _NOT_JOINED = "node 0 was not reached, has no grant, or has another version of ddprun"
 
 
@@ -112,22 +112,6 @@ Action = Send | ChoosePort | Message
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What bounds the restarts in place of an attempt.
-
-    Attributes:
-        granted: how many the operator allows.
-        ready: seconds from the end of a life until no process of it exists on any node; GPUs take longer.
-        first_step: seconds for which no rank of a later life works before its first step, unless the first life took
-            longer.
-    """
-
-    granted: int
-    ready: float = 10.0
-    first_step: float = 30.0
-
-
-@dataclass(frozen=True)
 class Seat:
     """A node as the leader sees it: its launcher, its last message, and when its connection ended if it is without."""
 
@@ -141,11 +125,13 @@ class Leader:
     """What node 0's launcher knows of the group.
 
     Attributes:
+        granted: how many restarts in place the operator allows.
+        ready: seconds from the end of a life until no process of it exists on any node; GPUs take longer.
         seats: the nodes that have said hello.
         missing: nodes on which processes of this life may exist.
         failures: of this life by node, in the order of their arrival.
         deadline: when all nodes must be ready, in the phase Aborting.
-        began, worked: when this life began, and when ranks worked before its first step.
+        began: when this life began.
         mark, best: the progress of this life, and of all before it.
         fruitless: lives in a row, before this one, without progress.
         last: what ended the life before.
@@ -154,8 +140,9 @@ class Leader:
     """
 
     nnodes: int
-    limits: Limits
+    granted: int
     life: Life
+    ready: float = 10.0
     phase: Literal["Running", "Aborting", "Choosing", "Released", "Ended"] = "Running"
     seats: Mapping[int, Seat] = field(default_factory=dict)
     missing: frozenset[int] = frozenset()
@@ -164,7 +151,6 @@ class Leader:
     deadline: float = 0.0
     port: int = 0
     began: float = 0.0
-    worked: float = 0.0
     has_stepped: bool = False
     mark: int = 0
     best: int = 0
@@ -258,8 +244,6 @@ def _of_life(s: Leader, node: int, message: Message, now: float) -> tuple[Leader
     match message:
         case Done() if s.phase == "Running":
             return _release(s)
-        case Working() if s.phase == "Running":
-            return dataclasses.replace(s, worked=now), ()
         case Failed() if s.phase == "Running":
             return _abort(_with_failure(s, node, message.failure), now)
         case Ready() if s.phase == "Aborting":
@@ -312,19 +296,20 @@ def _progressed(s: Leader, mark: int, now: float) -> Leader:
 def _abort(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """End the life on all nodes; if the launcher of a node takes no part, each node ends by itself."""
     if absent := sorted(set(range(s.nnodes)) - set(s.seats)):
-        return _release(s, _absence(absent))
+        return _release(
+            s,
+            f"the launcher of node {listed(absent)} is not connected yet, was started without restarts in place, or is "
+            "another version of ddprun",
+        )
     s = dataclasses.replace(
-        s, phase="Aborting", missing=frozenset(s.seats), unhealthy=frozenset(), deadline=now + s.limits.ready
+        s, phase="Aborting", missing=frozenset(s.seats), unhealthy=frozenset(), deadline=now + s.ready
     )
     return s, _to_all(s, Abort(s.life))
 
 
-def _absence(nodes: Sequence[int]) -> str:
-    names = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
-    return (
-        f"the launcher of node {names} is not connected yet, was started without restarts in place, or is another "
-        "version of ddprun"
-    )
+def listed(nodes: Sequence[int]) -> str:
+    """Return the numbers of the nodes as text, at most eight of them."""
+    return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 
 
 def _decide(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
@@ -355,7 +340,7 @@ _ESCALATIONS: tuple[tuple[str, Callable[[Leader, Blamed | None, Failure | None],
     ("a restart cannot change this failure", lambda s, b, f: f is not None and f.code in exit_codes.NOT_RESTARTED),
     ("the memory limit was reached", lambda s, b, f: f is not None and f.kind == "OOMKilled"),
     ("a node is not healthy", lambda s, b, f: bool(s.unhealthy)),
-    ("no restart in place is left", lambda s, b, f: s.spent >= s.limits.granted),
+    ("no restart in place is left", lambda s, b, f: s.spent >= s.granted),
     (f"{FRUITLESS} lives in a row made no progress", lambda s, b, f: _fruitless(s) >= FRUITLESS),
     ("the same exception at the same step ended the life before", lambda s, b, f: _repeats(s, f)),
     ("the same node failed in the life before", lambda s, b, f: _is_same_node(s, b)),
@@ -423,11 +408,11 @@ def _overdue(s: Leader, now: float) -> str:
         if now - seat.heard >= SILENCE:
             return f"node {node} is lost: it has said nothing for {SILENCE:g} s"
     if s.phase == "Aborting" and now >= s.deadline:
-        return f"processes of the last life did not end within {s.limits.ready:g} s on node {min(s.missing)}"
+        return f"processes of the last life did not end within {s.ready:g} s on node {min(s.missing)}"
     if s.phase == "Running" and s.spent and not s.has_stepped and s.first_step_took is not None:
-        limit = max(s.limits.first_step, _SLOWER * s.first_step_took)
-        if now - max(s.began, s.worked) >= limit:
-            return f"no step after a restart in place, and no rank has worked for {limit:.0f} s"
+        limit = max(FIRST_STEP, _SLOWER * s.first_step_took)
+        if now - s.began >= limit:
+            return f"no step within {limit:.0f} s after a restart in place"
     return ""
 
 
@@ -447,7 +432,7 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
             return dataclasses.replace(s, lost=None, heard=now), (Send(Hello(s.life, s.boot)), *_said_again(s))
         case Lost() if s.joined and s.lost is None:
             return dataclasses.replace(s, lost=now), ()
-        case Working() | Failed() | Done() | Ready() if event.life == s.life:
+        case Failed() | Done() | Ready() if event.life == s.life:
             return _of_ranks(s, event)
         case Stop() if not s.stopping:
             s = dataclasses.replace(s, stopping=True)
@@ -457,10 +442,8 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
     return s, ()
 
 
-def _of_ranks(s: Follower, event: Working | Failed | Done | Ready) -> tuple[Follower, tuple[Action, ...]]:
+def _of_ranks(s: Follower, event: Failed | Done | Ready) -> tuple[Follower, tuple[Action, ...]]:
     match event:
-        case Working() if s.phase == "Running" and s.joined:
-            return s, (Send(event),)
         case Ready() if s.phase == "Ending":
             s = dataclasses.replace(s, phase="Ready", healthy=event.healthy, failure=event.failure or s.failure)
             return s, _said_again(s)

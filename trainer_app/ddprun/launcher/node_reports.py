@@ -19,6 +19,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.errors import DataMissing, Hang
 from ddprun.files import dumps_json, share, write_atomically
 from ddprun.launcher.hang_detector import RankSnapshot, hang_report
+from ddprun.launcher.lives import listed
 from ddprun.launcher.peers import NodeFindings
 from ddprun.launcher.processes import WorkerProcess, run_with_timeout
 from ddprun.reporting.termination import Report, printable, root_cause_lines
@@ -177,8 +178,7 @@ def silent_nodes(nnodes: int, reported: Iterable[int]) -> list[int]:
 
 def without_report(nodes: Sequence[int]) -> str:
     """Return which nodes left no report, and what that means."""
-    names = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
-    return f"no report of node {names}: its launcher was killed, its machine is lost, or it uses another volume"
+    return f"no report of node {listed(nodes)}: its launcher was killed, its machine is lost, or it uses another volume"
 
 
 def dumps(folder: Path) -> list[Path]:

@@ -25,11 +25,12 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.files import Json, dumps_json
+from ddprun.launcher.hang_detector import RankSnapshot
 from ddprun.launcher.life_messages import Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
@@ -204,12 +205,11 @@ class NodeFindings:
     """What one node found when it inspected its ranks.
 
     Attributes:
-        ranks: the fields of each rank's ``RankSnapshot``; what another node sends is not checked.
         stacks: the stacks of each rank that answered, by rank.
     """
 
     node: int
-    ranks: list[Json] = field(default_factory=list)
+    ranks: list[RankSnapshot] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
 
 
@@ -223,7 +223,7 @@ class Peers:
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
         is_asked_for_ranks: node 0 wants the rows of this node's ranks.
-        rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows, which are not checked.
+        rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
@@ -276,7 +276,10 @@ class Peers:
                 self._connected()
             elif not key.data.closed:  # for a newer one
                 for message in key.data.messages():
-                    self._take(key.data, message)
+                    try:
+                        self._take(key.data, message)
+                    except (LookupError, TypeError, ValueError):  # no launcher of this version sends that
+                        key.data.close()
         now = time.monotonic()
         for connection in [one for one, proving in self._proving.items() if one.closed or now >= proving.until]:
             connection.close()
@@ -367,7 +370,7 @@ class Peers:
         if self.is_leader:
             self._findings[0] = findings
         else:
-            self._send({"findings": {"ranks": findings.ranks, "stacks": findings.stacks}})
+            self._send({"findings": {"ranks": list(map(asdict, findings.ranks)), "stacks": findings.stacks}})
 
     @property
     def is_settled(self) -> bool:
@@ -422,8 +425,7 @@ class Peers:
             return
         if "life" in message:
             node = next(node for node, known in self._nodes.items() if known is connection)
-            if (of_life := from_json(message["life"])) is not None:
-                self.life_events.append(Received(of_life, node))
+            self.life_events.append(Received(from_json(message["life"]), node))
             return
         if not self.is_leader:
             self.is_asked |= "inspect" in message
@@ -438,16 +440,11 @@ class Peers:
             self._begin()
         if "stalled" in message:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
-        if isinstance(rows := message.get("rows"), list):
-            self.rank_rows[node] = (time.monotonic(), rows[: self._ranks.nproc_per_node])
-        given = message.get("findings")
-        if isinstance(given, dict) and isinstance(given.get("ranks"), list) and isinstance(given.get("stacks"), dict):
-            first = node * self._ranks.nproc_per_node
-            ranks = range(first, first + self._ranks.nproc_per_node)
-            stacks = {rank: text for rank in ranks if isinstance(text := given["stacks"].get(str(rank)), str)}
-            self._findings[node] = NodeFindings(
-                node, [rank for rank in given["ranks"] if isinstance(rank, dict)], stacks
-            )
+        if "rows" in message:
+            self.rank_rows[node] = (time.monotonic(), message["rows"])
+        if given := message.get("findings"):
+            stacks = {int(rank): text for rank, text in given["stacks"].items()}
+            self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)
             self._missing.discard(node)
 
     def _lost(self, node: int) -> None:

@@ -228,7 +228,7 @@ class Supervisor:
 
     def _agree(self) -> None:
         """Hear what the launchers of the group agree on, and end the ranks if it is their end."""
-        if self._agreed.turn(self._workers):
+        if self._agreed.turn():
             self._kill()
 
     def _await_next_life(self, selector: selectors.BaseSelector) -> None:
