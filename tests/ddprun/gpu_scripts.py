@@ -130,7 +130,7 @@ class Case:
 
 CASES = {
     "one rank": Case((DONE,)),
-    "two forked ranks, gloo": Case((DONE,), nproc=2, backend="gloo", flags=("--preload", "torch._dynamo")),
+    "two forked ranks, gloo": Case((DONE,), nproc=2, backend="gloo"),
     "DataLoader with workers": Case((DONE,), fault="loader", nproc=2, backend="gloo"),
     "torch.compile": Case((DONE,), fault="compile", nproc=2, backend="gloo"),
     "replays of a CUDA graph": Case((DONE,), fault=GRAPH, flags=HANGS),

@@ -35,8 +35,7 @@ _DEFAULTS = {"hang_timeout": 0.0}
 _FROM_ENVIRONMENT = (
     "nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir", "rdzv_id",
 )  # fmt: skip
-_OF_FORKS = ("start", "preload")  # which are variables, too, but no settings of the ranks
-_STARTS = ("auto", "fork", "spawn")
+_STARTS = ("auto", "spawn")
 _SWITCHES = ("standalone", "module", "no_python")
 # Flags of torchrun that change nothing here, and with a reason those that ddprun cannot do.
 _NO_EFFECT = ("run_path", "monitor_interval", "start_method", "role", "rdzv_conf")
@@ -109,11 +108,12 @@ def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namesp
     for name in _SWITCHES:
         if env.get("PET_" + name.upper(), "").lower() in ("1", "true", "yes", "on"):
             setattr(arguments, name, True)
-    for name in _OF_FORKS:
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, env.get(_PREFIX + name.upper()) or None)
+    arguments.start = arguments.start or env.get(f"{_PREFIX}START") or "auto"
     if not (arguments.program or arguments.why or arguments.copy_to):
         raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
+    if arguments.start not in _STARTS:
+        hint = nearest(arguments.start, _STARTS)
+        raise UsageError(f"--start {arguments.start} is not one of {', '.join(_STARTS)}", hint=hint)
     backend = env.get("PET_RDZV_BACKEND", "static")
     if backend != "static" and (arguments.nnodes or "1") not in ("1", "1:1"):
         _refuse("rdzv_backend", f"PET_RDZV_BACKEND={backend}")
@@ -172,12 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     own = parser.add_argument_group("supervision", "also environment variables DDPRUN_<NAME>; flags win")
     own.add_argument(
         "--start", metavar="|".join(_STARTS),
-        help="fork ranks after one import of torch, or start an interpreter for each; auto forks several ranks where "
-        "that is safe (default: auto)",
+        help="fork several ranks after one import of torch where that is safe, or always start an interpreter for each "
+        "(default: auto)",
     )  # fmt: skip
-    own.add_argument(
-        "--preload", metavar="MODULE[,MODULE]", help="import these modules, too, before the ranks are forked"
-    )
     fields = fields_of(Settings)
     declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
     own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
@@ -205,10 +202,10 @@ def _launch(arguments: argparse.Namespace) -> int:
         raise UsageError(f"there is no script {arguments.program}", next_step="check the path; -m runs a module")
     if ranks.nproc_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; torch reads it when it is imported
-    start, preloaded = starts(arguments, ranks.nproc_per_node)
-    program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded, start == "fork")
+    preloaded = before_fork(ranks.nproc_per_node)
+    program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded)
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
-    how = "spawn" if start == "spawn" else "prefork"
+    how = "spawn" if arguments.start == "spawn" else "prefork"
     options = LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
     os.environ["TORCHELASTIC_RUN_ID"] = run_id(arguments, os.environ, ranks.nnodes)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
@@ -225,30 +222,16 @@ def run_id(arguments: argparse.Namespace, env: Mapping[str, str], nnodes: int) -
     return arguments.rdzv_id or env.get("DDPJOB_UID") or ("none" if nnodes > 1 else secrets.token_hex(16))
 
 
-def starts(arguments: argparse.Namespace, ranks: int) -> tuple[str, tuple[str, ...]]:
-    """Return how this node's ranks start, and what to import before a fork.
+def before_fork(ranks: int) -> tuple[str, ...]:
+    """Return what to import before a fork of so many ranks.
 
     A single rank that is not restarted is forked before the import of torch, which it does as early itself, and with
-    its own threads.
-
-    Raises:
-        UsageError: an unknown way, or modules to import before a fork, but no fork.
+    its own threads. The first optimizer of a process imports torch._dynamo, which takes a second of CPU: in each life
+    of each rank.
     """
-    start = arguments.start or "auto"
-    if start not in _STARTS:
-        raise UsageError(f"--start {start} is not one of {', '.join(_STARTS)}", hint=nearest(start, _STARTS))
-    modules = tuple(name for name in (arguments.preload or "").replace(" ", "").split(",") if name)
-    if modules and (start == "spawn" or arguments.no_python):
-        other = "--start spawn" if start == "spawn" else "--no-python"
-        raise UsageError(
-            f"--preload has no effect with {other}",
-            hint="the modules are imported once, before the ranks are forked",
-            next_step="leave one of the two out",
-        )
-    if ranks == 1 and start == "auto" and not (modules or granted()):
-        return start, ()
-    # The first optimizer of a process imports torch._dynamo, which takes a second of CPU: in each life of each rank.
-    return start, ("torch", *(("torch._dynamo",) if granted() else ()), *modules)
+    if granted():
+        return "torch", "torch._dynamo"
+    return ("torch",) if ranks > 1 else ()
 
 
 def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
@@ -258,7 +241,7 @@ def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
         UsageError: an unknown DDPRUN_* variable, or an invalid value.
     """
     fields = {name: field for name, field in fields_of(Settings).items() if name in _SETTINGS}
-    values = given_settings(fields, _PREFIX, env, vars(arguments), further=_OF_FORKS)
+    values = given_settings(fields, _PREFIX, env, vars(arguments), further=["start"])
     return dataclasses.replace(Settings(), **{**_DEFAULTS, **values})
 
 

@@ -60,7 +60,6 @@ class Script:
     Attributes:
         kind: ``target`` is the path of a script, the name of a module, or an executable that is not Python.
         preloaded: the modules to import before the fork; none for a single rank, which imports them itself as early.
-        must_fork: the user has asked for it, so a fork that is not possible is an error.
     """
 
     kind: Kind
@@ -68,7 +67,6 @@ class Script:
     arguments: tuple[str, ...]
     settings: Settings
     preloaded: tuple[str, ...] = ("torch",)
-    must_fork: bool = False
 
     sends_an_ending = False  # always, that is: an executable cannot, and a script may call os._exit
 
@@ -78,18 +76,12 @@ class Script:
         return self.kind != "executable"
 
     def preload(self) -> str:
-        """Import ``preloaded``. Returns why the ranks must not be forked; empty if they may.
-
-        Raises:
-            UsageError: a module of the user cannot be imported, or the ranks must be forked, but cannot.
-        """
+        """Import ``preloaded``. Returns why the ranks must not be forked; empty if they may."""
         if self.kind == "executable" or not self.preloaded:
             return ""
-        if not self.must_fork and (name := self._set_before_import()):
+        if name := self._set_before_import():
             return f"{self.target} sets variables that torch reads when it is imported ({name})"
         reason = import_before_fork(self.preloaded, self.first_folders())
-        if reason and self.must_fork:
-            raise UsageError(f"--start fork: {reason}", next_step="leave it out, or use --start spawn")
         gc.freeze()  # a collection in a rank would copy the pages of all modules
         return reason
 
