@@ -58,7 +58,7 @@ def test_the_ranks_come_through_the_api_server_with_the_rights_of_edit_and_not_o
     script.write_text(SCRIPT)
     ranks = {"NPROC_PER_NODE": "2", "PET_NPROC_PER_NODE": "2", "MASTER_ADDR": own_address()}
     env = {**os.environ, "DDPJOB_PROGRESS_PORT": str(port), **ranks}
-    launcher = spawn([sys.executable, "-m", "ddprun", "--preload", "", script], tmp_path / "log", env)
+    launcher = spawn([sys.executable, "-m", "ddprun", script], tmp_path / "log", env)
     try:
         job = run_job(world, port, ["ddprun", "train.py"])
         with world.user(READS_JOBS, roles=["system:aggregate-to-edit"]) as editor:

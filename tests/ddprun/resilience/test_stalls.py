@@ -233,7 +233,7 @@ def test_pause_is_shown_at_once_and_stacks_are_taken_before_the_operators_deadli
         f"while not os.path.exists({str(tmp_path / 'end')!r}):\n"
         "    time.sleep(0.02)\n"
     )
-    flags = ("--nproc-per-node", 2, "--preload", "", "--log-dir", tmp_path / "logs")
+    flags = ("--nproc-per-node", 2, "--log-dir", tmp_path / "logs")
     run = ddptrain.start(*flags, script, module="ddprun", env={"DDPJOB_PROGRESS_DEADLINE": 30})
     shown = dict(wait_until(lambda: (run.progress() or {}).get("pause"), "the pause"))
     now = run.progress() or {}
