@@ -157,7 +157,7 @@ bench-local: setup  ## measure the start of commands, and the time to the first 
 bench: setup  ## measure the time from apply to all pods, and the time of the same requests without an operator
 	$(PY) -m tests.benchmarks.apply_to_pods
 
-gpu: setup  ## train, resume, bf16, SIGTERM and hang on this machine's GPUs, and scripts with failures
+gpu: setup  ## train, resume and bf16 on this machine's GPUs, and trainings and scripts with failures
 	$(PY) -m tests.ddptrain.gpu; trainer=$$?; $(PY) -m tests.ddprun.gpu_scripts && exit $$trainer
 
 clean:  ## delete the virtual environment and caches of this checkout
