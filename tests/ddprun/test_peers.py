@@ -382,7 +382,7 @@ raise ValueError(f"no way on with {dict(os.environ)}")
 """
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["auto", "spawn"])
 def test_program_that_prints_its_variables_shows_no_token(ddptrain: ForkServer, tmp_path: Path, start: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(PRINTING)
