@@ -71,18 +71,12 @@ def test_time_is_read_in_the_forms_of_python_and_kubernetes() -> None:
     "wrong",
     [
         b"", b"\xff", b"[]", b"{}", b'{"trainerStatus": []}', b'{"trainerStatus": {}}', b"[" * 60_000, b"1" * 5000,
+        b'{"trainerStatus": {"lastUpdatedTime": 5}}', b'{"trainerStatus": {"lastUpdatedTime": "soon"}}',
         *(
             json.dumps({"trainerStatus": sent(1)["trainerStatus"] | change}).encode()
             for change in (
-                {"lastUpdatedTime": None}, {"lastUpdatedTime": 5}, {"lastUpdatedTime": "soon"},
-                {"lastUpdatedTime": "2026-11-23T14:05:06"}, {"lastUpdatedTime": "2" * 60_000},
-                {"progressPercentage": -1}, {"progressPercentage": 101}, {"progressPercentage": True},
-                {"progressPercentage": 1.5}, {"progressPercentage": "5"}, {"progressPercentage": float("nan")},
-                {"estimatedRemainingSeconds": -1}, {"estimatedRemainingSeconds": 2**60},
-                {"estimatedRemainingSeconds": float("inf")}, {"metrics": {}}, {"metrics": [5]}, {"metrics": [{}]},
-                {"metrics": [{"name": "loss", "value": 0.5}]}, {"metrics": [{"name": 1, "value": "0.5"}]},
-                {"metrics": [{"name": "l" * 257, "value": "0.5"}]}, {"metrics": [{"name": "l", "value": "5" * 257}]},
-                {"metrics": [{"name": "l", "value": "5"}] * 513},
+                {"progressPercentage": float("nan")}, {"estimatedRemainingSeconds": float("inf")}, {"metrics": 5},
+                {"metrics": [5]}, {"metrics": [{}]},
             )
         ),
     ],

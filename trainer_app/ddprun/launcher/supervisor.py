@@ -1,13 +1,12 @@
 """The supervisor of one life of a node's ranks: it starts them, follows them, ends them, and reports how they ended."""
 
-import contextlib
 import errno
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -400,9 +399,8 @@ class Supervisor:
             self._end_returned(signal.SIGTERM)
 
     def _reap(self) -> None:
-        """Collect ended ranks, and orphans; name ranks that were stopped, or continue."""
+        """Collect ended ranks, and orphans."""
         by_pid = {worker.pid: worker for worker in self._workers}
-        self._name_stopped(by_pid)
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -427,17 +425,6 @@ class Supervisor:
                         self._report_early(report)
                     if self.stop_signal is None or self.options.program.sends_an_ending:
                         self._end_within(_PEER_GRACE)  # else each rank ends by itself, within the grace
-
-    def _name_stopped(self, by_pid: Mapping[int, WorkerProcess]) -> None:
-        """Say which ranks were stopped, and which continue: meanwhile their peers wait for them."""
-        with contextlib.suppress(ChildProcessError):
-            while changed := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
-                if worker := by_pid.get(changed.si_pid):
-                    said = f"rank {worker.rank} continues"
-                    if changed.si_code != os.CLD_CONTINUED:
-                        name = signal.Signals(changed.si_status).name
-                        said = f"warning: rank {worker.rank} is stopped by {name}, until `kill -CONT {worker.pid}`"
-                    launcher_line(said)
 
     def _report_early(self, report: Report) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
