@@ -135,16 +135,6 @@ def test_steps_counted_since_the_last_report_are_added_also_in_a_resumed_trainin
     assert shown(known, step=23, ageSeconds=0.5)["ageSeconds"] == 0.5
 
 
-def test_higher_percentage_is_passed_on_while_the_step_of_the_training_is_not_known() -> None:
-    begun = after((report(total_steps=96), 0))
-    assert "percent" not in shown(begun, step=3)
-    resumed = begun.after(report(100, second=1, left=0, train_loss=2.5, epoch=2.0), 40, NOW + 3600)
-    found = shown(resumed, step=40)
-    assert found.items() >= {"percent": 100, "step": 40, "totalSteps": 96, "loss": 2.5, "epoch": 2}.items()
-    assert "percent" not in shown(resumed, step=96)
-    assert shown(after((report(0), 0)), step=3)["percent"] == 0
-
-
 def test_status_of_the_job_shows_step_percentage_loss_and_time_left() -> None:
     known = after((report(50, second=5, left=90, current_step=500, total_steps=1000, loss=0.5, current_epoch=1.5), 20))
     status = progress_status(training_report(shown(known, step=23)), None, datetime.now(UTC))
@@ -255,7 +245,6 @@ class Server:
         self.taken: list[TrainerStatus] = []
         self.env: dict[str, str] = {}
         self.port = TrainerPort(lambda status, _: self.taken.append(status))
-        self.port.follow(os.getpid())
         self.port.begin(1, self.env)
 
     @property

@@ -122,8 +122,6 @@ class Supervisor:
         self.services.table.follow(self._workers)
         if self.ranks.node_rank == 0:
             self.services.progress.follow(self._workers[0].diagnostics)
-            if self.services.trainer_port:
-                self.services.trainer_port.follow(self._workers[0].pid)
         if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
             os.close(self.ranks.listener)
         with selectors.DefaultSelector() as selector:

@@ -97,7 +97,6 @@ class ReportedTraining:
 
     newest: float = -math.inf
     reports: int = 0
-    percent: int | None = None
     remaining: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
@@ -121,15 +120,13 @@ class ReportedTraining:
         return replace(
             known,
             newest=min(status.sent, now), reports=self.reports + 1,
-            percent=known.percent if status.percent is None else status.percent,
             remaining=status.remaining, metrics={**known.metrics, **status.metrics},
         )  # fmt: skip
 
     def added_to(self, own: Json, age: float) -> Json:
         """Return the progress report of rank 0 with what it lacks; what the script itself has reported stays.
 
-        The optimizer steps counted since the last report are added to its step. Where no report has a step, a higher
-        percentage is passed on: of a training that was resumed, not all steps are counted.
+        The optimizer steps counted since the last report are added to its step.
 
         Args:
             age: seconds since the last report.
@@ -151,11 +148,7 @@ class ReportedTraining:
             return shown
         total = _count(metrics, _STEPS) or None
         step = max(0, own["step"] - self.counted + (self.step or 0))
-        shown |= {"totalSteps": total, "step": min(step, total) if total else step}
-        counted = 100 * shown["step"] // total if total else -1
-        if self.percent is not None and self.percent > counted and not (total and self.step is not None):
-            shown["percent"] = self.percent
-        return shown
+        return shown | {"totalSteps": total, "step": min(step, total) if total else step}
 
 
 def _epoch(metrics: Mapping[str, float]) -> int | None:
