@@ -301,15 +301,6 @@ def test_message_that_is_changed_on_the_way_ends_the_connection(alter: Callable[
     two.close()
 
 
-def test_relay_that_changes_nothing_is_not_noticed() -> None:
-    two = TwoNodes(alter=lambda _, line: [line])
-    two.until_connected()
-    two.node.say(HELLO.message)
-    wait_until(lambda: two.turn() or two.leader.life_events, "the message")
-    assert two.received() == [HELLO]
-    two.close()
-
-
 def test_group_started_by_hand_refuses_who_comes_after_its_nodes() -> None:
     """It has no token: each node gets a secret when it connects first, and proves with it that it comes again."""
     two = TwoNodes(uid="", token="")

@@ -39,7 +39,6 @@ from ddptrain.device import (
     too_few_gpus,
 )
 from ddptrain.worker import run_forked
-from tests.ddptrain.runs import ForkServer
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
@@ -323,9 +322,3 @@ def test_tf32_is_off_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
         set_numerics(Config(tf32=tf32))
         assert torch.backends.cudnn.conv.fp32_precision == precision  # type: ignore[attr-defined]
         assert torch.backends.cuda.matmul.fp32_precision == precision
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
-def test_make_gpu_says_that_there_is_no_gpu(ddptrain: ForkServer) -> None:
-    run = ddptrain.run(module="tests.ddptrain.gpu", code=1)
-    assert [line[:7] for line in run.output().splitlines()] == ["error: ", "hint:  ", "next:  "]

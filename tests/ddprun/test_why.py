@@ -10,8 +10,7 @@ import pytest
 
 from ddprun.cli import main
 from ddprun.launcher.node_reports import merge_reports
-from tests.ddptrain.builders import command, rank_state
-from tests.ddptrain.runs import ForkServer
+from tests.ddptrain.builders import rank_state
 
 
 def explained(directory: Path) -> int:
@@ -75,16 +74,3 @@ def test_control_characters_are_printed_as_escapes(tmp_path: Path, capsys: pytes
     printed = capsys.readouterr().out
     assert r"\x1b]0;owned\x07" in printed
     assert all(c.isprintable() or c == "\n" for c in printed)
-
-
-def test_a_hang_is_explained(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ddptrain.run(*command(2, idx, tmp_path, "--chaos", "hang:1:5", "--hang-timeout", 2), code=76)
-    assert explained(tmp_path) == 0
-    text = capsys.readouterr().out
-    assert "root cause: rank 1, exit code 76" in text
-    assert "rank 1 (node 0) works in phase batch of step 5 at trainer.py:" in text
-    assert "rank 0 (node 0) waits in all_reduce of gradients of step 5" in text
-    assert explained(tmp_path / "run-000001") == 66
-    assert "no report of a failure" in capsys.readouterr().err

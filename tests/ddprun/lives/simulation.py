@@ -117,7 +117,6 @@ class Group:
         self.restarted: list[float] = []  # when the last node started the ranks of a later life
         self.sent: list[tuple[int, Message, bool]] = []
         self.stopping = False
-        self.events = 0
         self.faulted_at = self.allowed = 0.0
         self.lives: dict[int, set[int]] = {}
 
@@ -149,7 +148,6 @@ class Group:
         while self._heap and self.now < LONGEST:
             self.now, _, happen = heapq.heappop(self._heap)
             happen()
-            self.events += 1
         self._check_end()
         return self
 

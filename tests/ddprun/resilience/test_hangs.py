@@ -114,6 +114,10 @@ def test_a_rank_blocked_in_c_is_named_with_its_line(ddptrain: ForkServer, idx: P
     last = run.output().splitlines()[-4:]
     assert [line.partition(":")[0] for line in last] == ["root cause", "at", "hint", "next"]
     assert {1} in missing_ranks(tmp_path / "reports" / "local-0")
+    why = ddptrain.run("--why", tmp_path, module="ddprun").output()
+    assert "root cause: rank 1, exit code 76" in why
+    assert "rank 1 (node 0) works in phase batch of step 4 at trainer.py:" in why
+    assert "rank 0 (node 0) waits in all_reduce of gradients of step 4" in why
 
 
 def missing_ranks(folder: Path) -> list[set[int] | None]:

@@ -113,12 +113,6 @@ def test_spawned_ranks_train_like_forked_ones_and_write_their_logs(
     assert [f"[n0r0] {line}" for line in logged] == run.output().splitlines()
 
 
-def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.run("launch", "--nproc-per-node", 2, "--how", "spawn", *SMALL, "--data-dir", idx, "--chaos",
-                       "kill:1:3", code=137)  # fmt: skip
-    assert (run.message()["rank"], run.message()["step"]) == (1, 3)
-
-
 @pytest.mark.soak
 def test_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole) -> None:
     argv = map(str, command(1, idx, tmp_path / "torchrun"))
