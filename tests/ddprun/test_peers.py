@@ -14,7 +14,7 @@ import pytest
 
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher import peers
-from ddprun.launcher.life_messages import Alive, Hello, Life, to_json
+from ddprun.launcher.life_messages import Alive, Hello, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.peers import VERSION, Peers, take_token
 from ddprun.reporting.http_port import ProgressPort
@@ -22,7 +22,7 @@ from tests.ddprun.launcher_messages import Relay, Speaker, group_secret
 from tests.ddptrain.runs import ForkServer, wait_until
 from tests.processes import free_port
 
-LIFE = Life("uid", "1")
+LIFE = 1
 HELLO = Received(Hello(LIFE, "boot"), 1)
 
 

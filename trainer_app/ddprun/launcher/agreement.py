@@ -22,7 +22,6 @@ from ddprun.launcher.life_messages import (
     End,
     Failed,
     Failure,
-    Life,
     Message,
     Ready,
     Release,
@@ -103,11 +102,11 @@ class Agreement:
     """
 
     def __init__(self, ranks: Ranks, peers: Peers, grant: int, progress: NodeProgress, *, gpus: bool = False) -> None:
-        now, life = time.monotonic(), Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
+        now = time.monotonic()
         self._peers, self._next_tick, self._nnodes, self._is_granted = peers, now, ranks.nnodes, grant > 0
         self._progress = progress
-        self._follower = Follower(secrets.token_hex(8), life, joined=peers.is_leader, heard=now, ticked=now)
-        leader = Leader(ranks.nnodes, grant, life, _GPU_READY if gpus else _READY, began=now, ticked=now)
+        self._follower = Follower(secrets.token_hex(8), joined=peers.is_leader, heard=now, ticked=now)
+        leader = Leader(ranks.nnodes, grant, ready=_GPU_READY if gpus else _READY, began=now, ticked=now)
         self._leader = leader if peers.is_leader else None
         self._for_leader: collections.deque[Event] = collections.deque()
         self._for_follower: collections.deque[Event] = collections.deque()
@@ -157,7 +156,7 @@ class Agreement:
         """Of node 0: return the fields ``life`` and ``lives`` of the reports; empty on other nodes."""
         if self._leader is None or not self._is_granted:
             return {}
-        return {"life": self._leader.life.number, "lives": [life.report for life in self._ended]}
+        return {"life": self._leader.life, "lives": [life.report for life in self._ended]}
 
     def failed(self, report: Report) -> None:
         """Tell that a rank of this node has failed, and why."""
@@ -268,7 +267,7 @@ class Agreement:
         if after.phase != before.phase and after.phase in ("Choosing", "Ended"):
             blamed = lives.blame(after.failures)
             if blamed or after.phase == "Choosing":
-                ended = EndedLife(after.life.number, blamed, after.has_progressed, self._failed_at)
+                ended = EndedLife(after.life, blamed, after.has_progressed, self._failed_at)
                 self._ended = [*self._ended, ended][-_KEPT:]
         if after.has_stepped and not before.has_stepped and after.spent:
             *earlier, last = self._ended

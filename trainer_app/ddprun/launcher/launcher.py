@@ -59,7 +59,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         if (order := services.agreement.next_life) is None:
             break
         supervisor.finish_logs(hurry=True)
-        placed, number = replace(ranks, master_port=order.port), order.life.number
+        placed, number = replace(ranks, master_port=order.port), order.life
         why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
         launcher_line(f"restart in place {number - 1} of {grant}: {why}")
     termination.write(ending.report | services.agreement.reports(), termination.destination())

@@ -28,7 +28,6 @@ from ddprun.launcher.life_messages import (
     Failed,
     Failure,
     Hello,
-    Life,
     Message,
     Ready,
     Release,
@@ -141,7 +140,7 @@ class Leader:
 
     nnodes: int
     granted: int
-    life: Life
+    life: int = 1
     ready: float = 10.0
     phase: Literal["Running", "Aborting", "Choosing", "Released", "Ended"] = "Running"
     seats: Mapping[int, Seat] = field(default_factory=dict)
@@ -164,7 +163,7 @@ class Leader:
     @property
     def spent(self) -> int:
         """How many restarts in place there were."""
-        return self.life.number - 1
+        return self.life - 1
 
     @property
     def is_over(self) -> bool:
@@ -187,7 +186,7 @@ class Follower:
     """
 
     boot: str
-    life: Life
+    life: int = 1
     phase: Literal["Running", "Failed", "Done", "Ending", "Ready", "Released", "Exited"] = "Running"
     joined: bool = False
     heard: float = 0.0
@@ -215,9 +214,9 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
             return _received(s, event.node, event.message, now)
         case Lost() if event.node in s.seats and s.seats[event.node].lost is None:
             return _with_seat(s, event.node, dataclasses.replace(s.seats[event.node], lost=now)), ()
-        case PortChosen() if s.phase == "Choosing" and event.number == s.life.number + 1:
+        case PortChosen() if s.phase == "Choosing" and event.number == s.life + 1:
             return _next_life(s, event.port, now)
-        case Progressed() if s.phase in ("Running", "Aborting") and event.number == s.life.number:
+        case Progressed() if s.phase in ("Running", "Aborting") and event.number == s.life:
             return _progressed(s, event.mark, now), ()
         case Tick():
             return _leader_tick(s, now)
@@ -225,8 +224,6 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
 
 
 def _received(s: Leader, node: int, message: Message, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    if not (message.life.is_of_group(s.life) and 0 <= node < s.nnodes):
-        return s, ()
     if isinstance(message, Hello):
         return _hello(s, node, message, now)
     seat = s.seats.get(node)
@@ -257,7 +254,7 @@ def _of_life(s: Leader, node: int, message: Message, now: float) -> tuple[Leader
 def _hello(s: Leader, node: int, hello: Hello, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """Admit a node, or one that has lost its connection; tell it what the others were told."""
     known = s.seats.get(node)
-    is_restarted = hello.life.number != 1 if known is None else known.boot != hello.boot
+    is_restarted = hello.life != 1 if known is None else known.boot != hello.boot
     if is_restarted and not s.is_over:
         return _end(s, f"the launcher of node {node} was restarted")
     s = _with_seat(s, node, Seat(hello.boot, now))
@@ -317,7 +314,7 @@ def _decide(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
     blamed = blame(s.failures)
     if reason := escalation(s, blamed):
         return _end(s, reason)
-    return dataclasses.replace(s, phase="Choosing"), (ChoosePort(s.life.number + 1),)
+    return dataclasses.replace(s, phase="Choosing"), (ChoosePort(s.life + 1),)
 
 
 def blame(failures: Mapping[int, Failure]) -> Blamed | None:
@@ -369,7 +366,7 @@ def _next_life(s: Leader, port: int | None, now: float) -> tuple[Leader, tuple[A
     if port is None:
         return _end(s, "no port of node 0 is free")
     s = dataclasses.replace(
-        s, life=s.life.next, phase="Running", port=port, began=now, has_stepped=False, failures={},
+        s, life=s.life + 1, phase="Running", port=port, began=now, has_stepped=False, failures={},
         fruitless=_fruitless(s), last=blame(s.failures), best=max(s.best, s.mark), mark=0,
     )  # fmt: skip
     return s, _to_all(s, Start(s.life, port, s.last))
@@ -475,8 +472,6 @@ def _said_again(s: Follower) -> tuple[Action, ...]:
 
 
 def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[Action, ...]]:
-    if not order.life.is_of_group(s.life):
-        return s, ()
     s = dataclasses.replace(s, joined=True, heard=now)
     match order:
         case End():
@@ -485,7 +480,7 @@ def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[A
             return _leave_alone(s, order.reason)
         case Abort() if s.runs and order.life == s.life:
             return dataclasses.replace(s, phase="Ending"), (order,)
-        case Start() if s.phase == "Ready" and order.life == s.life.next and not s.stopping:
+        case Start() if s.phase == "Ready" and order.life == s.life + 1 and not s.stopping:
             return dataclasses.replace(s, phase="Running", life=order.life, failure=None), (order,)
     return s, ()
 

@@ -253,11 +253,6 @@ class Peers:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
-    def group_id(self) -> str:
-        """Which attempt this is; unlike the secret, it may be sent."""
-        return hashlib.sha256(b"id" + self._group).hexdigest()[:16]
-
-    @property
     def is_leader(self) -> bool:
         return self.node == 0
 
