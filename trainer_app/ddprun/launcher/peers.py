@@ -228,9 +228,9 @@ class Peers:
     """
 
     def __init__(self, ranks: Ranks, port: int | None, token: str = "") -> None:
-        self._ranks, self._group, self._port = ranks, _group(ranks), port
+        self._ranks, self._port, group = ranks, port, _group(ranks)
         # A webhook may have removed the token from the pods; they have the random uid of the job, too.
-        known = hmac.digest(token.encode(), self._group, "sha256") if token else self._group
+        known = hmac.digest(token.encode(), group, "sha256") if token else group
         self._secret = known if token or os.environ.get("DDPJOB_UID") else None  # None: started by hand
         self._drawn = secrets.token_bytes()  # of node 0 of such a group
         self._given: set[int] = set()  # the nodes that have proved that they know the secret which they were sent
