@@ -19,13 +19,11 @@ from ddprun.launcher.lives import (
     RECONNECT,
     SILENCE,
     Action,
-    ChoosePort,
     Connected,
     Event,
     Follower,
     Leader,
     Lost,
-    PortChosen,
     Progressed,
     Received,
     Send,
@@ -357,12 +355,8 @@ class Group:
         if self.leader.life != before.life:
             self._check_start()
         for action in actions:
-            match action:
-                case Send():
-                    self._send(action.node, action.message, to_leader=False)
-                case ChoosePort():
-                    is_free = self.schedule.kind != "storm" or self.draw.random() > 0.02
-                    self._lead(PortChosen(action.number, 20_000 if is_free else None))
+            if isinstance(action, Send):
+                self._send(action.node, action.message, to_leader=False)
 
     def _check_start(self) -> None:
         number = self.leader.life
@@ -393,7 +387,8 @@ class Group:
             if agent.ranks == number and not agent.ended:
                 agent.ranks = None
                 healthy = self.schedule.kind != "storm" or self.draw.random() > 0.05
-                self._handle(agent, Ready(number, healthy))
+                is_free = self.schedule.kind != "storm" or self.draw.random() > 0.02
+                self._handle(agent, Ready(number, healthy, port=20_000 if is_free else 0))
                 self._peers_notice(number, agent)
 
         return happen

@@ -90,11 +90,13 @@ class Ready(Message):
 
     Attributes:
         healthy: whether ranks can be started on it again.
+        port: of node 0: one that is free, the MASTER_PORT of the next life; 0 if none is.
     """
 
     name = "ready"
     healthy: bool = True
     failure: Failure | None = None
+    port: int = 0
 
 
 @dataclass(frozen=True)
