@@ -119,8 +119,8 @@ class _Proving:
 class _Connection:
     """A socket that neither blocks the launcher nor fills its memory."""
 
-    def __init__(self, sock: socket.socket, selector: selectors.EpollSelector, received: bytes = b"") -> None:
-        self._sock, self._selector, self._received, self._unsent = sock, selector, received, b""
+    def __init__(self, sock: socket.socket, selector: selectors.EpollSelector) -> None:
+        self._sock, self._selector, self._received, self._unsent = sock, selector, b"", b""
         self.closed, self.longest = False, _LONGEST_PROOF
         self._keys: tuple[bytes, bytes] | None = None
         self._sent = self._taken = 0  # messages with these keys

@@ -15,7 +15,7 @@ from ddprun.checkpoint_files import newest_place
 from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
-from ddprun.launcher import processes
+from ddprun.launcher import hang_detector, processes
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.life_messages import End, Failure
 from ddprun.launcher.log_files import LogFiles, log_file
@@ -348,7 +348,11 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 continue
             unsent = [w for w in self._workers if not (w.ending or w.returned)]  # their threads have not ended
-            if self.stop_signal is None and self._have_returned() and self._detector.linger(unsent):
+            if (
+                self.stop_signal is None
+                and self._have_returned()
+                and self._detector.idle_after_return(unsent) >= hang_detector.LINGERING
+            ):
                 self._note_end_before_stop()
                 self._end_returned(number)
                 continue
