@@ -58,7 +58,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         ending = supervisor.run()
         if (order := services.agreement.next_life) is None:
             break
-        supervisor.finish_logs(hurry=True)
+        supervisor.finish_logs()
         placed, number = replace(ranks, master_port=order.port), order.life
         why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
         launcher_line(f"restart in place {number - 1} of {grant}: {why}")
@@ -66,7 +66,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
     if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
         for line in termination.root_cause_lines(ending.report):
             launcher_line(line)
-    supervisor.finish_logs(hurry=False)
+    supervisor.finish_logs()
     return ending
 
 

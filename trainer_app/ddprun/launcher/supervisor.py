@@ -192,11 +192,11 @@ class Supervisor:
                 "it is full; what it does not take is missing in the files of the ranks"
             )
 
-    def finish_logs(self, *, hurry: bool) -> None:
-        """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time or until a signal comes."""
+    def finish_logs(self) -> None:
+        """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time."""
         if self._logs:
             drops, logs, self._logs = self._logs.drops, self._logs, None
-            if not logs.close(hurry=hurry or self.stop_signal is not None, cancelled=self._is_told_to_stop) or drops:
+            if not logs.close() or drops:
                 self._warn_of_volume()
 
     def _is_told_to_stop(self) -> bool:
