@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from ddprun.distributed.process_group import interface_variables, join_group
 from ddprun.distributed.rendezvous import parse_rendezvous_timeout
 from ddprun.distributed.topology import (
     Ranks,
-    bind_free_port,
     free_port,
     from_flags,
     from_node_environment,
@@ -233,19 +231,6 @@ def test_a_free_port_is_below_the_ephemeral_range_where_there_is_room(
     ports = {free_port(tmp_path / "range") for _ in range(20)}
     assert len(ports) > 1
     assert all(first <= port <= last for port in ports)
-
-
-def test_a_bound_port_cannot_be_taken_before_rank_0_listens_on_it() -> None:
-    with bind_free_port() as bound, socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("", bound.getsockname()[1]))
-
-
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_bound_port_accepts_both_kinds_of_addresses_once_it_listens(address: str) -> None:
-    with bind_free_port() as bound:
-        bound.listen()
-        socket.create_connection((address, bound.getsockname()[1]), timeout=60).close()
 
 
 def test_the_interface_of_a_route_is_named_and_none_for_an_unknown_host() -> None:

@@ -195,7 +195,6 @@ def _run_launcher(arguments: argparse.Namespace, job: Literal["train", "prefligh
         given.get("how", "prefork"),
         given.get("log_dir", ""),
         given.get("max_restarts", 0),
-        fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
     )
     return launch(config, ranks, stop, options)
 

@@ -6,7 +6,7 @@ The termination message names the root cause, not the first peer that noticed.
 import os
 from dataclasses import replace
 
-from ddprun.distributed.topology import Ranks, bind_free_port, loopback_of
+from ddprun.distributed.topology import Ranks, free_port
 from ddprun.errors import Stopped, UsageError
 from ddprun.files import make_directory, open_descriptors
 from ddprun.launcher.agreement import granted
@@ -48,7 +48,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         raise Stopped("stopped by a signal in phase start", saved=False)
     grant = options.max_restarts or granted()
     services = Services.started(ranks, options.program, grant, token)
-    placed, number = _holding_port(ranks, options), 1
+    placed, number = replace(ranks, master_port=ranks.master_port or free_port()), 1
     while True:
         reports = NodeReports.of_life(settings.checkpoint_dir, ranks, options.log_dir, number)
         if reports and number == 1:
@@ -68,12 +68,3 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
             launcher_line(line)
     supervisor.finish_logs()
     return ending
-
-
-def _holding_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
-    """Return the ranks; of a node that trains alone with a free port, which a socket holds until rank 0 listens."""
-    if ranks.nnodes > 1 or options.fixed_port or ranks.world_size == 1:
-        return ranks
-    bound = bind_free_port(host=loopback_of(ranks.master_addr) or "")
-    port = bound.getsockname()[1]
-    return replace(ranks, master_port=port, listener=bound.detach())

@@ -151,8 +151,7 @@ def start(
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process = None
-        listener = (ranks.listener,) if ranks.is_zero and ranks.listener is not None else ()
-        descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
+        descriptors = (output_write, reports_write, *astuple(diagnostics))
         if how == "spawn":
             script = "from ddprun.launcher.processes import run_spawned; run_spawned()"
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

@@ -51,8 +51,6 @@ class LaunchOptions:
         how: prefork, or spawn (a fresh interpreter per rank).
         log_dir: also write each rank's output to ``rank-N.log`` there, after restarts to ``rank-N.life-M.log``.
         max_restarts: how often the ranks are restarted in place, whatever is granted; only on a node that trains alone.
-        fixed_port: the user chose the port of the first life; otherwise a node that trains alone takes a free one,
-            which keeps two jobs on one machine apart.
         opened: descriptors that were opened by the imports before the fork; the ranks keep them.
     """
 
@@ -60,7 +58,6 @@ class LaunchOptions:
     how: str = "prefork"
     log_dir: str = ""
     max_restarts: int = 0
-    fixed_port: bool = False
     opened: Collection[int] = ()
 
 
@@ -122,8 +119,6 @@ class Supervisor:
         self.services.table.follow(self._workers)
         if self.ranks.node_rank == 0:
             self.services.progress.follow(self._workers[0].diagnostics)
-        if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
-            os.close(self.ranks.listener)
         with selectors.DefaultSelector() as selector:
             selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
             selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
