@@ -153,7 +153,9 @@ CASES = {
     ),
     "SIGTERM": Case(((75, "Stopped"), (75, "Stopped")), stops=True),
     "ddptrain": Case((DONE, DONE), digits=("--epochs", 2)),
-    "ddptrain, killed launcher": Case(((77, "PeerLost"), (-9, None)), digits=("--step-delay", 0.1), kills=True),
+    "ddptrain, killed launcher": Case(
+        ((77, "PeerLost"), (-9, None)), digits=("--step-delay", 0.1), env=IN_PLACE, kills=True
+    ),
     "ddptrain, hang": Case(
         ((76, "Hang"), (76, "Hang")),
         "rank 1 (node 1) is in phase",

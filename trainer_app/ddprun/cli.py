@@ -206,7 +206,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded)
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
     how = "spawn" if arguments.start == "spawn" else "prefork"
-    options = LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
+    options = LaunchOptions(program, how, arguments.log_dir or "", restarts)
     os.environ["TORCHELASTIC_RUN_ID"] = run_id(arguments, os.environ, ranks.nnodes)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
     report = launch(settings, ranks, stop, options)
@@ -246,7 +246,7 @@ def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
 
 
 def node_of(arguments: argparse.Namespace, env: Mapping[str, str]) -> topology.Ranks:
-    """Return this node's place; on a single node with a free port, unless the user chose one.
+    """Return this node's place.
 
     Raises:
         UsageError: an impossible or an elastic number of nodes, or ranks on GPUs that are not there.
@@ -264,11 +264,7 @@ def node_of(arguments: argparse.Namespace, env: Mapping[str, str]) -> topology.R
     if arguments.standalone:
         place |= {"nnodes": "1", "node_rank": "0", "master_addr": "127.0.0.1", "master_port": None}
         env = {key: value for key, value in env.items() if key not in ("NNODES", "NODE_RANK", "MASTER_PORT")}
-    ranks = topology.from_node_environment(env, **place, nproc_per_node=_ranks_here(arguments.nproc_per_node))
-    if ranks.nnodes > 1 or place["master_port"] or env.get("MASTER_PORT"):
-        return ranks
-    # Not held by a socket, as for a trainer that gets the socket: rank 0 of a script opens the port itself.
-    return dataclasses.replace(ranks, master_port=topology.free_port())
+    return topology.from_node_environment(env, **place, nproc_per_node=_ranks_here(arguments.nproc_per_node))
 
 
 def _ranks_here(given: str | None) -> str | None:

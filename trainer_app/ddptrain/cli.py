@@ -141,7 +141,6 @@ def _launch(arguments: argparse.Namespace) -> int:
         given.get("how", "prefork"),
         given.get("log_dir", ""),
         given.get("max_restarts", 0),
-        fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
     )
     report = launch(config, ranks, stop, options)
     finish_output(stopped=report.get("outcome") == "stopped")

@@ -27,11 +27,8 @@ from tests.processes import free_port
 pytestmark = pytest.mark.together
 
 
-def test_run_with_timeout_returns_the_result() -> None:
+def test_run_with_timeout_returns_the_result_and_none_for_an_error() -> None:
     assert run_with_timeout(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
-
-
-def test_run_with_timeout_returns_none_for_an_error() -> None:
     assert run_with_timeout(60, lambda: Path("/absent").read_text()) is None
 
 

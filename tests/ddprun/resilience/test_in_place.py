@@ -17,7 +17,7 @@ from ddprun import proc
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
-from ddprun.launcher.life_messages import Abort, End, Life, Release, Start
+from ddprun.launcher.life_messages import Abort, End, Release, Start
 from ddprun.launcher.lives import Connected, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
@@ -181,12 +181,11 @@ def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor
     ranks = Ranks(nnodes=2, node_rank=1, world_size=2)
     peers = Peers(ranks, None)
     agreed = Agreement(ranks, peers, 5, NodeProgress(2))
-    life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
-    peers.life_events += [Connected(), Received(Abort(life))]
+    peers.life_events += [Connected(), Received(Abort(1))]
     assert agreed.turn() and agreed.must_end
     agreed.ended(healthy=True, failure=None)
     # A rank of another node has failed while this launcher did not run: it hears of both at once.
-    peers.life_events += [Received(Start(life.next, 29500)), Received(Abort(life.next))]
+    peers.life_events += [Received(Start(2, 29500)), Received(Abort(2))]
     assert not agreed.turn()
     assert agreed.next_life is not None and not agreed.must_end
     agreed.begin(2)
@@ -234,7 +233,7 @@ def test_signal_that_was_passed_on_ends_the_wait_for_the_files_of_a_stall(superv
 def test_report_of_a_node_whose_ranks_others_have_ended(supervisor: Supervisor, tmp_path: Path) -> None:
     (tmp_path / "run-000001").mkdir()
     (tmp_path / "run-000001" / "step-000000005.json").touch()
-    told = End(Life("uid", "1"), "a signal has stopped node 1")
+    told = End(1, "a signal has stopped node 1")
     lost = supervisor._report_of_exit(told)
     assert (lost["code"], lost["checkpoint"]) == (77, place(1, 5))
     supervisor.stop_signal = signal.SIGTERM
@@ -276,7 +275,7 @@ def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.C
 def test_line_says_why_no_life_follows(
     supervisor: Supervisor, capsys: pytest.CaptureFixture[str], reason: str, said: str
 ) -> None:
-    supervisor._agreed.orders.append(Release(Life("uid", "1"), reason))
+    supervisor._agreed.orders.append(Release(1, reason))
     assert not supervisor._agreed.obey()
     out = capsys.readouterr().out
     assert said in out if said else not out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import zipapp
 from pathlib import Path
@@ -142,24 +141,6 @@ def test_interrupt_at_a_terminal_reaches_each_rank_once(ddptrain: ForkServer, tm
     started.stop()
     assert started.wait() == 75, started.output()
     assert started.output().count("interrupted") == 2
-
-
-def test_rank_that_is_stopped_is_named_at_once_and_goes_on(ddptrain: ForkServer, tmp_path: Path) -> None:
-    text = (
-        "import os, sys, time\nprint('rank', os.environ['RANK'], 'is', os.getpid(), flush=True)\n"
-        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
-    )
-    argv = ("--nproc-per-node", 2, written(tmp_path, text), tmp_path / "go")
-    started = ddptrain.start(*argv, module="ddprun")
-    wait_until(lambda: started.output().count("rank ") == 2, "both ranks")
-    [pid] = re.findall(r"rank 1 is (\d+)", started.output())
-    os.kill(int(pid), signal.SIGSTOP)
-    wait_until(lambda: "rank 1 is stopped by SIGSTOP" in started.output(), "the line")
-    os.kill(int(pid), signal.SIGCONT)
-    wait_until(lambda: "rank 1 continues" in started.output(), "the line")
-    (tmp_path / "go").touch()
-    assert started.wait() == 0, started.output()
-    assert started.output().count("stopped") == started.output().count("continues") == 1
 
 
 FORKS = """

@@ -195,23 +195,3 @@ def test_variables_are_searched_in_the_file_that_runs(tmp_path: Path, monkeypatc
     for name, found in (("mine", "OMP___main__"), ("mine.train", "OMP_train")):
         said = Script("module", name, (), Settings()).preload()
         assert said == f"{name} sets variables that torch reads when it is imported ({found})"
-
-
-def test_each_life_of_a_rank_has_a_log_file(ddptrain: ForkServer, tmp_path: Path) -> None:
-    text = (
-        "import os, pathlib, time\n"
-        "life = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "print('life', life, flush=True)\n"
-        f"met = pathlib.Path({str(tmp_path)!r})\n"
-        "(met / f\"{os.environ['RANK']}-{life}\").touch()\n"
-        "while len(list(met.glob(f'?-{life}'))) < 2: time.sleep(0.01)\n"
-        "1 / 0\n"
-    )
-    script = written(tmp_path, text)
-    logs = tmp_path / "logs"
-    env = {"DDPJOB_INPLACE_RESTARTS": 5}  # of the operator: the user's number is used in place of it
-    done = run(ddptrain, "--max-restarts", 1, "--log-dir", logs, "--nproc-per-node", 2, script, code=1, env=env)
-    assert "restart in place 1 of 1: node 0: division by zero" in done.output()
-    for rank in (0, 1):
-        lives = [(logs / name).read_text() for name in (f"rank-{rank}.log", f"rank-{rank}.life-2.log")]
-        assert ["life 0" in lives[0], "life 1" in lives[0], "life 1" in lives[1]] == [True, False, True]

@@ -129,7 +129,8 @@ def test_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole)
 def test_max_restarts_starts_the_ranks_again_and_they_resume(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    run = ddptrain.run(*command(2, idx, tmp_path / "cut", "--max-restarts", 1, "--chaos", "kill:1:11"))
+    env = {"DDPJOB_INPLACE_RESTARTS": 5}  # of the operator: the user's number is used in place of it
+    run = ddptrain.run(*command(2, idx, tmp_path / "cut", "--max-restarts", 1, "--chaos", "kill:1:11"), env=env)
     lines = run.output().splitlines()
     assert any(line.startswith("restart in place 1 of 1: node 0: rank 1 was killed by SIGKILL") for line in lines)
     assert run.message()["resumedFrom"] == place(1, 9)

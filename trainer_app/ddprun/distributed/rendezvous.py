@@ -96,9 +96,7 @@ class Rendezvous:
                 ) from error
         host = loopback_of(ranks.master_addr)
         try:
-            listener = ranks.listener
-            if listener is None and host:
-                listener = bind(ranks.master_port, host, again=True).detach()
+            listener = bind(ranks.master_port, host, again=True).detach() if host else None
             return TCPStore(
                 host or "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
                 ranks.master_port,

@@ -22,7 +22,6 @@ from ddprun.launcher.life_messages import (
     End,
     Failed,
     Failure,
-    Life,
     Message,
     Ready,
     Release,
@@ -30,11 +29,9 @@ from ddprun.launcher.life_messages import (
     Stop,
 )
 from ddprun.launcher.lives import (
-    ChoosePort,
     Event,
     Follower,
     Leader,
-    PortChosen,
     Progressed,
     Received,
     Send,
@@ -103,11 +100,11 @@ class Agreement:
     """
 
     def __init__(self, ranks: Ranks, peers: Peers, grant: int, progress: NodeProgress, *, gpus: bool = False) -> None:
-        now, life = time.monotonic(), Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
+        now = time.monotonic()
         self._peers, self._next_tick, self._nnodes, self._is_granted = peers, now, ranks.nnodes, grant > 0
         self._progress = progress
-        self._follower = Follower(secrets.token_hex(8), life, joined=peers.is_leader, heard=now, ticked=now)
-        leader = Leader(ranks.nnodes, grant, life, _GPU_READY if gpus else _READY, began=now, ticked=now)
+        self._follower = Follower(secrets.token_hex(8), joined=peers.is_leader, heard=now, ticked=now)
+        leader = Leader(ranks.nnodes, grant, ready=_GPU_READY if gpus else _READY, began=now, ticked=now)
         self._leader = leader if peers.is_leader else None
         self._for_leader: collections.deque[Event] = collections.deque()
         self._for_follower: collections.deque[Event] = collections.deque()
@@ -157,7 +154,7 @@ class Agreement:
         """Of node 0: return the fields ``life`` and ``lives`` of the reports; empty on other nodes."""
         if self._leader is None or not self._is_granted:
             return {}
-        return {"life": self._leader.life.number, "lives": [life.report for life in self._ended]}
+        return {"life": self._leader.life, "lives": [life.report for life in self._ended]}
 
     def failed(self, report: Report) -> None:
         """Tell that a rank of this node has failed, and why."""
@@ -170,8 +167,11 @@ class Agreement:
 
     def ended(self, *, healthy: bool, failure: Failure | None) -> None:
         """Tell that no process of this life is left, or that some are."""
-        self.must_end = False
-        self._tell(Ready(self._follower.life, healthy, failure))
+        self.must_end, port = False, 0
+        if self._leader:
+            with contextlib.suppress(OSError):
+                port = free_port()
+        self._tell(Ready(self._follower.life, healthy, failure, port))
 
     def told_to_stop(self) -> None:
         """Tell that a stop signal has come, and was passed on to the ranks."""
@@ -253,23 +253,18 @@ class Agreement:
                     self._for_follower.append(Received(action.message))
                 case Send():
                     self._peers.say(action.message, action.node)
-                case ChoosePort():
-                    port = None
-                    with contextlib.suppress(OSError):
-                        port = free_port()
-                    self._for_leader.append(PortChosen(action.number, port))
 
     def _note(self, before: Leader, after: Leader, now: float) -> None:
         """Note when a life fails, how it ended, and when the next one has made its first step."""
         if after.phase != before.phase and after.phase == "Aborting":
             self._failed_at = now
-        if after.life != before.life:
+        goes_on = after.life != before.life
+        if goes_on:
             self._next_tick = now  # to see the first step when it is made, and not up to _TICK later
-        if after.phase != before.phase and after.phase in ("Choosing", "Ended"):
-            blamed = lives.blame(after.failures)
-            if blamed or after.phase == "Choosing":
-                ended = EndedLife(after.life.number, blamed, after.has_progressed, self._failed_at)
-                self._ended = [*self._ended, ended][-_KEPT:]
+        blamed = after.last if goes_on else lives.blame(after.failures)
+        if goes_on or (blamed and after.phase == "Ended" != before.phase):
+            ended = EndedLife(before.life, blamed, before.has_progressed, self._failed_at)
+            self._ended = [*self._ended, ended][-_KEPT:]
         if after.has_stepped and not before.has_stepped and after.spent:
             *earlier, last = self._ended
             self._ended = [*earlier, replace(last, recovered_after=now - last.failed_at)]

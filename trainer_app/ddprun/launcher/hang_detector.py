@@ -37,7 +37,7 @@ _SHOWN, _STEPS = 10.0, 10
 _MOST_DEADLINE = 10**9  # seconds
 _WITHOUT_STEPS = 4  # before the first step, so many times the time that makes a stall later
 _INTERRUPTIONS = 20  # of a main thread that does nothing, by requests for dumps among others
-_LINGERING = 60.0  # seconds in which the process of a rank does nothing after its script has returned
+LINGERING = 60.0  # seconds in which the process of a rank does nothing after its script has returned
 _LITTLE = 0.2  # seconds of CPU in such a time: threads that only look at a clock use less, an upload uses more
 
 
@@ -309,17 +309,13 @@ class HangDetector:
             pause.work = work
         idle = min(pause.idle.observe(pause.work), pause.beats.seconds)
         if worker.has_returned and self.is_last:
-            return idle >= _LINGERING
+            return idle >= LINGERING
         return idle >= _WITHOUT_STEPS * self._report_after
 
     def idle_after_return(self, workers: Sequence[WorkerProcess]) -> float:
         """Return for how many seconds none of the ranks, whose scripts have all returned, has done anything."""
         pauses = [self._pauses.get(worker.rank) for worker in workers if worker.status is None]
         return min((min(p.idle.seconds, p.beats.seconds) if p else 0.0 for p in pauses), default=math.inf)
-
-    def linger(self, workers: Sequence[WorkerProcess]) -> bool:
-        """Return whether the ranks, whose scripts have all returned, do nothing any more: no checkpoint is written."""
-        return self.idle_after_return(workers) >= _LINGERING
 
     def snapshots(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
         """Ask every running rank for its dumps, wait for them, and return the ranks' states.

@@ -1,7 +1,8 @@
 """What the launchers of a group say to each other about restarts in place, and its form as JSON.
 
-Each message carries its ``Life``, the fencing token: a message of another job, attempt or life changes nothing. The
-launcher of a node uses the same classes for what happens to its ranks, and for the orders that it carries out.
+Each message carries the number of its life, the fencing token: a message of another life changes nothing. Launchers of
+another job or attempt are not connected (``peers``). The launcher of a node uses the same classes for what happens to
+its ranks, and for the orders that it carries out.
 """
 
 import dataclasses
@@ -11,23 +12,6 @@ from typing import Any, ClassVar, cast
 from ddprun.files import Json
 
 _LONGEST_TEXT = 300  # characters; a report of the failure, with its traceback, stays on its node
-
-
-@dataclass(frozen=True)
-class Life:
-    """One start of all ranks of an attempt."""
-
-    uid: str
-    attempt: str
-    number: int = 1
-
-    @property
-    def next(self) -> "Life":
-        return dataclasses.replace(self, number=self.number + 1)
-
-    def is_of_group(self, other: "Life") -> bool:
-        """Return whether both are lives of the same attempt."""
-        return (self.uid, self.attempt) == (other.uid, other.attempt)
 
 
 @dataclass(frozen=True)
@@ -70,7 +54,7 @@ class Message:
     """Base of the messages."""
 
     name: ClassVar[str]
-    life: Life
+    life: int
 
 
 @dataclass(frozen=True)
@@ -106,11 +90,13 @@ class Ready(Message):
 
     Attributes:
         healthy: whether ranks can be started on it again.
+        port: of node 0: one that is free, the MASTER_PORT of the next life; 0 if none is.
     """
 
     name = "ready"
     healthy: bool = True
     failure: Failure | None = None
+    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,7 +182,6 @@ def from_json(document: Json) -> Message:
     """
     fields = dict(document)
     kind = _BY_NAME[fields.pop("message")]
-    fields["life"] = Life(**fields["life"])
     if fields.get("failure"):
         fields["failure"] = Failure(**fields["failure"])
     if blamed := fields.get("blamed"):

@@ -2,7 +2,7 @@
 
 The launcher of node 0 leads. A *life* is one start of all ranks of an attempt; the first begins without an agreement.
 
-    leader      Running ──▶ Aborting ──▶ Choosing ──▶ Running (the next life)      any phase ──▶ Released, Ended
+    leader      Running ──▶ Aborting ──▶ Running (the next life)                   any phase ──▶ Released, Ended
     each node   Running ──▶ Failed, Done ──▶ Ending ──▶ Ready ──▶ Running          any phase ──▶ Released, Exited
 
 A node tells the leader that its ranks failed, and the leader tells all nodes to end theirs. Only when *each* node has
@@ -28,7 +28,6 @@ from ddprun.launcher.life_messages import (
     Failed,
     Failure,
     Hello,
-    Life,
     Message,
     Ready,
     Release,
@@ -71,14 +70,6 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class PortChosen:
-    """Of the leader: a port that is free on node 0, for the life with this number; None if there is none."""
-
-    number: int
-    port: int | None
-
-
-@dataclass(frozen=True)
 class Progressed:
     """Of the leader: rank 0 made its first step in this life, or has progressed.
 
@@ -98,16 +89,9 @@ class Send:
     node: int = 0
 
 
-@dataclass(frozen=True)
-class ChoosePort:
-    """Of the leader: find a free port for the life with this number, and say so with ``PortChosen``."""
-
-    number: int
-
-
-Event = Received | Connected | Lost | Tick | PortChosen | Progressed | Message
+Event = Received | Connected | Lost | Tick | Progressed | Message
 """What happened. A message that is not ``Received`` is what a node says of its own ranks, or that a signal came."""
-Action = Send | ChoosePort | Message
+Action = Send | Message
 """What to do. A message that is not to ``Send`` is an order for the node: Start, Abort, Release or End."""
 
 
@@ -131,6 +115,7 @@ class Leader:
         missing: nodes on which processes of this life may exist.
         failures: of this life by node, in the order of their arrival.
         deadline: when all nodes must be ready, in the phase Aborting.
+        port: the MASTER_PORT of this life, if it is not the first; while it is aborted, of the next one.
         began: when this life began.
         mark, best: the progress of this life, and of all before it.
         fruitless: lives in a row, before this one, without progress.
@@ -141,9 +126,9 @@ class Leader:
 
     nnodes: int
     granted: int
-    life: Life
+    life: int = 1
     ready: float = 10.0
-    phase: Literal["Running", "Aborting", "Choosing", "Released", "Ended"] = "Running"
+    phase: Literal["Running", "Aborting", "Released", "Ended"] = "Running"
     seats: Mapping[int, Seat] = field(default_factory=dict)
     missing: frozenset[int] = frozenset()
     failures: Mapping[int, Failure] = field(default_factory=dict)
@@ -164,7 +149,7 @@ class Leader:
     @property
     def spent(self) -> int:
         """How many restarts in place there were."""
-        return self.life.number - 1
+        return self.life - 1
 
     @property
     def is_over(self) -> bool:
@@ -183,11 +168,12 @@ class Follower:
         joined: the leader has answered. Before, the node ends by itself, as without an agreement.
         lost: when the connection ended; None while there is one.
         failure: of this life.
+        ready: what it has said last of the end of a life.
         stopping: a stop signal came.
     """
 
     boot: str
-    life: Life
+    life: int = 1
     phase: Literal["Running", "Failed", "Done", "Ending", "Ready", "Released", "Exited"] = "Running"
     joined: bool = False
     heard: float = 0.0
@@ -195,7 +181,7 @@ class Follower:
     ticked: float = 0.0
     told: float = 0.0
     failure: Failure | None = None
-    healthy: bool = True
+    ready: Ready | None = None
     stopping: bool = False
 
     @property
@@ -215,9 +201,7 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
             return _received(s, event.node, event.message, now)
         case Lost() if event.node in s.seats and s.seats[event.node].lost is None:
             return _with_seat(s, event.node, dataclasses.replace(s.seats[event.node], lost=now)), ()
-        case PortChosen() if s.phase == "Choosing" and event.number == s.life.number + 1:
-            return _next_life(s, event.port, now)
-        case Progressed() if s.phase in ("Running", "Aborting") and event.number == s.life.number:
+        case Progressed() if s.phase in ("Running", "Aborting") and event.number == s.life:
             return _progressed(s, event.mark, now), ()
         case Tick():
             return _leader_tick(s, now)
@@ -225,8 +209,6 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
 
 
 def _received(s: Leader, node: int, message: Message, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    if not (message.life.is_of_group(s.life) and 0 <= node < s.nnodes):
-        return s, ()
     if isinstance(message, Hello):
         return _hello(s, node, message, now)
     seat = s.seats.get(node)
@@ -249,15 +231,16 @@ def _of_life(s: Leader, node: int, message: Message, now: float) -> tuple[Leader
         case Ready() if s.phase == "Aborting":
             s = _with_failure(s, node, message.failure)
             unhealthy = s.unhealthy if message.healthy else s.unhealthy | {node}
-            s = dataclasses.replace(s, missing=s.missing - {node}, unhealthy=unhealthy)
-            return (s, ()) if s.missing else _decide(s)
+            port = message.port if node == 0 else s.port
+            s = dataclasses.replace(s, missing=s.missing - {node}, unhealthy=unhealthy, port=port)
+            return (s, ()) if s.missing else _decide(s, now)
     return s, ()
 
 
 def _hello(s: Leader, node: int, hello: Hello, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """Admit a node, or one that has lost its connection; tell it what the others were told."""
     known = s.seats.get(node)
-    is_restarted = hello.life.number != 1 if known is None else known.boot != hello.boot
+    is_restarted = hello.life != 1 if known is None else known.boot != hello.boot
     if is_restarted and not s.is_over:
         return _end(s, f"the launcher of node {node} was restarted")
     s = _with_seat(s, node, Seat(hello.boot, now))
@@ -312,12 +295,16 @@ def listed(nodes: Sequence[int]) -> str:
     return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 
 
-def _decide(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
+def _decide(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """Start the next life or end the attempt: no process of this life exists on any node."""
     blamed = blame(s.failures)
     if reason := escalation(s, blamed):
         return _end(s, reason)
-    return dataclasses.replace(s, phase="Choosing"), (ChoosePort(s.life.number + 1),)
+    s = dataclasses.replace(
+        s, life=s.life + 1, phase="Running", began=now, has_stepped=False, failures={},
+        fruitless=_fruitless(s), last=blamed, best=max(s.best, s.mark), mark=0,
+    )  # fmt: skip
+    return s, _to_all(s, Start(s.life, s.port, s.last))
 
 
 def blame(failures: Mapping[int, Failure]) -> Blamed | None:
@@ -339,6 +326,7 @@ def escalation(s: Leader, blamed: Blamed | None) -> str:
 _ESCALATIONS: tuple[tuple[str, Callable[[Leader, Blamed | None, Failure | None], bool]], ...] = (
     ("a restart cannot change this failure", lambda s, b, f: f is not None and f.code in exit_codes.NOT_RESTARTED),
     ("the memory limit was reached", lambda s, b, f: f is not None and f.kind == "OOMKilled"),
+    ("no port of node 0 is free", lambda s, b, f: not s.port),
     ("a node is not healthy", lambda s, b, f: bool(s.unhealthy)),
     ("no restart in place is left", lambda s, b, f: s.spent >= s.granted),
     (f"{FRUITLESS} lives in a row made no progress", lambda s, b, f: _fruitless(s) >= FRUITLESS),
@@ -363,16 +351,6 @@ def _is_same_node(s: Leader, blamed: Blamed | None) -> bool:
     if s.last is None or blamed is None or s.nnodes == 1 or s.has_progressed:
         return False
     return blamed.failure.cause == s.last.failure.cause == "own" and blamed.node == s.last.node
-
-
-def _next_life(s: Leader, port: int | None, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    if port is None:
-        return _end(s, "no port of node 0 is free")
-    s = dataclasses.replace(
-        s, life=s.life.next, phase="Running", port=port, began=now, has_stepped=False, failures={},
-        fruitless=_fruitless(s), last=blame(s.failures), best=max(s.best, s.mark), mark=0,
-    )  # fmt: skip
-    return s, _to_all(s, Start(s.life, port, s.last))
 
 
 def _release(s: Leader, reason: str = "") -> tuple[Leader, tuple[Action, ...]]:
@@ -445,7 +423,8 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
 def _of_ranks(s: Follower, event: Failed | Done | Ready) -> tuple[Follower, tuple[Action, ...]]:
     match event:
         case Ready() if s.phase == "Ending":
-            s = dataclasses.replace(s, phase="Ready", healthy=event.healthy, failure=event.failure or s.failure)
+            ready = dataclasses.replace(event, failure=event.failure or s.failure)
+            s = dataclasses.replace(s, phase="Ready", ready=ready)
             return s, _said_again(s)
         case Done() if s.phase == "Running" and not s.joined:
             s, actions = _leave_alone(s)  # the leader may have the hello, and would miss this node
@@ -469,14 +448,12 @@ def _said_again(s: Follower) -> tuple[Action, ...]:
             told.append(Failed(s.life, s.failure))
         case "Done":
             told.append(Done(s.life))
-        case "Ready":
-            told.append(Ready(s.life, s.healthy, s.failure))
+        case "Ready" if s.ready:
+            told.append(s.ready)
     return tuple(map(Send, told))
 
 
 def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[Action, ...]]:
-    if not order.life.is_of_group(s.life):
-        return s, ()
     s = dataclasses.replace(s, joined=True, heard=now)
     match order:
         case End():
@@ -485,7 +462,7 @@ def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[A
             return _leave_alone(s, order.reason)
         case Abort() if s.runs and order.life == s.life:
             return dataclasses.replace(s, phase="Ending"), (order,)
-        case Start() if s.phase == "Ready" and order.life == s.life.next and not s.stopping:
+        case Start() if s.phase == "Ready" and order.life == s.life + 1 and not s.stopping:
             return dataclasses.replace(s, phase="Running", life=order.life, failure=None), (order,)
     return s, ()
 

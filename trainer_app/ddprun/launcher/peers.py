@@ -119,8 +119,8 @@ class _Proving:
 class _Connection:
     """A socket that neither blocks the launcher nor fills its memory."""
 
-    def __init__(self, sock: socket.socket, selector: selectors.EpollSelector, received: bytes = b"") -> None:
-        self._sock, self._selector, self._received, self._unsent = sock, selector, received, b""
+    def __init__(self, sock: socket.socket, selector: selectors.EpollSelector) -> None:
+        self._sock, self._selector, self._received, self._unsent = sock, selector, b"", b""
         self.closed, self.longest = False, _LONGEST_PROOF
         self._keys: tuple[bytes, bytes] | None = None
         self._sent = self._taken = 0  # messages with these keys
@@ -228,9 +228,9 @@ class Peers:
     """
 
     def __init__(self, ranks: Ranks, port: int | None, token: str = "") -> None:
-        self._ranks, self._group, self._port = ranks, _group(ranks), port
+        self._ranks, self._port, group = ranks, port, _group(ranks)
         # A webhook may have removed the token from the pods; they have the random uid of the job, too.
-        known = hmac.digest(token.encode(), self._group, "sha256") if token else self._group
+        known = hmac.digest(token.encode(), group, "sha256") if token else group
         self._secret = known if token or os.environ.get("DDPJOB_UID") else None  # None: started by hand
         self._drawn = secrets.token_bytes()  # of node 0 of such a group
         self._given: set[int] = set()  # the nodes that have proved that they know the secret which they were sent
@@ -251,11 +251,6 @@ class Peers:
         self.is_asked_for_ranks = False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
         os.register_at_fork(after_in_child=self._leave_to_parent)
-
-    @property
-    def group_id(self) -> str:
-        """Which attempt this is; unlike the secret, it may be sent."""
-        return hashlib.sha256(b"id" + self._group).hexdigest()[:16]
 
     @property
     def is_leader(self) -> bool:

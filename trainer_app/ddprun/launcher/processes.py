@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NoReturn
 from ddprun.diagnostics import Diagnostics, crashed_frame
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import Stopped, TrainerError, cuda_error, exited_early, nccl_error
-from ddprun.files import close_all_but, dumps_json, open_descriptors
+from ddprun.files import Json, close_all_but, dumps_json, open_descriptors
 from ddprun.heartbeat import RETURNED
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
@@ -92,6 +92,12 @@ class WorkerProcess:
         last = self.diagnostics.last_heartbeat()
         return not self.sends_an_ending and last.phase == RETURNED and not last.collective
 
+    @property
+    def place(self) -> Json:
+        """Return step and phase of the last heartbeat, for a report."""
+        last = self.diagnostics.last_heartbeat()
+        return {"step": last.step, "phase": last.collective or last.phase}
+
     def take(self, data: bytes, now: float) -> list[bytes]:
         """Return the lines that the data ends, and from time to time what a progress bar shows.
 
@@ -143,8 +149,7 @@ def start(
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process = None
-        listener = (ranks.listener,) if ranks.is_zero and ranks.listener is not None else ()
-        descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
+        descriptors = (output_write, reports_write, *astuple(diagnostics))
         if how == "spawn":
             script = "from ddprun.launcher.processes import run_spawned; run_spawned()"
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -311,11 +316,9 @@ def _left_early(workers: Sequence[WorkerProcess]) -> Report | None:
     if not early:
         return None
     first = min(early, key=lambda w: w.diagnostics.last_heartbeat().time if w.has_returned else w.ended)
-    last = first.diagnostics.last_heartbeat()
-    place = {"step": last.step, "phase": last.collective or last.phase}
     how = "ended its script with exit code 0" if first.has_returned else "exited with code 0 and no report"
     error = exited_early(f"rank {first.rank} {how}, and its peers lost it")
-    return termination.failure(error, rank=first.rank, progress=place)
+    return termination.failure(error, rank=first.rank, progress=first.place)
 
 
 def is_fenced(workers: Sequence[WorkerProcess]) -> bool:
@@ -350,25 +353,23 @@ def report_of(worker: WorkerProcess) -> Report:
         return report
     assert worker.status is not None
     code = os.waitstatus_to_exitcode(worker.status)
-    last = worker.diagnostics.last_heartbeat()
-    place = {"step": last.step, "phase": last.collective or last.phase}
     if code < 0 and worker.returned:
         return termination.done(f"rank {worker.rank} ended its script, and its process by a signal", rank=worker.rank)
     if code < 0:
-        return _report_of_signal(worker, -code, place)
+        return _report_of_signal(worker, -code)
     message = f"rank {worker.rank} exited with code {code} and no report"
     if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):
         message += f"; its last line: {last_line.decode(errors='replace').strip()[:300]}"
     if code == 0 and not worker.sends_an_ending:
         return termination.done(f"rank {worker.rank} ended with exit code 0", rank=worker.rank)
     if code == 0:
-        return termination.failure(exited_early(message), rank=worker.rank, progress=place)
-    return termination.failed(code, "Error", message, rank=worker.rank, progress=place)
+        return termination.failure(exited_early(message), rank=worker.rank, progress=worker.place)
+    return termination.failed(code, "Error", message, rank=worker.rank, progress=worker.place)
 
 
-def _report_of_signal(worker: WorkerProcess, number: int, place: dict[str, Any]) -> Report:
+def _report_of_signal(worker: WorkerProcess, number: int) -> Report:
     """Return the report of a rank that a signal has ended, with what its last lines say about the cause."""
-    report = termination.killed(number, rank=worker.rank, progress=place)
+    report = termination.killed(number, rank=worker.rank, progress=worker.place)
     tail, stacks = b"\n".join(worker.tail).decode(errors="replace"), ""
     if number in _CRASHES and _CRASH in tail:
         tail, _, stacks = tail.rpartition(_CRASH)
