@@ -123,7 +123,6 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PYTEST) -m soak tests --ignore tests/injection --ignore tests/worlds/contract --ignore tests/e2e/test_why.py
 	$(PY) -m tests.compatibility prepare
 	$(PY) -m tests.compatibility run
-	$(PY) -m tests.ddprun.lives
 	$(PYTEST) tests/ddprun/soak.py tests/lessons/soak.py
 	$(PYTEST) tests/ddprun/resilience/test_hangs.py -k 'what_it_was_doing or polls'
 
@@ -157,7 +156,7 @@ bench-local: setup  ## measure the start of commands, and the time to the first 
 bench: setup  ## measure the time from apply to all pods, and the time of the same requests without an operator
 	$(PY) -m tests.benchmarks.apply_to_pods
 
-gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM and hang on this machine's GPUs, and scripts with failures
+gpu: setup  ## train, resume and bf16 on this machine's GPUs, and trainings and scripts with failures
 	$(PY) -m tests.ddptrain.gpu; trainer=$$?; $(PY) -m tests.ddprun.gpu_scripts && exit $$trainer
 
 clean:  ## delete the virtual environment and caches of this checkout

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from ddprun.reporting.metrics import effective_rows
 from tests.benchmarks import script_start
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
+from tests.metrics import effective_rows
 
 REPETITIONS = 5
 EPOCHS = 4
@@ -29,8 +29,6 @@ MODES: dict[str, tuple[str, ...]] = {
     "float32": (),
     "TF32": ("--tf32",),
     "bfloat16": ("--bf16", "on"),
-    "float32, CUDA graph": ("--cuda-graph",),
-    "bfloat16, CUDA graph": ("--cuda-graph", "--bf16", "on"),
 }
 MODELS: dict[str, tuple[str, ...]] = {
     "strided, batch 384": (),

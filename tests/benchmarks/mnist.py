@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddprun.reporting.metrics import effective_rows
 from ddprun.resources import threads_per_rank
 from ddptrain.config import Config
 from ddptrain.device import processor
 from tests.benchmarks.report import describe_machine, table_of
 from tests.ddptrain.builders import verb
 from tests.ddptrain.runs import ForkServer, fork_server
+from tests.metrics import effective_rows
 
 PARTS = ("recipes", "sync")
 SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with

@@ -67,7 +67,7 @@ def test_an_empty_object_fits_no_schema(verb: str) -> None:
 
 def test_what_each_command_prints_has_its_schema(ddpjob: Program) -> None:
     (ddpjob.folder / "train.py").write_text(SCRIPT)
-    job = shell_job("tiny", "exec ddprun --preload '' train.py", numNodes=1, nprocPerNode=2, **with_volume())
+    job = shell_job("tiny", "exec ddprun train.py", numNodes=1, nprocPerNode=2, **with_volume())
     with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
         ddpjob.until_log("tiny", "saved")
         ranks = eventually("the ranks are shown", lambda: ddpjob("top", "tiny", "-o", "json").out)

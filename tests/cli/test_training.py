@@ -68,8 +68,6 @@ def test_failure_of_a_script_is_named_with_rank_and_step(
 
 EXAMPLE = ROOT / "manifests" / "examples" / "ddprun-script.yaml"
 STEP = "            done += 1\n"
-# What takes the longest to import; DistributedDataParallel imports torch._dynamo.
-PRELOAD = "sklearn.datasets,torch._dynamo"
 # In the first attempt rank 1 fails, and in the second all ranks are slow enough for a signal to come before the end.
 FAULT = """\
             if os.environ["DDPJOB_ATTEMPT"] == "1" and done == 30 and rank == 1:
@@ -85,7 +83,7 @@ def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(ddpjob: Pro
     file = tmp_path / "job.yaml"
     text = text.replace(f"    {STEP}", indent(STEP + FAULT, "    ")).replace('--epochs, "20"', '--epochs, "5"')
     text = text.replace("  numNodes: 2", '  numNodes: 2\n  env: [{name: DDPJOB_INPLACE_RESTARTS, value: "0"}]')
-    file.write_text(text.replace("[ddprun,", f"[ddprun, --preload, '{PRELOAD}',"))
+    file.write_text(text)
     run = ("run", str(file), "--nodes", "1", "--nproc", "2", "--output", "json")
     with ddpjob.started(*run) as process:
         ddpjob.until_log("ddprun-script", "rank 1 resumes after step 20")
@@ -188,7 +186,7 @@ def test_examples_of_the_help_about_a_training_work(reader: Program) -> None:
 @pytest.mark.soak
 def test_examples_of_the_help_about_a_running_job_work(reader: Program) -> None:
     (reader.folder / "train.py").write_text(STEPS)
-    job = shell_job("mnist-cpu", "exec ddprun --preload '' train.py", numNodes=1, nprocPerNode=1)
+    job = shell_job("mnist-cpu", "exec ddprun train.py", numNodes=1, nprocPerNode=1)
     assert reader("submit", reader.write(job), "--local").code == 0
     top, *others = OF_A_RUNNING_JOB
     eventually("a rank runs", lambda: reader(*example(reader, top)).code == 0, timeout=120)

@@ -70,7 +70,7 @@ time.sleep(1000)
 def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(ddpjob: Program) -> None:
     (ddpjob.folder / "train.py").write_text(HUNG)
     job = shell_job("tiny", "", numNodes=2, progressDeadlineSeconds=60, restartPolicy={"maxRestarts": 0})
-    job["spec"]["command"] = ["ddprun", "--preload", "", "train.py"]
+    job["spec"]["command"] = ["ddprun", "train.py"]
     with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
 
         def until(what: str, reason: str) -> Json:

@@ -7,7 +7,6 @@ NCCL_HOSTID: NCCL takes them for two machines, and connects them by sockets on l
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import signal
@@ -73,43 +72,6 @@ for step, (batch,) in enumerate(torch.utils.data.DataLoader(data, 8, **workers),
 model = loss = None
 dist.destroy_process_group()
 """
-TRANSFORMERS = """
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2))
-data = [dict(zip(("input_ids", "labels"), [torch.randint(0, 128, (32,))] * 2)) for _ in range(512)]
-arguments = TrainingArguments("out", num_train_epochs=1, report_to="none", save_strategy="no", bf16=True)
-Trainer(model, arguments, train_dataset=data).train()
-"""
-LIGHTNING = """
-import torch, lightning
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(64, 10)
-    def training_step(self, batch, index):
-        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-data = torch.utils.data.TensorDataset(torch.randn(800, 64), torch.randint(0, 10, (800,)))
-trainer = lightning.Trainer(accelerator="gpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=1, logger=False,
-                            enable_checkpointing=False, enable_progress_bar=False)
-trainer.fit(Model(), torch.utils.data.DataLoader(data, 8))
-"""
-ACCELERATE = """
-import torch
-from accelerate import Accelerator
-accelerator = Accelerator(mixed_precision="bf16")
-model = torch.nn.Linear(64, 10)
-data = torch.utils.data.TensorDataset(torch.randn(800, 64), torch.randint(0, 10, (800,)))
-loader = torch.utils.data.DataLoader(data, 8)
-model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-for images, labels in loader:
-    optimizer.zero_grad()
-    accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
-    optimizer.step()
-accelerator.end_training()
-"""
 GRAPH = """
 import time, torch
 model = torch.nn.Linear(256, 256).cuda()
@@ -149,7 +111,6 @@ class Case:
         digits: in place of a script, flags of ``ddptrain launch``.
         lives: of node 0's report: the number of the last one.
         innocent: node 0's report blames another node.
-        needs: a package that may be absent.
         kills, stops: the last node's launcher is killed, or all get SIGTERM, when some steps have been made.
     """
 
@@ -165,19 +126,15 @@ class Case:
     kills: bool = False
     stops: bool = False
     innocent: bool = False
-    needs: str = ""
 
 
 CASES = {
     "one rank": Case((DONE,)),
-    "two forked ranks, gloo": Case((DONE,), nproc=2, backend="gloo", flags=("--preload", "torch._dynamo")),
+    "two forked ranks, gloo": Case((DONE,), nproc=2, backend="gloo"),
     "DataLoader with workers": Case((DONE,), fault="loader", nproc=2, backend="gloo"),
     "torch.compile": Case((DONE,), fault="compile", nproc=2, backend="gloo"),
     "replays of a CUDA graph": Case((DONE,), fault=GRAPH, flags=HANGS),
     "two nodes": Case((DONE, DONE)),
-    "transformers": Case((DONE, DONE), fault=TRANSFORMERS, needs="transformers"),
-    "lightning": Case((DONE, DONE), fault=LIGHTNING, needs="lightning"),
-    "accelerate": Case((DONE, DONE), fault=ACCELERATE, needs="accelerate"),
     "exception": Case((RAISED,), "sample 17", "raise"),
     "exception beside a kernel": Case((RAISED,), "sample 17", "busy"),
     "GPU memory": Case(((1, "GPUOutOfMemory"),), "out of memory", "memory"),
@@ -196,7 +153,9 @@ CASES = {
     ),
     "SIGTERM": Case(((75, "Stopped"), (75, "Stopped")), stops=True),
     "ddptrain": Case((DONE, DONE), digits=("--epochs", 2)),
-    "ddptrain, killed launcher": Case(((77, "PeerLost"), (-9, None)), digits=("--step-delay", 0.1), kills=True),
+    "ddptrain, killed launcher": Case(
+        ((77, "PeerLost"), (-9, None)), digits=("--step-delay", 0.1), env=IN_PLACE, kills=True
+    ),
     "ddptrain, hang": Case(
         ((76, "Hang"), (76, "Hang")),
         "rank 1 (node 1) is in phase",
@@ -311,8 +270,6 @@ def main() -> int:
 def outcome(name: str, folder: Path) -> tuple[str, str, str, str]:
     """Return a row of the table: name, verdict, seconds, and what is said of the failure or differs."""
     case, ended = CASES[name], None
-    if case.needs and not importlib.util.find_spec(case.needs):
-        return name, "skipped", "", f"{case.needs} is not installed"
     print(f"running {name} …", file=sys.stderr, flush=True)
     try:
         ended = carry_out(case, folder / name.replace(" ", "-").replace(",", ""))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import pytest
-
 import ddprun
 from ddprun.code_frames import innermost_frame
 from ddprun.diagnostics import training_frame
-from ddprun.raised import where
 
 LAUNCHER = str(Path(ddprun.__file__).parent / "launcher" / "processes.py")
 HEARTBEAT = str(Path(ddprun.__file__).parent / "heartbeat.py")
@@ -53,12 +50,3 @@ def test_all_of_a_package_is_the_program_also_if_it_is_installed(tmp_path: Path)
         (folder / "__init__.py").touch()
     frames = [(LAUNCHER, 200), (str(outer), 1), (str(inner), 2), (str(other), 3)]
     assert innermost_frame(frames) == "load.py:2"
-
-
-def test_error_in_a_script_is_located_in_the_script(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import json\n\njson.loads('{')\n")
-    with pytest.raises(ValueError, match="Expecting") as raised:
-        runpy.run_path(str(script))
-    error = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # type: ignore[union-attr]
-    assert where(error) == "train.py:3"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,13 +19,11 @@ from ddprun.launcher.life_messages import (
     Failed,
     Failure,
     Hello,
-    Life,
     Message,
     Ready,
     Release,
     Start,
     Stop,
-    Working,
     from_json,
     to_json,
 )
@@ -36,7 +34,6 @@ from ddprun.launcher.lives import (
     Event,
     Follower,
     Leader,
-    Limits,
     Lost,
     Progressed,
     Received,
@@ -49,20 +46,21 @@ from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
 from tests.ddprun.lives.simulation import Group, Schedule, ViolationError
 
-LIFE = Life("uid", "1")
+LIFE = 1
 FAILURE = Failure(1, "own", "ValueError", "ValueError", 2, 30, "wrong")
 
 
-def test_random_schedules_keep_lives_apart_and_end() -> None:
+@pytest.mark.parametrize("runs", [2000, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+def test_random_schedules_keep_lives_apart_and_end(runs: int) -> None:
     restarts, broken = 0, []
-    for seed in range(2000):
+    for seed in range(runs):
         group = Group(Schedule.of(seed))
         try:
             restarts += group.run().leader.spent
         except ViolationError as error:
             broken.append(f"seed {seed}: {error}")
     assert broken == []
-    assert restarts > 800  # the schedules do what they are for
+    assert restarts > 0.4 * runs  # the schedules do what they are for
 
 
 def after(s: Leader, now: float, *events: Event) -> tuple[Leader, list[Action]]:
@@ -73,20 +71,20 @@ def after(s: Leader, now: float, *events: Event) -> tuple[Leader, list[Action]]:
     return s, actions
 
 
-def group_of_two(life: Life = LIFE, **fields: object) -> Leader:
+def group_of_two(life: int = LIFE, **fields: object) -> Leader:
     """A leader whose two nodes are in this life, the second or a later one unless it is the first."""
-    s = Leader(2, Limits(granted=5), LIFE, ticked=100.0)
+    s = Leader(2, 5, ticked=100.0)
     s, _ = after(s, 100.0, *(Received(Hello(LIFE, f"boot-{node}"), node) for node in range(2)))
     return dataclasses.replace(s, life=life, began=100.0, **fields)
 
 
-def ended(s: Leader, failure: Failure, *, healthy: bool = True, node: int = 1) -> str:
+def ended(s: Leader, failure: Failure, *, healthy: bool = True, port: int = 29_511) -> str:
     """Return why the attempt ends after this failure of node 1; empty if another life follows."""
+    node = 1
     s, _ = after(s, 101.0, Received(Failed(s.life, failure), node))
-    s, _ = after(
-        s, 101.0, Received(Ready(s.life, True, None), 1 - node), Received(Ready(s.life, healthy, failure), node)
-    )
-    assert s.phase in ("Choosing", "Ended")
+    other, own = Ready(s.life, True, None, port), Ready(s.life, healthy, failure, port)
+    life, (s, _) = s.life, after(s, 101.0, Received(other, 1 - node), Received(own, node))
+    assert s.phase == "Ended" or s.life == life + 1
     return s.ended.reason if s.ended else ""
 
 
@@ -100,7 +98,7 @@ def test_failure_that_a_restart_cannot_change_ends_the_attempt(code: int) -> Non
     [
         ("", group_of_two(), FAILURE),
         ("memory limit", group_of_two(), dataclasses.replace(FAILURE, kind="OOMKilled")),
-        ("no restart in place is left", group_of_two(life=dataclasses.replace(LIFE, number=6), mark=1), FAILURE),
+        ("no restart in place is left", group_of_two(life=6, mark=1), FAILURE),
         ("no progress", group_of_two(fruitless=2), FAILURE),
         ("", group_of_two(fruitless=2, mark=1), FAILURE),
         ("same exception", group_of_two(last=Blamed(0, FAILURE)), FAILURE),
@@ -117,7 +115,7 @@ def test_table_of_escalations(reason: str, s: Leader, failure: Failure) -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [{"step": 2**60}, {"step": 1.5}, {"code": 2**70}, {"code": "1"}, {"kind": 5}, {"message": "m" * 999}, {"rank": []}],
+    [{"step": 1.5}, {"code": "1"}, {"kind": 5}, {"message": "m" * 999}, {"rank": []}],
     ids=str,
 )
 def test_failure_of_any_report_reaches_the_leader(odd: dict[str, object]) -> None:
@@ -129,6 +127,7 @@ def test_failure_of_any_report_reaches_the_leader(odd: dict[str, object]) -> Non
 
 def test_node_that_is_not_healthy_ends_the_attempt() -> None:
     assert "not healthy" in ended(group_of_two(), FAILURE, healthy=False)
+    assert "no port" in ended(group_of_two(), FAILURE, port=0)
 
 
 @pytest.mark.parametrize("first", [Failure(77, "peer"), Failure(1, "own", "ExitedEarly")])
@@ -140,10 +139,10 @@ def test_own_failure_is_blamed_before_a_lost_peer_and_an_early_end_that_arrived_
     assert s.ended.blamed is not None and s.ended.blamed.node == 1
 
 
-@pytest.mark.parametrize(("took", "limit"), [(1.0, 30.0), (40.0, 80.0)])
+@pytest.mark.parametrize(("took", "limit"), [(1.0, 300.0), (400.0, 800.0)])
 def test_later_life_without_a_step_ends_when_it_takes_much_longer_than_the_first(took: float, limit: float) -> None:
     s, _ = after(group_of_two(), 100.0 + took, Progressed(1, 0))
-    s = dataclasses.replace(s, life=LIFE.next, began=200.0, has_stepped=False)
+    s = dataclasses.replace(s, life=LIFE + 1, began=200.0, has_stepped=False)
 
     def phase_after(s: Leader, seconds: float) -> str:
         seats = {node: dataclasses.replace(seat, heard=200.0 + seconds) for node, seat in s.seats.items()}
@@ -151,11 +150,6 @@ def test_later_life_without_a_step_ends_when_it_takes_much_longer_than_the_first
         return after(quiet, 200.0 + seconds, Tick())[0].phase
 
     assert (phase_after(s, limit - 1), phase_after(s, limit + 1)) == ("Running", "Ended")
-    node = Follower("boot", LIFE.next, joined=True)
-    assert follow(node, Working(LIFE.next), 1.0)[1] == (Send(Working(LIFE.next)),)
-    assert follow(node, Working(LIFE), 1.0)[1] == ()
-    s, _ = after(s, 220.0, Received(Working(LIFE.next), 1))
-    assert (phase_after(s, 20 + limit - 1), phase_after(s, 20 + limit + 1)) == ("Running", "Ended")
 
 
 def test_launcher_that_was_paused_does_not_take_the_others_for_lost() -> None:
@@ -170,19 +164,12 @@ def test_restarted_launcher_is_not_taken_for_the_one_before() -> None:
     assert s.ended is not None and "restarted" in s.ended.reason
 
 
-def test_message_of_another_attempt_changes_nothing() -> None:
-    other = dataclasses.replace(LIFE, attempt="2")
-    s, node = group_of_two(), Follower("boot", LIFE, phase="Ready")
-    assert after(s, 101.0, Received(Failed(other, FAILURE), 1))[0] == s
-    assert follow(node, Received(Start(other.next, 1)), 1.0) == (node, ())
-
-
 def test_message_of_an_older_life_changes_nothing() -> None:
-    s = group_of_two(life=LIFE.next)
+    s = group_of_two(life=LIFE + 1)
     for message in (Failed(LIFE, FAILURE), Ready(LIFE, healthy=True, failure=None), Done(LIFE)):
         after_message, actions = after(s, 100.0, Received(message, 1))
         assert (after_message, actions) == (s, [])
-    node = Follower("boot", LIFE.next, joined=True)
+    node = Follower("boot", LIFE + 1, joined=True)
     assert follow(node, Received(Abort(LIFE)), 0.0) == (node, ())
 
 
@@ -198,13 +185,13 @@ class Steps(NodeProgress):
 def test_steps_of_a_life_that_is_over_are_no_steps_of_the_next_life() -> None:
     steps = Steps(1)
     agreement = Agreement(Ranks(), Peers(Ranks(), None), 3, steps)
-    agreement.turn([])
+    agreement.turn()
     steps.made = 5
     agreement.failed({"code": 1})
     assert agreement.obey() and agreement.must_end
     agreement.ended(healthy=True, failure=None)
     assert not agreement.obey() and agreement.next_life
-    agreement.turn([])  # it is time to look for the first step
+    agreement.turn()  # it is time to look for the first step
     assert agreement.reports()["lives"][0]["recoveryMilliseconds"] is None
     agreement.begin(2)
     steps.made = 1
@@ -219,9 +206,9 @@ def test_what_a_node_said_before_its_connection_is_lost_is_said_again() -> None:
 
 
 def test_node_that_was_without_a_connection_hears_the_order_again() -> None:
-    s = dataclasses.replace(group_of_two(life=LIFE.next), port=29_511)
+    s = dataclasses.replace(group_of_two(life=LIFE + 1), port=29_511)
     _, actions = after(s, 101.0, Lost(1), Received(Hello(LIFE, "boot-1"), 1))
-    assert actions == [Send(Start(LIFE.next, 29_511), 1)]
+    assert actions == [Send(Start(LIFE + 1, 29_511), 1)]
 
 
 def test_node_that_has_succeeded_waits_for_the_leader_and_may_start_again() -> None:
@@ -234,7 +221,7 @@ def test_node_that_has_succeeded_waits_for_the_leader_and_may_start_again() -> N
 @pytest.mark.parametrize(("runs", "phase"), [(True, "Released"), (False, "Ended")])
 def test_stop_signal_is_the_end_of_restarts_in_place(*, runs: bool, phase: str) -> None:
     """Ranks that run save a checkpoint together; without ranks there is nothing to wait for."""
-    for life in (LIFE, LIFE.next):  # the second has made no step
+    for life in (LIFE, LIFE + 1):  # the second has made no step
         s, _ = after(group_of_two(life=life), 101.0, Received(Stop(life, runs=runs), 1))
         assert s.phase == phase
         assert after(s, 101.0, Received(Failed(life, FAILURE), 0))[1] == [], "no other life"
@@ -267,7 +254,7 @@ def test_node_that_succeeds_before_the_leader_answers_is_not_missed() -> None:
     *done, last = actions
     assert s.phase == "Released" and last == Release(LIFE)
     messages = [action.message for action in (*said, *done) if isinstance(action, Send)]
-    leader = Leader(2, Limits(granted=5), LIFE, ticked=1.0)
+    leader = Leader(2, 5, ticked=1.0)
     leader, _ = after(leader, 1.0, Received(Hello(LIFE, "zero"), 0), *(Received(message, 1) for message in messages))
     leader, _ = after(leader, 1.0, Lost(1))
     leader, _ = after(leader, 5.0, Tick())
@@ -275,7 +262,7 @@ def test_node_that_succeeds_before_the_leader_answers_is_not_missed() -> None:
 
 
 def test_failure_before_all_launchers_take_part_ends_the_attempt_and_names_the_absent() -> None:
-    s, _ = after(Leader(3, Limits(granted=5), LIFE), 1.0, *(Received(Hello(LIFE, str(node)), node) for node in (0, 1)))
+    s, _ = after(Leader(3, 5), 1.0, *(Received(Hello(LIFE, str(node)), node) for node in (0, 1)))
     s, actions = after(s, 1.0, Received(Failed(LIFE, FAILURE), 1))
     assert s.phase == "Released"
     first, second = actions
@@ -293,36 +280,11 @@ def test_grant_that_is_no_whole_number_is_refused(text: str) -> None:
 
 MESSAGES: list[Message] = [
     Hello(LIFE, "boot"), Failed(LIFE, FAILURE), Ready(LIFE, healthy=True, failure=None),
-    Ready(LIFE, healthy=False, failure=FAILURE), Stop(LIFE, runs=True), Start(LIFE, 29_511), End(LIFE, "why", None),
-    End(LIFE, "why", Blamed(1, FAILURE)), Release(LIFE, "why"),
+    Ready(LIFE, healthy=False, failure=FAILURE, port=29_511), Stop(LIFE, runs=True), Start(LIFE, 29_511),
+    End(LIFE, "why", None), End(LIFE, "why", Blamed(1, FAILURE)), Release(LIFE, "why"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
 def test_message_survives_json(message: Message) -> None:
     assert from_json(json.loads(json.dumps(to_json(message)))) == message
-
-
-def _without(key: str) -> Callable[[dict[str, object]], object]:
-    return lambda document: {name: value for name, value in document.items() if name != key}
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda _: None,
-        lambda _: [1],
-        lambda document: document | {"message": "other"},
-        lambda document: document | {"extra": 1},
-        lambda document: document | {"port": "29511"},
-        lambda document: document | {"port": 2**80},
-        lambda document: document | {"life": 1},
-        lambda document: document | {"life": {"uid": "u" * 10_000, "attempt": "1", "number": 1}},
-        lambda document: document | {"life": {"uid": "u", "attempt": "1", "number": True}},
-        _without("life"),
-        _without("port"),
-        _without("message"),
-    ],
-)
-def test_message_of_another_form_is_none(spoil: Callable[[dict[str, object]], object]) -> None:
-    assert from_json(spoil(to_json(Start(LIFE, 29_511)))) is None

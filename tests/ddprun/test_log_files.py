@@ -21,10 +21,6 @@ def little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "_OPENING", 60.0)
 
 
-def never() -> bool:
-    return False
-
-
 def test_files_have_all_lines_when_they_are_closed(tmp_path: Path) -> None:
     paths = [tmp_path / f"rank-{rank}.log" for rank in range(3)]
     paths[0].write_text("of a run before\n")
@@ -36,7 +32,7 @@ def test_files_have_all_lines_when_they_are_closed(tmp_path: Path) -> None:
             stream.write(b"line %d\n" % number)
         stream.flush()
     assert not logs.drops
-    assert logs.close(hurry=False, cancelled=never)
+    assert logs.close()
     lines = [f"line {number}" for number in range(100)]
     assert paths[0].read_text().splitlines() == ["of a run before", *lines]
     assert paths[2].read_text().splitlines() == lines
@@ -69,7 +65,7 @@ def test_lines_that_a_volume_does_not_take_are_counted(tmp_path: Path, monkeypat
 def test_end_waits_for_a_volume_that_does_not_answer_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_OPENING", "_FINISHING", "_HURRYING"):
+    for name in ("_OPENING", "_FINISHING"):
         monkeypatch.setattr(log_files, name, 0.1)
     path = tmp_path / "rank-0.log"
     os.mkfifo(path)
@@ -77,7 +73,7 @@ def test_end_waits_for_a_volume_that_does_not_answer_for_a_limited_time(
     logs.streams[0].write(b"line\n")
     logs.streams[0].flush()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    assert not logs.close(hurry=False, cancelled=never), "the line is not in the file"
+    assert not logs.close(), "the line is not in the file"
     assert len(os.listdir("/proc/self/fd")) == before - 3  # noqa: PTH208
     path.open("rb").close()  # the process ends
 
@@ -90,7 +86,7 @@ def test_a_full_volume_is_known(tmp_path: Path) -> None:
     for stream in logs.streams:
         stream.write(b"line\n")
         stream.flush()
-    assert not logs.close(hurry=False, cancelled=never)
+    assert not logs.close()
     assert paths[1].read_text() == "line\n", "the process was waited for"
 
 
@@ -100,4 +96,4 @@ def test_files_that_are_all_refused_are_no_loss_that_is_not_known(tmp_path: Path
     logs.streams[0].write(b"line\n")
     logs.streams[0].flush()
     assert not logs.drops
-    assert logs.close(hurry=False, cancelled=never)
+    assert logs.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher import peers
-from ddprun.launcher.life_messages import Alive, Hello, Life, to_json
+from ddprun.launcher.life_messages import Alive, Hello, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.peers import VERSION, Peers, take_token
 from ddprun.reporting.http_port import ProgressPort
@@ -22,7 +21,7 @@ from tests.ddprun.launcher_messages import Relay, Speaker, group_secret
 from tests.ddptrain.runs import ForkServer, wait_until
 from tests.processes import free_port
 
-LIFE = Life("uid", "1")
+LIFE = 1
 HELLO = Received(Hello(LIFE, "boot"), 1)
 
 
@@ -241,6 +240,8 @@ def test_connection_is_as_its_description_says(two: TwoNodes) -> None:
         join(two, sock, node)
         sock.sendall(node.message({"life": to_json(HELLO.message)}))
         wait_until(lambda: two.turn() or HELLO in two.leader.life_events, "the message")
+        sock.sendall(node.message({"life": {"message": "of another version"}}))
+        wait_until(lambda: two.turn() or Lost(1) in two.leader.life_events, "the end of the connection")
 
 
 def join(two: TwoNodes, sock: socket.socket, node: Speaker) -> None:
@@ -299,15 +300,6 @@ def test_message_that_is_changed_on_the_way_ends_the_connection(alter: Callable[
     two.close()
 
 
-def test_relay_that_changes_nothing_is_not_noticed() -> None:
-    two = TwoNodes(alter=lambda _, line: [line])
-    two.until_connected()
-    two.node.say(HELLO.message)
-    wait_until(lambda: two.turn() or two.leader.life_events, "the message")
-    assert two.received() == [HELLO]
-    two.close()
-
-
 def test_group_started_by_hand_refuses_who_comes_after_its_nodes() -> None:
     """It has no token: each node gets a secret when it connects first, and proves with it that it comes again."""
     two = TwoNodes(uid="", token="")
@@ -350,27 +342,18 @@ def test_ranks_get_no_token_of_the_launchers(monkeypatch: pytest.MonkeyPatch) ->
     assert take_token(empty := {"HOME": "/"}) == "" and empty == {"HOME": "/"}
 
 
-@pytest.mark.soak
-def test_ten_thousand_connections_leave_the_group_as_it_is(two: TwoNodes) -> None:
+def test_strangers_take_few_connections(two: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_STRANGERS", 8)
     two.until_connected()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    strangers: list[socket.socket] = []
-    for number in range(10_000):
-        stranger = a_stranger(two)
-        stranger.sendall(json.dumps({"ddprun-launcher": 1, "asks": str(number)}).encode() + b"\n")
-        strangers.append(stranger)
-        if number % 50 == 0:
-            two.turn()
-        if len(strangers) > 400:
-            strangers.pop(0).close()
-    two.turns(50)
-    assert len(two.leader._proving) <= 256
-    two.node.say(HELLO.message)
-    two.turns()
+    with contextlib.ExitStack() as opened:
+        for number in range(20):
+            stranger = opened.enter_context(a_stranger(two))
+            stranger.sendall(json.dumps({"ddprun-launcher": 1, "asks": str(number)}).encode() + b"\n")
+            wait_until(lambda: two.turn() or select.select([stranger], [], [], 0)[0], "node 0's answer")  # noqa: B023
+        assert len(two.leader._proving) == 8
+        two.node.say(HELLO.message)
+        wait_until(lambda: two.turn() or two.leader.life_events, "the message")
     assert two.received() == [HELLO]
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_000  # KiB
-    for stranger in strangers:
-        stranger.close()
 
 
 PRINTING = """
@@ -380,7 +363,7 @@ raise ValueError(f"no way on with {dict(os.environ)}")
 """
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["auto", "spawn"])
 def test_program_that_prints_its_variables_shows_no_token(ddptrain: ForkServer, tmp_path: Path, start: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(PRINTING)

@@ -1,13 +1,11 @@
-"""``GET /ranks``: the rows of all nodes, what another node may send, and an answer that a client takes slowly."""
+"""``GET /ranks``: the rows of all nodes, and an answer that a client takes slowly."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import socket
 import time
-from typing import Any
 
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
@@ -29,13 +27,10 @@ def a_table(nodes: int) -> tuple[RankTable, Peers]:
     return RankTable(ranks, peers), peers
 
 
-def test_rows_of_other_nodes_are_checked_and_grow_older() -> None:
+def test_rows_of_other_nodes_grow_older() -> None:
     table, peers = a_table(3)
-    wrong: list[Any] = [{"rank": 9}, ROW | {"rank": 0}, ROW | {"step": "3"}, ROW | {"rank": True}, 7]
-    wrong += [ROW | {"phase": "x" * 1000}, ROW | {"ageSeconds": math.nan}]
-    peers.rank_rows[1] = (time.monotonic() - 10, [ROW | {"more": 1}, *wrong])
+    peers.rank_rows[1] = (time.monotonic() - 10, [ROW])
     answer = table.answer()
-    assert [row["rank"] for row in answer["ranks"]] == [8], "each of the others is left out"
     assert answer["ranks"][0] == ROW | {"node": 1, "ageSeconds": answer["ranks"][0]["ageSeconds"]}
     assert 10.5 <= answer["ranks"][0]["ageSeconds"] < 15
     assert (answer["schema"], answer["worldSize"], answer["missingNodes"]) == (1, 24, [0, 2])

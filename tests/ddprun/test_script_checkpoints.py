@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 import ddprun
 from ddprun import script_interface
-from ddprun.checkpoint_files import Checkpoints, checkpoint_file, newest_valid
+from ddprun.checkpoint_files import Checkpoints, checkpoint_file
 from ddprun.errors import ConfigMismatch, Superseded
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.reporting.progress import Progress
@@ -154,14 +153,6 @@ def test_load_warns_of_a_volume_that_no_save_can_write(
     monkeypatch.setattr("ddprun.checkpoint_files.unique", lambda name: f"absent/{name}")  # root may write everywhere
     assert attempt(tmp_path).load_newest() is not None
     assert f"warning: cannot write {tmp_path}" in capsys.readouterr().err
-
-
-def test_directory_that_was_deleted_is_made_again(tmp_path: Path) -> None:
-    checkpoints = attempt(tmp_path / "saved")
-    checkpoints.save(1, weights(1))
-    shutil.rmtree(tmp_path / "saved")
-    checkpoints.save(2, weights(2))
-    assert newest_valid(tmp_path / "saved", lambda path, reason: None) is not None
 
 
 def test_ranks_without_a_process_group_cannot_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +19,14 @@ import ddprun
 from ddpplot.recorded import read_history
 from ddprun import script_interface, script_metrics
 from ddprun.checkpoint_files import run_numbers
-from ddprun.errors import DataMissing, Superseded
+from ddprun.errors import Superseded
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.metrics import RowsFile, effective_rows, read_rows
+from ddprun.reporting.metrics import RowsFile, read_rows
 from ddprun.reporting.progress import Progress
-from ddprun.script_metrics import ScriptMetrics, print_rows
+from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from tests.ddptrain.runs import wait_until
+from tests.metrics import effective_rows
 
 
 @pytest.fixture(autouse=True)
@@ -240,29 +240,7 @@ def test_last_rows_are_written_when_the_process_ends(tmp_path: Path) -> None:
     assert [row["event"] for row in read_rows(tmp_path / "new" / "folder")] == ["start", "train", "train"]
 
 
-def test_process_that_the_rank_has_forked_adds_no_rows() -> None:
-    ddprun.report(step=1, loss=1.0)
-    metrics = script_interface._state.metrics
-    assert metrics is not None
-    written()
-    if (child := os.fork()) == 0:
-        ddprun.report(step=7, loss=7.0)
-        os._exit(len(metrics._rows))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def test_file_of_another_attempt_is_never_taken(tmp_path: Path) -> None:
     RowsFile(tmp_path, 1, exclusive=True)
     with pytest.raises(FileExistsError):
         RowsFile(tmp_path, 1, exclusive=True)
-
-
-def test_rows_are_printed_as_one_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(DataMissing, match="no metrics"):
-        print_rows(tmp_path)
-    train(1, 2)
-    attempt(tmp_path)
-    train(2)
-    assert print_rows(tmp_path) == 0
-    rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["run"], row["step"], row["loss"]) for row in rows] == [(1, 1, 0.1), (2, 2, 0.2)]

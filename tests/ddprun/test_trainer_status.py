@@ -71,18 +71,12 @@ def test_time_is_read_in_the_forms_of_python_and_kubernetes() -> None:
     "wrong",
     [
         b"", b"\xff", b"[]", b"{}", b'{"trainerStatus": []}', b'{"trainerStatus": {}}', b"[" * 60_000, b"1" * 5000,
+        b'{"trainerStatus": {"lastUpdatedTime": 5}}', b'{"trainerStatus": {"lastUpdatedTime": "soon"}}',
         *(
             json.dumps({"trainerStatus": sent(1)["trainerStatus"] | change}).encode()
             for change in (
-                {"lastUpdatedTime": None}, {"lastUpdatedTime": 5}, {"lastUpdatedTime": "soon"},
-                {"lastUpdatedTime": "2026-11-23T14:05:06"}, {"lastUpdatedTime": "2" * 60_000},
-                {"progressPercentage": -1}, {"progressPercentage": 101}, {"progressPercentage": True},
-                {"progressPercentage": 1.5}, {"progressPercentage": "5"}, {"progressPercentage": float("nan")},
-                {"estimatedRemainingSeconds": -1}, {"estimatedRemainingSeconds": 2**60},
-                {"estimatedRemainingSeconds": float("inf")}, {"metrics": {}}, {"metrics": [5]}, {"metrics": [{}]},
-                {"metrics": [{"name": "loss", "value": 0.5}]}, {"metrics": [{"name": 1, "value": "0.5"}]},
-                {"metrics": [{"name": "l" * 257, "value": "0.5"}]}, {"metrics": [{"name": "l", "value": "5" * 257}]},
-                {"metrics": [{"name": "l", "value": "5"}] * 513},
+                {"progressPercentage": float("nan")}, {"estimatedRemainingSeconds": float("inf")}, {"metrics": 5},
+                {"metrics": [5]}, {"metrics": [{}]},
             )
         ),
     ],
@@ -139,16 +133,6 @@ def test_steps_counted_since_the_last_report_are_added_also_in_a_resumed_trainin
     assert (found["ageSeconds"], found["seq"], "percent" in found) == (2.0, 9, False)
     assert shown(known, step=900)["step"] == 1000
     assert shown(known, step=23, ageSeconds=0.5)["ageSeconds"] == 0.5
-
-
-def test_higher_percentage_is_passed_on_while_the_step_of_the_training_is_not_known() -> None:
-    begun = after((report(total_steps=96), 0))
-    assert "percent" not in shown(begun, step=3)
-    resumed = begun.after(report(100, second=1, left=0, train_loss=2.5, epoch=2.0), 40, NOW + 3600)
-    found = shown(resumed, step=40)
-    assert found.items() >= {"percent": 100, "step": 40, "totalSteps": 96, "loss": 2.5, "epoch": 2}.items()
-    assert "percent" not in shown(resumed, step=96)
-    assert shown(after((report(0), 0)), step=3)["percent"] == 0
 
 
 def test_status_of_the_job_shows_step_percentage_loss_and_time_left() -> None:
@@ -261,7 +245,6 @@ class Server:
         self.taken: list[TrainerStatus] = []
         self.env: dict[str, str] = {}
         self.port = TrainerPort(lambda status, _: self.taken.append(status))
-        self.port.follow(os.getpid())
         self.port.begin(1, self.env)
 
     @property

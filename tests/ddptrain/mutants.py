@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from ddptrain import device
 from ddptrain import lesson as run
@@ -50,17 +49,6 @@ def bfloat16_on_rank_0_only() -> None:
     device.has_bf16 = lambda: os.environ.get("RANK") == "0"
 
 
-def broadcast_garbled_on_rank_1() -> None:
-    """Change what rank 1 receives in a broadcast, as a defective network or driver would."""
-    original = dist.broadcast
-
-    def garbled(tensor: torch.Tensor, src: int) -> None:
-        original(tensor, src=src)
-        tensor += os.environ.get("RANK") == "1"
-
-    dist.broadcast = garbled
-
-
 def edited(lesson: str, mutant: Mutant) -> Callable[[], None]:
     """Return a function that lets ``ddptrain lesson`` run a copy of the script with a mutant applied."""
 
@@ -89,6 +77,5 @@ MUTANTS: dict[str, Callable[[], None]] = LESSONS | {
         padding_counted_in_evaluation,
         rank_1_draws_other_weights,
         bfloat16_on_rank_0_only,
-        broadcast_garbled_on_rank_1,
     )
 }

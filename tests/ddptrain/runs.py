@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddprun.checkpoint_files import newest_valid
-from ddprun.reporting.metrics import effective_rows
+from tests.metrics import effective_rows
 from tests.processes import free_port
 
 PATIENCE = 300.0  # seconds; only a hang takes that long, even on a busy machine

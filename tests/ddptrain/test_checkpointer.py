@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from ddprun.checkpoint_files import newest_valid
 from ddprun.distributed.process_group import alone
 from ddprun.errors import VolumeError
 from ddprun.reporting.console import Console
-from ddprun.reporting.metrics import effective_rows
 from ddprun.reporting.progress import Progress
 from ddptrain.config import Config
 from ddptrain.data.mnist import load
@@ -25,6 +23,7 @@ from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.checkpointer import Checkpointer, SaveResult
 from tests.ddptrain.builders import place
 from tests.ddptrain.volume import LoggedVolume, crashes, put
+from tests.metrics import effective_rows
 
 LAST = 9  # step
 
@@ -33,7 +32,7 @@ def claimed(folder: Path | str, idx: Path) -> tuple[Checkpointer, MetricsLogger,
     """Return the checkpointer of a new run of LAST steps in ``folder``."""
     config, dataset = Config(data="idx", checkpoint_dir=str(folder), epochs=1), load("idx", str(idx))
     progress = Progress(1)
-    metrics = MetricsLogger(progress, Console(0, None), epochs=1, steps_per_epoch=LAST)
+    metrics = MetricsLogger(progress, Console(0), epochs=1, steps_per_epoch=LAST)
     schedule = Schedule(len(dataset.train_labels), 37, 1, seed=0)
     checkpointer = Checkpointer(
         config, dataset, schedule, alone(torch.device("cpu")), bf16=False, metrics=metrics, log=print
@@ -114,14 +113,6 @@ def test_a_machine_that_cannot_load_a_checkpoint_does_not_refuse_it(
     with pytest.raises(type(error)) as caught:  # the same node or another may load it in the next attempt
         checkpointer.newest(load)
     assert caught.value is error
-
-
-def test_save_without_a_checkpoint_directory_returns_the_reason(
-    tmp_path: Path, idx: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the metrics
-    checkpointer, _, _ = claimed("", idx)
-    assert checkpointer.save(4, state, None) == SaveResult(None, "no --checkpoint-dir")
 
 
 def test_last_save_makes_a_directory_that_has_vanished(tmp_path: Path, idx: Path) -> None:

@@ -39,15 +39,3 @@ def test_debugger_starts_a_program_with_arguments_that_it_accepts(configuration:
     assert find_spec(flags.training_script) if flags.module else (ROOT / flags.training_script).is_file()
     if flags.training_script == "ddptrain":
         check_ddptrain(flags.training_script_args)
-
-
-def test_rank_0_of_the_trainer_page_meets_the_rank_of_the_debugger() -> None:
-    [debugged] = [each["args"] for each in STARTED if "--rank" in each["args"]]
-    page = " ".join((ROOT / "docs" / "reference" / "trainer.md").read_text().split())
-    other = " ".join(debugged).replace("--rank 1 ", "--rank 0 ")
-    assert f"ddptrain {other}" in page
-
-
-def test_debugger_attaches_to_the_port_that_the_trainer_page_names() -> None:
-    [attach] = [each for each in CONFIGURATIONS if each["request"] == "attach"]
-    assert f"--listen {attach['connect']['port']} " in (ROOT / "docs" / "reference" / "trainer.md").read_text()

@@ -19,7 +19,6 @@ import pytest
 from ddprun.errors import DataError, UsageError
 from ddptrain.config import Config
 from ddptrain.data import download as fetch
-from ddptrain.data import mnist
 from ddptrain.data.mnist import MNIST_FILES, IdxFile, load
 from tests.ddptrain.runs import ForkServer
 
@@ -203,18 +202,3 @@ def test_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServer, i
 def test_download_without_a_directory_is_refused() -> None:
     with pytest.raises(UsageError, match="--download needs --data-dir"):
         fetch.load(Config(data="mnist", download=True), log=print, alive=lambda: None)
-
-
-def test_files_that_are_there_are_read_once(
-    idx: Path, files: tuple[IdxFile, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find, read = mnist.find, list[str]()
-
-    def counted(folder: Path, file: IdxFile) -> Path | None:
-        read.append(file.name)
-        return find(folder, file)
-
-    monkeypatch.setattr(mnist, "MNIST_FILES", files)
-    monkeypatch.setattr(mnist, "find", counted)
-    fetch.load(Config(data="mnist", data_dir=str(idx), download=True), log=print, alive=lambda: None)
-    assert sorted(read) == sorted(file.name for file in files)

@@ -17,7 +17,6 @@ import pytest
 from ddprun.checkpoint_files import Checkpoints, all_manifests, newest_valid, verify
 from ddprun.errors import VolumeError
 from ddprun.reporting.metrics import read_rows
-from ddptrain.manifest import accuracy_of
 from tests.ddptrain.builders import SAVING, command, place
 from tests.ddptrain.runs import ForkServer, Whole, assert_same_end, losses
 from tests.ddptrain.volume import LoggedVolume, crashes, put
@@ -28,7 +27,7 @@ def content_of(run: int, step: int) -> bytes:
 
 
 def start(root: Path, *, keep: int = 2) -> Checkpoints:
-    writer = Checkpoints(root, keep=keep, score=accuracy_of)
+    writer = Checkpoints(root, keep=keep)
     writer.prepare()
     writer.resume(lambda _: None)
     writer.claim({"uid": "u"})
@@ -47,7 +46,7 @@ def test_power_cut_after_any_file_operation_keeps_the_last_finished_save(
             writer = start(disk / "checkpoints")
             for step in range(4):
                 at = 10 * run + step
-                writer.save(at, content_of(run, at), {"evaluation": {"accuracy": 1 / at} if step == 1 else None})
+                writer.save(at, content_of(run, at), {})
                 finished.append((len(volume.log), (run, at)))
     assert len(volume.log) > 60
     for done, kind, left in crashes(volume.log, random.Random(0)):
@@ -133,17 +132,17 @@ def test_failed_save_on_a_full_volume_leaves_older_checkpoints_alone(small_disk:
 def test_last_save_on_a_full_volume_replaces_older_checkpoints(small_disk: Path) -> None:
     writer = start(small_disk, keep=5)
     for step in (1, 2):
-        writer.save(step, b"x" * 300_000, {"evaluation": {"accuracy": 1 / step}})
+        writer.save(step, b"x" * 300_000, {})
     fill(small_disk, leave=100_000)
     assert writer.save(3, b"y" * 300_000, {}, required=True).step == 3
     kept = sorted(path.name for path in (small_disk / "run-000001").glob("*.pt"))
-    assert kept == ["step-000000002.pt", "step-000000003.pt"], "the best was deleted, the newest kept"
+    assert kept == ["step-000000002.pt", "step-000000003.pt"]
 
 
 def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
     ddptrain: ForkServer, idx: Path, small_disk: Path, whole: Whole
 ) -> None:
-    run = ddptrain.start(*command(2, idx, small_disk, "--model", "mlp", "--keep", 1, "--step-delay", 0.1))
+    run = ddptrain.start(*command(2, idx, small_disk, "--model", "mlp", "--keep", 2, "--step-delay", 0.1))
     run.at_step(5)
     filler = fill(small_disk, leave=30_000)
     seen = run.at_step(13)
@@ -229,11 +228,3 @@ def test_damaged_checkpoint_on_a_read_only_volume_is_skipped(tmp_path: Path, mon
     assert found is not None
     assert found[0].step == 1
     assert "cannot be renamed: Read-only file system" in printed[0]
-
-
-def test_best_checkpoint_is_kept_with_the_newest_ones(tmp_path: Path) -> None:
-    writer = start(tmp_path, keep=2)
-    for step, accuracy in enumerate((0.8, 0.95, 0.9, None, 0.93)):
-        writer.save(step, b"x", {"evaluation": {"accuracy": accuracy} if accuracy else None})
-    kept = sorted(int(path.stem[5:]) for path in (tmp_path / "run-000001").glob("step-*.json"))
-    assert kept == [1, 3, 4]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddprun.reporting.metrics import effective_rows
 from tests.ddptrain.builders import REAL, needs_mnist
 from tests.ddptrain.runs import ForkServer
+from tests.metrics import effective_rows
 
 
 @pytest.mark.soak

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddptrain.manifest import fault_of
+from ddptrain.training.checkpointer import fault_of
 
 TRAINED: dict[str, Any] = {"config": {}, "dataDigest": "d", "evaluation": None, "complete": False}
 ENDED = {"complete": True, "evaluation": {"accuracy": 0.9, "loss": 0.1}}

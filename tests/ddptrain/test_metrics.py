@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ddprun.reporting.console import Console
-from ddprun.reporting.metrics import effective_rows
 from ddprun.reporting.progress import Progress
 from ddptrain.reporting.metrics import MetricsLogger
+from tests.metrics import effective_rows
 
 
 def write(
@@ -27,7 +27,7 @@ def write(
 
 
 def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
-    logger = MetricsLogger(Progress(1), Console(0, None), epochs=2, steps_per_epoch=9)
+    logger = MetricsLogger(Progress(1), Console(0), epochs=2, steps_per_epoch=9)
     logger.open(path, run, resumedFrom=resumed_from)
     return logger
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from ddptrain.config import Config
 from ddptrain.training import models, muon, optim
-from ddptrain.training.zero import owned_by
 
 CPU = torch.device("cpu")
 STEPS = 25
@@ -94,11 +93,3 @@ def test_muon_moves_all_singular_values_near_one_for_wide_and_tall_matrices() ->
 def test_muon_updates_the_matrices_of_all_layers_but_the_last() -> None:
     parameters = list(models.plain("cnn").parameters())
     assert [tuple(p.shape) for p in muon.matrices(parameters)] == [(16, 1, 5, 5), (32, 16, 5, 5), (128, 512)]
-
-
-def test_every_parameter_has_one_owner_and_the_largest_are_apart() -> None:
-    sizes = [400, 16, 12800, 32, 65536, 128, 1280, 10]
-    for world_size in (1, 2, 3, 11):
-        owned = owned_by(sizes, world_size)
-        assert sorted(number for numbers in owned for number in numbers) == list(range(len(sizes)))
-    assert owned_by(sizes, 2) == [[4], [0, 1, 2, 3, 5, 6, 7]]

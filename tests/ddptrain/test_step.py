@@ -1,4 +1,4 @@
-"""A step that a CUDA graph can record gives the bits of an ordinary one; the host reads losses at agreed steps."""
+"""A step whose loss is not finite changes nothing; the host reads losses at agreed steps."""
 
 from __future__ import annotations
 
@@ -10,46 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddprun.distributed.process_group import Group, alone
-from ddprun.errors import UsageError
 from ddprun.reporting.metrics import read_rows
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.sampling import Schedule
-from ddptrain.device import has_bf16
 from ddptrain.training import models, optim
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync
 from ddptrain.training.step import Step, StepResults, note_not_finite, read_interval
-from ddptrain.training.step_graph import WARM_UPS, GraphedStep, Work, check_cuda_graph
-from ddptrain.training.zero import ShardedOptimizer
 from tests.ddptrain.builders import SMALL
 from tests.ddptrain.runs import ForkServer, assert_same_end, losses
 
 CPU = torch.device("cpu")
 SAMPLES, BATCH = 100, 30  # the last batch of an epoch has 10
 OPTIMIZERS = ("muon", "adamw", "sgd")
-
-
-class NoReads(TorchDispatchMode):
-    """Fails where the host reads a number from the device, which a recording does not allow."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is not torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-def run_eagerly(work: Work) -> Work:
-    """Warm up as for a recording, and return the function itself, which must not read from the device."""
-    for _ in range(WARM_UPS):
-        work()
-
-    def replay() -> None:
-        with NoReads():
-            work()
-
-    return replay
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +37,9 @@ def one_thread() -> Iterator[None]:
 
 
 class Training:
-    """The parts of a training of random images, with ordinary or recorded steps."""
+    """The parts of a training of random images."""
 
-    def __init__(self, config: Config, group: Group, *, bf16: bool = False, recorded: bool = False) -> None:
+    def __init__(self, config: Config, group: Group) -> None:
         numbers = np.random.default_rng(1)
         images = numbers.integers(0, 256, (SAMPLES, 28, 28), np.uint8)
         labels = numbers.integers(0, 10, SAMPLES, np.uint8)
@@ -74,17 +49,13 @@ class Training:
         )
         self.model = models.build(config, group.device)
         self.optimizer = optim.build(config, self.model)
-        sync = GradientSync(self.model, group, bf16=bf16, label_smoothing=0.05)
-        parts = (batches, sync, self.optimizer, group)
-        self.step = GraphedStep(*parts, full=BATCH, record=run_eagerly) if recorded else Step(*parts)
+        self.step = Step(batches, GradientSync(self.model, group), self.optimizer, group)
 
-    def run(self, steps: range) -> list[list[float]]:
-        """Run steps and return their numbers."""
-        found = []
+    def run(self, steps: range) -> None:
+        """Run steps."""
         for step in steps:
             rate = optim.one_cycle(0.01, step, self.schedule.total_steps)
-            found.append(self.step.run(step, rate, stop=step == 7, seconds=0.5).tolist())
-        return found
+            self.step.run(step, rate, stop=False, seconds=0.5)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return copies of all weights and of the optimizer's state."""
@@ -97,26 +68,14 @@ def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "bf16"), [("muon", False), ("muon", has_bf16()), ("adamw", False), ("sgd", False)]
-)
-def test_a_recorded_step_gives_the_same_bits_as_an_ordinary_one(optimizer: str, bf16: bool) -> None:
-    ordinary, recorded = (
-        Training(Config(optimizer=optimizer), alone(CPU), bf16=bf16, recorded=which) for which in (False, True)
-    )
-    assert ordinary.run(range(24)) == recorded.run(range(24))
-    assert equal(ordinary.tensors(), recorded.tensors())
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_whose_loss_is_not_finite_changes_neither_weights_nor_state(optimizer: str) -> None:
-    for recorded in (False, True):
-        training = Training(Config(optimizer=optimizer), alone(CPU), recorded=recorded)
-        training.run(range(2))
-        before = training.tensors()
-        note_not_finite(training.step.found_inf, torch.tensor([float("nan"), 0.0, 0.0]))
-        training.run(range(2, 5))  # also the shorter batch
-        assert equal(training.tensors(), before)
+    training = Training(Config(optimizer=optimizer), alone(CPU))
+    training.run(range(2))
+    before = training.tensors()
+    note_not_finite(training.step.found_inf, torch.tensor([float("nan"), 0.0, 0.0]))
+    training.run(range(2, 5))  # also the shorter batch
+    assert equal(training.tensors(), before)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -145,11 +104,10 @@ def test_state_is_loaded_to_the_device_of_its_parameter() -> None:
         saved = copy.deepcopy(training.optimizer.state_dict())
         model = models.plain("strided").to(meta)
         plain = optim.build(Config(optimizer=optimizer), model)
-        for loaded in (plain, ShardedOptimizer(plain, alone(CPU))):
-            loaded.load_state_dict(saved)
-            found = [value for state in loaded.state.values() for value in state.values()]
-            assert len(found) == sum(len(state) for state in saved["state"].values())
-            assert all(value.device == meta for value in found)
+        plain.load_state_dict(saved)
+        found = [value for state in plain.state.values() for value in state.values()]
+        assert len(found) == sum(len(state) for state in saved["state"].values())
+        assert all(value.device == meta for value in found)
 
 
 def test_reads_are_at_most_about_a_second_apart() -> None:
@@ -206,12 +164,3 @@ def test_a_loss_that_is_not_finite_is_named_although_it_is_read_later(
         messages.append(run.message())
     one, other = messages
     assert (one["message"].partition(";")[0], one["step"]) == (other["message"].partition(";")[0], other["step"])
-
-
-def test_a_recording_is_refused_where_ranks_exchange_within_it() -> None:
-    group = alone(CPU)
-    group.device = torch.device("cuda")
-    check_cuda_graph(Config(cuda_graph=True), group)
-    for refused in (Config(accum=2), Config(sync="bitwise")):
-        with pytest.raises(UsageError, match="--cuda-graph records the step of a single rank"):
-            check_cuda_graph(refused, group)

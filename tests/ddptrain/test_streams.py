@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ddprun.reporting.console import Output
-from ddprun.reporting.metrics import effective_rows
 from tests.ddptrain.builders import SMALL
 from tests.ddptrain.runs import PATIENCE, ForkServer
+from tests.metrics import effective_rows
 
 DDPTRAIN = (sys.executable, "-m", "ddptrain")
 LAUNCH = ("launch", "--nproc-per-node", "2")
@@ -97,7 +97,7 @@ def test_a_terminal_stopped_by_ctrl_s_does_not_delay_the_training(
 ) -> None:
     master, terminal = pty.openpty()
     termios.tcflow(terminal, termios.TCOOFF)
-    run = ddptrain.start(*LAUNCH, *SMALL, "--data-dir", idx, streams=[str(tmp_path / "out"), os.ttyname(terminal)])
+    run = ddptrain.start(*LAUNCH, *SMALL, "--data-dir", idx, streams=[os.ttyname(terminal), str(tmp_path / "out")])
     assert run.wait() == 0
     for descriptor in (master, terminal):
         os.close(descriptor)
@@ -106,7 +106,7 @@ def test_a_terminal_stopped_by_ctrl_s_does_not_delay_the_training(
 def test_a_terminal_that_is_closed_does_not_end_the_training(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     argv = (*LAUNCH, *SMALL, "--data-dir", idx, "--step-delay", 0.2)
-    run = ddptrain.start(*argv, streams=[str(tmp_path / "out"), os.ttyname(terminal)])
+    run = ddptrain.start(*argv, streams=[os.ttyname(terminal), str(tmp_path / "out")])
     run.at_step(2)
     for descriptor in (terminal, master):
         os.close(descriptor)

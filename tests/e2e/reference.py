@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api.objects import Json
-from ddprun.reporting.metrics import effective_rows
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Kubectl, until
 from tests.e2e.namespace import JobNamespace
 from tests.e2e.trials import Trial
 from tests.kind.toolchain import binary
+from tests.metrics import effective_rows
 from tests.processes import end, spawn
 
 NAME = "mnist-cpu"

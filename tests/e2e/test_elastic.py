@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpjob.api.objects import Json
-from ddptrain import weights
+from ddptrain.training.checkpointer import digest_of_weights
 from tests.ddptrain.runs import final_weights
 from tests.e2e import nodes
 from tests.e2e.jobs import strictly_apart
@@ -55,4 +55,4 @@ def test_job_loses_a_node_goes_on_with_two_and_grows_again(trial: Trial) -> None
     other.chmod(0o777)
     trial.kubectl.apply(small_job(OTHER, *BITWISE, "--step-delay", "0"))
     trial.namespace.until_finished(OTHER)
-    assert weights.digest(final_weights(trial.folder)) == weights.digest(final_weights(other))
+    assert digest_of_weights(final_weights(trial.folder)) == digest_of_weights(final_weights(other))

@@ -6,11 +6,12 @@ import re
 import pytest
 
 from ddpjob.api.objects import Json
-from ddprun.reporting.metrics import effective_rows, read_rows
+from ddprun.reporting.metrics import read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, training
 from tests.e2e.kubectl import condition_of
 from tests.e2e.reference import ReferenceRun
+from tests.metrics import effective_rows
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 

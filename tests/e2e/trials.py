@@ -22,11 +22,12 @@ import pytest
 from ddpjob import Client
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddprun.reporting.metrics import effective_rows, read_rows
+from ddprun.reporting.metrics import read_rows
 from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
 from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
 from tests.kind.cluster import Cluster
+from tests.metrics import effective_rows
 from tests.soak import ALL
 
 T = TypeVar("T")

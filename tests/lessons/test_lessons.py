@@ -21,7 +21,6 @@ from ddprun.distributed.topology import WORKER_VARIABLES
 from ddptrain.lesson import SCRIPTS, lesson_names
 from tests.ddptrain.mutants import LESSONS
 from tests.ddptrain.runs import ForkServer, Lesson, Run
-from tests.lessons.draw import pictures, svg
 from tests.processes import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -185,10 +184,3 @@ def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer) -> N
         for name, formula in variables.items():
             assert not formula or eval(formula.strip("` "), dict(values)) == values[name], (name, formula)  # noqa: S307
     assert {name: values[0] for name, *values in rows}["TORCHELASTIC_RUN_ID"] == "job-7"
-
-
-def test_picture_has_the_values_of_each_rank_that_are_short() -> None:
-    printed = "\nan exchange\n  rank 0: [[1], [2.5]] -> None\n  rank 1:  -> [7, 8]\na text\n  rank 0: long long -> 1\n"
-    [(name, picture)] = pictures(printed)
-    assert name == "an-exchange.svg" and re.findall(">([0-9.]+)<", picture) == ["1", "2.5", "7", "8"]
-    assert svg("a < b", [([["<"]], [["2"]])]).count("&lt;") == 2

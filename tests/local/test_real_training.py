@@ -11,10 +11,10 @@ import pytest
 from ddpjob import Client, DDPJob
 from ddpjob.api.objects import Json
 from ddpjob.local.state import StateFolder
-from ddprun.reporting.metrics import effective_rows
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
 from tests.local.sessions import apart
+from tests.metrics import effective_rows
 from tests.processes import eventually, listening, tail
 
 pytestmark = pytest.mark.timeout(600, func_only=True)

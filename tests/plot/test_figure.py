@@ -31,14 +31,6 @@ def test_drawing_costs_as_much_for_each_step_of_a_long_training() -> None:
     assert seconds(history_of(320_000)) < 60 * short, "16 times as many steps"
 
 
-def test_strong_line_of_a_long_training_is_the_mean() -> None:
-    picture = figure.drawing(history_of(100_000))
-    line = re.search(r'<path class="line loss" d="M([^"]+)"', picture)
-    assert line is not None
-    heights = [float(place.split()[1]) for place in line.group(1).split("L")][1:-1]
-    assert len(heights) > 400 and max(heights) - min(heights) < 3, "the sine is averaged to 2"
-
-
 def test_each_restart_has_its_label_also_close_to_another(tmp_path: Path) -> None:
     write_run(tmp_path, 1, range(1, 500), attempt=1, totalSteps=1000)
     write_run(tmp_path, 2, range(481, 490), origin=480, attempt=2)

@@ -295,16 +295,15 @@ class Checkpoints:
     """Rank 0's writer of one claimed run in ``root``.
 
     Args:
-        keep: how many of the newest valid checkpoints, over all runs, survive a save.
-        score: returns how good a checkpoint is, by its manifest, or None if nothing is known of it yet; the best one
-            also survives.
+        keep: how many of the newest valid checkpoints, over all runs, survive a save: 2 at least, because only the next
+            loss shows whether the weights of the newest have diverged.
 
     Attributes:
         quarantined: how many invalid checkpoints ``resume`` has set aside.
     """
 
-    def __init__(self, root: Path, *, keep: int, score: Callable[[Json], float | None] = lambda _: None) -> None:
-        self.root, self._keep, self._score = root, keep, score
+    def __init__(self, root: Path, *, keep: int) -> None:
+        self.root, self._keep = root, max(keep, 2)
         self.quarantined = 0
         self.run = 0
         self.last: Saved | None = None
@@ -407,7 +406,7 @@ class Checkpoints:
                 self._check_superseded()  # a newer run may have deleted the file being written
                 if not (required and error.errno in _FULL):
                     raise
-            self._retire(1, spares_best=False)
+            self._retire(1)
             return self._save(step, content, facts)
 
     def _save(self, step: int, content: bytes | memoryview, facts: Mapping[str, Any]) -> Saved:
@@ -434,8 +433,7 @@ class Checkpoints:
                     leftover.unlink(missing_ok=True)
             raise
         self.last = Saved(self.run, step, path, manifest)
-        # Only a score or the next loss shows whether the weights have diverged: until then keep another one.
-        self._retire(max(self._keep, 2) if self._score(manifest) is None else self._keep)
+        self._retire(self._keep)
         if first:
             self._remove_old_runs()
         return self.last
@@ -466,28 +464,16 @@ class Checkpoints:
         for path in leftovers:
             path.unlink(missing_ok=True)
 
-    def _retire(self, keep: int, *, spares_best: bool = True) -> None:
-        """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first.
+    def _retire(self, keep: int) -> None:
+        """Delete all but the newest ``keep`` checkpoints of all runs: newest first, manifest first.
 
         Those that ``resume`` skipped stay, and none of them takes the place of a checkpoint that can be used.
         """
         everything = [path for _, _, path in all_manifests(self.root) if path not in self._skipped]
-        best = self._best(everything) if spares_best else None
         for path in everything[keep:]:
-            if path != best:
-                with contextlib.suppress(OSError):  # a file that cannot be deleted stays
-                    path.unlink(missing_ok=True)
-                    path.with_suffix(".pt").unlink(missing_ok=True)
-
-    def _best(self, manifest_paths: list[Path]) -> Path | None:
-        scores: dict[Path, float] = {}
-        for path in manifest_paths:
-            with contextlib.suppress(OSError, ValueError):
-                manifest = json.loads(path.read_bytes())
-                score = self._score(manifest) if isinstance(manifest, dict) else None
-                if score is not None:
-                    scores[path] = score
-        return max(scores, key=lambda path: scores[path], default=None)
+            with contextlib.suppress(OSError):  # a file that cannot be deleted stays
+                path.unlink(missing_ok=True)
+                path.with_suffix(".pt").unlink(missing_ok=True)
 
 
 def _superseded(root: Path, newer: int, own: int) -> Superseded:

@@ -6,26 +6,24 @@ import os
 import secrets
 import shutil
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ddprun import __version__, fault_injection
 from ddprun.distributed import topology
-from ddprun.errors import TrainerError, UsageError, nearest, volume_errors
+from ddprun.errors import UsageError, nearest, volume_errors
 from ddprun.flags import Parser, declare_settings, whole_number
 from ddprun.launcher.agreement import granted
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.node_reports import explain
 from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.preload import is_path_safe
-from ddprun.reporting import termination
+from ddprun.program import code_of, end_process
 from ddprun.reporting.console import escape_unencodable, finish_output, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
 from ddprun.script import Kind, Script
-from ddprun.script_metrics import print_rows
-from ddprun.settings import Settings, checked, fields_of
+from ddprun.settings import Settings, fields_of, given_settings
 from ddprun.signals import StopFlag
 
 _PREFIX = "DDPRUN_"
@@ -37,8 +35,7 @@ _DEFAULTS = {"hang_timeout": 0.0}
 _FROM_ENVIRONMENT = (
     "nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir", "rdzv_id",
 )  # fmt: skip
-_OF_FORKS = ("start", "preload")  # which are variables, too, but no settings of the ranks
-_STARTS = ("auto", "fork", "spawn")
+_STARTS = ("auto", "spawn")
 _SWITCHES = ("standalone", "module", "no_python")
 # Flags of torchrun that change nothing here, and with a reason those that ddprun cannot do.
 _NO_EFFECT = ("run_path", "monitor_interval", "start_method", "role", "rdzv_conf")
@@ -61,37 +58,26 @@ _REFUSED = {
 
 
 def run() -> NoReturn:
-    """Run ``ddprun`` as a program of its own, and end the process at once."""
+    """Run ``ddprun`` as a program of its own."""
     if not is_path_safe():  # the folder of this program, or with ``python -m`` the working directory: not of the ranks
         del sys.path[0]
-    code = main()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.exit(code)
-    os._exit(code)
+    end_process(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch this node's ranks and return the node's exit code."""
     escape_unencodable(sys.stdout, sys.stderr)
-    try:
+
+    def command() -> int:
         arguments = parse(argv, os.environ)
         if arguments.why:
             return explain(Path(arguments.why))
-        if arguments.metrics:
-            return print_rows(Path(arguments.metrics))
         if arguments.copy_to:
             return _copy(Path(arguments.copy_to))
         never_fail_or_wait()
         return _launch(arguments)
-    except TrainerError as error:
-        print(error.lines(), file=sys.stderr)
-        return _report_start(error)
-    except Exception as error:
-        traceback.print_exc()
-        return _report_start(error)
+
+    return code_of(command)
 
 
 def _copy(directory: Path) -> int:
@@ -109,12 +95,6 @@ def _copy(directory: Path) -> int:
     return 0
 
 
-def _report_start(error: Exception) -> int:
-    report = termination.failure(error, rank=None, progress={"phase": "start"})
-    termination.write(report, termination.destination())
-    return int(report["code"])
-
-
 def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namespace:
     """Return the flags; those that are not given, from torchrun's PET_* variables.
 
@@ -128,11 +108,12 @@ def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namesp
     for name in _SWITCHES:
         if env.get("PET_" + name.upper(), "").lower() in ("1", "true", "yes", "on"):
             setattr(arguments, name, True)
-    for name in _OF_FORKS:
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, env.get(_PREFIX + name.upper()) or None)
-    if not (arguments.program or arguments.why or arguments.metrics or arguments.copy_to):
+    arguments.start = arguments.start or env.get(f"{_PREFIX}START") or "auto"
+    if not (arguments.program or arguments.why or arguments.copy_to):
         raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
+    if arguments.start not in _STARTS:
+        hint = nearest(arguments.start, _STARTS)
+        raise UsageError(f"--start {arguments.start} is not one of {', '.join(_STARTS)}", hint=hint)
     backend = env.get("PET_RDZV_BACKEND", "static")
     if backend != "static" and (arguments.nnodes or "1") not in ("1", "1:1"):
         _refuse("rdzv_backend", f"PET_RDZV_BACKEND={backend}")
@@ -191,16 +172,12 @@ def _parser() -> argparse.ArgumentParser:
     own = parser.add_argument_group("supervision", "also environment variables DDPRUN_<NAME>; flags win")
     own.add_argument(
         "--start", metavar="|".join(_STARTS),
-        help="fork ranks after one import of torch, or start an interpreter for each; auto forks several ranks where "
-        "that is safe (default: auto)",
+        help="fork several ranks after one import of torch where that is safe, or always start an interpreter for each "
+        "(default: auto)",
     )  # fmt: skip
-    own.add_argument(
-        "--preload", metavar="MODULE[,MODULE]", help="import these modules, too, before the ranks are forked"
-    )
     fields = fields_of(Settings)
     declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
     own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
-    own.add_argument("--metrics", metavar="DIR", help="print what the training in DIR has reported, as JSON lines")
     own.add_argument(
         "--copy-to", metavar="DIR", help="copy ddprun to DIR, for a Python that lacks it: DIR/bin/ddprun runs the copy"
     )
@@ -225,16 +202,16 @@ def _launch(arguments: argparse.Namespace) -> int:
         raise UsageError(f"there is no script {arguments.program}", next_step="check the path; -m runs a module")
     if ranks.nproc_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; torch reads it when it is imported
-    start, preloaded = starts(arguments, ranks.nproc_per_node)
-    program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded, start == "fork")
+    preloaded = before_fork(ranks.nproc_per_node)
+    program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded)
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
-    how = "spawn" if start == "spawn" else "prefork"
-    options = LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
+    how = "spawn" if arguments.start == "spawn" else "prefork"
+    options = LaunchOptions(program, how, arguments.log_dir or "", restarts)
     os.environ["TORCHELASTIC_RUN_ID"] = run_id(arguments, os.environ, ranks.nnodes)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
-    ending = launch(settings, ranks, stop, options)
-    finish_output(stopped=ending.report.get("outcome") == "stopped")
-    return ending.code
+    report = launch(settings, ranks, stop, options)
+    finish_output(stopped=report.get("outcome") == "stopped")
+    return int(report["code"])
 
 
 def run_id(arguments: argparse.Namespace, env: Mapping[str, str], nnodes: int) -> str:
@@ -245,30 +222,16 @@ def run_id(arguments: argparse.Namespace, env: Mapping[str, str], nnodes: int) -
     return arguments.rdzv_id or env.get("DDPJOB_UID") or ("none" if nnodes > 1 else secrets.token_hex(16))
 
 
-def starts(arguments: argparse.Namespace, ranks: int) -> tuple[str, tuple[str, ...]]:
-    """Return how this node's ranks start, and what to import before a fork.
+def before_fork(ranks: int) -> tuple[str, ...]:
+    """Return what to import before a fork of so many ranks.
 
     A single rank that is not restarted is forked before the import of torch, which it does as early itself, and with
-    its own threads.
-
-    Raises:
-        UsageError: an unknown way, or modules to import before a fork, but no fork.
+    its own threads. The first optimizer of a process imports torch._dynamo, which takes a second of CPU: in each life
+    of each rank.
     """
-    start = arguments.start or "auto"
-    if start not in _STARTS:
-        raise UsageError(f"--start {start} is not one of {', '.join(_STARTS)}", hint=nearest(start, _STARTS))
-    modules = tuple(name for name in (arguments.preload or "").replace(" ", "").split(",") if name)
-    if modules and (start == "spawn" or arguments.no_python):
-        other = "--start spawn" if start == "spawn" else "--no-python"
-        raise UsageError(
-            f"--preload has no effect with {other}",
-            hint="the modules are imported once, before the ranks are forked",
-            next_step="leave one of the two out",
-        )
-    if ranks == 1 and start == "auto" and not (modules or granted()):
-        return start, ()
-    # The first optimizer of a process imports torch._dynamo, which takes a second of CPU: in each life of each rank.
-    return start, ("torch", *(("torch._dynamo",) if granted() else ()), *modules)
+    if granted():
+        return "torch", "torch._dynamo"
+    return ("torch",) if ranks > 1 else ()
 
 
 def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
@@ -278,45 +241,30 @@ def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
         UsageError: an unknown DDPRUN_* variable, or an invalid value.
     """
     fields = {name: field for name, field in fields_of(Settings).items() if name in _SETTINGS}
-    given: dict[str, Any] = dict(_DEFAULTS)
-    known = {_PREFIX + name.upper(): name for name in fields}
-    own = {*known, *(_PREFIX + name.upper() for name in _OF_FORKS)}
-    if unknown := sorted(key for key in env if key.startswith(_PREFIX) and key not in own):
-        raise UsageError(f"unknown environment variable {unknown[0]}", next_step="`ddprun --help` lists the settings")
-    origins = {field.metadata["env"]: name for name, field in fields.items() if field.metadata["env"]} | known
-    for key, name in origins.items():
-        if env.get(key):
-            given[name] = checked(fields[name], env[key], key)
-    for name, field in fields.items():
-        if (value := getattr(arguments, name)) is not None:
-            given[name] = checked(field, value, "--" + name.replace("_", "-"))
-    return dataclasses.replace(Settings(), **given)
+    values = given_settings(fields, _PREFIX, env, vars(arguments), further=["start"])
+    return dataclasses.replace(Settings(), **{**_DEFAULTS, **values})
 
 
 def node_of(arguments: argparse.Namespace, env: Mapping[str, str]) -> topology.Ranks:
-    """Return this node's place; on a single node with a free port, unless the user chose one.
+    """Return this node's place.
 
     Raises:
         UsageError: an impossible or an elastic number of nodes, or ranks on GPUs that are not there.
     """
-    given = {name: getattr(arguments, name) for name in ("nnodes", "node_rank", "master_addr", "master_port")}
-    if given["nnodes"] and ":" in given["nnodes"]:
-        low, _, high = given["nnodes"].partition(":")
+    place = {name: getattr(arguments, name) for name in ("nnodes", "node_rank", "master_addr", "master_port")}
+    if place["nnodes"] and ":" in place["nnodes"]:
+        low, _, high = place["nnodes"].partition(":")
         if low != high:
             raise UsageError(
-                f"ddprun does not support --nnodes {given['nnodes']}",
+                f"ddprun does not support --nnodes {place['nnodes']}",
                 hint="the number of nodes is fixed; the operator restarts all of them",
                 next_step=f"give one number, such as --nnodes {high}",
             )
-        given["nnodes"] = low
+        place["nnodes"] = low
     if arguments.standalone:
-        given |= {"nnodes": "1", "node_rank": "0", "master_addr": "127.0.0.1", "master_port": None}
+        place |= {"nnodes": "1", "node_rank": "0", "master_addr": "127.0.0.1", "master_port": None}
         env = {key: value for key, value in env.items() if key not in ("NNODES", "NODE_RANK", "MASTER_PORT")}
-    ranks = topology.from_node_environment(env, **given, nproc_per_node=_ranks_here(arguments.nproc_per_node))
-    if ranks.nnodes > 1 or given["master_port"] or env.get("MASTER_PORT"):
-        return ranks
-    # Not held by a socket, as for a trainer that gets the socket: rank 0 of a script opens the port itself.
-    return dataclasses.replace(ranks, master_port=topology.free_port())
+    return topology.from_node_environment(env, **place, nproc_per_node=_ranks_here(arguments.nproc_per_node))
 
 
 def _ranks_here(given: str | None) -> str | None:

@@ -25,8 +25,7 @@ from ddprun.code_frames import STARTS_RANKS, innermost_frame, is_of_program
 from ddprun.heartbeat import SIZE, HeartbeatRecord
 from ddprun.shared_text import SharedText
 
-DUMP_SIGNAL = signal.SIGUSR1
-SCRIPT_DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
+DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
 _LONGEST_NAME = 100
 _DATA_PARALLEL = "/torch/nn/parallel/distributed.py"
@@ -40,7 +39,7 @@ class Diagnostics:
     Attributes:
         progress: the newest progress report.
         flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
-        requests: an eventfd; a script's rank dumps its flight recorder at each write.
+        requests: an eventfd; the rank dumps its flight recorder at each write.
     """
 
     heartbeat: int
@@ -96,17 +95,16 @@ class Diagnostics:
                 os.close(descriptor)
 
 
-def register_stack_dump(diagnostics: Diagnostics) -> None:
-    """Make DUMP_SIGNAL dump all stacks to ``diagnostics``, then wake the watchdog. Call it in the main thread.
+def dump_stacks_on_signal(diagnostics: Diagnostics) -> None:
+    """Make DUMP_SIGNAL dump all stacks to ``diagnostics``.
 
     faulthandler's handler is written in C and works while the interpreter is blocked inside a collective.
     """
-    signal.signal(DUMP_SIGNAL, lambda *_: None)  # so that Python's own handler writes the signal to the wakeup pipe
-    faulthandler.register(DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True, chain=True)
+    faulthandler.register(DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True)
 
 
 def dump_on_request(diagnostics: Diagnostics) -> None:
-    """Dump the flight recorder whenever the launcher asks for it, from a thread of its own: in a script's rank.
+    """Dump the flight recorder whenever the launcher asks for it, from a thread of its own.
 
     The thread runs while the main thread waits in a collective, which releases the GIL. No signal of the script and no
     wakeup descriptor is needed, which asyncio uses.

@@ -55,18 +55,6 @@ def declare_settings(
         group.add_argument(flag, metavar=choices or name.upper(), help=text + variable + shown)
 
 
-def declare_node(group: "argparse._ArgumentGroup") -> None:
-    """Add the flags of a node's place among all nodes."""
-    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
-    group.add_argument("--node-rank", metavar="N", help="number of this node, from 0 (default: 0)")
-    group.add_argument("--nproc-per-node", metavar="N", help="ranks on this node (default: 1)")
-    group.add_argument("--master-addr", metavar="HOST", help="name or address of node 0")
-    group.add_argument(
-        "--master-port", metavar="PORT", help="port of rank 0's store (default: 29500; a free one with a single node)"
-    )
-    group.add_argument("--log-dir", default="", metavar="DIR", help="also write each rank's output to a file there")
-
-
 def whole_number(low: int, high: int = _MAX_COUNT) -> Callable[[str], int]:
     """Return a flag type: a whole number from ``low`` to ``high``, both included."""
 

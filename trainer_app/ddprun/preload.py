@@ -11,12 +11,10 @@ import os
 import select
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddprun import proc
-from ddprun.errors import UsageError
 from ddprun.resources import uncollected_imports
 from ddprun.signals import die_with_parent
 
@@ -28,7 +26,6 @@ _INTERVAL = 0.1
 _WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Threads whose libraries prepare for a fork: jemalloc, which pyarrow brings, does without its own in the child.
 _FIT_FOR_FORKS = {"jemalloc_bg_thd"}
-_OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
 
 def is_path_safe() -> bool:
@@ -39,20 +36,17 @@ def is_path_safe() -> bool:
 def import_before_fork(modules: Sequence[str], folders: Sequence[str]) -> str:
     """Import the modules. Returns why the ranks must not be forked from this process; empty if they may.
 
-    A torch that cannot be imported is no error: the script may not need it, or says so itself.
+    A module that cannot be imported is no error: the script may not need it, or says so itself.
 
     Args:
         folders: where Python looks first, as it does for the script.
-    Raises:
-        UsageError: another module cannot be imported.
     """
     before = _opened()
-    with uncollected_imports(), _cuda_not_initialized(), _searched_first(folders), _read_variables() as variables:
+    with uncollected_imports(), _cuda_not_initialized(), _searched_first(folders):
         for name in modules:
-            _import(name)
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
     names = ", ".join(modules)
-    if early := sorted(variables & _OF_A_RANK):  # without a default, the import has failed
-        return f"the import of {names} has read {early[0]}, which is set only in a rank"
     if opened := sorted(target for target in _opened() - before if target.startswith(("/dev/nvidia", "socket:"))):
         return f"the import of {names} has opened {opened[0].partition(':')[0]}, which a fork would share"
     if "torch" in sys.modules and (reason := _canary()):
@@ -61,32 +55,6 @@ def import_before_fork(modules: Sequence[str], folders: Sequence[str]) -> str:
     if threads := _threads():
         return f"the import of {names} has started {threads} thread(s), which a fork would not have"
     return ""
-
-
-def _import(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        if name.partition(".")[0] == "torch":
-            return
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise UsageError(
-                f"--preload {name}: there is no module {error.name}",
-                hint="it is looked for beside the script, and among the installed packages",
-                next_step="check the name",
-            ) from error
-        _refuse(name, error)
-    except (Exception, SystemExit) as error:
-        _refuse(name, error)
-
-
-def _refuse(name: str, error: BaseException) -> None:
-    traceback.print_exception(error)
-    raise UsageError(
-        f"--preload {name}: its import failed with {type(error).__name__}: {error}",
-        hint="it is imported in the launcher, before RANK and the other variables of a rank are set",
-        next_step="leave it out, so that each rank imports it itself",
-    ) from error
 
 
 def _opened() -> set[str]:
@@ -117,22 +85,6 @@ def _cuda_not_initialized() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = given
-
-
-@contextlib.contextmanager
-def _read_variables() -> Iterator[set[str]]:
-    """Collect the names of the variables that are looked up in ``os.environ``, which encodes each name."""
-    names, encode = set[str](), os.environ.encodekey
-
-    def collect(name: str) -> str:
-        names.add(name)
-        return encode(name)
-
-    os.environ.encodekey = collect
-    try:
-        yield names
-    finally:
-        os.environ.encodekey = encode
 
 
 @contextlib.contextmanager

@@ -76,12 +76,6 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, _stat(str(pid))[_TIMES])) / os.sysconf("SC_CLK_TCK")
 
 
-def bytes_read(pid: int) -> int:
-    """Return what the process has read by calls and, of files that it has mapped, from the disk."""
-    counts = _fields(f"{pid}/io")
-    return int(counts.get("rchar", 0)) + int(counts.get("read_bytes", 0))
-
-
 def resident_bytes(pid: int) -> int:
     """Return the memory that the process has, in pages that others may share."""
     pages = _text(f"{pid}/statm").split()[1:2]

@@ -1,11 +1,16 @@
-"""What the launcher runs in each rank: the interface between a trainer and the launcher."""
+"""What the launcher runs in each rank: the interface between a trainer and the launcher; and how a command ends."""
 
+import os
+import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
-from ddprun.reporting.console import Console
+from ddprun.errors import TrainerError
+from ddprun.reporting import termination
 
 
 @dataclass(frozen=True)
@@ -13,11 +18,10 @@ class RankProcess:
     """What a program gets from the launcher, in the process of its rank.
 
     Attributes:
-        reports: the pipe on which the launcher reads the ending, as the JSON of ``termination.Ending``.
+        reports: the pipe on which the launcher reads the rank's report, as JSON.
     """
 
     ranks: Ranks
-    console: Console
     diagnostics: Diagnostics
     reports: int
 
@@ -42,3 +46,31 @@ class Program(Protocol):
 
     def run(self, rank: RankProcess) -> int:
         """In the rank: train, send the ending to the launcher, and return the exit code."""
+
+
+def code_of(command: Callable[[], int]) -> int:
+    """Return the exit code of a command; a failure before a rank could report is printed, and reported here."""
+    try:
+        return command()
+    except Exception as error:  # such as a torch that cannot be imported
+        if isinstance(error, TrainerError):
+            print(error.lines(), file=sys.stderr)
+        else:
+            traceback.print_exc()
+        report = termination.failure(error, rank=None, progress={"phase": "start"})
+    termination.write(report, termination.destination())
+    return int(report["code"])
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process at once.
+
+    With torch imported, the interpreter's ordinary end takes more than a second of CPU time. The pods of a failed
+    attempt would hold their devices for that time, and the next attempt waits for these.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # the interpreter reports it
+    os._exit(code)

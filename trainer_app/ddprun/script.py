@@ -8,7 +8,6 @@ import atexit
 import builtins
 import contextlib
 import errno
-import faulthandler
 import gc
 import importlib.machinery
 import inspect
@@ -25,7 +24,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -33,7 +32,7 @@ from typing import Any, Literal, NoReturn
 
 from ddprun import fault_injection, script_interface
 from ddprun.code_frames import is_of_program
-from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
+from ddprun.diagnostics import dump_on_request, dump_stacks_on_signal
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import RETURNED
@@ -42,7 +41,7 @@ from ddprun.program import RankProcess
 from ddprun.raised import handled_by
 from ddprun.reporting import termination
 from ddprun.reporting.console import unbuffer_output
-from ddprun.reporting.termination import Ending
+from ddprun.reporting.termination import Report
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, name_process, stop_signals
 from ddprun.started_processes import after_import, connect, kept_groups
@@ -61,7 +60,6 @@ class Script:
     Attributes:
         kind: ``target`` is the path of a script, the name of a module, or an executable that is not Python.
         preloaded: the modules to import before the fork; none for a single rank, which imports them itself as early.
-        must_fork: the user has asked for it, so a fork that is not possible is an error.
     """
 
     kind: Kind
@@ -69,7 +67,6 @@ class Script:
     arguments: tuple[str, ...]
     settings: Settings
     preloaded: tuple[str, ...] = ("torch",)
-    must_fork: bool = False
 
     sends_an_ending = False  # always, that is: an executable cannot, and a script may call os._exit
 
@@ -79,18 +76,12 @@ class Script:
         return self.kind != "executable"
 
     def preload(self) -> str:
-        """Import ``preloaded``. Returns why the ranks must not be forked; empty if they may.
-
-        Raises:
-            UsageError: a module of the user cannot be imported, or the ranks must be forked, but cannot.
-        """
+        """Import ``preloaded``. Returns why the ranks must not be forked; empty if they may."""
         if self.kind == "executable" or not self.preloaded:
             return ""
-        if not self.must_fork and (name := self._set_before_import()):
+        if name := self._set_before_import():
             return f"{self.target} sets variables that torch reads when it is imported ({name})"
         reason = import_before_fork(self.preloaded, self.first_folders())
-        if reason and self.must_fork:
-            raise UsageError(f"--start fork: {reason}", next_step="leave it out, or use --start spawn")
         gc.freeze()  # a collection in a rank would copy the pages of all modules
         return reason
 
@@ -116,7 +107,7 @@ class Script:
         os.environ |= torchrun_environment(rank, os.environ)
         if self.kind == "executable":
             _become([self.target, *self.arguments])
-        faulthandler.register(SCRIPT_DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
+        dump_stacks_on_signal(rank.diagnostics)
         return _Run(self, rank).run()
 
 
@@ -185,13 +176,12 @@ class _Run:
         _end_of_interpreter(atexit._run_exitfuncs)  # a checkpoint that a handler saves after a stop counts
         _end_of_interpreter(kept_groups.clear)
         if not is_rank:
-            return 0 if ending is None else ending.code if ending.report["kind"] == "SystemExit" else 1
-        return ending.code if ending else self._send(self._success())
+            return 0 if ending is None else ending["code"] if ending["kind"] == "SystemExit" else 1
+        return ending["code"] if ending else self._send(self._success())
 
-    def _failure_of_call(self) -> Ending | None:
+    def _failure_of_call(self) -> Report | None:
         try:
-            with contextlib.suppress(_Success):
-                self._call()
+            self._call()
             if os.getpid() != self._process:
                 return None
             script_interface.report_counted()
@@ -204,20 +194,20 @@ class _Run:
             return self._failure(error)
         return None
 
-    def _success(self) -> Ending:
+    def _success(self) -> Report:
         if script_interface.stop_was_asked():
             saved = script_interface.saved_after_stop()
             stopped = Stopped("stopped by a signal" + ("" if saved else ", unsaved"), saved=saved)
-            return Ending(termination.failure(stopped, rank=self._ranks.rank, progress=self._place()))
+            return termination.failure(stopped, rank=self._ranks.rank, progress=self._place())
         message = f"{self._script.target} finished"
-        return Ending(termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot()))
+        return termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot())
 
-    def _send(self, ending: Ending) -> int:
+    def _send(self, ending: Report) -> int:
         with contextlib.suppress(OSError):
             if os.fstat(self._reports).st_ino == self._pipe:  # the script has not closed all descriptors
                 with os.fdopen(self._reports, "wb") as pipe:
-                    pipe.write(dumps_json(asdict(ending)).encode())
-        return ending.code
+                    pipe.write(dumps_json(ending).encode())
+        return int(ending["code"])
 
     def _call(self) -> None:
         script = self._script
@@ -230,20 +220,19 @@ class _Run:
             else:
                 _run_file(Path(script.target).absolute())
         except SystemExit as leaving:
-            if leaving.code in (None, 0):
-                raise _Success from None
-            raise
+            if leaving.code not in (None, 0):
+                raise
 
-    def _failure(self, error: BaseException) -> Ending:
+    def _failure(self, error: BaseException) -> Report:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a DataLoader's handler raises, also in what follows
         if isinstance(error, SystemExit):
-            return Ending(self._exit_report(error))
+            return self._exit_report(error)
         if isinstance(error, KeyboardInterrupt):
             error = Stopped("stopped by SIGINT", saved=False)
         error.__traceback__ = _of_program(error.__traceback__)
         with contextlib.suppress(Exception):  # stderr is closed
             _show(error)
-        return Ending(termination.failure(error, rank=self._ranks.rank, progress=self._place()))
+        return termination.failure(error, rank=self._ranks.rank, progress=self._place())
 
     def _exit_report(self, leaving: SystemExit) -> termination.Report:
         """Return the report of ``sys.exit`` with a number that is not 0, or with a text.
@@ -272,10 +261,6 @@ class _Run:
         return self._progress.snapshot() | place
 
 
-class _Success(Exception):  # noqa: N818 - no error
-    """The script called ``sys.exit(0)``."""
-
-
 def torchrun_environment(rank: RankProcess, env: Any) -> dict[str, str]:
     """Return the variables of torchrun's workers; libraries recognise a launcher by them."""
     ranks = rank.ranks
@@ -295,7 +280,6 @@ def _restore_process() -> None:
     name_process(Path(sys.executable).name)
     for number in stop_signals():  # not SIGHUP under nohup
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if processes := sys.modules.get("multiprocessing.process"):
         processes._children.clear()  # of the launcher: this process cannot join them at its end

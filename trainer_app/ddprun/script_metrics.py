@@ -16,9 +16,9 @@ from typing import Any
 
 from ddprun import checkpoint_files
 from ddprun.distributed.default_group import rank_and_size
-from ddprun.errors import DataMissing, volume_error, volume_errors
-from ddprun.files import BackgroundWrite, Json, dumps_json, make_shared
-from ddprun.reporting.metrics import RowsFile, effective_rows, run_numbers
+from ddprun.errors import volume_error, volume_errors
+from ddprun.files import BackgroundWrite, Json, make_shared
+from ddprun.reporting.metrics import RowsFile, run_numbers
 
 _INTERVAL = 1.0  # seconds between writes, for readers that follow the file
 _WAITING = 10_000  # rows in memory at most, while the volume takes none
@@ -128,18 +128,3 @@ class ScriptMetrics:
         if os.getpid() == self._process and self._rows:
             self._background.request()
             self._background.wait(_PATIENCE)
-
-
-def print_rows(folder: Path) -> int:
-    """Print the rows of the training in ``folder`` as JSON, as if it had never been interrupted. Returns 0.
-
-    Raises:
-        DataMissing: there are none, or they cannot be read.
-    """
-    with checkpoint_files.reading(folder):
-        rows = effective_rows(folder)
-    if not rows:
-        raise DataMissing(f"no metrics in {folder}", next_step="name the checkpoint directory of a training")
-    for row in rows:
-        print(dumps_json(row))
-    return 0

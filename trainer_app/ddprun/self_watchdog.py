@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics, dump_flight_recorder, register_stack_dump
 from ddprun.errors import Hang, Stopped
 from ddprun.heartbeat import BEFORE_TRAINING, Heartbeat, StallTimer, activity
 from ddprun.signals import STOP_SIGNALS, StopFlag, wakeup_pipe
@@ -30,7 +29,6 @@ class SelfWatchdog:
     Attributes:
         terminate: called once, in the watchdog's thread, with the reason; it must end the process.
         grace: seconds from the stop signal to SIGKILL.
-        diagnostics: where dumps are written; None without a launcher.
         hang_timeout: seconds without a heartbeat after which the rank ends itself; 0 to disable.
     """
 
@@ -38,7 +36,6 @@ class SelfWatchdog:
     heartbeat: Heartbeat
     terminate: Callable[[Stopped | Hang], None]
     grace: float
-    diagnostics: Diagnostics | None
     hang_timeout: float
 
     def __post_init__(self) -> None:
@@ -49,11 +46,6 @@ class SelfWatchdog:
     def start(self) -> None:
         """Start watching; only the main thread may call it, after ``StopFlag.installed``."""
         pipe = wakeup_pipe()
-        if self.diagnostics:
-            register_stack_dump(self.diagnostics)
-        else:
-            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-                faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         threading.Thread(target=self._watch, args=(pipe,), name="self-watchdog", daemon=True).start()
 
     def claim_report(self) -> bool:
@@ -70,8 +62,6 @@ class SelfWatchdog:
                 if since is None and STOP_SIGNALS & set(signals):
                     since = time.monotonic()
                     self.stop.requested = True
-                if DUMP_SIGNAL in signals and self.diagnostics:
-                    dump_flight_recorder(self.diagnostics)
             if since is not None:
                 self._check_stop(time.monotonic() - since)
             elif self._interval is not None:

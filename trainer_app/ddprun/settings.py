@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,38 @@ class Settings:
 def fields_of(settings: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
     """Return the settings of the class by the names that flags, variables and files use."""
     return {field.metadata["name"] or field.name: field for field in dataclasses.fields(settings)}
+
+
+def given_settings(
+    fields: Mapping[str, dataclasses.Field[Any]],
+    prefix: str,
+    env: Mapping[str, str],
+    flags: Mapping[str, Any],
+    *,
+    further: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the settings that variables and flags give: variables of the fields, those with the prefix, flags.
+
+    A later one wins. Other variables without the prefix are ignored.
+
+    Args:
+        flags: setting to value; None means not given.
+        further: names that may follow the prefix, too.
+    Raises:
+        UsageError: an unknown variable with the prefix, or an invalid value; the error names its origin.
+    """
+    known = {prefix + name.upper(): name for name in fields}
+    others = {prefix + name.upper() for name in further}
+    if unknown := sorted(key for key in env if key.startswith(prefix) and key not in known and key not in others):
+        raise UsageError(
+            f"unknown environment variable {unknown[0]}",
+            hint=nearest(unknown[0], known),
+            next_step=f"correct or unset {unknown[0]}; --help lists the settings",
+        )
+    origins = {field.metadata["env"]: name for name, field in fields.items() if field.metadata["env"]} | known
+    values = {name: checked(fields[name], env[key], key) for key, name in origins.items() if env.get(key)}
+    named = {name: ("--" + name.replace("_", "-"), flags.get(name)) for name in fields}
+    return values | {n: checked(fields[n], value, flag) for n, (flag, value) in named.items() if value is not None}
 
 
 def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:

@@ -6,7 +6,6 @@ the script.
 """
 
 import contextlib
-import faulthandler
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -21,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ddprun import script_interface
-from ddprun.diagnostics import SCRIPT_DUMP_SIGNAL, Diagnostics
+from ddprun.diagnostics import Diagnostics, dump_stacks_on_signal
 from ddprun.distributed.topology import bind, loopback_of
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
@@ -116,7 +115,7 @@ def attach(descriptors: Sequence[Any], world_size: int, settings: Settings) -> N
     """Connect a process that a rank has started; it is about to import the script."""
     diagnostics = Diagnostics(*(descriptor.detach() for descriptor in descriptors))
     connect(diagnostics, world_size, settings, is_rank=False)
-    faulthandler.register(SCRIPT_DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True)
+    dump_stacks_on_signal(diagnostics)
 
 
 def _count_steps(module: ModuleType) -> None:

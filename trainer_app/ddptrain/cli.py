@@ -7,32 +7,25 @@ import argparse
 import functools
 import os
 import sys
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from ddprun.checkpoint_files import all_manifests, read_newest, set_aside
 from ddprun.distributed import topology
-from ddprun.errors import TrainerError, UsageError, volume_errors
-from ddprun.fault_injection import Fault, check_rank
-from ddprun.files import dumps_json
+from ddprun.errors import UsageError
+from ddprun.fault_injection import check_rank
 from ddprun.flags import Parser, whole_number
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.supervisor import LaunchOptions
-from ddprun.reporting import termination
+from ddprun.program import code_of, end_process
 from ddprun.reporting.console import (
-    Console,
     escape_unencodable,
     finish_output,
     never_fail_or_wait,
-    terminal_or_none,
 )
-from ddprun.reporting.termination import Ending
 from ddprun.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddprun.signals import StopFlag
 from ddptrain import __version__, flags
-from ddptrain.config import Config
 from ddptrain.flags import resolve_flags
 from ddptrain.lesson import lesson_names, run_lesson
 from ddptrain.program import Trainer
@@ -41,40 +34,20 @@ _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
 
 def run() -> NoReturn:
-    """Run one command as a program of its own, and end the process at once.
-
-    With torch imported, the interpreter's ordinary end takes more than a second of CPU time. The pods of a failed
-    attempt would hold their devices for that time, and the next attempt waits for these.
-    """
-    code = main()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.exit(code)  # the interpreter reports it
-    os._exit(code)
+    """Run one command as a program of its own."""
+    end_process(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     escape_unencodable(sys.stdout, sys.stderr)
     set_torch_defaults()
-    try:
+
+    def command() -> int:
         arguments = _parser().parse_args(argv)
         return int(arguments.handler(arguments))
-    except TrainerError as error:
-        print(error.lines(), file=sys.stderr)
-        return _report_start(error)
-    except Exception as error:  # such as a torch that cannot be imported
-        traceback.print_exc()
-        return _report_start(error)
 
-
-def _report_start(error: Exception) -> int:
-    """Write the report of a start that failed before a rank could report, and return its exit code."""
-    report = termination.failure(error, rank=None, progress={"phase": "start"})
-    termination.write(report, termination.destination())
-    return int(report["code"])
+    return code_of(command)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,13 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     flags.add_node(launch)
     flags.add_settings(launch)
-    preflight = flags.add_verb(
-        verbs, "preflight", "check ranks, network, data and volume before a training, with the flags of launch",
-        _preflight, example=f"preflight --nproc-per-node 2 --data digits {_CHECKPOINTS}",
-    )  # fmt: skip
-    preflight.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    flags.add_node(preflight, training=False)
-    flags.add_settings(preflight)
     evaluate = flags.add_verb(
         verbs, "eval", "print the accuracy of a checkpoint on the test set", _evaluate, example=f"eval {_CHECKPOINTS}"
     )
@@ -115,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
     _add_infer(verbs)
     _add_lessons(verbs)
-    _add_file_verbs(verbs)
+    _add_fetch(verbs)
     return parser
 
 
@@ -151,60 +117,34 @@ def _train(arguments: argparse.Namespace) -> int:
     if not any(rank.values()) and topology.needs_launch(environment):
         return _launch(arguments)
     never_fail_or_wait()
-    stop, config = StopFlag.installed(), _training_config(arguments)
+    stop, config = StopFlag.installed(), resolve_flags(arguments)
     ranks = topology.from_flags(environment, **rank)
     check_rank(config, ranks.world_size)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    ending = Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, "train").run_here()
+    code = Worker(config, ranks, stop).run_here()
     finish_output(stopped=stop.requested)
-    return ending.code
+    return code
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     never_fail_or_wait()
-    ending = _run_launcher(arguments, "train")
-    finish_output(stopped=ending.report.get("outcome") == "stopped")
-    return ending.code
-
-
-def _preflight(arguments: argparse.Namespace) -> int:
-    if "RANK" in topology.without_operator_rank(os.environ):
-        stop, ranks = StopFlag.installed(), topology.from_rank_environment(os.environ)
-        from ddptrain.worker import Worker
-
-        config, console = _training_config(arguments), Console(ranks.rank, None)
-        ending = Worker(config, ranks, console, stop, "preflight").run_here()
-    else:
-        ending = _run_launcher(arguments, "preflight")
-    if ending.result:  # only rank 0 has it
-        print(_preflight_text(ending.result, as_json=arguments.json), flush=True)
-    return ending.code
-
-
-def _run_launcher(arguments: argparse.Namespace, job: Literal["train", "preflight"]) -> Ending:
-    stop, config, given = StopFlag.installed(), _training_config(arguments), vars(arguments)
+    stop, config, given = StopFlag.installed(), resolve_flags(arguments), vars(arguments)
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
     options = LaunchOptions(
-        Trainer(config, job),
+        Trainer(config),
         given.get("how", "prefork"),
         given.get("log_dir", ""),
         given.get("max_restarts", 0),
-        fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
     )
-    return launch(config, ranks, stop, options)
-
-
-def _training_config(arguments: argparse.Namespace) -> Config:
-    config = resolve_flags(arguments)
-    if config.chaos:
-        Fault.parse(config.chaos)  # refused once, here, instead of by every rank
-    return config
+    report = launch(config, ranks, stop, options)
+    finish_output(stopped=report.get("outcome") == "stopped")
+    return int(report["code"])
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -226,17 +166,10 @@ def _infer(arguments: argparse.Namespace) -> int:
 
     config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
     job = functools.partial(infer, config, out=Path(arguments.out), run=arguments.run, step=arguments.step)
-    return Worker(config, ranks, Console(ranks.rank, None), stop, job).run_here().code
+    return Worker(config, ranks, stop, job).run_here()
 
 
-def _add_file_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
-    """Declare the verbs that need no torch."""
-    back = flags.add_verb(
-        verbs, "rollback", "set newer checkpoints aside, so that the next start resumes from an older one", _rollback,
-        example=f"rollback --step 50 {_CHECKPOINTS}",
-    )  # fmt: skip
-    flags.add_checkpoint_choice(back)
-    flags.add_settings(back, ["checkpoint_dir"])
+def _add_fetch(verbs: "argparse._SubParsersAction[Any]") -> None:
     fetch = flags.add_verb(
         verbs, "fetch", "download the MNIST files that are absent or damaged", _fetch, example="fetch --data-dir ./data"
     )
@@ -255,36 +188,3 @@ def _fetch(arguments: argparse.Namespace) -> int:
         download.fetch(arguments.data_dir, mirrors=arguments.url or download.MIRRORS)
     print(f"{arguments.data_dir} has the files of MNIST")
     return 0
-
-
-def _rollback(arguments: argparse.Namespace) -> int:
-    """Set aside every checkpoint newer than the given one, so that the next start resumes from it."""
-    root = resolve_flags(arguments).checkpoint_root()
-    if arguments.step is None:
-        raise UsageError(
-            "rollback needs --step", next_step=f"take it from the name of a checkpoint: {root}/run-…/step-….pt"
-        )
-    found, _ = read_newest(root, run=arguments.run, step=arguments.step)
-    for run, step, path in list(all_manifests(root)):
-        if (run, step) > (found.run, found.step):
-            with volume_errors(path):
-                set_aside(path, "rolled-back")
-            print(f"run {run}, step {step}: set aside as *.rolled-back")
-    print(f"the next start resumes from run {found.run}, step {found.step}")
-    return 0
-
-
-def _preflight_text(found: Mapping[str, Any], *, as_json: bool) -> str:
-    """Return the result of ``preflight`` as one JSON object, or as two tables."""
-    if as_json:
-        return dumps_json(found)
-    lines = [f"{check['verdict']:<8} {check['check']:<16} {check['detail']}" for check in found["checks"]]
-    if found["bandwidth"]:
-        lines.append(f"\n{'collective':<16}{'bytes':>12}{'ms':>10}{'algbw GB/s':>12}{'busbw GB/s':>12}")
-    for row in found["bandwidth"]:
-        milliseconds = row["seconds"] * 1000
-        lines.append(
-            f"{row['collective']:<16}{row['bytes']:>12,}{milliseconds:>10.2f}{row['algbw']:>12.3f}{row['busbw']:>12.3f}"
-        )
-    verdict = "ready to train" if found["code"] == 0 else f"not ready, exit code {found['code']}"
-    return "\n".join([*lines, "", f"{found['worldSize']} rank(s): {verdict}"])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.errors import ConfigMismatch, UsageError, nearest
-from ddprun.settings import Settings, checked, fields_of, seconds, setting
+from ddprun.errors import ConfigMismatch, UsageError
+from ddprun.settings import Settings, fields_of, given_settings, seconds, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
 
@@ -47,7 +47,6 @@ class Config(Settings):
     bf16: str = _of_weights(
         "auto", "bfloat16 autocast; auto = on a CPU with AVX512_BF16 or AMX only", choices=("auto", "on", "off")
     )
-    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, a single rank)")
     sync: str = _of_weights(
         "bucketed",
         "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "
@@ -56,11 +55,10 @@ class Config(Settings):
     )
     tf32: bool = _of_weights(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits")
     deterministic: bool = setting(False, "deterministic algorithms only: slower, the same bits on the same GPU")
-    zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
     accum: int = _of_weights(1, "micro-batches of each rank's share of a batch, to save memory", low=1, high=100_000)
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
-    keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
+    keep: int = setting(3, "number of newest checkpoints to keep", low=2, high=10**6)
     checkpoint_every: int = setting(50, "steps between checkpoints; 0 = at the end of each epoch", low=0, high=10**9)
     log_every: int = setting(
         0,
@@ -106,11 +104,8 @@ class Config(Settings):
         Args:
             device: type of the rank's device, which decides how an update rounds and when losses are read.
         """
-        names = ("zero", "cuda_graph", "log_every", "checkpoint_every", "stop_after")
-        values = self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
-        if self.zero:  # the optimizer's state is gathered before each save
-            values |= {"checkpoint_dir": bool(self.checkpoint_dir)}
-        return values
+        names = ("log_every", "checkpoint_every", "stop_after")
+        return self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
 
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,25 +133,10 @@ SETTINGS = fields_of(Config)
 def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     """Return the config from defaults, ``DDPJOB_*`` variables, ``DDPTRAIN_*`` variables, and flags; a later one wins.
 
-    Args:
-        env: the process environment; unknown DDPTRAIN_* variables are refused, others ignored.
-        flags: setting to value; None means not given.
     Raises:
-        UsageError: unknown name or invalid value; the error names its origin.
+        UsageError: as ``given_settings``, or settings that exclude each other.
     """
-    shared = {field.metadata["env"]: name for name, field in SETTINGS.items() if field.metadata["env"]}
-    given = [(name, env[key], key) for key, name in shared.items() if env.get(key)]
-    known = {PREFIX + name.upper(): name for name in SETTINGS}
-    for key in sorted(key for key in env if key.startswith(PREFIX)):
-        if key not in known:
-            raise UsageError(
-                f"unknown environment variable {key}",
-                hint=nearest(key, known),
-                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
-            )
-        given.append((known[key], env[key], key))
-    given += [(name, value, "--" + name.replace("_", "-")) for name, value in flags.items() if value is not None]
-    values = {name: checked(SETTINGS[name], value, origin) for name, value, origin in given}
+    values = given_settings(SETTINGS, PREFIX, env, flags)
     config = Config().replaced((_DEBUG_DEFAULTS if values.get("debug") else {}) | values)
     if config.sync == "bitwise" and config.accum > 1:
         raise UsageError(

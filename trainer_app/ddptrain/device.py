@@ -128,17 +128,14 @@ def uses_bf16(config: Config, device: torch.device) -> bool:
     """Return whether the passes run in bfloat16: on a CPU with instructions for it, on CUDA only on request.
 
     Raises:
-        RanksError: it is requested on a CPU or a GPU without such instructions, or for float64.
+        RanksError: it is requested on a CPU without such instructions, or for float64.
     """
     wanted = config.bf16
     if wanted == "off" or (wanted == "auto" and (config.dtype == "float64" or device.type == "cuda")):
         return False
     if wanted == "on" and config.dtype == "float64":
         raise RanksError("--bf16 on cannot be combined with --dtype float64", next_step="leave one of them out")
-    if device.type == "cuda":
-        check_card_has_bf16(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-        return True
-    if has_bf16():
+    if device.type == "cuda" or has_bf16():
         return True
     if wanted == "auto":
         return False
@@ -147,20 +144,6 @@ def uses_bf16(config: Config, device: torch.device) -> bool:
         hint="on other processors bfloat16 is emulated, and slower than float32",
         next_step="leave --bf16 out",
     )
-
-
-def check_card_has_bf16(name: str, capability: tuple[int, int]) -> None:
-    """Check that a GPU multiplies matrices in bfloat16; older ones emulate it, slower than float32.
-
-    Raises:
-        RanksError: its compute capability is below 8.0, the first with such instructions.
-    """
-    if capability < (8, 0) and torch.version.cuda is not None:  # AMD numbers its cards otherwise
-        raise RanksError(
-            f"--bf16 on needs a GPU of compute capability 8.0 or more, and {name} has {'.'.join(map(str, capability))}",
-            hint="on older GPUs bfloat16 is emulated, and slower than float32",
-            next_step="leave --bf16 out, or use an A100 or newer",
-        )
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ddprun.flags import declare_node, declare_settings, whole_number
+from ddprun.flags import declare_settings, whole_number
 from ddptrain.config import SETTINGS, Config, resolve
 
 Handler = Callable[[argparse.Namespace], int]
@@ -57,16 +57,17 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:
-    """Add the flags of a node and its launcher.
-
-    Args:
-        training: also those that only a training needs.
-    """
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a node and its launcher."""
     group = parser.add_argument_group("ranks", "also environment variables of the same names; flags win")
-    declare_node(group)
-    if not training:
-        return
+    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
+    group.add_argument("--node-rank", metavar="N", help="number of this node, from 0 (default: 0)")
+    group.add_argument("--nproc-per-node", metavar="N", help="ranks on this node (default: 1)")
+    group.add_argument("--master-addr", metavar="HOST", help="name or address of node 0")
+    group.add_argument(
+        "--master-port", metavar="PORT", help="port of rank 0's store (default: 29500; a free one with a single node)"
+    )
+    group.add_argument("--log-dir", default="", metavar="DIR", help="also write each rank's output to a file there")
     group.add_argument(
         "--how", choices=("prefork", "spawn"), default="prefork",
         help="fork ranks after one import of torch, or spawn an interpreter for each (default: prefork)",

@@ -18,8 +18,8 @@ from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.device import resolve_device
 from ddptrain.errors import DataMismatch
-from ddptrain.manifest import fault_of
 from ddptrain.training import models
+from ddptrain.training.checkpointer import fault_of
 from ddptrain.training.evaluate import ResidentSet, evaluate, logits_of
 
 
@@ -58,12 +58,12 @@ def infer(config: Config, group: Group, timeout: float, *, out: Path, run: int |
     def read() -> dict[str, Any]:
         nonlocal content
         saved, content = _open_checkpoint(config, run=run, step=step)
-        return {"manifest": saved.manifest, "size": len(content)}
+        return dict(saved.manifest)
 
-    shared = group.run_on_rank_zero("checkpoint", read, timeout)
-    content = group.broadcast_bytes(content, shared["size"])
-    trained = config.replaced(Config.identity_of(shared["manifest"]))
-    dataset = group.run_on_all_ranks("data", lambda: _data_of(trained, shared["manifest"]), timeout)
+    manifest = group.run_on_rank_zero("checkpoint", read, timeout)
+    content = group.broadcast_bytes(content)
+    trained = config.replaced(Config.identity_of(manifest))
+    dataset = group.run_on_all_ranks("data", lambda: _data_of(trained, manifest), timeout)
     model = _model_of(trained, content, group.device)
 
     test = ResidentSet.on(group.device, dataset.test_images, dataset.test_labels)

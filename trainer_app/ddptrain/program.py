@@ -2,7 +2,6 @@
 
 import importlib
 from dataclasses import dataclass
-from typing import Literal
 
 from ddprun.program import RankProcess
 from ddprun.resources import set_torch_defaults, uncollected_imports
@@ -14,7 +13,6 @@ class Trainer:
     """The program whose ranks run ``worker``."""
 
     config: Config
-    job: Literal["train", "preflight"]
 
     sends_an_ending = True
     shares_progress = True
@@ -25,10 +23,10 @@ class Trainer:
         return ""
 
     def run(self, rank: RankProcess) -> int:
-        """Run the job on one rank and return its exit code."""
+        """Train on one rank and return its exit code."""
         from ddptrain.worker import run_forked
 
-        return run_forked(self.config, rank, job=self.job)
+        return run_forked(self.config, rank)
 
 
 def preload(*, ddp: bool) -> None:

@@ -11,27 +11,25 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from ddprun import fault_injection
 from ddprun.checkpoint_files import checkpoint_file
-from ddprun.diagnostics import Diagnostics
-from ddprun.distributed.peer_monitor import PeerMonitor
+from ddprun.diagnostics import Diagnostics, dump_on_request, dump_stacks_on_signal
 from ddprun.distributed.process_group import Group, join_group
-from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
+from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddprun.distributed.topology import Ranks, loopback_of
-from ddprun.errors import Hang, PeerLost, Stopped, TrainerError, classify
+from ddprun.errors import Hang, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
 from ddprun.program import RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import Console
 from ddprun.reporting.progress import Progress
-from ddprun.reporting.termination import Ending
+from ddprun.reporting.termination import Report
 from ddprun.resources import keep_freed_memory, threads_per_rank
 from ddprun.self_watchdog import SelfWatchdog
 from ddprun.signals import STOP_SIGNALS, StopFlag
@@ -48,18 +46,18 @@ class Worker:
     """Runs one rank and reports how it ended.
 
     Attributes:
-        job: what the rank does once it has joined its group; a function infers, with the group and the timeout.
+        infer: what the rank does in place of a training, called with its group and the timeout.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
     config: Config
     ranks: Ranks
-    console: Console
     stop: StopFlag
-    job: Literal["train", "preflight"] | Callable[[Group, float], str]
+    infer: Callable[[Group, float], str] | None = None
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
+        self.console = Console(self.ranks.rank)
         shared = self.diagnostics.progress_text() if self.diagnostics else None
         own = {"accuracy": None, "data": self.config.data}
         self._progress = Progress(self.ranks.world_size, shared, own=own, is_fenced=True)
@@ -68,44 +66,45 @@ class Worker:
         self._heartbeat = Heartbeat(memory, self._fault)
         self._group: Group | None = None
         self._timeout = DEFAULT_TIMEOUT
-        self._lost_peer: Callable[[PeerLost], None] = lambda error: None
 
-    def run_here(self) -> Ending:
-        """Run the job without a launcher, and write the report. Never raises."""
+    def run_here(self) -> int:
+        """Run without a launcher, write the report, and return the exit code. Never raises."""
         return self.run(
-            lambda ending: termination.write(ending.report, termination.destination(), shared=self.ranks.world_size > 1)
+            lambda report: termination.write(report, termination.destination(), shared=self.ranks.world_size > 1)
         )
 
-    def run(self, deliver: Callable[[Ending], None]) -> Ending:
-        """Run the job. Never raises.
+    def run(self, deliver: Callable[[Report], None]) -> int:
+        """Run, and return the exit code. Never raises.
 
         Args:
-            deliver: takes the ending, once; the watchdog may call it from its thread just before it ends the process.
+            deliver: takes the report, once; the watchdog may call it from its thread just before it ends the process.
         """
 
-        def terminate(error: Stopped | Hang | PeerLost) -> None:
+        def terminate(error: Stopped | Hang) -> None:
             try:
                 deliver(self._failure(error))
             finally:
                 os._exit(error.code)  # also if the report failed; the main thread, if it moves, waits for this
 
         watchdog = SelfWatchdog(
-            self.stop, self._heartbeat, terminate, grace=self.config.stop_grace, diagnostics=self.diagnostics,
+            self.stop, self._heartbeat, terminate, grace=self.config.stop_grace,
             hang_timeout=0.0 if self.diagnostics else self.config.hang_timeout,  # else the launcher watches it
         )  # fmt: skip
         watchdog.start()
-        self._lost_peer = lambda error: terminate(error) if watchdog.claim_report() else None
+        if self.diagnostics:
+            dump_stacks_on_signal(self.diagnostics)
+            dump_on_request(self.diagnostics)
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
-            ending = self._run_job()
+            report = self._train() if self.infer is None else self._infer(self.infer)
         except BaseException as error:
-            ending = self._failure(error)
+            report = self._failure(error)
             if self._group:
                 self._group.announce_exit(str(error))
         if not watchdog.claim_report():
             threading.Event().wait()  # the watchdog is reporting and ends the process
-        deliver(ending)
-        return ending
+        deliver(report)
+        return int(report["code"])
 
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
@@ -135,33 +134,17 @@ class Worker:
             rendezvous_timeout=self._timeout, collective_timeout=config.collective_timeout, stop=self.stop,
             heartbeat=self._heartbeat, also_alone=config.backend != "auto",
         )  # fmt: skip
-        if backend == "nccl" and ranks.nnodes > 1 and ranks.local_rank == 0 and not ranks.init_file:
-            self._group.monitor = PeerMonitor(ranks, lambda: monitor_store(ranks), self._lost_peer)
-            self._group.monitor.start()
         self._begin(next_phase)
         return self._group
 
-    def _run_job(self) -> Ending:
-        if self.job == "train":
-            return self._train()
-        return self._preflight() if self.job == "preflight" else self._infer(self.job)
-
-    def _preflight(self) -> Ending:
-        from ddptrain.preflight import ending_of, preflight
-
-        group = self._join("preflight")
-        found = preflight(self.config, group, self._load_data)
-        group.close()
-        return ending_of(found, rank=self.ranks.rank)
-
-    def _infer(self, infer: Callable[[Group, float], str]) -> Ending:
+    def _infer(self, infer: Callable[[Group, float], str]) -> Report:
         group = self._join("infer")
         done = infer(group, self._timeout)
         self.console.log(done)
         group.close()
-        return Ending(termination.done(done, rank=self.ranks.rank))
+        return termination.done(done, rank=self.ranks.rank)
 
-    def _train(self) -> Ending:
+    def _train(self) -> Report:
         config, ranks = self.config, self.ranks
         group = self._join("data")
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
@@ -186,11 +169,10 @@ class Worker:
         saved = f"; checkpoint {file}" if file else ""
         self.console.log(f"{message}, loss {loss:.4f}{saved}")
         outcome = "already finished" if result.already_finished else "succeeded"
-        report = termination.done(
+        return termination.done(
             message, rank=ranks.rank, outcome=outcome, accuracy=accuracy, loss=loss, checkpoint=place,
             resumedFrom=result.resumed_from, progress=self._progress.snapshot(),
         )  # fmt: skip
-        return Ending(report)
 
     def _begin(self, phase: str) -> None:
         self._progress.update(phase=phase)
@@ -200,25 +182,25 @@ class Worker:
         with self.stop.interruptible("data"):
             return download.load(self.config, log=self.console.log, alive=self._heartbeat.touch)
 
-    def _failure(self, error: BaseException) -> Ending:
+    def _failure(self, error: BaseException) -> Report:
         typed = classify(error)
         if isinstance(typed, TrainerError):
             print(typed.lines(), file=sys.stderr, flush=True)
         else:
             traceback.print_exception(error)
         place = self._progress.snapshot() | {"exact": True}
-        return Ending(termination.failure(error, rank=self.ranks.rank, progress=place))
+        return termination.failure(error, rank=self.ranks.rank, progress=place)
 
 
-def run_forked(config: Config, rank: RankProcess, *, job: Literal["train", "preflight"]) -> int:
+def run_forked(config: Config, rank: RankProcess) -> int:
     """Run one rank in a child of the launcher and return its exit code."""
 
-    def deliver(ending: Ending) -> None:
+    def deliver(report: Report) -> None:
         with os.fdopen(rank.reports, "wb") as pipe:
-            pipe.write(dumps_json(asdict(ending)).encode())
+            pipe.write(dumps_json(report).encode())
 
     # The runtime of CUDA does not survive a fork; the launcher must not have initialized it.
     assert not torch.cuda._is_in_bad_fork(), "CUDA was initialized before the fork"
     stop = StopFlag.installed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
-    return Worker(config, rank.ranks, rank.console, stop, job, rank.diagnostics).run(deliver).code
+    return Worker(config, rank.ranks, stop, diagnostics=rank.diagnostics).run(deliver)

@@ -10,23 +10,20 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from ddprun.launcher.life_messages import Abort, Done, End, Failed, Failure, Life, Message, Ready, Release, Start, Stop
+from ddprun.launcher.life_messages import Abort, Done, End, Failed, Failure, Message, Ready, Release, Start, Stop
 from ddprun.launcher.lives import (
     RECONNECT,
     SILENCE,
     Action,
-    ChoosePort,
     Connected,
     Event,
     Follower,
     Leader,
-    Limits,
     Lost,
-    PortChosen,
     Progressed,
     Received,
     Send,
@@ -37,7 +34,6 @@ from ddprun.launcher.lives import (
 
 LONGEST = 2000.0  # seconds: a group that has not ended then never ends
 WAIT_FOR_PEERS = 60.0  # seconds after which ranks that miss a peer fail
-_GROUP = Life("uid", "3")
 Kind = Literal["crashes", "fault", "storm"]
 
 
@@ -110,23 +106,21 @@ class Group:
         self.draw = random.Random(plan.seed + 1)
         self.now, self._order = 0.0, count()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        limits = Limits(plan.granted, ready=10.0, first_step=30.0)
         self.agents = [self._agent(node) for node in range(plan.nodes)]
-        self.leader = Leader(plan.nodes, limits, _GROUP, began=self.clock(self.agents[0]))
+        self.leader = Leader(plan.nodes, plan.granted, began=self.clock(self.agents[0]))
         self.step = self.saved = self.left = 0
         self.left = plan.crashes
         self.crashed: list[tuple[float, int]] = []  # when, and on which node, a rank failed by itself
         self.restarted: list[float] = []  # when the last node started the ranks of a later life
         self.sent: list[tuple[int, Message, bool]] = []
         self.stopping = False
-        self.events = 0
         self.faulted_at = self.allowed = 0.0
         self.lives: dict[int, set[int]] = {}
 
     def _agent(self, node: int) -> Agent:
         offset, rate = self.draw.uniform(0, 1e6), self.draw.uniform(0.95, 1.05)
         joined = node == 0
-        return Agent(node, offset, rate, Follower(f"boot-{node}", _GROUP, joined=joined, heard=offset, ticked=offset))
+        return Agent(node, offset, rate, Follower(f"boot-{node}", joined=joined, heard=offset, ticked=offset))
 
     def clock(self, agent: Agent) -> float:
         """Return the time by the clock of a launcher."""
@@ -151,7 +145,6 @@ class Group:
         while self._heap and self.now < LONGEST:
             self.now, _, happen = heapq.heappop(self._heap)
             happen()
-            self.events += 1
         self._check_end()
         return self
 
@@ -161,7 +154,7 @@ class Group:
     def _storm(self) -> list[Callable[[], None]]:
         return [
             self._drop, self._drop, self._cut, self._pause, self._kill_agent, self._stop, self._repeat, self._repeat,
-            self._repeat, self._foreign, self._crash_now, self._crash_now, self._drop_during_restart,
+            self._repeat, self._crash_now, self._crash_now, self._drop_during_restart,
         ]  # fmt: skip
 
     def _anyone(self) -> Agent | None:
@@ -213,12 +206,6 @@ class Group:
             else:
                 self._handle(self.agents[node], Received(message))
 
-    def _foreign(self) -> None:
-        """Deliver a message of another attempt."""
-        other, agent = Life("uid", "2", self.draw.randint(1, 3)), self.draw.choice(self.agents)
-        self._lead(Received(Ready(other, healthy=True, failure=None), agent.node))
-        self._handle(agent, Received(Start(other, 1)))
-
     def _crash_now(self) -> None:
         if agent := self._anyone():
             number = agent.ranks
@@ -266,7 +253,7 @@ class Group:
         def happen() -> None:
             if agent.ranks == number and not (agent.have_failed or agent.have_succeeded or agent.ended):
                 agent.have_succeeded = True
-                self._handle(agent, Done(replace(_GROUP, number=number)))
+                self._handle(agent, Done(number))
                 self._end_if_left_alone(agent)
 
         return happen
@@ -276,7 +263,7 @@ class Group:
             if agent.ranks != number or agent.have_failed or agent.have_succeeded or agent.ended:
                 return
             agent.have_failed = True
-            self._handle(agent, Failed(replace(_GROUP, number=number), failure))
+            self._handle(agent, Failed(number, failure))
             self._end_if_left_alone(agent)
             self._peers_notice(number, agent)
 
@@ -368,15 +355,11 @@ class Group:
         if self.leader.life != before.life:
             self._check_start()
         for action in actions:
-            match action:
-                case Send():
-                    self._send(action.node, action.message, to_leader=False)
-                case ChoosePort():
-                    is_free = self.schedule.kind != "storm" or self.draw.random() > 0.02
-                    self._lead(PortChosen(action.number, 20_000 if is_free else None))
+            if isinstance(action, Send):
+                self._send(action.node, action.message, to_leader=False)
 
     def _check_start(self) -> None:
-        number = self.leader.life.number
+        number = self.leader.life
         if self.leader.spent > self.schedule.granted:
             raise ViolationError(f"{self.leader.spent} restarts in place, {self.schedule.granted} are granted")
         for agent in self.agents:
@@ -387,13 +370,13 @@ class Group:
         match action:
             case Send(message=message):
                 if isinstance(message, Ready):
-                    agent.said_ready = message.life.number
+                    agent.said_ready = message.life
                 self._send(agent.node, message, to_leader=True)
             case Start():
-                self._start_ranks(agent, action.life.number)
+                self._start_ranks(agent, action.life)
             case Abort():
                 slow = self.schedule.kind == "storm" and self.draw.random() < 0.03
-                self._later(self.draw.uniform(0.005, 0.1) + 15 * slow, self._ranks_end(agent, action.life.number))
+                self._later(self.draw.uniform(0.005, 0.1) + 15 * slow, self._ranks_end(agent, action.life))
             case Release():
                 self._end_if_left_alone(agent)
             case End():
@@ -404,7 +387,8 @@ class Group:
             if agent.ranks == number and not agent.ended:
                 agent.ranks = None
                 healthy = self.schedule.kind != "storm" or self.draw.random() > 0.05
-                self._handle(agent, Ready(replace(_GROUP, number=number), healthy))
+                is_free = self.schedule.kind != "storm" or self.draw.random() > 0.02
+                self._handle(agent, Ready(number, healthy, port=20_000 if is_free else 0))
                 self._peers_notice(number, agent)
 
         return happen

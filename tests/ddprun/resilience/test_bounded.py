@@ -27,11 +27,8 @@ from tests.processes import free_port
 pytestmark = pytest.mark.together
 
 
-def test_run_with_timeout_returns_the_result() -> None:
+def test_run_with_timeout_returns_the_result_and_none_for_an_error() -> None:
     assert run_with_timeout(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
-
-
-def test_run_with_timeout_returns_none_for_an_error() -> None:
     assert run_with_timeout(60, lambda: Path("/absent").read_text()) is None
 
 
@@ -122,7 +119,7 @@ def test_old_attempts_keep_their_reports_longer_than_their_dumps(
 
 def test_refused_metrics_are_a_checkpoint_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(1)
-    metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
+    metrics = MetricsLogger(progress, Console(0), epochs=2, steps_per_epoch=9)
     metrics.open(tmp_path, 1)
     replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")
     metrics.log("train", 1, loss=1.0)

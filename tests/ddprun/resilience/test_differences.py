@@ -75,7 +75,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
     expected = observed([interpreter, "-m", "torch.distributed.run", *two], folder, 2)
     assert python["start.process.terminal"] == "open" != expected["start.process.terminal"]
     commands: dict[str, list[str | Path]] = {
-        FORKED: [BIN / "ddprun", "--start", "fork", *two],
+        FORKED: [BIN / "ddprun", *two],
         SPAWNED: [BIN / "ddprun", "--start", "spawn", *two],
         INJECTED: [interpreter, folder / "copy" / "bin" / "ddprun", *two],
     }

@@ -82,11 +82,6 @@ def test_example_stops_resumes_and_gives_the_weights_of_the_plain_one(ddptrain: 
     assert [step for step, _ in losses(of_example)] == [10, 20, 30, 40, 48], "each once, over both runs"
 
 
-def test_plain_example_resumes(ddptrain: ForkServer, tmp_path: Path) -> None:
-    done(ddptrain, "--epochs", 1, module=PLAIN, folder=tmp_path)
-    assert "rank 0 resumes after step 24\n" in done(ddptrain, "--epochs", 2, module=PLAIN, folder=tmp_path)
-
-
 # In place of a dropout layer of the user: prints which of 64 units it keeps in each step.
 DROPOUT = """
 class Dropout(nn.Dropout):

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Any
 import pytest
 
 from ddprun import proc
-from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics
+from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
-from ddprun.launcher.hang_detector import WorkMeter
-from ddprun.launcher.life_messages import Abort, End, Life, Release, Start
+from ddprun.launcher.life_messages import Abort, End, Release, Start
 from ddprun.launcher.lives import Connected, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
@@ -183,22 +181,21 @@ def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor
     ranks = Ranks(nnodes=2, node_rank=1, world_size=2)
     peers = Peers(ranks, None)
     agreed = Agreement(ranks, peers, 5, NodeProgress(2))
-    life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
-    peers.life_events += [Connected(), Received(Abort(life))]
-    assert agreed.turn([]) and agreed.must_end
+    peers.life_events += [Connected(), Received(Abort(1))]
+    assert agreed.turn() and agreed.must_end
     agreed.ended(healthy=True, failure=None)
     # A rank of another node has failed while this launcher did not run: it hears of both at once.
-    peers.life_events += [Received(Start(life.next, 29500)), Received(Abort(life.next))]
-    assert not agreed.turn([])
+    peers.life_events += [Received(Start(2, 29500)), Received(Abort(2))]
+    assert not agreed.turn()
     assert agreed.next_life is not None and not agreed.must_end
     agreed.begin(2)
-    assert agreed.turn([]) and agreed.must_end and agreed.next_life is None
+    assert agreed.turn() and agreed.must_end and agreed.next_life is None
 
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """The supervisor of a node that trains alone, whose rank it has just killed."""
-    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
+    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
     agreement = Agreement(Ranks(), peers, 5, progress)
     services = Services(progress, peers, RankTable(Ranks(), peers), agreement, None)
@@ -236,7 +233,7 @@ def test_signal_that_was_passed_on_ends_the_wait_for_the_files_of_a_stall(superv
 def test_report_of_a_node_whose_ranks_others_have_ended(supervisor: Supervisor, tmp_path: Path) -> None:
     (tmp_path / "run-000001").mkdir()
     (tmp_path / "run-000001" / "step-000000005.json").touch()
-    told = End(Life("uid", "1"), "a signal has stopped node 1")
+    told = End(1, "a signal has stopped node 1")
     lost = supervisor._report_of_exit(told)
     assert (lost["code"], lost["checkpoint"]) == (77, place(1, 5))
     supervisor.stop_signal = signal.SIGTERM
@@ -278,7 +275,7 @@ def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.C
 def test_line_says_why_no_life_follows(
     supervisor: Supervisor, capsys: pytest.CaptureFixture[str], reason: str, said: str
 ) -> None:
-    supervisor._agreed.orders.append(Release(Life("uid", "1"), reason))
+    supervisor._agreed.orders.append(Release(1, reason))
     assert not supervisor._agreed.obey()
     out = capsys.readouterr().out
     assert said in out if said else not out
@@ -370,55 +367,6 @@ def test_hang_ends_a_life_and_its_node_is_blamed_once(ddptrain: ForkServer, tmp_
     assert nodes.runs[0].message()["life"] == 2
     for run in nodes.runs:
         assert run.output().count("restart in place 1 of 5: node 1: rank 1 (node 1) is in") == 1, run.output()
-
-
-def test_ranks_that_work_before_the_first_step_of_a_later_life_are_not_given_up(supervisor: Supervisor) -> None:
-    agreement = supervisor.services.agreement
-    agreement.failed({"code": 1})
-    agreement.ended(healthy=True, failure=None)
-    agreement.begin(2)
-    loading = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
-
-    def work_is_seen() -> bool:
-        supervisor._agreed.turn(supervisor._workers)
-        return agreement._leader is not None and agreement._leader.worked > 0
-
-    try:
-        supervisor._workers[0].status, supervisor._workers[0].pid = None, loading.pid
-        wait_until(work_is_seen, "work to be seen")
-    finally:
-        loading.kill()
-        loading.wait()
-
-
-@pytest.mark.parametrize(
-    ("program", "works"),
-    [
-        ("print(flush=True); time.sleep(600)", False),
-        ("print(flush=True)\nwhile True: pass", True),
-        (
-            "zeros = open('/dev/zero', 'rb', 0); print(flush=True)\nwhile zeros.read(2**16): time.sleep(0.01)",
-            True,
-        ),
-        ("import subprocess; print(flush=True); subprocess.run([sys.executable, '-c', 'while True: pass'])", True),
-    ],
-    ids=["waits", "computes", "reads", "has started a process that computes"],
-)
-def test_rank_works_if_it_computes_or_reads(program: str, *, works: bool) -> None:
-    rank = subprocess.Popen(
-        [sys.executable, "-S", "-c", f"import sys, time; {program}"], stdout=subprocess.PIPE, start_new_session=True
-    )
-    worker = WorkerProcess(0, rank.pid, -1, -1, Diagnostics.create(0))
-    try:
-        assert rank.stdout and rank.stdout.readline()
-        meter = WorkMeter()
-        meter.has_grown([worker])
-        time.sleep(1.0)  # which is measured
-        assert meter.has_grown([worker]) == works or wait_until(lambda: works and meter.has_grown([worker]), "work")
-    finally:
-        os.killpg(rank.pid, signal.SIGKILL)
-        rank.communicate()
-        worker.diagnostics.close()
 
 
 def test_weights_are_those_of_an_uninterrupted_run(

@@ -24,7 +24,7 @@ LINGERS = (
 
 
 NAMED = "warning: rank 1 (node 0) has ended its script, and its process has not ended after"
-SOON = "import ddprun.launcher.hang_detector as detector; detector._LINGERING = 2.0"
+SOON = "import ddprun.launcher.hang_detector as detector; detector.LINGERING = 2.0"
 
 
 def test_stop_in_an_exit_handler_is_a_success(ddptrain: ForkServer, tmp_path: Path) -> None:

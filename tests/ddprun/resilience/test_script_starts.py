@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddprun.cli import node_of, parse, resolve, run_id, starts
+from ddprun.cli import before_fork, node_of, parse, resolve, run_id
 from ddprun.errors import UsageError
 from ddprun.script import _SET_BEFORE_IMPORT, Script
 from ddprun.settings import Settings
@@ -57,110 +57,69 @@ def test_a_single_rank_imports_torch_itself(ddptrain: ForkServer, tmp_path: Path
     assert done.output() == "imported by rank\n"
 
 
+# In the launcher, the import of torch also does this.
+IMPORTING = """
+import importlib, os, socket, threading, time
+real = importlib.import_module
+def imported(name):
+    module = real(name)
+    %s
+    return module
+importlib.import_module = imported
+"""
+JEMALLOC = "ctypes.CDLL(None).prctl(15, b'jemalloc_bg_thd'), named.set(), time.sleep(600)"
+
+
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("work", "said"),
     [
         (
-            "import torch\ntorch.set_num_threads(2)\ntorch.ones(2**18).add_(1.0)\n",
-            "after the import of torch, mine a forked process hangs in its first operation on several threads",
+            "module.set_num_threads(2); module.ones(2**18).add_(1.0)",
+            "after the import of torch a forked process hangs in its first operation on several threads",
         ),
         (
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
-            "the import of torch, mine has started 1 thread(s), which a fork would not have",
+            "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+            "the import of torch has started 1 thread(s), which a fork would not have",
         ),
-        (
-            "import socket\nopened = socket.socket()\n",
-            "the import of torch, mine has opened socket, which a fork would share",
-        ),
-        (
-            "import os\nis_first = os.environ.get('LOCAL_RANK', '0') == '0'\n",
-            "the import of torch, mine has read LOCAL_RANK, which is set only in a rank",
-        ),
+        ("global opened; opened = socket.socket()", "the import of torch has opened socket, which a fork would share"),
     ],
 )
 def test_ranks_are_not_forked_after_an_import_that_forks_do_not_survive(
-    ddptrain: ForkServer, tmp_path: Path, module: str, said: str
+    ddptrain: ForkServer, tmp_path: Path, work: str, said: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(module)
-    argv = ("--preload", "mine", "--nproc-per-node", 2)
-    done = run(ddptrain, *argv, written(tmp_path, "print('ran')\n"))
+    done = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, "print('ran')\n"), first=IMPORTING % work)
     assert done.output().splitlines()[0] == f"each rank starts in an interpreter of its own: {said}"
     assert done.output().count("] ran\n") == 2
-    refused = run(ddptrain, "--start", "fork", *argv, tmp_path / "train.py", code=2)
-    assert refused.message()["message"] == f"--start fork: {said}"
 
 
 def test_ranks_are_forked_beside_a_thread_whose_library_prepares_for_forks(
     ddptrain: ForkServer, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text(
-        """
-import ctypes, threading, time
-named = threading.Event()
-def run():
-    ctypes.CDLL(None).prctl(15, b"jemalloc_bg_thd")
-    named.set()
-    time.sleep(600)
-threading.Thread(target=run, daemon=True).start()
-named.wait()
-"""
+    work = (
+        "import ctypes; named = threading.Event(); "
+        f"threading.Thread(target=lambda: ({JEMALLOC}), daemon=True).start(); named.wait()"
     )
-    done = run(
-        ddptrain, "--start", "fork", "--preload", "mine", "--nproc-per-node", 2, written(tmp_path, "print('ran')")
-    )
+    done = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, "print('ran')"), first=IMPORTING % work)
     assert sorted(done.output().splitlines()) == ["[n0r0] ran", "[n0r1] ran"]
 
 
-def test_preloaded_module_is_imported_once_and_from_the_folder_of_the_script(
+def test_file_that_an_import_before_the_fork_has_opened_is_open_in_the_ranks(
     ddptrain: ForkServer, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text("print('imported', flush=True)\n")
-    script = written(tmp_path, "import mine\nimport torch\nprint(int(torch.ones(2**18).add_(1.0).sum()))\n")
-    done = run(ddptrain, "--nproc-per-node", 2, script, DDPRUN_PRELOAD="mine")
-    assert sorted(done.output().splitlines()) == [f"[n0r{rank}] {2**19}" for rank in (0, 1)] + ["imported"]
-
-
-def test_file_that_a_preloaded_module_has_opened_is_open_in_the_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import os\nopened = os.open(__file__, os.O_RDONLY)\n")
-    script = written(tmp_path, "import os\nimport mine\nprint(os.pread(mine.opened, 9, 0))\n")
-    done = run(ddptrain, "--start", "fork", "--preload", "mine", "--nproc-per-node", 2, script)
+    script = written(tmp_path, "import os\nprint(os.pread(int(os.environ['OPENED']), 9, 0))\n")
+    work = f"os.environ['OPENED'] = str(os.open({str(script)!r}, os.O_RDONLY))"
+    done = run(ddptrain, "--nproc-per-node", 2, script, first=IMPORTING % work)
     assert sorted(done.output().splitlines()) == ["[n0r0] b'import os'", "[n0r1] b'import os'"]
 
 
-@pytest.mark.parametrize(
-    ("module", "said"),
-    [
-        (None, "--preload mine: there is no module mine"),
-        ("import absent\n", "--preload mine: its import failed with ModuleNotFoundError: No module named 'absent'"),
-        ("import os\nos.environ['RANK']\n", "--preload mine: its import failed with KeyError: 'RANK'"),
-        ("import sys\nsys.exit('no')\n", "--preload mine: its import failed with SystemExit: no"),
-    ],
-)
-def test_module_that_cannot_be_preloaded_is_refused(
-    ddptrain: ForkServer, tmp_path: Path, module: str | None, said: str
-) -> None:
-    if module is not None:
-        (tmp_path / "mine.py").write_text(module)
-    refused = run(ddptrain, "--preload", "mine", written(tmp_path), code=2)
-    assert (refused.message()["kind"], refused.message()["message"]) == ("UsageError", said)
-
-
-def test_ways_to_start_the_ranks() -> None:
-    def chosen(*flags: str, ranks: int = 2, **env: str) -> tuple[str, tuple[str, ...]]:
-        return starts(parse([*flags, "train.py"], env), ranks)
-
-    assert chosen() == ("auto", ("torch",))
-    assert chosen(ranks=1) == ("auto", ())
-    assert chosen("--start", "fork", ranks=1) == ("fork", ("torch",))
-    assert chosen("--preload", "a,b.c", ranks=1, DDPRUN_START="fork") == ("fork", ("torch", "a", "b.c"))
+def test_ways_to_start_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (before_fork(1), before_fork(2)) == ((), ("torch",))
+    monkeypatch.setenv("DDPJOB_INPLACE_RESTARTS", "3")
+    assert before_fork(1) == before_fork(2) == ("torch", "torch._dynamo")
+    assert [parse(["train.py"], {"DDPRUN_START": start}).start for start in ("", "spawn")] == ["auto", "spawn"]
     assert resolve(parse(["train.py"], {}), {"DDPRUN_START": "spawn"}) == resolve(parse(["train.py"], {}), {})
-    for flags, said in (
-        (["--start", "span"], "--start span is not one of auto, fork, spawn"),
-        (["--start", "spawn", "--preload", "a"], "--preload has no effect with --start spawn"),
-        (["--no-python", "--preload", "a"], "--preload has no effect with --no-python"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            chosen(*flags)
+    with pytest.raises(UsageError, match="--start span is not one of auto, spawn"):
+        parse(["--start", "span", "train.py"], {})
 
 
 def test_each_run_of_a_node_has_an_id_of_its_own_which_its_ranks_and_lives_share(
@@ -236,23 +195,3 @@ def test_variables_are_searched_in_the_file_that_runs(tmp_path: Path, monkeypatc
     for name, found in (("mine", "OMP___main__"), ("mine.train", "OMP_train")):
         said = Script("module", name, (), Settings()).preload()
         assert said == f"{name} sets variables that torch reads when it is imported ({found})"
-
-
-def test_each_life_of_a_rank_has_a_log_file(ddptrain: ForkServer, tmp_path: Path) -> None:
-    text = (
-        "import os, pathlib, time\n"
-        "life = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "print('life', life, flush=True)\n"
-        f"met = pathlib.Path({str(tmp_path)!r})\n"
-        "(met / f\"{os.environ['RANK']}-{life}\").touch()\n"
-        "while len(list(met.glob(f'?-{life}'))) < 2: time.sleep(0.01)\n"
-        "1 / 0\n"
-    )
-    script = written(tmp_path, text)
-    logs = tmp_path / "logs"
-    env = {"DDPJOB_INPLACE_RESTARTS": 5}  # of the operator: the user's number is used in place of it
-    done = run(ddptrain, "--max-restarts", 1, "--log-dir", logs, "--nproc-per-node", 2, script, code=1, env=env)
-    assert "restart in place 1 of 1: node 0: division by zero" in done.output()
-    for rank in (0, 1):
-        lives = [(logs / name).read_text() for name in (f"rank-{rank}.log", f"rank-{rank}.life-2.log")]
-        assert ["life 0" in lives[0], "life 1" in lives[0], "life 1" in lives[1]] == [True, False, True]

@@ -95,7 +95,7 @@ def test_end_is_reported_once() -> None:
     by_watchdog: list[Exception] = []
     heartbeat = Heartbeat()
     heartbeat.mark("train")
-    watchdog = SelfWatchdog(StopFlag(), heartbeat, by_watchdog.append, grace=2.0, diagnostics=None, hang_timeout=0.0)
+    watchdog = SelfWatchdog(StopFlag(), heartbeat, by_watchdog.append, grace=2.0, hang_timeout=0.0)
     watchdog._check_stop(1.0)
     assert by_watchdog == [], "the main thread has time left to save"
     assert watchdog.claim_report(), "the main thread reports"

@@ -7,16 +7,14 @@ are restarted in place. It needs MNIST, Chromium and a few minutes.
 from __future__ import annotations
 
 import argparse
-import io
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
-from tests.ddptrain.browser.chromium import Browser, browser
+from tests.ddptrain.browser.chromium import evaluate, run
 from tests.kind.packages import require
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,11 +32,11 @@ def training(state: Path, data: Path) -> list[object]:
 
 def draw(state: Path) -> None:
     """Write all pictures of the training below ``state``."""
-    with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
+    with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "mnist-cpu.html"
         _run("ddpjob", "plot", "mnist-cpu", "--state-dir", state, "-f", CURVES)
         _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-f", page)
-        _photograph(chromium, page, PAGE, until="footer")
+        _photograph(page, PAGE, until="footer")
 
 
 def _run(program: object, *arguments: object) -> None:
@@ -46,20 +44,19 @@ def _run(program: object, *arguments: object) -> None:
     subprocess.run(command, check=True, timeout=1800)
 
 
-def _photograph(chromium: Browser, page: Path, picture: Path, *, until: str) -> None:
+def _photograph(page: Path, picture: Path, *, until: str) -> None:
     """Write the part of the page above the element."""
-    chromium.open(page)
-    height = round(chromium.evaluate(f"document.querySelector('{until}').getBoundingClientRect().top"))
-    whole = Image.open(io.BytesIO(chromium.screenshot(height=height)))
-    whole.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+    height = round(evaluate(page, f"document.querySelector('{until}').getBoundingClientRect().top"))
+    run(page, f"--screenshot={picture}", height=height)
+    Image.open(picture).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
     print(f"wrote {picture}; look at it", file=sys.stderr)
 
 
-def data_dir(arguments: Sequence[str] | None = None) -> Path:
+def data_dir() -> Path:
     """Return the directory of the MNIST files that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m tests.ddptrain.browser.pictures")
     parser.add_argument("--data-dir", type=Path, required=True, help="directory of the MNIST files")
-    given: Path = parser.parse_args(arguments).data_dir
+    given: Path = parser.parse_args().data_dir
     return given.resolve()
 
 

@@ -1,11 +1,10 @@
 """One rank's membership in the process group: joining it, agreement between the ranks, and leaving it together.
 
-``worker`` joins; the training, preflight and infer exchange data through ``Group``. The store through which the ranks
+``worker`` joins; the training and infer exchange data through ``Group``. The store through which the ranks
 find each other is in ``rendezvous``.
 """
 
 import contextlib
-import io
 import json
 import os
 import threading
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from ddprun.distributed.peer_monitor import PeerMonitor
+from ddprun.distributed.default_group import from_rank_zero
 from ddprun.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
 from ddprun.distributed.topology import Ranks, route_interface
 from ddprun.errors import Hang, PeerLost, RendezvousError
@@ -40,7 +39,6 @@ class Group:
 
     Attributes:
         has_process_group: also True for one rank whose backend was given by name.
-        monitor: watches the other nodes until the group is closed.
     """
 
     ranks: Ranks
@@ -48,7 +46,6 @@ class Group:
     store: Store | None
     stop: StopFlag
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    monitor: PeerMonitor | None = None
 
     def __post_init__(self) -> None:
         self.rank, self.world_size = self.ranks.rank, self.ranks.world_size
@@ -96,16 +93,10 @@ class Group:
         outcome = self._outcome(name, timeout, f"rank 0's {name}", f"rank 0 failed in phase {name}", stop)
         return outcome["result"]  # type: ignore[no-any-return]
 
-    def broadcast_bytes(self, data: bytes, size: int) -> bytes:
-        """Return rank 0's ``data`` of ``size`` bytes on every rank, so that the others need not see the volume."""
-        if not self.has_process_group:
-            return data
-        buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
-        if self.rank == 0:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """Return rank 0's ``data`` on every rank, so that the others need not see the volume."""
         with self.heartbeat.waiting_in("broadcast"):
-            dist.broadcast(buffer, src=0)
-        return buffer.cpu().numpy().tobytes()
+            return bytes(from_rank_zero(data))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum ``values`` over the ranks in place, element by element, and return them."""
@@ -121,18 +112,7 @@ class Group:
         """
         if not self.has_process_group:
             return [value]
-        return [json.loads(text) for text in self._gather_bytes(json.dumps(value).encode(), waiting_in)]
-
-    def gather_tensors(self, tensors: dict[Any, Any], waiting_in: str) -> list[dict[Any, Any]]:
-        """Return the ranks' dicts of tensors, in order of rank, on every rank; nothing but tensors is unpickled."""
-        if not self.has_process_group:
-            return [tensors]
-        buffer = io.BytesIO()
-        torch.save(tensors, buffer)
-        received = self._gather_bytes(buffer.getvalue(), waiting_in)
-        return [torch.load(io.BytesIO(content), map_location="cpu", weights_only=True) for content in received]
-
-    def _gather_bytes(self, content: bytes, waiting_in: str) -> list[bytes]:
+        content = json.dumps(value).encode()
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
         sizes[self.rank] = len(content)
         with self.heartbeat.waiting_in(waiting_in):
@@ -141,7 +121,8 @@ class Group:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             received = [torch.empty_like(padded) for _ in range(self.world_size)]
             dist.all_gather(received, padded)
-        return [part[:size].cpu().numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
+        texts = [part[:size].cpu().numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
+        return [json.loads(text) for text in texts]
 
     def pause(self, seconds: float) -> None:
         """Sleep for ``seconds`` with a heartbeat throughout and one at the end, so that no pause counts as a hang."""
@@ -152,8 +133,6 @@ class Group:
 
     def announce_exit(self, reason: str) -> None:
         """Announce in the store, where other ranks may be waiting, that this rank exits. Never raises."""
-        if self.monitor:  # it would read this announcement, and report a lost peer in place of the reason
-            self.monitor.stop()
         store = self.store
         if store is None:
             return
@@ -175,8 +154,6 @@ class Group:
         Each part has its own heartbeat: none of them is training, and all are slow on a busy machine.
         """
         self.heartbeat.mark("close")
-        if self.monitor:
-            self.monitor.stop()
         if self.store is not None:
             with self.heartbeat.waiting_in("barrier"):
                 dist.barrier()

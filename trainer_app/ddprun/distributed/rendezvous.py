@@ -28,7 +28,6 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 EXIT_KEY = "left"  # a rank that exits writes its rank and the reason under this key
 _REPLY_TIMEOUT = 2.0  # seconds for a store to answer a new connection
 _VERDICT_READ = 5.0  # seconds that rank 0 keeps the store up for the others to read why it fails
-_MONITOR_TIMEOUT = 30.0  # seconds
 _POLL = 0.02  # seconds
 _FIRST_LINE, _NEXT_LINE = 10.0, 60.0  # seconds of waiting until it is printed, and until it is printed again
 
@@ -97,9 +96,7 @@ class Rendezvous:
                 ) from error
         host = loopback_of(ranks.master_addr)
         try:
-            listener = ranks.listener
-            if listener is None and host:
-                listener = bind(ranks.master_port, host, again=True).detach()
+            listener = bind(ranks.master_port, host, again=True).detach() if host else None
             return TCPStore(
                 host or "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
                 ranks.master_port,
@@ -290,15 +287,6 @@ def store_client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lam
         if isinstance(reply, RuntimeError):
             raise reply
         return reply
-
-
-def monitor_store(ranks: Ranks, env: Mapping[str, str] = os.environ) -> Store:
-    """Return a further client of the store, whose waits end after some seconds; for ``peer_monitor``.
-
-    Raises:
-        RuntimeError: the store does not answer.
-    """
-    return PrefixStore(key_prefix(env), store_client(ranks, _MONITOR_TIMEOUT))
 
 
 def _first_line(error: Exception) -> str:

@@ -41,9 +41,8 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     master_addr: str = "127.0.0.1"
-    master_port: int = DEFAULT_PORT
+    master_port: int = DEFAULT_PORT  # 0 for any free port, of a node that trains alone
     init_file: str = ""  # the file of --init file:///PATH
-    listener: int | None = None  # descriptor of a socket that holds master_port until rank 0 listens on it
 
     @property
     def is_zero(self) -> bool:
@@ -117,7 +116,8 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
             hint="it is the name or address of the node with NODE_RANK 0, where the ranks meet",
             next_step="set MASTER_ADDR (and MASTER_PORT) on every node",
         )
-    port = number_of(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535, flag=given.get("master_port"))
+    default = DEFAULT_PORT if nnodes > 1 else 0
+    port = number_of(env, "MASTER_PORT", default, 1, 65535, flag=given.get("master_port"))
     return Ranks(nnodes, node_rank, nproc, None, 0, nnodes * nproc, addr or "127.0.0.1", port)
 
 
@@ -270,15 +270,7 @@ def bind(port: int, host: str = "", *, again: bool = False) -> socket.socket:
 
 
 def free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
-    """Return a TCP port that is free at this moment; see ``bind_free_port``."""
-    with bind_free_port(ephemeral_range) as bound:
-        return int(bound.getsockname()[1])
-
-
-def bind_free_port(
-    ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range"), host: str = ""
-) -> socket.socket:
-    """Return a socket bound to a free TCP port, for a node that trains alone. Nobody else can take the port.
+    """Return a TCP port that is free at this moment.
 
     It is below the ephemeral range: an outgoing connection could take an ephemeral port before rank 0 listens on it,
     and a rank that tries to connect to one before that can connect to itself. A machine whose ephemeral range begins
@@ -295,5 +287,6 @@ def bind_free_port(
     for _ in range(_PORT_TRIES):
         port = first + secrets.randbelow(end - first)  # not ``random``: forked processes share its state
         with contextlib.suppress(OSError):
-            return bind(port, host)
+            bind(port).close()
+            return port
     raise OSError(errno.EADDRINUSE, f"no TCP port from {first} to {end - 1} is free")

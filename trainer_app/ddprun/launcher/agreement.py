@@ -9,13 +9,12 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ddprun.distributed.topology import Ranks, free_port, number_of
 from ddprun.files import Json
 from ddprun.launcher import lives
-from ddprun.launcher.hang_detector import WorkMeter
 from ddprun.launcher.life_messages import (
     Abort,
     Blamed,
@@ -23,21 +22,16 @@ from ddprun.launcher.life_messages import (
     End,
     Failed,
     Failure,
-    Life,
     Message,
     Ready,
     Release,
     Start,
     Stop,
-    Working,
 )
 from ddprun.launcher.lives import (
-    ChoosePort,
     Event,
     Follower,
     Leader,
-    Limits,
-    PortChosen,
     Progressed,
     Received,
     Send,
@@ -45,15 +39,14 @@ from ddprun.launcher.lives import (
 )
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.processes import WorkerProcess, launcher_line
+from ddprun.launcher.processes import launcher_line
 from ddprun.reporting.termination import Report
 
 GRANT = "DDPJOB_INPLACE_RESTARTS"
 _MOST_GRANTED = 10**6
 _TICK = 0.5  # seconds
 _STARTING_TICK = 0.05  # seconds, until a later life has made its first step
-_GPU_LIMITS = {"ready": 60.0, "first_step": 120.0}  # the driver releases memory and makes contexts in seconds
-_WORK_INTERVAL = 2.0  # seconds between looks at whether the ranks of a later life work
+_READY, _GPU_READY = 10.0, 60.0  # seconds for all processes of a life to end; the driver of GPUs releases memory slowly
 _KEPT = 5
 
 
@@ -107,12 +100,12 @@ class Agreement:
     """
 
     def __init__(self, ranks: Ranks, peers: Peers, grant: int, progress: NodeProgress, *, gpus: bool = False) -> None:
-        now, life = time.monotonic(), Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
-        limits = Limits(grant, **_GPU_LIMITS) if gpus else Limits(grant)
+        now = time.monotonic()
         self._peers, self._next_tick, self._nnodes, self._is_granted = peers, now, ranks.nnodes, grant > 0
         self._progress = progress
-        self._follower = Follower(secrets.token_hex(8), life, joined=peers.is_leader, heard=now, ticked=now)
-        self._leader = Leader(ranks.nnodes, limits, life, began=now, ticked=now) if peers.is_leader else None
+        self._follower = Follower(secrets.token_hex(8), joined=peers.is_leader, heard=now, ticked=now)
+        leader = Leader(ranks.nnodes, grant, ready=_GPU_READY if gpus else _READY, began=now, ticked=now)
+        self._leader = leader if peers.is_leader else None
         self._for_leader: collections.deque[Event] = collections.deque()
         self._for_follower: collections.deque[Event] = collections.deque()
         self._ended: list[EndedLife] = []
@@ -124,7 +117,7 @@ class Agreement:
 
     def begin(self, number: int) -> None:
         """Begin to supervise the life with this number."""
-        self.number, self._work, self._next_look = number, WorkMeter(), 0.0
+        self.number = number
         self.next_life: Start | None = None
         self.exit: End | None = None
         self.must_end = False
@@ -161,7 +154,7 @@ class Agreement:
         """Of node 0: return the fields ``life`` and ``lives`` of the reports; empty on other nodes."""
         if self._leader is None or not self._is_granted:
             return {}
-        return {"life": self._leader.life.number, "lives": [life.report for life in self._ended]}
+        return {"life": self._leader.life, "lives": [life.report for life in self._ended]}
 
     def failed(self, report: Report) -> None:
         """Tell that a rank of this node has failed, and why."""
@@ -174,21 +167,23 @@ class Agreement:
 
     def ended(self, *, healthy: bool, failure: Failure | None) -> None:
         """Tell that no process of this life is left, or that some are."""
-        self.must_end = False
-        self._tell(Ready(self._follower.life, healthy, failure))
+        self.must_end, port = False, 0
+        if self._leader:
+            with contextlib.suppress(OSError):
+                port = free_port()
+        self._tell(Ready(self._follower.life, healthy, failure, port))
 
     def told_to_stop(self) -> None:
         """Tell that a stop signal has come, and was passed on to the ranks."""
         self._tell(Stop(self._follower.life))
 
-    def turn(self, workers: Sequence[WorkerProcess]) -> bool:
+    def turn(self) -> bool:
         """Hear what the launchers of the group agree on. Returns whether the ranks are to be killed."""
         if not self._is_granted:
             return False
         missing = self.missing
         if self._hear():
             self._tell_progress()
-            self._tell_work(workers)
         if missing and not self.missing:
             launcher_line(f"all {self._nnodes} launchers take part in restarts in place")
         return self.obey()
@@ -225,16 +220,6 @@ class Agreement:
             self._for_leader.append(Progressed(self.number, mark))
             self._carry_out()
 
-    def _tell_work(self, workers: Sequence[WorkerProcess]) -> None:
-        """Tell whether ranks of a later life work before their first step, such as on a large checkpoint."""
-        if self.number == 1 or time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _WORK_INTERVAL
-        running = [worker for worker in workers if worker.status is None]
-        is_first = all(worker.diagnostics.last_heartbeat().step == 0 for worker in running)
-        if is_first and self._work.has_grown(running):
-            self._tell(Working(replace(self._follower.life, number=self.number)))
-
     def _hear(self) -> bool:
         """Handle what the other launchers have sent, and the time that has passed. Returns whether a tick has come."""
         while self._peers.life_events:
@@ -268,23 +253,18 @@ class Agreement:
                     self._for_follower.append(Received(action.message))
                 case Send():
                     self._peers.say(action.message, action.node)
-                case ChoosePort():
-                    port = None
-                    with contextlib.suppress(OSError):
-                        port = free_port()
-                    self._for_leader.append(PortChosen(action.number, port))
 
     def _note(self, before: Leader, after: Leader, now: float) -> None:
         """Note when a life fails, how it ended, and when the next one has made its first step."""
         if after.phase != before.phase and after.phase == "Aborting":
             self._failed_at = now
-        if after.life != before.life:
+        goes_on = after.life != before.life
+        if goes_on:
             self._next_tick = now  # to see the first step when it is made, and not up to _TICK later
-        if after.phase != before.phase and after.phase in ("Choosing", "Ended"):
-            blamed = lives.blame(after.failures)
-            if blamed or after.phase == "Choosing":
-                ended = EndedLife(after.life.number, blamed, after.has_progressed, self._failed_at)
-                self._ended = [*self._ended, ended][-_KEPT:]
+        blamed = after.last if goes_on else lives.blame(after.failures)
+        if goes_on or (blamed and after.phase == "Ended" != before.phase):
+            ended = EndedLife(before.life, blamed, before.has_progressed, self._failed_at)
+            self._ended = [*self._ended, ended][-_KEPT:]
         if after.has_stepped and not before.has_stepped and after.spent:
             *earlier, last = self._ended
             self._ended = [*earlier, replace(last, recovered_after=now - last.failed_at)]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from ddprun import proc
 from ddprun.diagnostics import (
     DUMP_SIGNAL,
-    SCRIPT_DUMP_SIGNAL,
     collective_of,
     running_frame,
     training_frame,
@@ -37,9 +36,8 @@ _PAUSES = 2  # a pause is a stall, or is shown, if it is so many times longer th
 _SHOWN, _STEPS = 10.0, 10
 _MOST_DEADLINE = 10**9  # seconds
 _WITHOUT_STEPS = 4  # before the first step, so many times the time that makes a stall later
-_WORKING_CPUS, _WORKING_BYTES = 0.05, 2**19  # a second: a process that works uses so much of a CPU, or reads so much
 _INTERRUPTIONS = 20  # of a main thread that does nothing, by requests for dumps among others
-_LINGERING = 60.0  # seconds in which the process of a rank does nothing after its script has returned
+LINGERING = 60.0  # seconds in which the process of a rank does nothing after its script has returned
 _LITTLE = 0.2  # seconds of CPU in such a time: threads that only look at a clock use less, an upload uses more
 
 
@@ -311,17 +309,13 @@ class HangDetector:
             pause.work = work
         idle = min(pause.idle.observe(pause.work), pause.beats.seconds)
         if worker.has_returned and self.is_last:
-            return idle >= _LINGERING
+            return idle >= LINGERING
         return idle >= _WITHOUT_STEPS * self._report_after
 
     def idle_after_return(self, workers: Sequence[WorkerProcess]) -> float:
         """Return for how many seconds none of the ranks, whose scripts have all returned, has done anything."""
         pauses = [self._pauses.get(worker.rank) for worker in workers if worker.status is None]
         return min((min(p.idle.seconds, p.beats.seconds) if p else 0.0 for p in pauses), default=math.inf)
-
-    def linger(self, workers: Sequence[WorkerProcess]) -> bool:
-        """Return whether the ranks, whose scripts have all returned, do nothing any more: no checkpoint is written."""
-        return self.idle_after_return(workers) >= _LINGERING
 
     def snapshots(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
         """Ask every running rank for its dumps, wait for them, and return the ranks' states.
@@ -374,35 +368,15 @@ def request_stacks(worker: WorkerProcess) -> bool:
     Without a handler the signal would end the rank: an executable, or a rank that begins.
     """
     worker.diagnostics.clear_dumps()  # of an earlier alarm
-    number = DUMP_SIGNAL if worker.sends_an_ending else SCRIPT_DUMP_SIGNAL
     pid = _trains(worker, worker.diagnostics.last_heartbeat())
-    if not proc.catches(pid, number):
+    if not proc.catches(pid, DUMP_SIGNAL):
         return False
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, DUMP_SIGNAL)
     return True
 
 
 def _trains(worker: WorkerProcess, record: HeartbeatRecord) -> int:
     """Return the process whose steps are the rank's: a process that the script has started, or the rank's own."""
-    is_left = record.process != worker.pid and proc.catches(record.process, SCRIPT_DUMP_SIGNAL)
+    is_left = record.process != worker.pid and proc.catches(record.process, DUMP_SIGNAL)
     return record.process if is_left else worker.pid
-
-
-class WorkMeter:
-    """Whether the ranks of a node compute or read, with all processes that they have started.
-
-    A rank that loads a checkpoint does. A rank that waits for its peers does not, unless its backend waits in a loop.
-    """
-
-    def __init__(self) -> None:
-        self._looked, self._used, self._read = time.monotonic(), 0.0, 0
-
-    def has_grown(self, workers: Sequence[WorkerProcess]) -> bool:
-        """Return whether they have done more since the call before than processes that wait."""
-        now, processes = time.monotonic(), [pid for worker in workers for pid in proc.tree(worker.pid)]
-        used, read = sum(map(proc.cpu_seconds, processes)), sum(map(proc.bytes_read, processes))
-        seconds = now - self._looked
-        grown = used - self._used >= _WORKING_CPUS * seconds or read - self._read >= _WORKING_BYTES * seconds
-        self._looked, self._used, self._read = now, used, read
-        return grown

@@ -6,7 +6,7 @@ The termination message names the root cause, not the first peer that noticed.
 import os
 from dataclasses import replace
 
-from ddprun.distributed.topology import Ranks, bind_free_port, loopback_of
+from ddprun.distributed.topology import Ranks, free_port
 from ddprun.errors import Stopped, UsageError
 from ddprun.files import make_directory, open_descriptors
 from ddprun.launcher.agreement import granted
@@ -16,12 +16,12 @@ from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.services import Services
 from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
 from ddprun.reporting import termination
-from ddprun.reporting.termination import Ending
+from ddprun.reporting.termination import Report
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, StopFlag
 
 
-def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Ending:
+def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Report:
     """Start this node's ranks, wait for them, and return how the node ended: the report is that of the root cause.
 
     Args:
@@ -48,32 +48,23 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         raise Stopped("stopped by a signal in phase start", saved=False)
     grant = options.max_restarts or granted()
     services = Services.started(ranks, options.program, grant, token)
-    placed, number = _holding_port(ranks, options), 1
+    placed, number = replace(ranks, master_port=ranks.master_port or free_port()), 1
     while True:
         reports = NodeReports.of_life(settings.checkpoint_dir, ranks, options.log_dir, number)
         if reports and number == 1:
             reports.clear()
         services.begin(number)
         supervisor = Supervisor(settings, placed, options, signals, reports, services, life=number)
-        ending = supervisor.run()
+        report = supervisor.run()
         if (order := services.agreement.next_life) is None:
             break
-        supervisor.finish_logs(hurry=True)
-        placed, number = replace(ranks, master_port=order.port), order.life.number
+        supervisor.finish_logs()
+        placed, number = replace(ranks, master_port=order.port), order.life
         why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
         launcher_line(f"restart in place {number - 1} of {grant}: {why}")
-    termination.write(ending.report | services.agreement.reports(), termination.destination())
-    if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
-        for line in termination.root_cause_lines(ending.report):
+    termination.write(report | services.agreement.reports(), termination.destination())
+    if report["code"]:
+        for line in termination.root_cause_lines(report):
             launcher_line(line)
-    supervisor.finish_logs(hurry=False)
-    return ending
-
-
-def _holding_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
-    """Return the ranks; of a node that trains alone with a free port, which a socket holds until rank 0 listens."""
-    if ranks.nnodes > 1 or options.fixed_port or ranks.world_size == 1:
-        return ranks
-    bound = bind_free_port(host=loopback_of(ranks.master_addr) or "")
-    port = bound.getsockname()[1]
-    return replace(ranks, master_port=port, listener=bound.detach())
+    supervisor.finish_logs()
+    return report

@@ -1,35 +1,17 @@
 """What the launchers of a group say to each other about restarts in place, and its form as JSON.
 
-Each message carries its ``Life``, the fencing token: a message of another job, attempt or life changes nothing. The
-launcher of a node uses the same classes for what happens to its ranks, and for the orders that it carries out.
+Each message carries the number of its life, the fencing token: a message of another life changes nothing. Launchers of
+another job or attempt are not connected (``peers``). The launcher of a node uses the same classes for what happens to
+its ranks, and for the orders that it carries out.
 """
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, cast
 
 from ddprun.files import Json
 
 _LONGEST_TEXT = 300  # characters; a report of the failure, with its traceback, stays on its node
-_MOST = 2**53
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Life:
-    """One start of all ranks of an attempt."""
-
-    uid: str
-    attempt: str
-    number: int = 1
-
-    @property
-    def next(self) -> "Life":
-        return dataclasses.replace(self, number=self.number + 1)
-
-    def is_of_group(self, other: "Life") -> bool:
-        """Return whether both are lives of the same attempt."""
-        return (self.uid, self.attempt) == (other.uid, other.attempt)
 
 
 @dataclass(frozen=True)
@@ -50,14 +32,12 @@ class Failure:
 
     @classmethod
     def of_report(cls, report: Json) -> "Failure":
-        """Return what the leader needs of a termination report, without what it would refuse: a rank's may be wrong."""
+        """Return what the leader needs of a termination report; a rank may have sent values of any type."""
         known: dict[str, Any] = {"code": 1}
         for field in dataclasses.fields(cls):
-            value = report.get(field.name)
-            if isinstance(value, str):
-                value = value[:_LONGEST_TEXT]
-            if value is not None and _fits(value, field.type):
-                known[field.name] = value
+            value, types = report.get(field.name), cast("Any", field.type)
+            if value is not None and isinstance(value, types):
+                known[field.name] = value[:_LONGEST_TEXT] if isinstance(value, str) else value
         return cls(**known)
 
 
@@ -74,7 +54,7 @@ class Message:
     """Base of the messages."""
 
     name: ClassVar[str]
-    life: Life
+    life: int
 
 
 @dataclass(frozen=True)
@@ -97,13 +77,6 @@ class Alive(Message):
 
 
 @dataclass(frozen=True)
-class Working(Message):
-    """From a node whose ranks work, before the first step of this life."""
-
-    name = "working"
-
-
-@dataclass(frozen=True)
 class Failed(Message):
     """From a node whose ranks have failed; some may still run."""
 
@@ -117,11 +90,13 @@ class Ready(Message):
 
     Attributes:
         healthy: whether ranks can be started on it again.
+        port: of node 0: one that is free, the MASTER_PORT of the next life; 0 if none is.
     """
 
     name = "ready"
     healthy: bool = True
     failure: Failure | None = None
+    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,7 +165,7 @@ class End(Message):
 
 
 _BY_NAME: dict[str, type[Message]] = {
-    kind.name: kind for kind in (Hello, Alive, Working, Failed, Ready, Done, Stop, Start, Abort, Release, End)
+    kind.name: kind for kind in (Hello, Alive, Failed, Ready, Done, Stop, Start, Abort, Release, End)
 }
 
 
@@ -199,42 +174,16 @@ def to_json(message: Message) -> Json:
     return {"message": message.name, **dataclasses.asdict(message)}
 
 
-def from_json(document: Any) -> Message | None:
-    """Return the message; None if a field is missing, unknown, too large or of another type."""
-    try:
-        fields = dict(document)
-        kind = _BY_NAME[fields.pop("message")]
-        life = _checked(Life, fields.pop("life"))
-        if "failure" in fields and (kind is not Ready or fields["failure"] is not None):
-            fields["failure"] = _checked(Failure, fields["failure"])
-        if fields.get("blamed") is not None:
-            blamed = dict(fields["blamed"])
-            fields["blamed"] = _checked(Blamed, {**blamed, "failure": _checked(Failure, blamed["failure"])})
-        return _checked(kind, {"life": life, **fields})
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _checked(kind: type[_T], fields: dict[str, Any]) -> _T:
-    """Return an instance whose fields have the types of the class.
+def from_json(document: Json) -> Message:
+    """Return the message that ``to_json`` of a launcher of the same version has made.
 
     Raises:
-        TypeError, ValueError: they do not.
+        KeyError, TypeError: it is none.
     """
-    value = kind(**fields)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type] # of the dataclasses above
-        if not _fits(getattr(value, field.name), field.type):
-            raise ValueError(field.name)
-    return value
-
-
-def _fits(value: object, annotation: Any) -> bool:
-    if type(value) not in _types(annotation):
-        return False
-    if isinstance(value, str):
-        return len(value) <= _LONGEST_TEXT
-    return not isinstance(value, int) or -_MOST <= value <= _MOST
-
-
-def _types(annotation: Any) -> tuple[type, ...]:
-    return getattr(annotation, "__args__", None) or (annotation,)
+    fields = dict(document)
+    kind = _BY_NAME[fields.pop("message")]
+    if fields.get("failure"):
+        fields["failure"] = Failure(**fields["failure"])
+    if blamed := fields.get("blamed"):
+        fields["blamed"] = Blamed(blamed["node"], Failure(**blamed["failure"]))
+    return kind(**fields)

@@ -2,7 +2,7 @@
 
 The launcher of node 0 leads. A *life* is one start of all ranks of an attempt; the first begins without an agreement.
 
-    leader      Running ──▶ Aborting ──▶ Choosing ──▶ Running (the next life)      any phase ──▶ Released, Ended
+    leader      Running ──▶ Aborting ──▶ Running (the next life)                   any phase ──▶ Released, Ended
     each node   Running ──▶ Failed, Done ──▶ Ending ──▶ Ready ──▶ Running          any phase ──▶ Released, Exited
 
 A node tells the leader that its ranks failed, and the leader tells all nodes to end theirs. Only when *each* node has
@@ -28,20 +28,19 @@ from ddprun.launcher.life_messages import (
     Failed,
     Failure,
     Hello,
-    Life,
     Message,
     Ready,
     Release,
     Start,
     Stop,
-    Working,
 )
 
 KEEPALIVE = 2.0  # seconds between messages
 SILENCE = 10.0  # seconds without a message after which the other side is lost
 RECONNECT = 2.0  # seconds for a launcher to come back after its connection has ended
 FRUITLESS = 3  # lives in a row without progress
-_SLOWER = 2.0  # a later life may need so many times the seconds of the first one until its first step
+FIRST_STEP = 300.0  # seconds until a later life makes its first step, such as after the load of a large checkpoint
+_SLOWER = 2.0  # it may need so many times the seconds of the first life
 _NOT_JOINED = "node 0 was not reached, has no grant, or has another version of ddprun"
 
 
@@ -71,14 +70,6 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class PortChosen:
-    """Of the leader: a port that is free on node 0, for the life with this number; None if there is none."""
-
-    number: int
-    port: int | None
-
-
-@dataclass(frozen=True)
 class Progressed:
     """Of the leader: rank 0 made its first step in this life, or has progressed.
 
@@ -98,33 +89,10 @@ class Send:
     node: int = 0
 
 
-@dataclass(frozen=True)
-class ChoosePort:
-    """Of the leader: find a free port for the life with this number, and say so with ``PortChosen``."""
-
-    number: int
-
-
-Event = Received | Connected | Lost | Tick | PortChosen | Progressed | Message
+Event = Received | Connected | Lost | Tick | Progressed | Message
 """What happened. A message that is not ``Received`` is what a node says of its own ranks, or that a signal came."""
-Action = Send | ChoosePort | Message
+Action = Send | Message
 """What to do. A message that is not to ``Send`` is an order for the node: Start, Abort, Release or End."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds the restarts in place of an attempt.
-
-    Attributes:
-        granted: how many the operator allows.
-        ready: seconds from the end of a life until no process of it exists on any node; GPUs take longer.
-        first_step: seconds for which no rank of a later life works before its first step, unless the first life took
-            longer.
-    """
-
-    granted: int
-    ready: float = 10.0
-    first_step: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -141,11 +109,14 @@ class Leader:
     """What node 0's launcher knows of the group.
 
     Attributes:
+        granted: how many restarts in place the operator allows.
+        ready: seconds from the end of a life until no process of it exists on any node; GPUs take longer.
         seats: the nodes that have said hello.
         missing: nodes on which processes of this life may exist.
         failures: of this life by node, in the order of their arrival.
         deadline: when all nodes must be ready, in the phase Aborting.
-        began, worked: when this life began, and when ranks worked before its first step.
+        port: the MASTER_PORT of this life, if it is not the first; while it is aborted, of the next one.
+        began: when this life began.
         mark, best: the progress of this life, and of all before it.
         fruitless: lives in a row, before this one, without progress.
         last: what ended the life before.
@@ -154,9 +125,10 @@ class Leader:
     """
 
     nnodes: int
-    limits: Limits
-    life: Life
-    phase: Literal["Running", "Aborting", "Choosing", "Released", "Ended"] = "Running"
+    granted: int
+    life: int = 1
+    ready: float = 10.0
+    phase: Literal["Running", "Aborting", "Released", "Ended"] = "Running"
     seats: Mapping[int, Seat] = field(default_factory=dict)
     missing: frozenset[int] = frozenset()
     failures: Mapping[int, Failure] = field(default_factory=dict)
@@ -164,7 +136,6 @@ class Leader:
     deadline: float = 0.0
     port: int = 0
     began: float = 0.0
-    worked: float = 0.0
     has_stepped: bool = False
     mark: int = 0
     best: int = 0
@@ -178,7 +149,7 @@ class Leader:
     @property
     def spent(self) -> int:
         """How many restarts in place there were."""
-        return self.life.number - 1
+        return self.life - 1
 
     @property
     def is_over(self) -> bool:
@@ -197,11 +168,12 @@ class Follower:
         joined: the leader has answered. Before, the node ends by itself, as without an agreement.
         lost: when the connection ended; None while there is one.
         failure: of this life.
+        ready: what it has said last of the end of a life.
         stopping: a stop signal came.
     """
 
     boot: str
-    life: Life
+    life: int = 1
     phase: Literal["Running", "Failed", "Done", "Ending", "Ready", "Released", "Exited"] = "Running"
     joined: bool = False
     heard: float = 0.0
@@ -209,7 +181,7 @@ class Follower:
     ticked: float = 0.0
     told: float = 0.0
     failure: Failure | None = None
-    healthy: bool = True
+    ready: Ready | None = None
     stopping: bool = False
 
     @property
@@ -229,9 +201,7 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
             return _received(s, event.node, event.message, now)
         case Lost() if event.node in s.seats and s.seats[event.node].lost is None:
             return _with_seat(s, event.node, dataclasses.replace(s.seats[event.node], lost=now)), ()
-        case PortChosen() if s.phase == "Choosing" and event.number == s.life.number + 1:
-            return _next_life(s, event.port, now)
-        case Progressed() if s.phase in ("Running", "Aborting") and event.number == s.life.number:
+        case Progressed() if s.phase in ("Running", "Aborting") and event.number == s.life:
             return _progressed(s, event.mark, now), ()
         case Tick():
             return _leader_tick(s, now)
@@ -239,8 +209,6 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
 
 
 def _received(s: Leader, node: int, message: Message, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    if not (message.life.is_of_group(s.life) and 0 <= node < s.nnodes):
-        return s, ()
     if isinstance(message, Hello):
         return _hello(s, node, message, now)
     seat = s.seats.get(node)
@@ -258,22 +226,21 @@ def _of_life(s: Leader, node: int, message: Message, now: float) -> tuple[Leader
     match message:
         case Done() if s.phase == "Running":
             return _release(s)
-        case Working() if s.phase == "Running":
-            return dataclasses.replace(s, worked=now), ()
         case Failed() if s.phase == "Running":
             return _abort(_with_failure(s, node, message.failure), now)
         case Ready() if s.phase == "Aborting":
             s = _with_failure(s, node, message.failure)
             unhealthy = s.unhealthy if message.healthy else s.unhealthy | {node}
-            s = dataclasses.replace(s, missing=s.missing - {node}, unhealthy=unhealthy)
-            return (s, ()) if s.missing else _decide(s)
+            port = message.port if node == 0 else s.port
+            s = dataclasses.replace(s, missing=s.missing - {node}, unhealthy=unhealthy, port=port)
+            return (s, ()) if s.missing else _decide(s, now)
     return s, ()
 
 
 def _hello(s: Leader, node: int, hello: Hello, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """Admit a node, or one that has lost its connection; tell it what the others were told."""
     known = s.seats.get(node)
-    is_restarted = hello.life.number != 1 if known is None else known.boot != hello.boot
+    is_restarted = hello.life != 1 if known is None else known.boot != hello.boot
     if is_restarted and not s.is_over:
         return _end(s, f"the launcher of node {node} was restarted")
     s = _with_seat(s, node, Seat(hello.boot, now))
@@ -312,27 +279,32 @@ def _progressed(s: Leader, mark: int, now: float) -> Leader:
 def _abort(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """End the life on all nodes; if the launcher of a node takes no part, each node ends by itself."""
     if absent := sorted(set(range(s.nnodes)) - set(s.seats)):
-        return _release(s, _absence(absent))
+        return _release(
+            s,
+            f"the launcher of node {listed(absent)} is not connected yet, was started without restarts in place, or is "
+            "another version of ddprun",
+        )
     s = dataclasses.replace(
-        s, phase="Aborting", missing=frozenset(s.seats), unhealthy=frozenset(), deadline=now + s.limits.ready
+        s, phase="Aborting", missing=frozenset(s.seats), unhealthy=frozenset(), deadline=now + s.ready
     )
     return s, _to_all(s, Abort(s.life))
 
 
-def _absence(nodes: Sequence[int]) -> str:
-    names = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
-    return (
-        f"the launcher of node {names} is not connected yet, was started without restarts in place, or is another "
-        "version of ddprun"
-    )
+def listed(nodes: Sequence[int]) -> str:
+    """Return the numbers of the nodes as text, at most eight of them."""
+    return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 
 
-def _decide(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
+def _decide(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """Start the next life or end the attempt: no process of this life exists on any node."""
     blamed = blame(s.failures)
     if reason := escalation(s, blamed):
         return _end(s, reason)
-    return dataclasses.replace(s, phase="Choosing"), (ChoosePort(s.life.number + 1),)
+    s = dataclasses.replace(
+        s, life=s.life + 1, phase="Running", began=now, has_stepped=False, failures={},
+        fruitless=_fruitless(s), last=blamed, best=max(s.best, s.mark), mark=0,
+    )  # fmt: skip
+    return s, _to_all(s, Start(s.life, s.port, s.last))
 
 
 def blame(failures: Mapping[int, Failure]) -> Blamed | None:
@@ -354,8 +326,9 @@ def escalation(s: Leader, blamed: Blamed | None) -> str:
 _ESCALATIONS: tuple[tuple[str, Callable[[Leader, Blamed | None, Failure | None], bool]], ...] = (
     ("a restart cannot change this failure", lambda s, b, f: f is not None and f.code in exit_codes.NOT_RESTARTED),
     ("the memory limit was reached", lambda s, b, f: f is not None and f.kind == "OOMKilled"),
+    ("no port of node 0 is free", lambda s, b, f: not s.port),
     ("a node is not healthy", lambda s, b, f: bool(s.unhealthy)),
-    ("no restart in place is left", lambda s, b, f: s.spent >= s.limits.granted),
+    ("no restart in place is left", lambda s, b, f: s.spent >= s.granted),
     (f"{FRUITLESS} lives in a row made no progress", lambda s, b, f: _fruitless(s) >= FRUITLESS),
     ("the same exception at the same step ended the life before", lambda s, b, f: _repeats(s, f)),
     ("the same node failed in the life before", lambda s, b, f: _is_same_node(s, b)),
@@ -378,16 +351,6 @@ def _is_same_node(s: Leader, blamed: Blamed | None) -> bool:
     if s.last is None or blamed is None or s.nnodes == 1 or s.has_progressed:
         return False
     return blamed.failure.cause == s.last.failure.cause == "own" and blamed.node == s.last.node
-
-
-def _next_life(s: Leader, port: int | None, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    if port is None:
-        return _end(s, "no port of node 0 is free")
-    s = dataclasses.replace(
-        s, life=s.life.next, phase="Running", port=port, began=now, has_stepped=False, failures={},
-        fruitless=_fruitless(s), last=blame(s.failures), best=max(s.best, s.mark), mark=0,
-    )  # fmt: skip
-    return s, _to_all(s, Start(s.life, port, s.last))
 
 
 def _release(s: Leader, reason: str = "") -> tuple[Leader, tuple[Action, ...]]:
@@ -423,11 +386,11 @@ def _overdue(s: Leader, now: float) -> str:
         if now - seat.heard >= SILENCE:
             return f"node {node} is lost: it has said nothing for {SILENCE:g} s"
     if s.phase == "Aborting" and now >= s.deadline:
-        return f"processes of the last life did not end within {s.limits.ready:g} s on node {min(s.missing)}"
+        return f"processes of the last life did not end within {s.ready:g} s on node {min(s.missing)}"
     if s.phase == "Running" and s.spent and not s.has_stepped and s.first_step_took is not None:
-        limit = max(s.limits.first_step, _SLOWER * s.first_step_took)
-        if now - max(s.began, s.worked) >= limit:
-            return f"no step after a restart in place, and no rank has worked for {limit:.0f} s"
+        limit = max(FIRST_STEP, _SLOWER * s.first_step_took)
+        if now - s.began >= limit:
+            return f"no step within {limit:.0f} s after a restart in place"
     return ""
 
 
@@ -447,7 +410,7 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
             return dataclasses.replace(s, lost=None, heard=now), (Send(Hello(s.life, s.boot)), *_said_again(s))
         case Lost() if s.joined and s.lost is None:
             return dataclasses.replace(s, lost=now), ()
-        case Working() | Failed() | Done() | Ready() if event.life == s.life:
+        case Failed() | Done() | Ready() if event.life == s.life:
             return _of_ranks(s, event)
         case Stop() if not s.stopping:
             s = dataclasses.replace(s, stopping=True)
@@ -457,12 +420,11 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
     return s, ()
 
 
-def _of_ranks(s: Follower, event: Working | Failed | Done | Ready) -> tuple[Follower, tuple[Action, ...]]:
+def _of_ranks(s: Follower, event: Failed | Done | Ready) -> tuple[Follower, tuple[Action, ...]]:
     match event:
-        case Working() if s.phase == "Running" and s.joined:
-            return s, (Send(event),)
         case Ready() if s.phase == "Ending":
-            s = dataclasses.replace(s, phase="Ready", healthy=event.healthy, failure=event.failure or s.failure)
+            ready = dataclasses.replace(event, failure=event.failure or s.failure)
+            s = dataclasses.replace(s, phase="Ready", ready=ready)
             return s, _said_again(s)
         case Done() if s.phase == "Running" and not s.joined:
             s, actions = _leave_alone(s)  # the leader may have the hello, and would miss this node
@@ -486,14 +448,12 @@ def _said_again(s: Follower) -> tuple[Action, ...]:
             told.append(Failed(s.life, s.failure))
         case "Done":
             told.append(Done(s.life))
-        case "Ready":
-            told.append(Ready(s.life, s.healthy, s.failure))
+        case "Ready" if s.ready:
+            told.append(s.ready)
     return tuple(map(Send, told))
 
 
 def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[Action, ...]]:
-    if not order.life.is_of_group(s.life):
-        return s, ()
     s = dataclasses.replace(s, joined=True, heard=now)
     match order:
         case End():
@@ -502,7 +462,7 @@ def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[A
             return _leave_alone(s, order.reason)
         case Abort() if s.runs and order.life == s.life:
             return dataclasses.replace(s, phase="Ending"), (order,)
-        case Start() if s.phase == "Ready" and order.life == s.life.next and not s.stopping:
+        case Start() if s.phase == "Ready" and order.life == s.life + 1 and not s.stopping:
             return dataclasses.replace(s, phase="Running", life=order.life, failure=None), (order,)
     return s, ()
 

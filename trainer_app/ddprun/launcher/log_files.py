@@ -15,7 +15,7 @@ import selectors
 import signal
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +24,7 @@ from ddprun.reporting.console import Output
 from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _OPENING = 2.0  # seconds for the volume to open the files
-_FINISHING, _HURRYING = 10.0, 1.0  # seconds for the volume to take the last lines; if the ranks are to be started again
+_FINISHING = 3.0  # seconds for the volume to take the last lines
 _KEPT, _LEAST_KEPT = 2**24, 2**20  # bytes that are kept for a volume that is slow: of all ranks, and at least of one
 _READ_SIZE = 65536
 _FAILED, _WRITTEN = b"failed", b"written"  # what the process says: a write has failed; all is written
@@ -89,20 +89,17 @@ class LogFiles:
         left = [output.drain() for output in self._outputs]  # all, also if the first has something left
         return any(left)
 
-    def close(self, *, hurry: bool, cancelled: Callable[[], bool]) -> bool:
+    def close(self) -> bool:
         """Wait for the volume to take what is left, for a limited time, and release the descriptors.
 
-        Args:
-            cancelled: ends the wait.
-        Returns:
-            whether the volume has taken all that was left, and no write has failed.
+        Returns whether the volume has taken all that was left, and no write has failed.
         """
-        end = time.monotonic() + (_HURRYING if hurry else _FINISHING)
-        while self.drain() and time.monotonic() < end and not cancelled():
+        end = time.monotonic() + _FINISHING
+        while self.drain() and time.monotonic() < end:
             time.sleep(0.01)
         is_left = self.drain()
         self.leave()
-        while time.monotonic() < end and not cancelled() and not self._has_ended:
+        while time.monotonic() < end and not self._has_ended:
             self._hear(0.05)
         _close(self._answer)
         return self._has_written_all and not (self._has_failed or is_left)

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.errors import DataMissing, Hang
 from ddprun.files import dumps_json, share, write_atomically
 from ddprun.launcher.hang_detector import RankSnapshot, hang_report
+from ddprun.launcher.lives import listed
 from ddprun.launcher.peers import NodeFindings
 from ddprun.launcher.processes import WorkerProcess, run_with_timeout
 from ddprun.reporting.termination import Report, printable, root_cause_lines
@@ -156,15 +157,13 @@ class NodeReports:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the contents of the ``node-*.json`` in ``folder``, by node, without those that are damaged."""
+    """Return the contents of the ``node-*.json`` in ``folder``, by node, without those of another form."""
     found = []
     for path in sorted(folder.glob("node-*.json")) if folder.is_dir() else []:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_bytes())
             if content["node"] < content["nnodes"] and float(content["time"]) and isinstance(content["report"], dict):
-                # Another version may have written more fields than a RankSnapshot has.
-                ranks = [{field.name: rank[field.name] for field in fields(RankSnapshot)} for rank in content["ranks"]]
-                found.append({**content, "ranks": ranks})
+                found.append({**content, "ranks": [RankSnapshot(**rank) for rank in content["ranks"]]})
     # Files of a run with another number of nodes and the same name may remain; the newest file decides.
     nnodes = max(found, key=lambda content: content["time"])["nnodes"] if found else 0
     return sorted((content for content in found if content["nnodes"] == nnodes), key=lambda content: content["node"])
@@ -177,8 +176,7 @@ def silent_nodes(nnodes: int, reported: Iterable[int]) -> list[int]:
 
 def without_report(nodes: Sequence[int]) -> str:
     """Return which nodes left no report, and what that means."""
-    names = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
-    return f"no report of node {names}: its launcher was killed, its machine is lost, or it uses another volume"
+    return f"no report of node {listed(nodes)}: its launcher was killed, its machine is lost, or it uses another volume"
 
 
 def dumps(folder: Path) -> list[Path]:
@@ -213,7 +211,7 @@ def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[Report, list[Rank
     Args:
         nodes: the contents of ``node-*.json``, not empty.
     """
-    states = sorted((RankSnapshot(**rank) for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
+    states: list[RankSnapshot] = sorted((rank for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
     first: Report = min(nodes, key=lambda node: (node["report"].get("cause") == "peer", node["time"]))["report"]
     if first.get("code") == Hang.code and states:
         all_ranks = len(nodes) == nodes[0]["nnodes"]

@@ -25,11 +25,12 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.files import Json, dumps_json
+from ddprun.launcher.hang_detector import RankSnapshot
 from ddprun.launcher.life_messages import Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
@@ -118,8 +119,8 @@ class _Proving:
 class _Connection:
     """A socket that neither blocks the launcher nor fills its memory."""
 
-    def __init__(self, sock: socket.socket, selector: selectors.EpollSelector, received: bytes = b"") -> None:
-        self._sock, self._selector, self._received, self._unsent = sock, selector, received, b""
+    def __init__(self, sock: socket.socket, selector: selectors.EpollSelector) -> None:
+        self._sock, self._selector, self._received, self._unsent = sock, selector, b"", b""
         self.closed, self.longest = False, _LONGEST_PROOF
         self._keys: tuple[bytes, bytes] | None = None
         self._sent = self._taken = 0  # messages with these keys
@@ -204,12 +205,11 @@ class NodeFindings:
     """What one node found when it inspected its ranks.
 
     Attributes:
-        ranks: the fields of each rank's ``RankSnapshot``; what another node sends is not checked.
         stacks: the stacks of each rank that answered, by rank.
     """
 
     node: int
-    ranks: list[Json] = field(default_factory=list)
+    ranks: list[RankSnapshot] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
 
 
@@ -223,14 +223,14 @@ class Peers:
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
         is_asked_for_ranks: node 0 wants the rows of this node's ranks.
-        rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows, which are not checked.
+        rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
     def __init__(self, ranks: Ranks, port: int | None, token: str = "") -> None:
-        self._ranks, self._group, self._port = ranks, _group(ranks), port
+        self._ranks, self._port, group = ranks, port, _group(ranks)
         # A webhook may have removed the token from the pods; they have the random uid of the job, too.
-        known = hmac.digest(token.encode(), self._group, "sha256") if token else self._group
+        known = hmac.digest(token.encode(), group, "sha256") if token else group
         self._secret = known if token or os.environ.get("DDPJOB_UID") else None  # None: started by hand
         self._drawn = secrets.token_bytes()  # of node 0 of such a group
         self._given: set[int] = set()  # the nodes that have proved that they know the secret which they were sent
@@ -253,11 +253,6 @@ class Peers:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
-    def group_id(self) -> str:
-        """Which attempt this is; unlike the secret, it may be sent."""
-        return hashlib.sha256(b"id" + self._group).hexdigest()[:16]
-
-    @property
     def is_leader(self) -> bool:
         return self.node == 0
 
@@ -276,7 +271,10 @@ class Peers:
                 self._connected()
             elif not key.data.closed:  # for a newer one
                 for message in key.data.messages():
-                    self._take(key.data, message)
+                    try:
+                        self._take(key.data, message)
+                    except (LookupError, TypeError, ValueError):  # no launcher of this version sends that
+                        key.data.close()
         now = time.monotonic()
         for connection in [one for one, proving in self._proving.items() if one.closed or now >= proving.until]:
             connection.close()
@@ -367,7 +365,7 @@ class Peers:
         if self.is_leader:
             self._findings[0] = findings
         else:
-            self._send({"findings": {"ranks": findings.ranks, "stacks": findings.stacks}})
+            self._send({"findings": {"ranks": list(map(asdict, findings.ranks)), "stacks": findings.stacks}})
 
     @property
     def is_settled(self) -> bool:
@@ -422,8 +420,7 @@ class Peers:
             return
         if "life" in message:
             node = next(node for node, known in self._nodes.items() if known is connection)
-            if (of_life := from_json(message["life"])) is not None:
-                self.life_events.append(Received(of_life, node))
+            self.life_events.append(Received(from_json(message["life"]), node))
             return
         if not self.is_leader:
             self.is_asked |= "inspect" in message
@@ -438,16 +435,11 @@ class Peers:
             self._begin()
         if "stalled" in message:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
-        if isinstance(rows := message.get("rows"), list):
-            self.rank_rows[node] = (time.monotonic(), rows[: self._ranks.nproc_per_node])
-        given = message.get("findings")
-        if isinstance(given, dict) and isinstance(given.get("ranks"), list) and isinstance(given.get("stacks"), dict):
-            first = node * self._ranks.nproc_per_node
-            ranks = range(first, first + self._ranks.nproc_per_node)
-            stacks = {rank: text for rank in ranks if isinstance(text := given["stacks"].get(str(rank)), str)}
-            self._findings[node] = NodeFindings(
-                node, [rank for rank in given["ranks"] if isinstance(rank, dict)], stacks
-            )
+        if "rows" in message:
+            self.rank_rows[node] = (time.monotonic(), message["rows"])
+        if given := message.get("findings"):
+            stacks = {int(rank): text for rank, text in given["stacks"].items()}
+            self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)
             self._missing.discard(node)
 
     def _lost(self, node: int) -> None:

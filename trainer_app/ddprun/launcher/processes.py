@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, BinaryIO, NoReturn
 
 from ddprun.diagnostics import Diagnostics, crashed_frame
@@ -29,12 +29,10 @@ from ddprun.heartbeat import RETURNED
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
-    Console,
     never_fail_or_wait,
     release_output,
-    terminal_or_none,
 )
-from ddprun.reporting.termination import Ending, Report
+from ddprun.reporting.termination import Report
 from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _CANCEL_INTERVAL = 0.1  # seconds
@@ -94,6 +92,12 @@ class WorkerProcess:
         last = self.diagnostics.last_heartbeat()
         return not self.sends_an_ending and last.phase == RETURNED and not last.collective
 
+    @property
+    def place(self) -> Json:
+        """Return step and phase of the last heartbeat, for a report."""
+        last = self.diagnostics.last_heartbeat()
+        return {"step": last.step, "phase": last.collective or last.phase}
+
     def take(self, data: bytes, now: float) -> list[bytes]:
         """Return the lines that the data ends, and from time to time what a progress bar shows.
 
@@ -145,8 +149,7 @@ def start(
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process = None
-        listener = (ranks.listener,) if ranks.is_zero and ranks.listener is not None else ()
-        descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
+        descriptors = (output_write, reports_write, *astuple(diagnostics))
         if how == "spawn":
             script = "from ddprun.launcher.processes import run_spawned; run_spawned()"
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -191,7 +194,6 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
         die_with_parent(spec.parent)
         release_output()  # the launcher always reads what its ranks write
         close_all_but(descriptors)
-        terminal = terminal_or_none()
         if ranks.nproc_per_node > 1 or os.isatty(0):  # whose prompt would not be seen: it is not a whole line
             _replace(0, os.open(os.devnull, os.O_RDONLY))
         os.dup2(spec.output, 1)
@@ -201,8 +203,7 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
         for descriptor in (spec.reports, *astuple(spec.diagnostics)):
             os.set_inheritable(descriptor, False)  # by programs that the rank starts
         os.environ |= ranks.environment()
-        console = Console(ranks.rank, terminal)
-        code = spec.program.run(RankProcess(ranks, console, spec.diagnostics, spec.reports))
+        code = spec.program.run(RankProcess(ranks, spec.diagnostics, spec.reports))
     except BaseException as error:  # before the worker could report, such as a torch that cannot be imported
         if isinstance(error, TrainerError):  # of what the user asked for: no code of the program has run
             print(error.lines(), file=sys.stderr, flush=True)
@@ -211,7 +212,7 @@ def _run_worker(spec: WorkerSpec, descriptors: Collection[int]) -> NoReturn:
             traceback.print_exc()
         report = termination.failure(error, rank=ranks.rank, progress={"phase": "start"})
         with contextlib.suppress(OSError):
-            os.write(spec.reports, dumps_json(asdict(Ending(report))).encode())
+            os.write(spec.reports, dumps_json(report).encode())
     finally:
         try:
             for stream in (sys.stdout, sys.stderr):
@@ -315,19 +316,9 @@ def _left_early(workers: Sequence[WorkerProcess]) -> Report | None:
     if not early:
         return None
     first = min(early, key=lambda w: w.diagnostics.last_heartbeat().time if w.has_returned else w.ended)
-    last = first.diagnostics.last_heartbeat()
-    place = {"step": last.step, "phase": last.collective or last.phase}
     how = "ended its script with exit code 0" if first.has_returned else "exited with code 0 and no report"
     error = exited_early(f"rank {first.rank} {how}, and its peers lost it")
-    return termination.failure(error, rank=first.rank, progress=place)
-
-
-def result_of(worker: WorkerProcess) -> Json | None:
-    """Return the result of the rank's job; None if the job has none, or the rank could not send it."""
-    with contextlib.suppress(ValueError, KeyError):
-        result: Json | None = json.loads(worker.ending)["result"]
-        return result
-    return None
+    return termination.failure(error, rank=first.rank, progress=first.place)
 
 
 def is_fenced(workers: Sequence[WorkerProcess]) -> bool:
@@ -343,7 +334,7 @@ def sent_report(worker: WorkerProcess) -> Report | None:
     rank after it has sent a success, such as a library's crash in an exit handler, is no failure of the training.
     """
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        report: Report = json.loads(worker.ending)["report"]
+        report: Report = json.loads(worker.ending)
         code = report["code"] if worker.status is None else os.waitstatus_to_exitcode(worker.status)
         if worker.failed or report["code"] == code or (report["code"] == 0 and code < 0):
             return report
@@ -362,25 +353,23 @@ def report_of(worker: WorkerProcess) -> Report:
         return report
     assert worker.status is not None
     code = os.waitstatus_to_exitcode(worker.status)
-    last = worker.diagnostics.last_heartbeat()
-    place = {"step": last.step, "phase": last.collective or last.phase}
     if code < 0 and worker.returned:
         return termination.done(f"rank {worker.rank} ended its script, and its process by a signal", rank=worker.rank)
     if code < 0:
-        return _report_of_signal(worker, -code, place)
+        return _report_of_signal(worker, -code)
     message = f"rank {worker.rank} exited with code {code} and no report"
     if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):
         message += f"; its last line: {last_line.decode(errors='replace').strip()[:300]}"
     if code == 0 and not worker.sends_an_ending:
         return termination.done(f"rank {worker.rank} ended with exit code 0", rank=worker.rank)
     if code == 0:
-        return termination.failure(exited_early(message), rank=worker.rank, progress=place)
-    return termination.failed(code, "Error", message, rank=worker.rank, progress=place)
+        return termination.failure(exited_early(message), rank=worker.rank, progress=worker.place)
+    return termination.failed(code, "Error", message, rank=worker.rank, progress=worker.place)
 
 
-def _report_of_signal(worker: WorkerProcess, number: int, place: dict[str, Any]) -> Report:
+def _report_of_signal(worker: WorkerProcess, number: int) -> Report:
     """Return the report of a rank that a signal has ended, with what its last lines say about the cause."""
-    report = termination.killed(number, rank=worker.rank, progress=place)
+    report = termination.killed(number, rank=worker.rank, progress=worker.place)
     tail, stacks = b"\n".join(worker.tail).decode(errors="replace"), ""
     if number in _CRASHES and _CRASH in tail:
         tail, _, stacks = tail.rpartition(_CRASH)

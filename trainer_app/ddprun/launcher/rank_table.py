@@ -5,11 +5,9 @@ when a client asks. Node 0 then asks the other launchers, over the connections o
 sent last: the first answer may lack their ranks, and an answer soon after has them.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ddprun import proc
 from ddprun.distributed.topology import Ranks
@@ -23,12 +21,6 @@ SCHEMA = 1
 MOST_RANKS = 2048  # in an answer, of some 200 bytes each
 _INTERVAL = 1.0  # seconds between looks at the heartbeats
 _ASK_INTERVAL = 0.5  # seconds between questions to the other nodes
-_LONGEST_TEXT = 64  # characters
-_NUMBERS: Any = (int, float, type(None))
-_TYPES: dict[str, Any] = {
-    "rank": int, "step": int, "phase": str, "collective": str, "ageSeconds": (int, float), "stepSeconds": _NUMBERS,
-    "dataWaitSeconds": _NUMBERS, "memoryBytes": _NUMBERS,
-}  # fmt: skip
 
 
 @dataclass
@@ -95,15 +87,8 @@ class RankTable:
             self._next_question = now + _ASK_INTERVAL
             self._peers.ask_for_ranks()
         rows = [row | {"node": 0} for row in self._rows()]
-        nproc = self._ranks.nproc_per_node
         for node, (received, given) in self._peers.rank_rows.items():
-            of_node = range(node * nproc, (node + 1) * nproc)
-            rows += [
-                {name: row[name] for name in _TYPES}
-                | {"node": node, "ageSeconds": round(row["ageSeconds"] + now - received, 3)}
-                for row in given[:nproc]
-                if _is_row(row) and row["rank"] in of_node
-            ]
+            rows += [row | {"node": node, "ageSeconds": round(row["ageSeconds"] + now - received, 3)} for row in given]
         rows.sort(key=lambda row: int(row["rank"]))
         known = {row["node"] for row in rows}
         return {
@@ -129,13 +114,3 @@ class RankTable:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{seconds:.4g}")
-
-
-def _is_row(row: object) -> bool:
-    return isinstance(row, dict) and all(name in row and _fits(row[name], kind) for name, kind in _TYPES.items())
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, kind):
-        return False
-    return len(value) <= _LONGEST_TEXT if isinstance(value, str) else value is None or math.isfinite(value)

@@ -7,12 +7,11 @@ node 0 reports its own ranks.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from ddprun.files import Json
 from ddprun.heartbeat import RETURNED
 from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddprun.launcher.lives import listed
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.node_reports import NodeReports
 from ddprun.launcher.peers import NodeFindings, Peers
@@ -22,10 +21,6 @@ from ddprun.reporting.termination import Report
 _LONGEST_STACKS = 65536  # characters of one rank that are passed on to node 0
 _PRINTED_RANKS = 16
 _LONGEST_MESSAGE = 2000  # characters; places in the code come from other nodes
-_TYPES: dict[str, Any] = {
-    "rank": int, "node": int, "step": int, "phase": str, "collective": str, "collectives": int, "quiet": (int, float),
-    "stopped": bool, "answered": bool, "where": (str, type(None)),
-}  # fmt: skip
 
 
 class StallWatch:
@@ -120,7 +115,7 @@ class StallWatch:
     def _inspect(self, workers: Sequence[WorkerProcess]) -> NodeFindings:
         self.states = self._detector.snapshots(workers)
         stacks = {worker.rank: worker.diagnostics.dumps()[0][:_LONGEST_STACKS] for worker in workers}
-        own = NodeFindings(self._peers.node, [asdict(state) for state in self.states], stacks)
+        own = NodeFindings(self._peers.node, self.states, stacks)
         self._own = own
         self._peers.give(own)
         return own
@@ -130,7 +125,7 @@ class StallWatch:
         peers = self._peers
         reports = (peers.is_leader or peers.is_alone) and bool(peers.stalled) and not self._is_known
         findings = peers.findings() if peers.is_leader else [own]
-        states = list(_snapshots(findings))
+        states = [state for found in findings for state in found.ranks]
         message = ""
         if reports and states and (_is_stall(states) or self._detector.nears_deadline):
             all_ranks = len({state.node for state in states}) == self._nodes
@@ -138,7 +133,7 @@ class StallWatch:
             report = hang_report(states, timeout=longest, all_ranks=all_ranks)
             message = ("" if report["phase"] == RETURNED else "stalled: ") + report["message"][:_LONGEST_MESSAGE]
             if missing := sorted(set(range(self._nodes)) - {state.node for state in states}):
-                message += f"; no answer of node {', '.join(map(str, missing[:8]))}"
+                message += f"; no answer of node {listed(missing)}"
             if peers.is_leader:
                 self._progress.stall = _in_progress_report(report, message)
         if peers.is_leader:
@@ -166,13 +161,6 @@ class StallWatch:
         if self._since is not None:
             launcher_line(f"the stall has ended, {time.monotonic() - self._since:.0f} s after it was reported")
         self._is_known, self._since, self._peers.is_over = False, None, False
-
-
-def _snapshots(findings: Sequence[NodeFindings]) -> Iterator[RankSnapshot]:
-    for found in findings:
-        for rank in found.ranks:
-            if rank.keys() == _TYPES.keys() and all(isinstance(rank[name], kind) for name, kind in _TYPES.items()):
-                yield RankSnapshot(**rank)  # else of another version
 
 
 def _is_stall(states: Sequence[RankSnapshot]) -> bool:

@@ -1,22 +1,20 @@
 """The supervisor of one life of a node's ranks: it starts them, follows them, ends them, and reports how they ended."""
 
-import contextlib
 import errno
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ddprun import exit_codes, proc
 from ddprun.checkpoint_files import newest_place
-from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
-from ddprun.launcher import processes
+from ddprun.launcher import hang_detector, processes
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.life_messages import End, Failure
 from ddprun.launcher.log_files import LogFiles, log_file
@@ -28,7 +26,7 @@ from ddprun.launcher.stalls import StallWatch
 from ddprun.program import Program
 from ddprun.reporting import termination
 from ddprun.reporting.console import continue_output
-from ddprun.reporting.termination import Ending, Report
+from ddprun.reporting.termination import Report
 from ddprun.resources import oom_kills
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, stop_signals, wakeup_pipe
@@ -52,8 +50,6 @@ class LaunchOptions:
         how: prefork, or spawn (a fresh interpreter per rank).
         log_dir: also write each rank's output to ``rank-N.log`` there, after restarts to ``rank-N.life-M.log``.
         max_restarts: how often the ranks are restarted in place, whatever is granted; only on a node that trains alone.
-        fixed_port: the user chose the port of the first life; otherwise a node that trains alone takes a free one,
-            which keeps two jobs on one machine apart.
         opened: descriptors that were opened by the imports before the fork; the ranks keep them.
     """
 
@@ -61,7 +57,6 @@ class LaunchOptions:
     how: str = "prefork"
     log_dir: str = ""
     max_restarts: int = 0
-    fixed_port: bool = False
     opened: Collection[int] = ()
 
 
@@ -72,7 +67,6 @@ class SignalQueue:
         self.pending: list[int] = []
         for number in (*stop_signals(), signal.SIGCHLD):
             signal.signal(number, lambda n, _frame: self.pending.append(n))
-        signal.signal(DUMP_SIGNAL, lambda *_: None)  # of the ranks; its default action would end the launcher
         self.wakeup = wakeup_pipe()
 
 
@@ -115,7 +109,7 @@ class Supervisor:
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
-    def run(self) -> Ending:
+    def run(self) -> Report:
         """Run the ranks once and return how the node ended."""
         for local_rank in range(self.ranks.nproc_per_node):
             ranks = self.ranks.of_local_rank(local_rank)
@@ -123,10 +117,6 @@ class Supervisor:
         self.services.table.follow(self._workers)
         if self.ranks.node_rank == 0:
             self.services.progress.follow(self._workers[0].diagnostics)
-            if self.services.trainer_port:
-                self.services.trainer_port.follow(self._workers[0].pid)
-        if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
-            os.close(self.ranks.listener)
         with selectors.DefaultSelector() as selector:
             selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
             selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
@@ -134,20 +124,18 @@ class Supervisor:
                 selector.register(port, selectors.EVENT_READ, port)
             self._supervise(selector)
             self._await_next_life(selector)
-        result = next(filter(None, map(processes.result_of, self._workers)), None)
         report = self._own_report() if self._agreed.next_life else self._final_report()
         if report.get("progress"):
             report["progress"] = self.services.progress.completed(report["progress"])
         if report["code"] and processes.is_fenced(self._workers):
             report["fenced"] = True
-        ending = Ending(report, result)
-        if ending.code == 0 or self._agreed.next_life:
+        if report["code"] == 0 or self._agreed.next_life:
             self._watch.withdraw()
         self.services.progress.keep()
         self.services.table.follow(())
         for worker in self._workers:
             worker.close()
-        return ending
+        return report
 
     def _start(self, ranks: Ranks) -> WorkerProcess:
         """Start one rank.
@@ -195,11 +183,11 @@ class Supervisor:
                 "it is full; what it does not take is missing in the files of the ranks"
             )
 
-    def finish_logs(self, *, hurry: bool) -> None:
-        """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time or until a signal comes."""
+    def finish_logs(self) -> None:
+        """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time."""
         if self._logs:
             drops, logs, self._logs = self._logs.drops, self._logs, None
-            if not logs.close(hurry=hurry or self.stop_signal is not None, cancelled=self._is_told_to_stop) or drops:
+            if not logs.close() or drops:
                 self._warn_of_volume()
 
     def _is_told_to_stop(self) -> bool:
@@ -232,7 +220,7 @@ class Supervisor:
 
     def _agree(self) -> None:
         """Hear what the launchers of the group agree on, and end the ranks if it is their end."""
-        if self._agreed.turn(self._workers):
+        if self._agreed.turn():
             self._kill()
 
     def _await_next_life(self, selector: selectors.BaseSelector) -> None:
@@ -351,7 +339,11 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 continue
             unsent = [w for w in self._workers if not (w.ending or w.returned)]  # their threads have not ended
-            if self.stop_signal is None and self._have_returned() and self._detector.linger(unsent):
+            if (
+                self.stop_signal is None
+                and self._have_returned()
+                and self._detector.idle_after_return(unsent) >= hang_detector.LINGERING
+            ):
                 self._note_end_before_stop()
                 self._end_returned(number)
                 continue
@@ -400,9 +392,8 @@ class Supervisor:
             self._end_returned(signal.SIGTERM)
 
     def _reap(self) -> None:
-        """Collect ended ranks, and orphans; name ranks that were stopped, or continue."""
+        """Collect ended ranks, and orphans."""
         by_pid = {worker.pid: worker for worker in self._workers}
-        self._name_stopped(by_pid)
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -427,17 +418,6 @@ class Supervisor:
                         self._report_early(report)
                     if self.stop_signal is None or self.options.program.sends_an_ending:
                         self._end_within(_PEER_GRACE)  # else each rank ends by itself, within the grace
-
-    def _name_stopped(self, by_pid: Mapping[int, WorkerProcess]) -> None:
-        """Say which ranks were stopped, and which continue: meanwhile their peers wait for them."""
-        with contextlib.suppress(ChildProcessError):
-            while changed := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
-                if worker := by_pid.get(changed.si_pid):
-                    said = f"rank {worker.rank} continues"
-                    if changed.si_code != os.CLD_CONTINUED:
-                        name = signal.Signals(changed.si_status).name
-                        said = f"warning: rank {worker.rank} is stopped by {name}, until `kill -CONT {worker.pid}`"
-                    launcher_line(said)
 
     def _report_early(self, report: Report) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""

@@ -8,11 +8,9 @@ of the launcher, which needs no volume and leaves nothing behind, and the kernel
 import hmac
 import os
 import secrets
-import signal
 import time
 from collections.abc import Callable, MutableMapping
 
-from ddprun import proc
 from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.trainer_status import TrainerStatus, parse
 from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, listening
@@ -20,10 +18,6 @@ from ddprun.reporting.http_port import NOT_FOUND, Answer, HttpPort, Request, lis
 _VARIABLES = "KUBEFLOW_TRAINER_SERVER_"
 _OFF = "DISABLE_KUBEFLOW_INTEGRATION"
 _LONGEST_BODY = 65536  # bytes; the callback of transformers sends some 100 for each metric
-_ADVICE = (
-    "note: this Hugging Face Trainer does not save when it is stopped (SIGTERM): steps since its last checkpoint are "
-    "then lost; TrainingArguments(enable_jit_checkpoint=True) saves them"
-)
 
 
 class TrainerPort(HttpPort):
@@ -39,8 +33,8 @@ class TrainerPort(HttpPort):
         self._take = take
         token = secrets.token_urlsafe(32)
         self._expected = b"Bearer " + token.encode()
-        self._path, self._rank_zero = b"", 0
-        self._refused = self._advised = False  # and said
+        self._path = b""
+        self._refused = False  # and said
         listener = listening(0, "127.0.0.1")
         self._number = listener.getsockname()[1]
         self._token_file = os.memfd_create("ddprun-token")
@@ -54,10 +48,6 @@ class TrainerPort(HttpPort):
         env[f"{_VARIABLES}URL"] = f"http://127.0.0.1:{self._number}{self._path.decode()}"
         env[f"{_VARIABLES}TOKEN"] = f"/proc/{os.getpid()}/fd/{self._token_file}"
         _bypass_proxy(env)
-
-    def follow(self, rank_zero: int) -> None:
-        """Take note of the process that reports."""
-        self._rank_zero = rank_zero
 
     def close(self) -> None:
         super().close()
@@ -87,18 +77,7 @@ class TrainerPort(HttpPort):
                 launcher_line(f"warning: a progress report of the script is refused: {str(error)[:200]}")
             return b"400 Bad Request", {"error": str(error)[:200]}
         self._take(status, time.time())
-        self._advise(status)
         return b"200 OK", {}
-
-    def _advise(self, status: TrainerStatus) -> None:
-        """Say once that the Trainer does not save on SIGTERM: then it has no handler for it, because ddprun sets none.
-
-        The Trainer sets its handler before its first report.
-        """
-        is_of_transformers = status.begins and "total_steps" in status.metrics
-        if is_of_transformers and not self._advised and proc.catches(self._rank_zero, signal.SIGTERM) is False:
-            self._advised = True
-            launcher_line(_ADVICE)
 
 
 def is_wanted(env: MutableMapping[str, str] = os.environ) -> bool:

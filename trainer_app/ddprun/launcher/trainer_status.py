@@ -9,21 +9,18 @@ training, which may have come early. The format is that of Kubeflow Trainer (KEP
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeGuard
 
 from ddprun.files import Json, with_named_loss
 from ddprun.reporting.progress import FACTS
 
-_MOST_METRICS = 512
-_LONGEST_TEXT = 256  # characters of a metric's name or value
 _MAX_INT = 2**53
 # The metric that a value of our report is taken from; the first that is known.
 _SHOWN = {"loss": ("loss", "train_loss"), "samplesPerSecond": ("train_samples_per_second",)}
 _STEP, _STEPS, _EPOCHS = "current_step", "total_steps", ("current_epoch", "epoch")
-_RESULT = re.compile(r"eval_(?!loss$|runtime$|.*_per_second$)(\w+)")  # of a test of the model
+_RESULT = re.compile(r"eval_(?!loss$|runtime$|.*_per_second$)(\w{1,64})")  # of a test of the model
 _MOST_RESULTS = 8  # that are shown
 _USED = {_STEP, _STEPS, *_EPOCHS, *(name for names in _SHOWN.values() for name in names)}
 
@@ -56,59 +53,28 @@ def parse(body: bytes) -> TrainerStatus:
         ValueError: it is none; the text says why.
     """
     try:
-        document = json.loads(body, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-    status = document.get("trainerStatus") if isinstance(document, dict) else None
-    if not isinstance(status, dict):
-        raise ValueError("no object trainerStatus")
-    return TrainerStatus(
-        _time(status.get("lastUpdatedTime")),
-        _integer(status, "progressPercentage", 100),
-        _integer(status, "estimatedRemainingSeconds", _MAX_INT),
-        _metrics(status.get("metrics")),
-    )
+        status = json.loads(body)["trainerStatus"]
+        time_sent = datetime.fromisoformat(re.sub("Z$", "+00:00", status["lastUpdatedTime"]))  # Python 3.10 reads no Z
+        percent, remaining = (status.get(name) for name in ("progressPercentage", "estimatedRemainingSeconds"))
+        return TrainerStatus(
+            time_sent.timestamp(),
+            None if percent is None else int(percent),
+            None if remaining is None else int(remaining),
+            _metrics(status.get("metrics") or ()),
+        )
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError(f"no report of a TrainJob: {error!r}") from error
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _time(value: Any) -> float:
-    if not _is_short(value):
-        raise ValueError("lastUpdatedTime is no text of a time")
-    time_sent = datetime.fromisoformat(re.sub("Z$", "+00:00", value))  # Python 3.10 does not read Z
-    if time_sent.tzinfo is None:
-        raise ValueError("lastUpdatedTime has no time zone")
-    return time_sent.timestamp()
-
-
-def _integer(status: Json, name: str, highest: int) -> int | None:
-    value = status.get(name)
-    if value is not None and not (type(value) is int and 0 <= value <= highest):
-        raise ValueError(f"{name} is no integer from 0 to {highest}")
-    return value
-
-
-def _metrics(value: Any) -> dict[str, float]:
+def _metrics(given: Sequence[Json]) -> dict[str, float]:
     """Return the numbers; one that is not finite, such as a speed, is left out, except a loss: it has diverged."""
-    if value is None:
-        return {}
-    if not isinstance(value, list) or len(value) > _MOST_METRICS:
-        raise ValueError(f"metrics is no list of at most {_MOST_METRICS}")
     found: dict[str, float] = {}
-    for metric in value:
-        name, text = (metric.get("name"), metric.get("value")) if isinstance(metric, dict) else (None, None)
-        if not (_is_short(name) and _is_short(text)):
-            raise ValueError(f"a metric has no name and value, texts of at most {_LONGEST_TEXT} characters")
-        number = _number(text) if name in _USED or _RESULT.fullmatch(name) else None
+    for metric in given:
+        name = str(metric["name"])
+        number = _number(metric["value"]) if name in _USED or _RESULT.fullmatch(name) else None
         if number is not None and (math.isfinite(number) or name in _SHOWN["loss"]):
             found[name] = number
     return found
-
-
-def _is_short(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
 
 
 def _number(text: str) -> float | None:
@@ -131,7 +97,6 @@ class ReportedTraining:
 
     newest: float = -math.inf
     reports: int = 0
-    percent: int | None = None
     remaining: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
@@ -155,15 +120,13 @@ class ReportedTraining:
         return replace(
             known,
             newest=min(status.sent, now), reports=self.reports + 1,
-            percent=known.percent if status.percent is None else status.percent,
             remaining=status.remaining, metrics={**known.metrics, **status.metrics},
         )  # fmt: skip
 
     def added_to(self, own: Json, age: float) -> Json:
         """Return the progress report of rank 0 with what it lacks; what the script itself has reported stays.
 
-        The optimizer steps counted since the last report are added to its step. Where no report has a step, a higher
-        percentage is passed on: of a training that was resumed, not all steps are counted.
+        The optimizer steps counted since the last report are added to its step.
 
         Args:
             age: seconds since the last report.
@@ -185,11 +148,7 @@ class ReportedTraining:
             return shown
         total = _count(metrics, _STEPS) or None
         step = max(0, own["step"] - self.counted + (self.step or 0))
-        shown |= {"totalSteps": total, "step": min(step, total) if total else step}
-        counted = 100 * shown["step"] // total if total else -1
-        if self.percent is not None and self.percent > counted and not (total and self.step is not None):
-            shown["percent"] = self.percent
-        return shown
+        return shown | {"totalSteps": total, "step": min(step, total) if total else step}
 
 
 def _epoch(metrics: Mapping[str, float]) -> int | None:

@@ -1,4 +1,4 @@
-"""The output of rank 0: lines, on a terminal a progress bar, and standard streams that end and delay no training.
+"""The output of rank 0, and standard streams that end and delay no training.
 
 A pipe whose reader has exited (``| head``) or does not read (``| less``), a terminal that is closed or stopped by
 Ctrl-S, a full disk, a closed stream, an encoding without a character: none of them is a reason to lose hours of work,
@@ -17,58 +17,29 @@ import sys
 import time
 from typing import Any, TextIO
 
-_WIDTH = 24
-_LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal
-_BAR_INTERVAL = 0.1
+_LINE_INTERVAL = 5.0  # seconds between lines about the progress
 _KEPT = 2**20  # bytes of output that are kept for a reader that does not read
-_KEPT_BAR = 1024
 _PIPE_ATOMIC = 4096  # PIPE_BUF: a pipe that select calls writable takes as many bytes at once
 _FINISHING = 10.0  # seconds at the end for a reader to take what is kept, unless a person is there
 
 
 class Console:
-    """Prints for rank 0 and is silent on the others.
+    """Prints for rank 0 and is silent on the others."""
 
-    Args:
-        terminal: the stream of a terminal for the bar, or None. A launched rank's stdout is a pipe to the launcher.
-    """
-
-    def __init__(self, rank: int, terminal: TextIO | None) -> None:
-        self._quiet, self._terminal = rank != 0, terminal
-        self._full, self._empty = "█░" if terminal is None or _encodes(terminal, "█░") else "#."
-        self._shown = 0.0
-        self._drawn = False
+    def __init__(self, rank: int) -> None:
+        self._quiet, self._shown = rank != 0, 0.0
 
     def log(self, text: str) -> None:
         """Print one line."""
         if not self._quiet:
-            if self._drawn and self._terminal is not None:
-                self._terminal.write("\r\x1b[K")
-                self._terminal.flush()
-                self._drawn = False
             print(text, flush=True)
 
     def step(self, done: int, total: int, text: str) -> None:
-        """Show progress: redraw the bar, or without a terminal print a line every few seconds."""
+        """Print a line about the progress every few seconds, and at the end."""
         now = time.monotonic()
-        interval = _BAR_INTERVAL if self._terminal else _LINE_INTERVAL
-        if self._quiet or (now - self._shown < interval and done != total):
-            return
-        self._shown = now
-        if self._terminal is None:
-            print(f"step {done}/{total} · {text}", flush=True)
-            return
-        full = _WIDTH * done // max(1, total)
-        self._terminal.write(f"\r\x1b[K{self._full * full}{self._empty * (_WIDTH - full)} {done}/{total} · {text}")
-        self._terminal.flush()
-        self._drawn = True
-
-
-def terminal_or_none() -> TextIO | None:
-    """Return a stream of its own to the terminal of stderr, if it is one."""
-    if not sys.stderr.isatty():
-        return None
-    return _text_stream(Output(os.dup(sys.stderr.fileno()), _KEPT_BAR), sys.stderr.encoding, by_line=False)
+        if now - self._shown >= _LINE_INTERVAL or done == total:
+            self._shown = now
+            self.log(f"step {done}/{total} · {text}")
 
 
 def escape_unencodable(*streams: TextIO | None) -> None:
@@ -134,14 +105,6 @@ def _outputs() -> "list[Output]":
 def _text_stream(output: "Output", encoding: str | None, *, by_line: bool) -> TextIO:
     buffered = io.BufferedWriter(output)
     return io.TextIOWrapper(buffered, encoding or "utf-8", errors="backslashreplace", line_buffering=by_line)
-
-
-def _encodes(stream: TextIO, text: str) -> bool:
-    try:
-        text.encode(stream.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class Output(io.RawIOBase):

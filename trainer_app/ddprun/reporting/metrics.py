@@ -1,8 +1,7 @@
 """The metrics of a training: ``metrics/run-N.jsonl``, one row for each start, step, test and save.
 
-``RowsFile`` writes the file of one run. ``effective_rows`` reads the files of all runs as if the training had never
-been interrupted; what draws curves uses it. Each run has its own file, because NFS does not
-append atomically: rows of an older attempt that still runs would overwrite rows of the newer attempt.
+``RowsFile`` writes the file of one run, ``read_metrics`` reads those of all. Each run has its own file, because NFS
+does not append atomically: rows of an older attempt that still runs would overwrite rows of the newer attempt.
 """
 
 import json
@@ -143,20 +142,6 @@ def read_metrics(path: Path | str) -> RecordedMetrics:
         last_steps[number] = min([last, *last_steps.values()])
         counted = origins[number]
     return RecordedMetrics(starts, origins, rows, last_steps)
-
-
-def effective_rows(path: Path | str, event: str | None = None) -> list[Json]:
-    """Return the train and eval rows that count, in order of step: those of the newest run and of its ancestors.
-
-    Rows that a killed run wrote after its last checkpoint, and rows that an older attempt still appends, are dropped.
-
-    Args:
-        path: a checkpoint directory, or the file of one run.
-        event: ``train`` or ``eval`` to return only those rows.
-    """
-    found, events = read_metrics(path), (event,) if event else ("train", "eval")
-    kept = [row for row in found.rows if row["event"] in events and found.counts(row)]
-    return sorted(kept, key=lambda row: (row["step"], row["event"] == "eval"))
 
 
 def whole(value: Any) -> int | None:

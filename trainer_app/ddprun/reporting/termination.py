@@ -12,13 +12,12 @@ import os
 import signal
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddprun import exit_codes
 from ddprun.errors import PeerLost, Stopped, TrainerError, classify
-from ddprun.files import Json, dumps_json
+from ddprun.files import dumps_json
 from ddprun.raised import LONGEST_TEXT, caused_by, earlier, first_of, killed_worker, message_of, where
 
 # 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
@@ -37,23 +36,6 @@ _SIGNAL_ADVICE: dict[int, tuple[str, str]] = {
 }  # fmt: skip
 DEFAULT_PATH = "/dev/termination-log"
 Report = dict[str, Any]  # the fields of docs/reference/reports.md
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a rank or a node ended.
-
-    Attributes:
-        result: what its job found out, if that is more than success or failure: the result of ``preflight``.
-    """
-
-    report: Report
-    result: Json | None = None
-
-    @property
-    def code(self) -> int:
-        """The exit code."""
-        return int(self.report["code"])
 
 
 def done(message: str, *, rank: int, **fields: Any) -> Report:

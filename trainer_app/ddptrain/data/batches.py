@@ -60,38 +60,20 @@ class TrainingBatches:
         self._images = torch.from_numpy(bordered).to(device)
         self._labels = torch.from_numpy(labels.astype(np.int64)).to(device)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
-        self._pixels = torch.arange(28, device=device)
 
     def at(self, step: int) -> GlobalBatch:
         """Return the global batch after ``step`` completed steps."""
         _, first, end = self._schedule.bounds(step)
         return GlobalBatch(end - first, lambda part: self._piece(step, part))
 
-    def chosen(self, step: int, part: slice) -> torch.Tensor:
-        """Return the indices of a part of the step's global batch, on the device."""
+    def _piece(self, step: int, part: slice) -> Piece:
         epoch, first, _ = self._schedule.bounds(step)
         if epoch != self._epoch:
             order = epoch_order(self._schedule.samples, self._schedule.seed, epoch)
             self._epoch, self._order = epoch, torch.from_numpy(order).to(self._images.device)
-        return self._order[first + part.start : first + part.stop]
-
-    def corner(self, step: int) -> tuple[int, int]:
-        """Return the (top, left) pixel of the step's images within the stored ones, which have a border."""
+        chosen = self._order[first + part.start : first + part.stop]
         down, right = shift_of(self._schedule.seed, step, self._shift)
-        return self._shift - down, self._shift - right
-
-    def gather(self, chosen: torch.Tensor, corner: torch.Tensor) -> Piece:
-        """Return the samples ``chosen`` at ``corner``, all on the device: a recorded step must not use numbers.
-
-        On a CPU ``at`` is faster, which copies whole images.
-        """
-        rows, columns = corner[0] + self._pixels, corner[1] + self._pixels
-        pixels = self._images[chosen[:, None, None], rows[:, None], columns]
-        return Piece(normalise(pixels, self._dtype).unsqueeze(1), self._labels.index_select(0, chosen))
-
-    def _piece(self, step: int, part: slice) -> Piece:
-        chosen = self.chosen(step, part)
-        top, left = self.corner(step)
+        top, left = self._shift - down, self._shift - right
         # Whole images are gathered first, each copied in one piece; the shift is then part of the cast.
         pixels = self._images.index_select(0, chosen)[:, top : top + 28, left : left + 28]
         return Piece(normalise(pixels, self._dtype).unsqueeze(1), self._labels.index_select(0, chosen))

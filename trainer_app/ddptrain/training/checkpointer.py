@@ -19,16 +19,20 @@ from torch import nn
 from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, set_aside
 from ddprun.distributed.process_group import Group
 from ddprun.errors import ConfigMismatch, DataCorrupt, VolumeError
-from ddptrain import weights
 from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
-from ddptrain.errors import DataMismatch
-from ddptrain.manifest import accuracy_of, fault_of
+from ddptrain.errors import DataMismatch, WeightsDiffer
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
+
+# What a training records in the manifest of a checkpoint, beside the fields of ``checkpoint_files``.
+_FIELDS: dict[str, type] = {
+    "config": dict, "dataDigest": str, "evaluation": dict, "complete": bool, "cursor": dict,
+}  # fmt: skip
+_REQUIRED = ("config", "dataDigest")
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Checkpointer:
         self._heartbeat = group.heartbeat
         self._checkpoints: Checkpoints | None = None
         if config.checkpoint_dir:
-            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep, score=accuracy_of)
+            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep)
         self.facts: dict[str, Any] = {
             "worldSize": group.world_size,
             "data": dataset.name,
@@ -267,7 +271,6 @@ def resume(
             checkpointer.claim(saved)
         return {
             "checkpoint": saved.place if saved else None,
-            "size": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
             "complete": complete,
             "evaluation": manifest.get("evaluation"),
@@ -279,16 +282,15 @@ def resume(
     state = ResumePoint(from_rank_zero["checkpoint"], from_rank_zero["complete"], from_rank_zero["evaluation"])
     if state.complete:
         return state
-    if from_rank_zero["size"]:
-        content = group.broadcast_bytes(content, from_rank_zero["size"])
+    if state.checkpoint:
+        content = group.broadcast_bytes(content)
         if hashlib.sha256(content).hexdigest() != from_rank_zero["sha256"]:
             raise DataCorrupt(
                 f"rank {group.rank} received damaged weights from rank 0", next_step="check the network, start again"
             )
-    if state.checkpoint:
         load(content)
         log(f"resumed from run {state.checkpoint['run']}, step {state.step}")
-    weights.check_equal_on_all_ranks(model, group)
+    check_equal_on_all_ranks(model, group)
     return state
 
 
@@ -328,7 +330,7 @@ def check_same_as_rank_zero(theirs: Mapping[str, Any], facts: Mapping[str, Any],
         raise error(
             f"rank {rank} has different settings from rank 0: {differ}",
             hint="a flag, a variable or the data volume of its node differs",
-            next_step="start every node with the same settings; `ddptrain preflight` compares them all",
+            next_step="start every node with the same settings",
         )
 
 
@@ -341,3 +343,43 @@ def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     """Return the facts that differ from those of the manifest."""
     changed = [key for key in (*numerics(), "bf16") if manifest.get(key) != facts.get(key)]
     return [f"{key} was {manifest.get(key)}, is {facts.get(key)}" for key in changed]
+
+
+def fault_of(manifest: Mapping[str, Any]) -> str:
+    """Return why no training of ddptrain has written the manifest; empty if one has."""
+    wrong = [name for name in _REQUIRED if manifest.get(name) is None]
+    wrong += [name for name, kind in _FIELDS.items() if type(manifest.get(name)) not in (kind, type(None))]
+    if wrong:
+        return f"its manifest has no valid {', '.join(wrong)}"
+    results = manifest.get("evaluation") or {}
+    if manifest.get("complete") and not all(type(results.get(name)) in (int, float) for name in ("accuracy", "loss")):
+        return "it is complete, but its manifest has no evaluation"
+    return ""
+
+
+def digest_of_weights(state: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and values; the memory format does not matter."""
+    sha = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        sha.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return sha.hexdigest()
+
+
+def check_equal_on_all_ranks(model: nn.Module, group: Group) -> None:
+    """Compare the weights of all ranks by digest, which DDP never does; collective.
+
+    Raises:
+        WeightsDiffer: with the ranks whose weights differ from rank 0's.
+    """
+    if group.world_size == 1:
+        return
+    digests = group.gather(digest_of_weights(model.state_dict()), "all_gather of digests")
+    different = [rank for rank, theirs in enumerate(digests) if theirs != digests[0]]
+    if different:
+        raise WeightsDiffer(
+            f"rank(s) {', '.join(map(str, different))} have different initial weights from rank 0",
+            hint="their node has another version of ddptrain or torch, or another --seed",
+            next_step="use the same image and flags on every node",
+        )

@@ -78,12 +78,6 @@ class GradientSync:
                 sent.wait()  # on a GPU the stream waits, not the host
             return self._numbers
 
-    def forward_and_backward(self, piece: Piece, global_count: int) -> torch.Tensor:
-        """Compute the gradients of one piece and return the sum of its losses, without an exchange."""
-        loss_sum = self._loss_sum(piece)
-        self._backward(loss_sum, global_count)
-        return loss_sum.detach()
-
     def clear(self) -> None:
         """Discard the gradients."""
         self.model.zero_grad()
@@ -92,7 +86,7 @@ class GradientSync:
         """Release the process group, before it is destroyed."""
 
     def _loss_sum(self, piece: Piece) -> torch.Tensor:
-        # No cache of casts: every weight is used once, and a cached cast would outlive the recording of a CUDA graph.
+        # No cache of casts, because every weight is used once.
         with torch.autocast(self._group.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             logits = self._forward(piece.images)
         logits = logits.float() if self._bf16 else logits

@@ -22,7 +22,7 @@ def matrices(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def update(
-    parameters: list[nn.Parameter], states: list[dict[str, torch.Tensor]], learning_rate: float | torch.Tensor,
+    parameters: list[nn.Parameter], states: list[dict[str, torch.Tensor]], learning_rate: float,
     found_inf: torch.Tensor | None = None, *, weight_decay: float,
 ) -> None:  # fmt: skip
     """Apply one step with Nesterov momentum .9 and decoupled weight decay; a filter is a row of its matrix.
@@ -30,10 +30,11 @@ def update(
     Args:
         found_inf: as in the fused kernels: if it is 1.0 on the device, nothing changes.
     """
+    rate: float | torch.Tensor = learning_rate
     weight: float | torch.Tensor = 1 - _MOMENTUM
     if found_inf is not None:
         acts = 1 - found_inf.double()
-        learning_rate, weight = learning_rate * acts, (weight * acts).to(parameters[0].dtype)
+        rate, weight = learning_rate * acts, (weight * acts).to(parameters[0].dtype)
     for parameter, state in zip(parameters, states, strict=True):
         gradient = parameter.grad
         assert gradient is not None
@@ -44,9 +45,9 @@ def update(
         momentum = state["momentum_buffer"].lerp_(gradient, weight)
         matrix = gradient.lerp(momentum, _MOMENTUM).flatten(1)
         scale = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
-        # Not add_ with alpha: it rounds once, which a learning rate on the device cannot.
-        change = orthogonalized(matrix) * (learning_rate * scale)
-        parameter.mul_(1 - learning_rate * weight_decay).sub_(change.view(parameter.shape))
+        # Not add_ with alpha: it rounds once, which a rate on the device cannot.
+        change = orthogonalized(matrix) * (rate * scale)
+        parameter.mul_(1 - rate * weight_decay).sub_(change.view(parameter.shape))
 
 
 def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 Used by the trainer. Not ``torch.optim``: constructing any of its classes imports ``torch._dynamo``, which takes longer
 than ``import torch`` itself. AdamW and SGD call the same fused kernels, so their updates are those of ``torch.optim``,
-bit for bit, and the state has the same format. ``muon`` and ``zero`` build on this module.
+bit for bit, and the state has the same format.
 """
 
 import math
@@ -18,7 +18,6 @@ from ddptrain.config import Config
 from ddptrain.training import muon
 
 ParameterState = dict[str, torch.Tensor]  # what the rule of a parameter remembers, by the names of torch.optim
-LearningRate = float | torch.Tensor  # a tensor in a recorded step: float64, of no dimension, on the device
 _WARM_UP = 0.2  # share of all steps with a rising learning rate
 _START, _END = 1 / 25, 1 / 10_000  # of the peak
 _BETAS, _EPSILON = (0.7, 0.9), 1e-8
@@ -36,7 +35,7 @@ class ParameterGroup:
     """
 
     parameters: list[nn.Parameter]
-    update: Callable[[list[nn.Parameter], list[ParameterState], LearningRate, torch.Tensor | None], None]
+    update: Callable[[list[nn.Parameter], list[ParameterState], float, torch.Tensor | None], None]
     scale: float = 1.0
 
 
@@ -52,9 +51,10 @@ class Optimizer:
 
     parameters: list[nn.Parameter]
     groups: list[ParameterGroup]
-    learning_rate: LearningRate = 0.0
+    learning_rate: float = 0.0
     state: dict[nn.Parameter, ParameterState] = field(default_factory=dict)
 
+    @torch.no_grad()
     def step(self, found_inf: torch.Tensor | None = None) -> None:
         """Update every parameter that has a gradient.
 
@@ -62,7 +62,11 @@ class Optimizer:
             found_inf: 1.0 on the device if the loss is not finite, and then weights and state stay as they are; None
                 if the host has seen that it is finite.
         """
-        self._update(self.parameters, found_inf)
+        for group in self.groups:
+            parameters = [p for p in group.parameters if p.grad is not None]
+            if parameters:
+                states = [self.state.setdefault(p, {}) for p in parameters]
+                group.update(parameters, states, self.learning_rate * group.scale, found_inf)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in the format of ``torch.optim``; the hyperparameters are in the run's configuration."""
@@ -71,18 +75,9 @@ class Optimizer:
         return {"state": state, "param_groups": [{"params": list(positions)}]}
 
     def load_state_dict(self, loaded: dict[str, Any]) -> None:
-        """Replace the state by one that ``state_dict`` returned, also with another number of ranks."""
+        """Replace the state by one that ``state_dict`` returned."""
         owners = {self.parameters[int(n)]: state for n, state in loaded["state"].items()}
         self.state = {p: {key: value.to(p.device) for key, value in state.items()} for p, state in owners.items()}
-
-    @torch.no_grad()
-    def _update(self, chosen: Sequence[nn.Parameter], found_inf: torch.Tensor | None) -> None:
-        numbers = {id(parameter) for parameter in chosen}
-        for group in self.groups:
-            parameters = [p for p in group.parameters if id(p) in numbers and p.grad is not None]
-            if parameters:
-                states = [self.state.setdefault(p, {}) for p in parameters]
-                group.update(parameters, states, self.learning_rate * group.scale, found_inf)
 
 
 def build(config: Config, model: nn.Module) -> Optimizer:
@@ -100,7 +95,7 @@ def build(config: Config, model: nn.Module) -> Optimizer:
 
 
 def adamw(
-    parameters: list[nn.Parameter], states: list[ParameterState], learning_rate: LearningRate,
+    parameters: list[nn.Parameter], states: list[ParameterState], learning_rate: float,
     found_inf: torch.Tensor | None = None, *, weight_decay: float,
 ) -> None:  # fmt: skip
     """Apply one step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with betas .7/.9 in one fused kernel."""
@@ -114,7 +109,7 @@ def adamw(
     torch._fused_adamw_(
         [*parameters], gradients(parameters),
         [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [], steps,
-        lr=_for_kernel(learning_rate), beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
+        lr=learning_rate, beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
         amsgrad=False, maximize=False, found_inf=found_inf,
     )  # fmt: skip
     if found_inf is not None:
@@ -122,7 +117,7 @@ def adamw(
 
 
 def sgd(
-    parameters: list[nn.Parameter], states: list[ParameterState], learning_rate: LearningRate,
+    parameters: list[nn.Parameter], states: list[ParameterState], learning_rate: float,
     found_inf: torch.Tensor | None = None, *, weight_decay: float,
 ) -> None:  # fmt: skip
     """Apply one step of SGD with momentum .9 in one fused kernel; the momentum becomes the first gradient."""
@@ -131,15 +126,9 @@ def sgd(
             state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     torch._fused_sgd_(
         [*parameters], gradients(parameters), [state["momentum_buffer"] for state in states],
-        lr=_for_kernel(learning_rate), weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
+        lr=learning_rate, weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
         maximize=False, is_first_step=False, found_inf=found_inf,
     )  # fmt: skip
-
-
-def _for_kernel(learning_rate: LearningRate) -> Any:
-    """Return a learning rate as fused kernels read it: kernels of CUDA read a tensor as float32."""
-    is_on_gpu = isinstance(learning_rate, torch.Tensor) and learning_rate.is_cuda
-    return learning_rate.float() if is_on_gpu else learning_rate  # type: ignore[union-attr]
 
 
 def gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:

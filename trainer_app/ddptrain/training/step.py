@@ -1,8 +1,7 @@
 """One optimizer step, and when the host reads its loss and stop flag.
 
 A GPU works through a queue that the host fills. Reading a number makes the host wait until the queue is empty, so the
-trainer runs steps without reading: whether a loss is finite is decided on the device, before the update. ``step_graph``
-records a step as a CUDA graph.
+trainer runs steps without reading: whether a loss is finite is decided on the device, before the update.
 """
 
 import contextlib

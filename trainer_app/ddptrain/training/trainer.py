@@ -18,12 +18,11 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.errors import NotFinite
 from ddptrain.reporting.metrics import MetricsLogger
-from ddptrain.training import gradient_sync, models, optim, step_graph
+from ddptrain.training import gradient_sync, models, optim
 from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
 from ddptrain.training.evaluate import Evaluation, ResidentSet, evaluate
 from ddptrain.training.step import ON_GPU, Step, StepResults
-from ddptrain.training.zero import ShardedOptimizer
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,11 @@ def train(
         NotFinite, Superseded, VolumeError, Mismatch: see ``errors``.
     """
     group.heartbeat.mark("setup")
-    if config.cuda_graph:
-        step_graph.check_cuda_graph(config, group)
     schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
     metrics = MetricsLogger(progress, console, epochs=config.epochs, steps_per_epoch=schedule.steps_per_epoch)
     checkpointer = Checkpointer(config, dataset, schedule, group, bf16=bf16, metrics=metrics, log=console.log)
     model = models.build(config, group.device)
     optimizer = optim.build(config, model)
-    if config.zero and group.world_size > 1:
-        optimizer = ShardedOptimizer(optimizer, group)
     start = resume(config, group, checkpointer, model=model, optimizer=optimizer, log=console.log)
     if start.checkpoint:
         metrics.resumed(start.checkpoint, (start.evaluation or {}).get("accuracy"))
@@ -76,11 +71,10 @@ def train(
         dataset.train_images, dataset.train_labels, schedule,
         shift=config.shift, device=group.device, dtype=getattr(torch, config.dtype),
     )  # fmt: skip
-    parts = (batches, gradients, optimizer, group)
     trainer = Trainer(
         config, group, stop, schedule, metrics, checkpointer, model, optimizer, gradients, batches,
         test_set=ResidentSet.on(group.device, dataset.test_images, dataset.test_labels),
-        one_step=step_graph.GraphedStep(*parts, full=config.global_batch) if config.cuda_graph else Step(*parts),
+        one_step=Step(batches, gradients, optimizer, group),
         results=StepResults(group, config.log_every or (1 if group.device.type == "cpu" else ON_GPU)),
     )  # fmt: skip
     evaluation, saved = trainer.run(start.step)
@@ -172,8 +166,6 @@ class Trainer:
 
     def _save(self, done: int, evaluation: Evaluation | None) -> SaveResult | None:
         """Save on rank 0. Returns what was saved, or None on other ranks."""
-        if self.config.checkpoint_dir and isinstance(self.optimizer, ShardedOptimizer):
-            self.optimizer.gather_state()  # collective, so on every rank
         if self.group.rank != 0:
             return None
 
