@@ -14,14 +14,13 @@ NAME   ?= ddpjob
 ALL_LAYERS := lint unit local install apiserver ddprun ddptrain lessons kind
 LAYERS ?= $(ALL_LAYERS)
 LAYER_TARGETS := $(ALL_LAYERS:%=test-%)
-UNDER_LOAD ?= ddprun
 # Built for `make soak` only.
 GANGS := kube-apiserver-1.36 kube-controller-manager-1.36 kube-scheduler-1.36 coscheduling coscheduling-controller
 PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-kind demo-down test prepare lint format generate pictures lock images kind-up \
-        kind-down bench bench-local gpu clean $(LAYER_TARGETS) contract mutants soak test-under-load
+        kind-down bench bench-local gpu clean $(LAYER_TARGETS) contract mutants soak
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -97,9 +96,6 @@ contract: export DDPJOB_TEST_FAULTS = all
 contract: setup  ## of test-apiserver, random requests to the in-memory cluster and a real one
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/worlds/contract
-
-test-under-load: setup  ## the layer ddprun five times, with a busy loop on each core (UNDER_LOAD=ddprun)
-	$(PY) -m tests.layers --times 5 --busy $(UNDER_LOAD)
 
 mutants: setup  ## put about 300 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager helm kubectl
