@@ -117,8 +117,7 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PYTEST) tests/e2e/test_why.py tests/e2e/test_verbs.py
 	$(PY) -m tests.kind prepare all
 	$(PYTEST) -m soak tests --ignore tests/injection --ignore tests/worlds/contract --ignore tests/e2e/test_why.py
-	$(PY) -m tests.compatibility prepare
-	$(PY) -m tests.compatibility run
+	$(PY) -m tests.compatibility
 	$(PY) -m tests.ddprun.lives
 	$(PYTEST) tests/ddprun/soak.py tests/lessons/soak.py
 	$(PYTEST) tests/ddprun/resilience/test_hangs.py -k 'what_it_was_doing or polls'
