@@ -1,4 +1,4 @@
-"""The trainer on MNIST: recipes, and ways to average gradients.
+"""The trainer on MNIST: the recipe, and ways to average gradients.
 
     python -m tests.benchmarks.mnist --data-dir DIR               # tables on standard output; DIR has MNIST
     python -m tests.benchmarks.mnist --data digits --seeds 1      # a short try
@@ -29,18 +29,11 @@ from tests.benchmarks.report import describe_machine, table_of
 from tests.ddptrain.builders import verb
 from tests.ddptrain.runs import ForkServer, fork_server
 
-PARTS = ("recipes", "sync")
+PARTS = ("recipe", "sync")
 SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with
 _SECONDS = 3600  # for one command
 _FIRST_SEED = 1000  # no setting was chosen by the results of these seeds
-_FEWER = 3  # runs of the recipes whose accuracy is not a claim, and of each cold command
-_RECIPES: dict[str, tuple[object, ...]] = {
-    "default": (),
-    "earlier": (
-        "--model", "cnn", "--optimizer", "adamw", "--epochs", 2, "--label-smoothing", 0,
-        "--bf16", "off", "--sync", "ddp",
-    ),
-}  # fmt: skip
+_COLD = 3  # runs in a new interpreter
 
 
 @dataclass(frozen=True)
@@ -60,36 +53,25 @@ class Bench:
         self._config, self._seeds, self._worlds = config, seeds, worlds
         self._server, self._folder, self._numbers = server, folder, itertools.count()
 
-    def recipes(self) -> str:
-        """Compare the default recipe with the earlier one; they alternate in every turn."""
-        recipes = dict(_RECIPES)
-        if self._config.data != "digits":  # their batch has always been 32
-            recipes["earlier"] = (*recipes["earlier"], "--batch-size", 256)
-        rows: list[Sequence[str]] = []
+    def recipe(self) -> str:
+        """Return accuracy and times of the default recipe."""
+        rows = []
         for world in self._worlds:
-            warm: dict[str, list[Timed]] = {recipe: [] for recipe in recipes}
-            cold: dict[str, list[float]] = {recipe: [] for recipe in recipes}
-            for turn, recipe in itertools.product(range(self._seeds), recipes):
-                if recipe == "default" or turn < _FEWER:
-                    flags = (*recipes[recipe], "--seed", _FIRST_SEED + turn)
-                    warm[recipe].append(self._warm(world, *flags))
-                    if turn < _FEWER:
-                        cold[recipe].append(self._cold(world, *flags))
-            first_warm, first_cold = _median(_seconds(warm["earlier"])), _median(cold["earlier"])
-            for recipe in recipes:
-                seconds, accuracies = _seconds(warm[recipe]), [run.accuracy for run in warm[recipe]]
-                mean = f"{statistics.fmean(accuracies):.2%} ({min(accuracies):.2%})"
-                shares = (_median(seconds) / first_warm, _median(cold[recipe]) / first_cold)
-                cpu = f"{_median([run.cpu for run in warm[recipe]]):.1f} s"
-                rows.append((
-                    recipe, f"{world}", f"{len(seconds)}", mean, _times(seconds), f"{shares[0]:.2f}", cpu,
-                    _times(cold[recipe]), f"{shares[1]:.2f}",
-                ))  # fmt: skip
+            runs = [self._warm(world, "--seed", _FIRST_SEED + turn) for turn in range(self._seeds)]
+            cold = [self._cold(world, "--seed", _FIRST_SEED + turn) for turn in range(_COLD)]
+            accuracies = [run.accuracy for run in runs]
+            mean = f"{statistics.fmean(accuracies):.2%} ({min(accuracies):.2%})"
+            cpu = f"{_median([run.cpu for run in runs]):.1f} s"
+            rows.append((f"{world}", f"{self._seeds}", mean, _times(_seconds(runs)), cpu, _times(cold)))
         heading = (
-            "recipe", "ranks", "seeds", "accuracy: mean (worst)", "warm: median (slowest)", "of the earlier",
-            "CPU time", "cold: median (slowest)", "of the earlier",
-        )  # fmt: skip
-        return table_of(heading, rows)
+            "ranks",
+            "seeds",
+            "accuracy: mean (worst)",
+            "warm: median (slowest)",
+            "CPU time",
+            "cold: median (slowest)",
+        )
+        return table_of(heading, rows, names=0)
 
     def sync(self) -> str:
         """Compare the ways to average gradients, which alternate in every turn. One rank has nothing to average."""
