@@ -97,7 +97,7 @@ contract: setup  ## of test-apiserver, random requests to the in-memory cluster 
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/worlds/contract
 
-mutants: setup  ## put about 300 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
+mutants: setup  ## put about 200 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager helm kubectl
 	$(PY) -m tests.mutants $(MUTANTS)
 

@@ -73,6 +73,7 @@ def _arguments(chance: random.Random, verb: str, kind: str, name: str) -> Json:
     match verb:
         case "create":
             body, owners = chance.choice(SOUND[kind]), [_owner(chance) for _ in range(chance.choice((1, 1, 2)))]
+            owners[1:] = [{**owner, "controller": False} for owner in owners[1:]]  # there can be only one
             meta = body.get("metadata", {}) | {"name": name}
             labels = {"labels": meta.get("labels", {}) | {"a": "b"}}
             more = ({}, labels, {"finalizers": ["example.com/hold"]}, {"ownerReferences": owners})
