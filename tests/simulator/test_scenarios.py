@@ -1,7 +1,7 @@
 """Each scenario ends in the same way whatever fails, whenever the operator is killed, and however late it sees changes.
 
 These are samples in which each write meets a crash; `make soak` carries out all combinations.
-A failure names the command that replays it; ``python -m tests.simulator list`` prints the scenarios.
+A failure names the command that replays it.
 """
 
 import re
