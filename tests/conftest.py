@@ -12,6 +12,7 @@ from hypothesis import settings
 from tests.soak import leave_out
 from tests.worlds.control_plane import ControlPlane
 from tests.worlds.control_plane import control_plane as running_control_plane
+from tests.worlds.fault_proxy import FaultProxy
 
 _numbers = itertools.count(1)
 
@@ -50,3 +51,10 @@ def namespace(control_plane: ControlPlane) -> str:
     name = f"test-{next(_numbers)}"
     control_plane.make_namespace(name)
     return name
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    """Provide a proxy of the API server that injects faults."""
+    with FaultProxy(control_plane) as made:
+        yield made

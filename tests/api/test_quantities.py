@@ -1,8 +1,25 @@
-"""Quantities: which texts are none."""
+"""Which texts are quantities."""
 
 import pytest
 
 from ddpjob.api.quantities import amount
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("1500m", 1.5),
+        ("1.5Gi", 1536 * 2**20),
+        ("1e3", 1000),
+        ("12E6", 12e6),
+        ("-1", -1),
+        ("+2", 2),
+        (".5", 0.5),
+    ],
+)
+def test_a_quantity_is_a_number_with_a_suffix(text: str, number: float) -> None:
+    assert amount(text) == number
 
 
 @pytest.mark.parametrize("text", ["1e101", "1e-101", "1e999999999", "1E999999999999999999999"])

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.scale --write    # and into docs/develop/benchmarks.md
 
 Cases: one job of 1,000 nodes, one of 4,096, and 1,000 jobs of one node. Each case has a control plane and an operator
-of its own. ``kubelets`` binds the pods and reports them as running; no container runs.
+of its own. ``tests.worlds.nodes`` binds the pods and reports them as running; no container runs.
 
 The times begin with the first POST of a job and end when all pods exist, and when the status of every job says that all
 of its nodes run. Processor time and requests are those of the operator in this time, peak memory is that of its
@@ -24,16 +24,17 @@ from pathlib import Path
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.benchmarks.api_server import ApiServer, job_of
-from tests.benchmarks.kubelets import Kubelets
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.controller.operator_process import OperatorProcess
 from tests.kind import prepare
 from tests.worlds.control_plane import control_plane
+from tests.worlds.nodes import Nodes
 
 CASES = ((1, 1000), (1, 4096), (1000, 1))
 SECONDS = 900.0
 SAMPLE_SECONDS = 0.5
 POSTS = 16
+NODES = 100
 AIM_CPU_SECONDS, AIM_LAG_SECONDS = 3.0, 0.05
 """For one job of 1,000 nodes."""
 
@@ -72,11 +73,11 @@ class Row:
 class Case:
     """Runs one case; the watches record what has happened."""
 
-    def __init__(self, api: ApiServer, jobs: int, nodes: int) -> None:
+    def __init__(self, api: ApiServer, kubelet: Nodes, jobs: int, nodes: int) -> None:
         self._api = api
+        self._kubelet = kubelet
         self._jobs = jobs
         self._nodes = nodes
-        self._kubelets = Kubelets(api)
         self._begin = 0.0
         self._pods: set[str] = set()
         self._running: set[str] = set()
@@ -101,7 +102,6 @@ class Case:
             for task in (*watches, lag):
                 task.cancel()
             await asyncio.gather(*watches, lag, return_exceptions=True)
-            await self._kubelets.close()
         return Row(
             jobs=self._jobs,
             nodes=self._nodes,
@@ -129,7 +129,7 @@ class Case:
         until = time.monotonic() + SECONDS
         while not done.done():
             await asyncio.wait({done, *watches}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-            self._kubelets.check()
+            self._kubelet.check()
             for watch in watches:
                 if watch.done():
                     watch.result()
@@ -145,7 +145,6 @@ class Case:
         now = time.perf_counter() - self._begin
         if resource is names.PODS and event["type"] == "ADDED":
             self._pods.add(name)
-            self._kubelets.take(obj)
             if len(self._pods) == self._jobs * self._nodes:
                 self._pods_s = now
         elif resource is names.DDPJOBS and obj.get("status", {}).get("nodesReady") == f"{self._nodes}/{self._nodes}":
@@ -189,9 +188,10 @@ def _requests(metrics: str) -> float:
 
 async def measure(jobs: int, nodes: int) -> Row:
     """Run one case with a new control plane and a new operator."""
-    with control_plane() as plane, OperatorProcess(plane, "") as operator:
+    places = [f"node-{number}" for number in range(NODES)]
+    with control_plane() as plane, OperatorProcess(plane, "") as operator, Nodes(plane, places=places) as kubelet:
         async with ApiServer.reached_by(plane) as api:
-            return await Case(api, jobs, nodes).run(operator)
+            return await Case(api, kubelet, jobs, nodes).run(operator)
 
 
 def main() -> int:

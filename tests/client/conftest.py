@@ -12,13 +12,6 @@ from tests.worlds.fault_proxy import FaultProxy
 
 
 @pytest.fixture
-def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
-    """Provide a proxy of the API server that injects faults."""
-    with FaultProxy(control_plane) as made:
-        yield made
-
-
-@pytest.fixture
 def world(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[ClusterWorld]:
     """Provide a client behind the proxy."""
     made = ClusterWorld(control_plane, namespace, proxy.server)

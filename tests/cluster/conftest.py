@@ -1,6 +1,6 @@
 """Fixtures: the client under test, with administrator rights on a real API server."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,13 +15,6 @@ async def cluster(control_plane: ControlPlane) -> AsyncIterator[KubernetesCluste
     """Return a client of the API server."""
     async with operators_client(control_plane.kubeconfig()) as client:
         yield client
-
-
-@pytest.fixture
-def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
-    """Return a proxy to the API server that injects faults."""
-    with FaultProxy(control_plane) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.compatibility.inject import MESSAGE, RANK
@@ -12,7 +12,6 @@ from tests.compatibility.runs import Outcome
 
 COLUMNS = ("Runs", "Fault named", "Hang named", "Progress")
 _STOPPED = 75
-_CELL = re.compile(r"(yes|\*\*no\*\*): \S.*")
 
 
 @dataclass(frozen=True)
@@ -88,39 +87,6 @@ def table(rows: Mapping[str, Row]) -> str:
     return "\n".join(lines)
 
 
-def parsed(text: str) -> dict[str, Row]:
-    """Return the rows of a table that ``table`` wrote.
-
-    Raises:
-        ValueError: the text has another form.
-    """
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    if not lines or _words(lines[0]) != ["Program", *COLUMNS]:
-        raise ValueError(f"the first line is not | Program | {' | '.join(COLUMNS)} |")
-    rows = {}
-    for line in lines[2:]:
-        name, *cells = _words(line)
-        if len(cells) != len(COLUMNS) or not all(_CELL.fullmatch(cell) for cell in cells):
-            raise ValueError(f"not a row of the table: {line}")
-        rows[name] = dict(zip(COLUMNS, map(_cell, cells), strict=True))
-    return rows
-
-
-def worse(before: Mapping[str, Row], now: Mapping[str, Row]) -> Sequence[str]:
-    """Return the cells that held before and do not hold now."""
-    return [
-        f"{name}, {column}: {cell}"
-        for name, cells in now.items()
-        for column, cell in cells.items()
-        if not cell.holds and name in before and before[name][column].holds
-    ]
-
-
-def _cell(text: str) -> Cell:
-    answer, _, seen = text.partition(": ")
-    return Cell(answer == "yes", seen)
-
-
 def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:
     if program.endless:  # stopped by SIGTERM
         return outcome.code == _STOPPED if launcher == "ddprun" else outcome.code is not None
@@ -141,7 +107,3 @@ def _place(report: Mapping[str, object]) -> str:
     where = f", {report['where']}" if report.get("where") else ""
     kind = report.get("kind") or report.get("outcome")
     return f"`{kind}` of rank {report.get('rank')}, step {report.get('step')}{where}"
-
-
-def _words(line: str) -> list[str]:
-    return [word.strip() for word in line.strip().strip("|").split("|")]

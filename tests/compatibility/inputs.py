@@ -16,22 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = [
-    "a",
-    "the",
-    "cat",
-    "dog",
-    "bird",
-    "sees",
-    "finds",
-    "leaves",
-    "big",
-    "small",
-    "red",
-    "house",
-    "tree",
-    "river",
-    "and",
-    "but",
+    *("a", "the", "cat", "dog", "bird", "sees", "finds", "leaves"),
+    *("big", "small", "red", "house", "tree", "river", "and", "but"),
 ]
 
 
@@ -44,7 +30,6 @@ def main(folder: Path) -> None:
         _images(folder / "images" / split, count)
     _text(folder / "Salesforce" / "wikitext")
     _model(folder / "HuggingFaceTB" / "SmolLM-360M")
-    _characters(folder / "shakespeare_char")
 
 
 def _idx(folder: Path, split: str, count: int) -> None:
@@ -91,14 +76,6 @@ def _model(folder: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=len(words), max_position_embeddings=128, eos_token_id=1, pad_token_id=1, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def _characters(folder: Path) -> None:
-    """Write the tokens that nanoGPT reads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers = np.random.default_rng(1)
-    for split in ("train", "val"):
-        numbers.integers(0, 65, 20_000, dtype=np.uint16).tofile(folder / f"{split}.bin")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from tests.compatibility.programs import PROGRAMS, Checkout
 
 CACHE = Path.home() / ".cache" / "ddpjob" / "compatibility"
-GIT = "https://github.com/{owner}/{name}"
 _HERE = Path(__file__).parent
 _TRAINER_APP = _HERE.parents[1] / "trainer_app"
 _MINUTES = 60
@@ -39,47 +38,24 @@ class Prepared:
         return self.cache / "sources" / source.folder
 
 
-def prepare(cache: Path, git: str) -> Prepared:
-    """Install, fetch and write what is not there yet.
-
-    Args:
-        git: where the repositories are, with ``{owner}`` and ``{name}``.
-    """
-    prepared = packages(cache)
+def prepare() -> Prepared:
+    """Install, fetch and write what is not there yet, and the launcher of this checkout."""
+    prepared = Prepared(CACHE)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if not prepared.python.exists():
+        _run(sys.executable, "-m", "venv", CACHE / "venv")
+    _run(prepared.python, "-m", "pip", "install", "--quiet", "-r", _HERE / "requirements.txt")
+    _install_own(prepared)
     sources = {program.source for program in PROGRAMS if isinstance(program.source, Checkout)}
     for folder in {source.folder for source in sources}:
-        _fetch([source for source in sources if source.folder == folder], cache / "sources" / folder, git)
+        _fetch([source for source in sources if source.folder == folder], CACHE / "sources" / folder)
     if not prepared.inputs.exists():
-        unfinished = cache / "inputs.unfinished"
+        unfinished = CACHE / "inputs.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         _run(prepared.python, _HERE / "inputs.py", unfinished)
         unfinished.rename(prepared.inputs)
     for source in sources:
         _link_data(prepared, source)
-    return prepared
-
-
-def packages(cache: Path) -> Prepared:
-    """Install the packages, and the launcher of this checkout."""
-    prepared = Prepared(cache)
-    cache.mkdir(parents=True, exist_ok=True)
-    if not prepared.python.exists():
-        _run(sys.executable, "-m", "venv", cache / "venv")
-    _run(prepared.python, "-m", "pip", "install", "--quiet", "-r", _HERE / "requirements.txt")
-    _install_own(prepared)
-    return prepared
-
-
-def installed(cache: Path) -> Prepared:
-    """Return what is prepared, with the launcher of this checkout.
-
-    Raises:
-        SystemExit: nothing is prepared.
-    """
-    prepared = Prepared(cache)
-    if not prepared.inputs.exists():
-        raise SystemExit(f"{cache} is not prepared: run `python -m tests.compatibility prepare` first")
-    _install_own(prepared)
     return prepared
 
 
@@ -92,16 +68,15 @@ def _install_own(prepared: Prepared) -> None:
     (packages / "compatibility_inject.pth").write_text("import compatibility_inject\n")
 
 
-def _fetch(sources: Sequence[Checkout], folder: Path, git: str) -> None:
+def _fetch(sources: Sequence[Checkout], folder: Path) -> None:
     """Check out the folders of these scripts of one repository, without its history and its other files."""
     commit = sources[0].commit
     if all((folder / source.script).exists() for source in sources) and _git(folder, "rev-parse", "HEAD") == commit:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    owner, _, name = sources[0].repository.partition("/")
     _git(folder, "init", "--quiet")
     if "origin" not in _git(folder, "remote"):
-        _git(folder, "remote", "add", "origin", git.format(owner=owner, name=name))
+        _git(folder, "remote", "add", "origin", f"https://github.com/{sources[0].repository}")
     _git(folder, "sparse-checkout", "set", "--no-cone", *map(_pattern, sources))
     _git(folder, "fetch", "--quiet", "--depth=1", "--filter=blob:none", "origin", commit)
     _git(folder, "checkout", "--quiet", "--force", commit)

@@ -51,7 +51,6 @@ class Program:
         endless: it has no setting for a short run: it is stopped after ``count`` losses.
         steps: steps of the optimizer on rank 0 in a whole run.
         hang_timeout: seconds; less than the timeout of its process group, whose exception would come first.
-        in_checkout: the working directory must be a copy of the checkout.
         remark: what a reader must know of this row.
     """
 
@@ -64,7 +63,6 @@ class Program:
     losses_file: str = ""
     endless: bool = False
     hang_timeout: int = 20
-    in_checkout: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
 
@@ -137,20 +135,6 @@ PROGRAMS = (
         losses=r"loss=(\S+)",
         count=40,
         steps=20,
-    ),
-    Program(
-        name="nanoGPT, Shakespeare by characters",
-        source=Checkout("karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "train.py"),
-        arguments=(
-            "config/train_shakespeare_char.py --device=cpu --backend=gloo --compile=False --eval_iters=2 "
-            "--log_interval=1 --block_size=64 --batch_size=4 --n_layer=2 --n_head=2 --n_embd=64 --max_iters=20 "
-            "--lr_decay_iters=20 --dropout=0.0 --gradient_accumulation_steps=2"
-        ),
-        losses=r"iter \d+: loss (\S+),",
-        count=21,
-        steps=21,
-        in_checkout=True,
-        remark="Under any launcher it takes a GPU, whatever `--device` says. On CPUs it runs without a launcher.",
     ),
     Program(
         name="DataLoader with two workers: Kubeflow, elastic imagenet",

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import time
 import urllib.request
@@ -24,6 +23,8 @@ from tests.processes import end, free_port, spawn
 RANKS = 2
 _INTERVAL = 0.2
 _GRACE = 60.0
+_LIMIT = 600.0
+"""Seconds for one run."""
 Launcher = Literal["torchrun", "ddprun"]
 
 
@@ -96,23 +97,18 @@ def _command(program: Program, prepared: Prepared, launcher: Launcher, folder: P
     source = program.source
     if launcher == "torchrun":  # a file for each rank, because the lines of two ranks can mix on one stream
         flags = ("--standalone", "--redirects=3", f"--log-dir={folder / 'logs'}", *flags)
-    if isinstance(source, Checkout):
-        start = [source.script if program.in_checkout else str(prepared.checkout(source) / source.script)]
-    else:
-        start = ["-m", source.module]
+    start = [str(prepared.checkout(source) / source.script)] if isinstance(source, Checkout) else ["-m", source.module]
     module = {"torchrun": "torch.distributed.run", "ddprun": "ddprun"}[launcher]
     ranks, arguments = f"--nproc-per-node={RANKS}", shlex.split(program.arguments)
     return [str(prepared.python), "-m", module, ranks, *flags, *start, *arguments]
 
 
-def run(
-    program: Program, prepared: Prepared, launcher: Launcher, folder: Path, *flags: str, fault: str = "", limit: float
-) -> Outcome:
+def run(program: Program, prepared: Prepared, launcher: Launcher, folder: Path, *flags: str, fault: str) -> Outcome:
     """Run the program in the empty ``folder`` until it ends, has printed enough losses, or the seconds are over."""
-    work, shown = working_directory(program, prepared, folder), 0
+    work, shown = working_directory(prepared, folder), 0
     command = _command(program, prepared, launcher, folder, *flags)
     with Start(command, folder, work, {"COMPATIBILITY_FAULT": fault, **program.variables}) as started:
-        for _ in started.until(limit):
+        for _ in started.until(_LIMIT):
             shown = max(shown, _shown_step(started.port) if launcher == "ddprun" else 0)
             if program.endless and not fault and len(losses(program, work, started.output())) >= program.count:
                 started.stop()
@@ -128,14 +124,9 @@ def losses(program: Program, work: Path, output: str) -> list[str]:
     return sorted(re.findall(program.losses, text))
 
 
-def working_directory(program: Program, prepared: Prepared, folder: Path) -> Path:
+def working_directory(prepared: Prepared, folder: Path) -> Path:
     """Return a new working directory with the inputs; the data is beside it, too, where some programs look for it."""
     work = folder / "work"
-    if program.in_checkout and isinstance(program.source, Checkout):
-        shutil.copytree(prepared.checkout(program.source), work, ignore=shutil.ignore_patterns(".git"))
-        for path in (prepared.inputs / "shakespeare_char").iterdir():
-            shutil.copy(path, work / "data" / "shakespeare_char")
-        return work
     work.mkdir()
     for path in prepared.inputs.iterdir():
         (work / path.name).symlink_to(path)

@@ -27,12 +27,6 @@ def operator(control_plane: ControlPlane, namespace: str) -> Iterator[OperatorPr
 
 
 @pytest.fixture
-def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
-    with FaultProxy(control_plane) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def operator_behind_proxy(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[OperatorProcess]:
     """Return an operator, not yet started, whose requests go through ``proxy``."""
     operator = OperatorProcess(

@@ -66,9 +66,7 @@ def title(mutant: Mutant) -> str:
     return f"{lesson}: {mutant.name.removeprefix(lesson).strip('-').replace('-', ' ')}"
 
 
-LESSONS = {
-    title(mutant): edited(Path(mutant.file).stem, mutant) for mutant in areas()["lessons"] if not mutant.survives
-}
+LESSONS = {title(mutant): edited(Path(mutant.file).stem, mutant) for mutant in areas()["lessons"]}
 
 
 MUTANTS: dict[str, Callable[[], None]] = LESSONS | {

@@ -8,15 +8,12 @@ job of an earlier demo is deleted with its checkpoints, because the new job woul
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TextIO
 
 import yaml
 
@@ -45,16 +42,14 @@ SECONDS = 1800.0
 def main() -> int:
     """Run the demo. The exit code is 0 if the job succeeded, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to standard error")
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     options = parser.parse_args()
-    begin = time.monotonic()
     try:
         cluster = set_up(options.name)
         kubectl = Kubectl(cluster.kubeconfig)
         delete_earlier(kubectl)
         apply_example(cluster, kubectl)
-        job = follow(cluster, sys.stderr if options.json else sys.stdout)
+        job = follow(cluster)
     except (CommandError, ToolchainError, DockerUnavailableError, DDPJobError, AssertionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -64,8 +59,7 @@ def main() -> int:
         return 130
     succeeded = condition_of(job, "Succeeded").get("status") == "True"
     folder = JobNamespace(kubectl, cluster).folder_of(CLAIM)
-    result = summary(cluster, folder, job, time.monotonic() - begin)
-    print(json.dumps(result, indent=2) if options.json else ending(cluster, job, result))
+    print(ending(cluster, job, folder))
     return 0 if succeeded else 1
 
 
@@ -127,11 +121,11 @@ def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl("apply", "--filename", str(EXAMPLE))
 
 
-def follow(cluster: Cluster, output: TextIO) -> Json:
+def follow(cluster: Cluster) -> Json:
     """Show the job with `ddpjob get --watch` until it has finished, and return it."""
     command = (sys.executable, "-m", "ddpjob.cli.main", "get", NAME, "--watch", "--context", f"kind-{cluster.name}")
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
-    shown = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output)
+    shown = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     try:
         with Client.cluster(kubeconfig=cluster.kubeconfig) as client:
             return dict(client.wait(NAME, timeout=SECONDS).manifest)
@@ -139,34 +133,20 @@ def follow(cluster: Cluster, output: TextIO) -> Json:
         end(shown)
 
 
-def summary(cluster: Cluster, folder: Path, job: Json, seconds: float) -> Json:
-    """Return the result as JSON fields. ``folder`` is the folder of the job's volume on this machine."""
+def ending(cluster: Cluster, job: Json, folder: Path) -> str:
+    """Return the result, with commands to look further. folder: of the job's volume on this machine."""
     status = job["status"]
-    checkpoint = status.get("checkpoint", {}).get("path")
-    return {
-        "state": status["state"],
-        "accuracy": float(status["progress"]["accuracy"]) if "accuracy" in status.get("progress", {}) else None,
-        "worldSize": status["world"]["worldSize"],
-        "restarts": status["restarts"],
-        "checkpoint": str(folder / checkpoint) if checkpoint else None,
-        "metrics": str(folder / "metrics"),
-        "kubeconfig": str(cluster.kubeconfig),
-        "seconds": round(seconds, 1),
-    }
-
-
-def ending(cluster: Cluster, job: Json, result: Json) -> str:
-    """Return the result as text, with commands to look further."""
     finished = condition_of(job, "Finished")
     lines = [""]
-    if result["state"] == "Succeeded":
+    if status["state"] == "Succeeded":
+        accuracy, world = float(status["progress"].get("accuracy", 0)), status["world"]["worldSize"]
         lines += [
-            f"Accuracy on the test set: {100 * (result['accuracy'] or 0):.2f} % (world size {result['worldSize']})",
-            f"Checkpoint:               {result['checkpoint']}",
-            f"Every step's loss:        {result['metrics']}",
+            f"Accuracy on the test set: {100 * accuracy:.2f} % (world size {world})",
+            f"Checkpoint:               {folder / status.get('checkpoint', {}).get('path', '')}",
+            f"Every step's loss:        {folder / 'metrics'}",
         ]
     else:
-        lines += [f"The job ended as {result['state']}: {finished.get('reason')}: {finished.get('message')}"]
+        lines += [f"The job ended as {status['state']}: {finished.get('reason')}: {finished.get('message')}"]
     return "\n".join(
         [
             *lines,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,32 +40,15 @@ class Installation:
         head: list[str | Path] = [binary("helm"), "--kubeconfig", self.kubectl.kubeconfig, "--namespace", NAMESPACE]
         return run([*head, *arguments], timeout=timeout).stdout
 
-    def install(
-        self,
-        image: str,
-        *,
-        progress_seconds: int,
-        replicas: int = 1,
-        namespaces: Sequence[str] = (),
-        sweep: int = 60,
-        launcher: str = "",
-    ) -> None:
-        """Install or upgrade the release.
-
-        namespaces: serve only these. sweep: seconds between listings. launcher: another image of the launcher.
-        """
+    def install(self, image: str, *, progress_seconds: int) -> None:
+        """Install or upgrade the release."""
         repository, _, tag = image.rpartition(":")
         values = {
             "image.repository": repository,
             "image.tag": tag,
             "image.pullPolicy": "Never",
             "operator.progressIntervalSeconds": str(progress_seconds),
-            "operator.sweepIntervalSeconds": str(sweep),
-            "operator.launcherImage": launcher,
-            "replicas": str(replicas),
         }
-        if namespaces:
-            values |= {"scope": "namespace", "namespaces": f"{{{','.join(namespaces)}}}"}
         settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", *settings, timeout=120)
 
@@ -89,16 +72,6 @@ class Installation:
         found = self.kubectl.objects("pods", "--selector", PODS)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 
-    def containers(self) -> list[tuple[str, int]]:
-        """Return id and number of restarts of each of its containers."""
-        containers = [pod["status"]["containerStatuses"][0] for pod in self.pods()]
-        return [(container["containerID"], container["restartCount"]) for container in containers]
-
-    def leader(self) -> Json | None:
-        """Return the pod that holds the Lease of several replicas, or None while it is that of a pod that is gone."""
-        holder = self.kubectl.object("lease", "ddpjob-operator")["spec"].get("holderIdentity")
-        return next((pod for pod in self.pods() if pod["metadata"]["name"] == holder), None)
-
     @contextmanager
     def killed(self) -> Iterator[None]:
         """Kill the operator without a grace period, and start a new one at the end."""
@@ -121,15 +94,6 @@ class Installation:
         pod = self.pods()[0]["metadata"]["name"]
         text = self.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}:8080/proxy/metrics")
         return {(m["name"], m["labels"] or ""): float(m["value"]) for m in _SAMPLE.finditer(text)}
-
-    def activity(self) -> dict[str, float]:
-        """Return the number of requests to the API server except LISTs, and of progress polls, since the start."""
-        counted = {"ddpjob_api_request_duration_seconds_count": "requests", "ddpjob_progress_polls_total": "polls"}
-        totals = dict.fromkeys(counted.values(), 0.0)
-        for (name, labels), number in self.metrics().items():
-            if name in counted and 'verb="list"' not in labels:
-                totals[counted[name]] += number
-        return totals
 
     def refused_requests(self) -> list[str]:
         """Return the requests that the API server refused with 403 since the operator started.

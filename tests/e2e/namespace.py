@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from pathlib import Path
 from ddpjob.api.objects import Json
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import Kubectl, condition_of, until
+from tests.e2e.kubectl import Kubectl, until
 from tests.kind.cluster import Cluster
 from tests.kind.command import CommandError
 
@@ -60,25 +60,6 @@ class JobNamespace:
         """Return all pods of the namespace."""
         return self.kubectl.objects("pods")
 
-    def identities(self, kinds: str = "pods,services") -> dict[str, tuple[str, int, bool]]:
-        """Return uid, restarts of containers, and whether it is being deleted, of each of these objects by name.
-
-        They change if somebody deletes, replaces or restarts one of them.
-        """
-        return {obj["metadata"]["name"]: _identity(obj) for obj in self.kubectl.objects(kinds)}
-
-    def until_run(self, names: Iterable[str], seconds: float = 300) -> None:
-        """Wait until all these jobs have the condition Running."""
-        wanted = set(names)
-
-        def look() -> bool:
-            jobs = self.kubectl.objects(JOB_KIND)
-            return wanted <= {
-                job["metadata"]["name"] for job in jobs if condition_of(job, "Running").get("status") == "True"
-            }
-
-        until(f"{len(wanted)} jobs run", look, seconds=seconds)
-
     def until_step(self, name: str, least: int, *, checkpoint: int = 0) -> Json:
         """Wait until the status has at least this step and checkpoint, and return the status."""
 
@@ -94,10 +75,6 @@ class JobNamespace:
         """Wait with ``kubectl wait``, as documented, and return the status."""
         self.kubectl.wait_for("condition=Finished", f"ddp/{name}", seconds)
         return self.status(name)
-
-    def events(self, name: str) -> list[Json]:
-        """Return the events that ``kubectl describe`` shows."""
-        return self.kubectl.objects("events", "--field-selector", f"involvedObject.name={name}")
 
     def describe(self) -> str:
         """Return the output of the commands that show why a test failed."""
@@ -133,12 +110,6 @@ def shared_claim(name: str = CLAIM) -> Json:
     """Return a claim of the cluster's default class."""
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
-
-
-def _identity(obj: Json) -> tuple[str, int, bool]:
-    containers = obj["status"].get("containerStatuses", ())
-    meta = obj["metadata"]
-    return meta["uid"], sum(container["restartCount"] for container in containers), "deletionTimestamp" in meta
 
 
 def describe_everything(operator: Installation | None) -> str:

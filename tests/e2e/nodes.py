@@ -39,9 +39,6 @@ done
 """
 
 LEAVING_TAINT = "ddpjob-e2e/leaves"
-_KUBELET = "/var/lib/kubelet/config.yaml"
-_EVICTION = "evictionHard: {pid.available: 1G}\\n"
-"""More process ids than any machine has."""
 _LOGIND = "/org/freedesktop/login1 org.freedesktop.login1.Manager"
 _SHUTDOWN = f"dbus-send --system {_LOGIND}.PrepareForShutdown boolean:"
 _INHIBITORS = f"dbus-send --system --print-reply --dest=org.freedesktop.login1 {_LOGIND}.ListInhibitors"
@@ -113,25 +110,6 @@ def cancel_shutdown(cluster: Cluster, node: str) -> None:
     system("delete", "pods", f"--field-selector=spec.nodeName={node},status.phase=Failed")
     for daemon in system.objects("daemonsets"):
         system("rollout", "status", f"daemonset/{daemon['metadata']['name']}", "--timeout=120s", timeout=150)
-
-
-@contextmanager
-def under_pressure(cluster: Cluster, node: str) -> Iterator[None]:
-    """Let kubelet believe that its node has too few process ids, so that it evicts pods."""
-    run_on(node, f"cp {_KUBELET} {_KUBELET}.kept && printf '{_EVICTION}' >> {_KUBELET} && pkill -x kubelet")
-    try:
-        yield
-    finally:
-        run_on(node, f"mv {_KUBELET}.kept {_KUBELET} && pkill -x kubelet")
-        _until_all_ready(cluster, node)
-        calm = {"type": "PIDPressure", "status": "False"}
-        kubectl = Kubectl(cluster.kubeconfig)
-
-        def is_calm() -> bool:
-            seen = kubectl.object("node", node)["status"]["conditions"]
-            return any(calm.items() <= condition.items() for condition in seen)
-
-        until(f"{node} is without pressure", is_calm, seconds=120)
 
 
 def stop(node: str) -> None:

@@ -13,9 +13,8 @@ from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import sleeping_pod
-from tests.e2e.kubectl import condition_of, until
+from tests.e2e.kubectl import condition_of
 from tests.e2e.trials import (
-    CHECKPOINT_EVERY,
     PATIENT,
     STEPS,
     WITH_RESTARTS_IN_PLACE,
@@ -24,7 +23,6 @@ from tests.e2e.trials import (
     Trial,
     Trials,
     Wait,
-    apart,
     assert_explained,
     assert_no_step_was_lost,
     assert_recovered,
@@ -59,14 +57,6 @@ def rank_killed(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
-def pod_killed(trial: Trial) -> Outcome:
-    """Delete a pod without a grace period; the other may save a checkpoint."""
-    trial.apply(env=WITH_RESTARTS_IN_PLACE)
-    trial.until_trained()
-    trial.kubectl("delete", "pod", trial.pods()[1]["metadata"]["name"], "--grace-period=0", "--force")
-    return trial.until_finished()
-
-
 def rank_out_of_memory(trial: Trial) -> Outcome:
     resources = {"requests": {"memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     trial.apply("--chaos", "oom:1:25", resources=resources)
@@ -78,13 +68,6 @@ def rank_out_of_memory(trial: Trial) -> Outcome:
 def rank_stopped(trial: Trial) -> Outcome:
     """Stop a rank with SIGSTOP, so that only the launcher of its node can report it."""
     trial.apply("--chaos", "stop:1:25", "--hang-timeout", "20")
-    return trial.until_finished()
-
-
-def all_pods_deleted(trial: Trial) -> Outcome:
-    trial.apply(env=WITH_RESTARTS_IN_PLACE, template={"spec": PATIENT | {"affinity": apart(trial.name)}})
-    trial.until_trained()
-    trial.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in trial.pods().values()), "--wait=false")
     return trial.until_finished()
 
 
@@ -105,17 +88,6 @@ def pod_preempted(trial: Trial) -> Outcome:
         return trial.until_finished()
     finally:
         trial.kubectl("delete", "priorityclass", LOW, "--ignore-not-found")
-
-
-def suspended(trial: Trial) -> Outcome:
-    """Suspend, wait until no pod is left, and resume."""
-    trial.apply(template={"spec": PATIENT | {"affinity": apart(trial.name)}})
-    trial.until_trained()
-    trial.patch(suspend=True)
-    trial.until("Suspended", lambda job: condition_of(job, "Suspended").get("status") == "True")
-    until("all pods have stopped", lambda: not trial.pods(), seconds=180)
-    trial.patch(suspend=False)
-    return trial.until_finished()
 
 
 def volume_full(trial: Trial) -> Outcome:
@@ -165,10 +137,7 @@ TRIALS = Trials.of(
         pod_preempted,
         rank_stopped,
         launcher_killed,
-        pod_killed,
         rank_out_of_memory,
-        all_pods_deleted,
-        suspended,
         volume_full,
         refused_by_kubelet,
     ),
@@ -240,52 +209,19 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
 
 
 @pytest.mark.soak
-def test_pod_deleted_without_a_grace_period_costs_no_restart(outcome: Wait, undisturbed: Outcome) -> None:
-    done: Outcome = outcome(pod_killed)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
-    failure = done.failure
-    # A forced deletion sets deletionTimestamp and removes the pod at once; either may be seen first.
-    assert failure["reason"] in ("PodDeleted", "PodLost")
-    assert (failure["attempt"], failure["nodeRank"], failure["counted"]) == (1, 1, False)
-    assert (failure["hint"], failure["next"]) == advice_of(failure["reason"])
-    assert done.status["checkpoint"]["resumedFromStep"] >= CHECKPOINT_EVERY
-    assert_explained(done)
-    assert_recovered(done, undisturbed)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("act", "reason", "node_ranks"),
-    [
-        (all_pods_deleted, "PodDeleted", {0, 1}),
-        (pod_preempted, "Preempted", {0, 1}),
-    ],
-)
-def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
-    outcome: Wait, undisturbed: Outcome, act: Act, reason: str, node_ranks: set[int]
-) -> None:
+def test_preempted_pod_costs_no_step_and_no_restart(outcome: Wait, undisturbed: Outcome) -> None:
     """Those of a drained node are in test_unreachable_nodes.py."""
-    done: Outcome = outcome(act)
+    done: Outcome = outcome(pod_preempted)
     # Pods of the other trials need the CPUs of the pods with a low priority, too.
     failures = done.status["failures"]
-    assert 1 <= len(failures) <= (4 if act is pod_preempted else 1)
+    assert 1 <= len(failures) <= 4
     ended = len(failures)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", ended + 1, (ended, 0))
     for attempt, failure in enumerate(failures, start=1):
-        assert (failure["attempt"], failure["reason"], failure["action"]) == (attempt, reason, "Restart")
-        assert failure["nodeRank"] in node_ranks
+        assert (failure["attempt"], failure["reason"], failure["action"]) == (attempt, "Preempted", "Restart")
         assert failure["counted"] is False
-        assert (failure["hint"], failure["next"]) == advice_of(reason)
+        assert (failure["hint"], failure["next"]) == advice_of("Preempted")
     assert_explained(done)
-    assert_no_step_was_lost(done, undisturbed)
-
-
-@pytest.mark.soak
-def test_suspended_job_costs_no_step_and_has_no_failure(outcome: Wait, undisturbed: Outcome) -> None:
-    done: Outcome = outcome(suspended)
-    assert (done.status["state"], done.status["attempt"]) == ("Succeeded", 2)
-    assert done.restarts[1] == 0
-    assert not done.status.get("failures")
     assert_no_step_was_lost(done, undisturbed)
 
 

@@ -1,8 +1,6 @@
-"""The operator is killed, or a job is deleted and applied again: the training goes on."""
+"""The operator is killed: the training goes on."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 
@@ -10,19 +8,12 @@ from ddpjob.api.objects import Json
 from ddprun.reporting.metrics import read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.kubectl import until
-from tests.e2e.namespace import CLAIM
 from tests.e2e.trials import (
-    CHECKPOINT_EVERY,
     WITH_RESTARTS_IN_PLACE,
-    Outcome,
     Trial,
-    assert_recovered,
-    small_job,
 )
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
-
-QUIET_SECONDS = 5.0
 
 
 def uids(pods: dict[int, Json]) -> dict[int, str]:
@@ -51,33 +42,3 @@ def test_without_the_operator_pods_run_on_and_ranks_restart_in_place(trial: Tria
     assert done.status["restartsInPlace"] == 1
     assert uids(trial.pods()) == before
     assert len(starts(trial)) == 2, "one run for each life"
-
-
-def is_quiet(operator: Installation) -> bool:
-    """Whether nothing happens for a while. Before, events of jobs of other tests may still be sent."""
-    before = operator.activity()
-    time.sleep(QUIET_SECONDS)
-    return operator.activity() == before
-
-
-@pytest.mark.soak
-def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
-    trial: Trial, operator: Installation, undisturbed: Outcome
-) -> None:
-    trial.apply()
-    trial.until_trained()
-
-    trial.kubectl("delete", "ddp", trial.name, "--timeout=60s", timeout=90)
-    until("no pod and no service is left", lambda: not trial.kubectl.objects("pods,services"), seconds=60)
-    assert trial.kubectl.object("persistentvolumeclaim", CLAIM)["status"]["phase"] == "Bound"
-    until("nothing happens any more", lambda: is_quiet(operator), seconds=60)
-
-    trial.kubectl.apply(small_job(trial.name, "--step-delay", "0"))
-    done = trial.until_finished()
-    assert done.status["state"] == "Succeeded"
-    resumed = done.status["checkpoint"]["resumedFromStep"]
-    assert resumed >= CHECKPOINT_EVERY
-    events = trial.namespace.events(trial.name)
-    said = [event["message"] for event in events if event["reason"] == "ResumedFromCheckpoint"]
-    assert any(f"after step {resumed}" in message for message in said), said
-    assert_recovered(done, undisturbed)

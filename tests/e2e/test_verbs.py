@@ -28,8 +28,6 @@ SCHEMAS = {path.stem: path for path in (ROOT / "docs" / "reference" / "schemas")
 PROGRAM = (sys.executable, "-m", "ddpjob.cli.main")
 OF_VERB = {"why": "explanation"}
 """Schemas that are not named as the command."""
-ALSO_BY_THE_VIEWER = os.environ.get("DDPJOB_TEST_FAULTS") == "all"
-"""All that the role view may read and may not do (`make soak`): tests/cli/test_on_cluster.py has it without pods."""
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
@@ -108,11 +106,6 @@ def commands(trial: Trial) -> None:
         with_the_volume(trial.name, editor)
         drawn(trial.name, editor)
         viewer.is_refused("top", trial.name)
-        if ALSO_BY_THE_VIEWER:
-            while_it_runs(trial.name, viewer)
-            drawn(trial.name, viewer)  # from the copy of the editor, and what is read of the job
-            for command in (["suspend"], ["restart"], ["delete"], ["pull"], ["checkpoints"]):
-                viewer.is_refused(*command, trial.name)
         with editor.follows(trial.name) as logs:
             stop_and_start(trial, editor, viewer, logs)
         editor("delete", trial.name)

@@ -18,20 +18,14 @@ from ddpjob import Client
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.client.accuracy import Judged, judge, table
-from tests.e2e import nodes
-from tests.e2e.conftest import PROGRESS_SECONDS
-from tests.e2e.installation import Installation
 from tests.e2e.jobs import shell_job
 from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials, Wait
-from tests.kind.cluster import Cluster
-from tests.kind.images import OPERATOR_TAG, TORCH_TAG
 from tests.soak import ALL
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 _LISTED: Json = yaml.safe_load(Path(__file__).with_name("why.yaml").read_text())
-ONCE: Json = _LISTED["once"]
 CASES: Mapping[str, Json] = {case["name"]: case for case in _LISTED["cases"] if ALL or case.get("sample")}
 SHARED = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Mi"}}}
 
@@ -142,71 +136,3 @@ def test_figures_of_the_real_cluster_and_no_answer_is_confidently_wrong(outcome:
     print(figures)
     assert len(found) >= 40
     assert not [str(each) for each in found if each.is_confidently_wrong]
-
-
-@pytest.mark.soak
-def test_taint_of_all_nodes_is_named(trial: Trial) -> None:
-    """A selector would leave another reason in the scheduler's message, so all nodes have the taint."""
-    workers = nodes.staying(trial.cluster)
-    trial.kubectl("taint", "node", *workers, "ddpjob-e2e/why=true:NoSchedule")
-    try:
-        trial.kubectl.apply(shell_job(trial.name, "sleep 600"))
-        assert_right(trial, {"stage": "Placement", "reason": ["Taint"], "node": 0})
-    finally:
-        trial.kubectl("taint", "node", *workers, "ddpjob-e2e/why-")
-
-
-@pytest.mark.soak
-def test_drained_silent_and_pressed_nodes_are_named(trial: Trial) -> None:
-    """The node that no other test uses at this time is drained, loses its kubelet, and gets too few process ids."""
-    node = nodes.leaving(trial.cluster)
-    run_on(trial, node)
-    flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
-    try:
-        trial.kubectl("drain", node, *flags, timeout=90)
-        stages = ["Placement", "WaitingForRetry"]
-        assert_right(trial, {"stage": stages, "next": ["uncordon"], "never": ["spec.resources"]})
-    finally:
-        trial.kubectl("uncordon", node)
-    trial.namespace.until_run([trial.name])
-    with nodes.without_kubelet(trial.cluster, node):
-        reasons = ["NodeNotResponding", "NodeLost"]
-        assert_right(trial, {"stage": ["Running", "Disruption"], "reason": reasons, "next": ["node"]})
-    trial.kubectl("delete", "ddp", trial.name)
-    run_on(trial, node)
-    with nodes.under_pressure(trial.cluster, node):
-        assert_right(trial, {"stage": "Disruption", "reason": ["Evicted"], "node": 0})
-
-
-def run_on(trial: Trial, node: str) -> None:
-    """Start the job of a trial on the node that tests drain and stop, and wait until its pod runs."""
-    place: Json = {
-        "terminationGracePeriodSeconds": 1,
-        "nodeSelector": {"kubernetes.io/hostname": node},
-        "tolerations": [{"key": nodes.LEAVING_TAINT, "operator": "Exists"}],
-    }
-    trial.kubectl.apply(shell_job(trial.name, "sleep 600", template={"spec": place}, **ONCE))
-    trial.namespace.until_run([trial.name])
-
-
-@pytest.fixture
-def wrong_launcher(cluster: Cluster, operator: Installation, trials_ended: None) -> Iterator[None]:
-    """Let the operator inject the launcher from an image that does not have it."""
-    cluster.load_image(TORCH_TAG)
-    operator.install(OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS, launcher=TORCH_TAG)
-    operator.wait_until_ready()
-    yield
-    operator.install(OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
-    operator.wait_until_ready()
-
-
-@pytest.mark.soak
-def test_launcher_that_is_not_injected_is_named(wrong_launcher: None, trial: Trial) -> None:
-    trial.kubectl.apply(shell_job(trial.name, "true", command=["torchrun", "train.py"], launcher="Injected", **ONCE))
-    assert_right(trial, {"stage": "Configuration", "reason": ["LauncherNotInjected"], "node": 0})
-
-
-def assert_right(trial: Trial, label: Json) -> None:
-    """Wait until the answer about the job of a trial is that of a label."""
-    judged, _ = until_right(trial, {trial.name: label}, seconds=120)[trial.name]
-    assert is_right(judged), str(judged)

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import yaml
 
-from ddpjob.api.objects import Json
 from tests.e2e.trials import Trial
 
 
-def cluster_of(trial: Trial) -> Json:
-    config = yaml.safe_load(trial.cluster.kubeconfig.read_text())
-    found: Json = config["clusters"][0]["cluster"]
-    return found
-
-
-def kubeconfig_of(trial: Trial, role: str, folder: Path, port: int | None = None) -> Path:
-    """Return a kubeconfig with the rights of a role in the namespace. port: of a proxy before the API server."""
+def kubeconfig_of(trial: Trial, role: str, folder: Path) -> Path:
+    """Return a kubeconfig with the rights of a role in the namespace."""
     space = trial.kubectl.namespace
     trial.kubectl("create", "serviceaccount", role)
     trial.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--serviceaccount={space}:{role}")
-    cluster = cluster_of(trial)
-    if port is not None:
-        cluster |= {"tls-server-name": urlsplit(cluster["server"]).hostname, "server": f"https://127.0.0.1:{port}"}
+    cluster = yaml.safe_load(trial.cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
     content = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -21,11 +21,10 @@ BY_CREATES = ("attempt", "messages", "made")
 
 class Case(NamedTuple):
     story: str
-    fault: At | None = None
-    operators: int = 1
+    fault: At
 
     def __str__(self) -> str:
-        return f"{self.story} {self.fault or ''} with {self.operators} operator(s)"
+        return f"{self.story} {self.fault}"
 
 
 class Undisturbed(NamedTuple):
@@ -80,7 +79,7 @@ class Campaign:
         self.runs += 1
         expected = self._expected[case.story].outcome
         differences: dict[str, object] = {}
-        async with Run(self.cluster, await self.cluster.new_namespace(), case.fault, case.operators) as run:
+        async with Run(self.cluster, await self.cluster.new_namespace(), case.fault) as run:
             await STORIES[case.story](run)
             left = _is_create_refused(run)
 
@@ -103,9 +102,7 @@ class Campaign:
             await run.quiet()
             assert is_equal(), differences
             assert not run.orphans(), run.orphans()
-            self.starts += sum(operator.starts for operator in run.operators)
-            if case.fault is None:
-                return True
+            self.starts += run.operator.starts
             self.injected[case.fault.kind] += run.injected
             return run.injected > 0
 

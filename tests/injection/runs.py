@@ -1,4 +1,4 @@
-"""One job in a namespace of its own, with operators of its own, and a fault at one of their writes."""
+"""One job in a namespace of its own, with an operator of its own, and a fault at one of its writes."""
 
 import asyncio
 import json
@@ -26,28 +26,21 @@ NEVER = 86_400
 
 
 class Run(JobView):
-    """What the story of a job needs. Use as an async context manager, which starts and stops the operators.
+    """What the story of a job needs. Use as an async context manager, which starts and stops the operator.
 
-    writes: method and path of the operators' writes in order. injected: how many times the fault was injected.
+    writes: method and path of the operator's writes in order. injected: how many times the fault was injected.
     struck: the write that got the fault.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str, fault: At | None = None, operators: int = 1) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, fault: At | None = None) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.fault = fault
         self.writes: list[str] = []
         self.injected = 0
-        self.operators = [
-            OperatorProcess(
-                cluster.plane,
-                namespace,
-                server=cluster.proxy.server,
-                name=f"operator-{number}",
-                sweep_interval_seconds=NEVER,
-            )
-            for number in range(operators)
-        ]
+        self.operator = OperatorProcess(
+            cluster.plane, namespace, server=cluster.proxy.server, sweep_interval_seconds=NEVER
+        )
         self.struck = ""
         self._expires: set[str] = set()
         self._wrote_at = 0.0
@@ -55,13 +48,11 @@ class Run(JobView):
 
     async def __aenter__(self) -> "Run":
         self.cluster.rules[self.namespace] = self._rule
-        for operator in self.operators:
-            operator.start(wait=False)
+        self.operator.start(wait=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for operator in self.operators:
-            operator.kill()
+        self.operator.kill()
         del self.cluster.rules[self.namespace]
 
     # What a story waits for, does and reads.
@@ -71,8 +62,7 @@ class Run(JobView):
             return f"{what} ({self})\n{json.dumps(self.status())}\n" + "\n".join(self.writes)
 
         def checked() -> T | None:
-            for operator in self.operators:
-                operator.check()
+            self.operator.check()
             return probe()
 
         return await self.cluster.history.until(self.namespace, text, checked)
@@ -107,8 +97,8 @@ class Run(JobView):
         await self.until("the job is finished", lambda: self.job() is None or "completionTime" in self.status())
 
     async def quiet(self) -> None:
-        """Wait until the operators have written nothing for ``QUIET_SECONDS``."""
-        await self.until("the operators are quiet", lambda: time.monotonic() - self._wrote_at > QUIET_SECONDS)
+        """Wait until the operator has written nothing for ``QUIET_SECONDS``."""
+        await self.until("the operator is quiet", lambda: time.monotonic() - self._wrote_at > QUIET_SECONDS)
 
     def job(self) -> Json | None:
         return self.cluster.history.get(names.DDPJOBS, self.namespace, KEY.name)
@@ -151,7 +141,7 @@ class Run(JobView):
     def _strike(self, kind: str) -> None:
         watched = [f"/{resource.path(self.namespace)}" for resource in (names.DDPJOBS, names.PODS)]
         if kind in CRASHES:
-            self.operators[0].send(signal.SIGKILL)
+            self.operator.send(signal.SIGKILL)
             self._loop.call_soon_threadsafe(self._restart)
         elif kind == "watch-expired":
             self._expires.update(watched)
@@ -160,8 +150,8 @@ class Run(JobView):
                 self.cluster.proxy.cut(path)
 
     def _restart(self) -> None:
-        self.operators[0].kill()
-        self.operators[0].start(wait=False)
+        self.operator.kill()
+        self.operator.start(wait=False)
 
     # The oracle.
 
@@ -171,7 +161,7 @@ class Run(JobView):
     def outcome(self) -> Outcome:
         """Check the invariants. Return how the job ended, and how often each object was created and deleted."""
         changes = self.changes()
-        check_history(changes, operators=len(self.operators))
+        check_history(changes)
         jobs = [change.obj for _, change in changes if change.resource is names.DDPJOBS]
         status = dict(jobs[-1].get("status") or {})
         whole = outcome_of(status, changes, _name)
@@ -195,7 +185,7 @@ class Run(JobView):
         ]
 
     def __str__(self) -> str:
-        return f"{self.namespace}, {self.fault or 'undisturbed'}, {len(self.operators)} operators"
+        return f"{self.namespace}, {self.fault or 'undisturbed'}"
 
 
 def _name(change: Change) -> str:

@@ -50,12 +50,11 @@ def test_operator_that_was_down_for_minutes_restarts_nothing(collecting_plane: C
         await run.create_job(progressDeadlineSeconds=30, startupDeadlineSeconds=60)
         pods = await run.running_attempt()
         await run.quiet()
-        (operator,) = run.operators
-        operator.kill()
+        run.operator.kill()
         job = run.job() or {}
         body = {"status": earlier(job["status"], 2)}
         await run.cluster.request("PATCH", f"{path_of(names.DDPJOBS, job)}/status", body)
-        operator.start(wait=False)
+        run.operator.start(wait=False)
         await goes_on(run, pods)
 
     in_a_run(collecting_plane, test)
@@ -68,10 +67,9 @@ def test_operator_that_was_stopped_restarts_nothing(collecting_plane: ControlPla
         await run.create_job(progressDeadlineSeconds=30)
         pods = await run.running_attempt()
         await run.quiet()
-        (operator,) = run.operators
-        operator.send(signal.SIGSTOP)
+        run.operator.send(signal.SIGSTOP)
         await asyncio.sleep(PAUSE_SECONDS)
-        operator.send(signal.SIGCONT)
+        run.operator.send(signal.SIGCONT)
         await goes_on(run, pods)
 
     in_a_run(collecting_plane, test)
@@ -97,13 +95,13 @@ def test_job_deleted_while_no_operator_runs_is_collected(collecting_plane: Contr
         await run.create_job()
         await run.running_attempt()
         await run.quiet()
-        run.operators[0].kill()
+        run.operator.kill()
         job = run.job() or {}
         await run.cluster.request("DELETE", path_of(names.DDPJOBS, job))
         await run.until("its pods are gone", lambda: not run.all_pods())
         await run.until("its Service is gone", lambda: not run.cluster.history.objects(names.SERVICES, run.namespace))
         writes = len(run.writes)
-        run.operators[0].start(wait=False)
+        run.operator.start(wait=False)
         await run.create_job()
         await run.running_attempt()
         assert not [write for write in run.writes[writes:] if write.startswith("DELETE")]

@@ -79,11 +79,3 @@ def test_any_fault_at_a_write_changes_nothing_about_the_job(collecting_plane: Co
         assert campaign.missed <= max(1, campaign.runs / 10)
 
     on(collecting_plane, test)
-
-
-@pytest.mark.soak
-def test_two_operators_at_once_change_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
-    async def test(campaign: Campaign) -> None:
-        await campaign.compare([Case(story, operators=2) for story in STORIES for _ in range(10)])
-
-    on(collecting_plane, test)

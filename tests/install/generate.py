@@ -7,8 +7,7 @@ docstrings → docs/reference/python-reference.md;
 decisions → docs/develop/decisions/README.md;
 lessons → manifests/examples/lessons, diffs and pictures of docs/concepts/torch-distributed;
 manifests/examples/train.py → ddprun-script.yaml beside it;
-chart → manifests/rbac.yaml, operator.yaml; krew.py → manifests/krew/ddpjob.yaml. Tests in this folder compare each file
-with what this module writes.
+chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
 """
 
 import json
@@ -35,7 +34,6 @@ from tests.install import (
     decisions,
     failures,
     guide,
-    krew,
     lessons,
     object_schemas,
     python_reference,
@@ -134,8 +132,7 @@ def texts() -> dict[Path, str]:
     found |= {EXPLANATION: explanation(), JOB_OF_SCRIPT: job_of_script()}
     found |= {schema_file(verb): json_schema(model) for verb, model in SCHEMAS.items()}
     found |= {schema_file(name): object_schemas.text(schema()) for name, schema in OBJECTS.items()}
-    found |= {krew.MANIFEST: krew.text(), decisions.INDEX: decisions.index()}
-    return found | lessons.jobs()
+    return found | {decisions.INDEX: decisions.index()} | lessons.jobs()
 
 
 def explanation() -> str:

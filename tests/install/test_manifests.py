@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import custom_resource_definition
-from tests.install import commands, decisions, lessons, schemas
+from tests.install import commands, lessons, schemas
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import meaning_of
 from tests.install.generate import COMMANDS, CRD, OPERATOR, PYTHON, RBAC, SCHEMAS_PAGE, plain_manifests, texts
@@ -27,15 +27,6 @@ def load(path: Path) -> list[Object]:
 )
 def test_every_generated_file_is_current(path: Path, text: str) -> None:
     assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} {AGAIN}"
-
-
-def test_a_decision_without_a_number_or_a_status_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "0001-a.md").write_text("# 0001 A\n\n**Status:** superseded by [0002](0002-b.md).\n\nText.\n")
-    assert decisions.index(tmp_path).endswith("- [0001 A](0001-a.md): superseded by [0002](0002-b.md).\n")
-    for text in ("# 0001 B\n\n**Status:** accepted.\n\n", "# 0002 B\n\nText.\n"):
-        (tmp_path / "0002-b.md").write_text(text)
-        with pytest.raises(ValueError, match=r"0002-b\.md does not begin"):
-            decisions.index(tmp_path)
 
 
 def test_page_of_the_commands_has_each_of_them() -> None:

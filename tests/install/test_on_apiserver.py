@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpjob.api.model import descriptions
-from ddpjob.api.spec import DDPJobSpec
 from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, template
 from tests.install.test_examples import EXAMPLES, JOBS
 from tests.install.test_rights import OPERATOR
@@ -75,31 +73,6 @@ def test_api_server_accepts_every_example(control_plane: ControlPlane, namespace
     arguments = ("--namespace", namespace, "--server-side", "--dry-run=server", "--validate=strict")
     done = control_plane.kubectl("apply", *arguments, "-f", str(EXAMPLES / name), check=False)
     assert done.returncode == 0, done.stderr
-
-
-def described_objects(schema: Object, path: str = "ddpjob") -> Iterator[str]:
-    """Return every path that has fields in ``kubectl explain``."""
-    if "properties" in schema and path.count(".") < 4:
-        yield path
-        for name, child in schema["properties"].items():
-            yield from described_objects(child.get("items", child), f"{path}.{name}")
-
-
-@pytest.mark.soak
-def test_kubectl_explain_describes_every_field(control_plane: ControlPlane) -> None:
-    crd = control_plane.request("GET", CRD_PATH)
-    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    paths = [path for path in described_objects(schema) if ".metadata" not in path]
-    assert {"ddpjob", "ddpjob.spec", "ddpjob.spec.checkpoint", "ddpjob.status.failures"} <= set(paths)
-    for path in paths:
-        output = control_plane.kubectl("explain", path).stdout
-        assert "<no description>" not in output, output
-        assert "DESCRIPTION:\n    <empty>" not in output, output
-    shown = " ".join(control_plane.kubectl("explain", "ddpjob.spec").stdout.split())
-    described = descriptions(DDPJobSpec)
-    assert {"num_nodes", "active_deadline_seconds"} <= set(described)
-    for name, description in described.items():
-        assert " ".join(description.split()) in shown, name
 
 
 def test_kubectl_table_and_wait_are_as_documented(control_plane: ControlPlane, namespace: str) -> None:

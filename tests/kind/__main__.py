@@ -46,9 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     up.set_defaults(run=_up)
     down = commands.add_parser("down", help="delete the cluster and its shared folder")
     down.set_defaults(run=_down)
-    status = commands.add_parser("status", help="show what is running (exit code 1: no healthy cluster)")
-    status.set_defaults(run=_status)
-    for command in (up, down, status):
+    for command in (up, down):
         command.add_argument("--name", default=cluster.DEFAULT_NAME, help="name of the cluster (default: %(default)s)")
 
     engine = commands.add_parser(
@@ -112,21 +110,6 @@ def _down(options: argparse.Namespace) -> int:
             ".venv/bin/python -m tests.kind docker --stop",
             file=sys.stderr,
         )
-    return 0
-
-
-def _status(options: argparse.Namespace) -> int:
-    engine = docker.running_engine()
-    if engine is None:
-        print("Docker engine: not running")
-    else:
-        origin = f"started here, log in {dockerd.log_file()}" if engine.started_by_us else "as installed"
-        print(f"Docker engine: {origin}")
-    found = cluster.find(options.name)
-    if found is None:
-        print(f"cluster {options.name}: not up")
-        return 1
-    print(f"cluster {options.name}: up\nKUBECONFIG={found.kubeconfig}\nshared folder {found.shared_dir}")
     return 0
 
 

@@ -12,7 +12,6 @@ from typing import Any
 SHARED_MOUNT = "/ddpjob-shared"
 DATA_MOUNT = "/ddpjob-data"
 CONTAINERD = "/var/lib/containerd"
-STORAGE_CLASS = "ddpjob-shared"
 PROVISIONER = Path(__file__).with_name("provisioner.yaml")
 
 # Within 198.18.0.0/15, reserved for benchmarks between networks (RFC 2544): no real network uses it.

@@ -1,65 +1,16 @@
-"""Unit tests of the engine's and the cluster's configuration, and of running commands."""
+"""What the test cluster must not do to the machine, and that its programs are pinned."""
 
+import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.kind import cluster_config, dockerd, images, node_store, packages
-from tests.kind.command import CommandError, run
+from tests.kind import dockerd, images, packages, toolchain
+from tests.kind.command import CommandError
+from tests.kind.toolchain import MODULES, binary
 
-# What kubeadm 1.34 writes.
-COREFILE = """\
-.:53 {
-    errors
-    health {
-       lameduck 5s
-    }
-    ready
-    kubernetes cluster.local in-addr.arpa ip6.arpa {
-       pods insecure
-       fallthrough in-addr.arpa ip6.arpa
-       ttl 30
-    }
-    prometheus :9153
-    forward . /etc/resolv.conf {
-       max_concurrent 1000
-    }
-    cache 30 {
-       disable success cluster.local
-       disable denial cluster.local
-    }
-    loop
-    reload
-    loadbalance
-}
-"""
-
-
-def test_corefile_loses_forward_and_loop_and_nothing_else() -> None:
-    forwarding = "forward . /etc/resolv.conf {\n       max_concurrent 1000\n    }\n"
-    expected = COREFILE.replace(f"    {forwarding}", "")
-    assert cluster_config.without_forwarding(COREFILE) == expected.replace("    loop\n", "")
-
-
-def test_a_copied_store_shares_files_and_has_its_own_databases(tmp_path: Path) -> None:
-    (tmp_path / "store" / "snapshots").mkdir(parents=True)
-    for name in ("snapshots/library", "meta.db"):
-        (tmp_path / "store" / name).write_text(name)
-    node_store.copy(tmp_path / "store", tmp_path / "node")
-    assert (tmp_path / "node" / "snapshots" / "library").samefile(tmp_path / "store" / "snapshots" / "library")
-    assert not (tmp_path / "node" / "meta.db").samefile(tmp_path / "store" / "meta.db")
-    assert (tmp_path / "node" / "meta.db").read_text() == "meta.db"
-
-
-@pytest.mark.parametrize(
-    ("bounding", "lacking"),
-    [("000001ffffffffff", False), ("000001fffeffffff", True), ("0000000001000000", False), ("0", True)],
-)
-def test_missing_capability_is_read_from_the_bounding_set(bounding: str, lacking: bool) -> None:
-    status = f"Name:\tx\nCapPrm:\t{'f' * 16}\nCapBnd:\t{bounding}\nCapAmb:\t0\n"
-    assert dockerd.lacks_sys_resource(status) is lacking
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_our_engine_shares_no_path_and_no_namespace_with_an_installed_docker() -> None:
@@ -84,13 +35,6 @@ def test_stop_does_not_kill_another_program_with_the_recorded_pid(
             stranger.kill()
 
 
-def test_command_that_times_out_is_killed_and_its_output_shown() -> None:
-    begin = time.monotonic()
-    with pytest.raises(CommandError, match=r"timed out after 0.3 s: sh[^\n]*\nhalf"):
-        run(["sh", "-c", "echo half; exec sleep 600"], timeout=0.3)
-    assert time.monotonic() - begin < 30
-
-
 def test_packages_are_not_installed_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -110,3 +54,42 @@ def test_an_image_is_made_of_its_own_distributions(image: images.Image, code: st
     names = {str(file.relative_to(images._REPOSITORY)) for file in images._sources(image)}
     assert {code, image.dockerfile, "images/pip-install.sh", "requirements/build.txt"} <= names
     assert not [name for name in names if name.startswith((other, "tests/")) or "__pycache__" in name]
+
+
+def test_every_go_module_is_listed_and_pinned() -> None:
+    folders = {path.name for path in (REPOSITORY / "tests/kind/go").iterdir()}
+    assert folders == {known.folder for known in MODULES}
+    for known in MODULES:
+        if "require" in (known.path / "go.mod").read_text():
+            assert (known.path / "go.sum").stat().st_size > 0, known.folder
+
+
+@pytest.mark.parametrize(
+    ("folder", "version"),
+    [
+        ("kubernetes", toolchain.KUBERNETES_VERSION),
+        ("kubernetes-1.36", toolchain.GANGS_VERSION),
+        ("coscheduling", toolchain.KUBERNETES_VERSION),
+    ],
+)
+def test_kubernetes_and_its_staging_modules_have_the_stamped_version(folder: str, version: str) -> None:
+    lines = (REPOSITORY / "tests/kind/go" / folder / "go.mod").read_text().splitlines()
+    itself = ("require k8s.io/kubernetes", "\tk8s.io/kubernetes => k8s.io/kubernetes")
+    assert any(f"{line} {version}" in lines for line in itself)
+    parts = [line.split() for line in lines if line.startswith("\tk8s.io/") and " => " in line]
+    parts = [words for words in parts if words[0] != "k8s.io/kubernetes"]
+    assert len(parts) > 25
+    assert {words[-1] for words in parts} == {version.replace("v1", "v0")}
+    assert all(words[0] == words[2] for words in parts)
+
+
+def test_demo_uses_an_installed_program_and_tests_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: the demo compiled kind, kubectl and Helm for ten minutes beside those of the machine."""
+    for name in ("kind", "kube-apiserver"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("DDPJOB_INSTALLED", raising=False)
+    assert toolchain.installed("kind") is None
+    monkeypatch.setenv("DDPJOB_INSTALLED", "helm kind")
+    assert toolchain.build("kind") == binary("kind") == tmp_path / "kind"
+    assert toolchain.installed("kube-apiserver") is None, "only the tests run it, with a pinned version"

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import demo
-from tests.kind import node_image, prepare
+from tests.kind import node_image
 from tests.kind.docker import ensure_engine
-from tests.kind.prepare import State
 from tests.processes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,15 +70,6 @@ def builds(go: Path) -> list[tuple[int, str]]:
     log = go / "builds"
     lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
     return [(int(pid), Path(output).name) for pid, output in lines]
-
-
-def test_failed_build_does_not_stop_the_next_one(go: Path) -> None:
-    (go / "broken").write_text("etcd")
-    process = start(go, "etcd", "helm")
-    etcd, helm = results(process)
-    assert (etcd["state"], helm["state"], process.returncode) == (State.UNAVAILABLE, State.READY, 1)
-    assert str(etcd["reason"]).startswith("etcd could not be built from ")
-    assert "proxy: no route to host" in str(etcd["detail"])
 
 
 def test_last_line_of_a_failed_preparation_says_which_part_and_why(go: Path) -> None:
@@ -179,16 +169,3 @@ def test_node_image_that_is_built_for_the_demo_has_the_pinned_kubectl(monkeypatc
     demo.use_what_is_installed()
     assert "kubectl" in node_image.node_programs()
     assert os.environ["DDPJOB_INSTALLED"] == "kind helm"
-
-
-def test_names_are_prepared_after_what_they_are_built_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DDPJOB_NODE_IMAGE", "chosen")
-    names = prepare.expand(["helm", *prepare.CLUSTER, "images", "helm"])
-    assert len(names) == len(set(names))
-    assert names[0] == "helm"
-    assert names.index("docker") < names.index("node-image") < names.index("images")
-    monkeypatch.delenv("DDPJOB_NODE_IMAGE")
-    monkeypatch.setattr("tests.kind.node_image.registry_reachable", lambda: False)
-    names = prepare.expand(["node-image"])
-    assert names[-1] == "node-image"
-    assert {"kubelet", "kubeadm", "etcd", "coredns", "pause"} < set(names)

@@ -84,8 +84,7 @@ LAYERS = (
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
                 *("tests/benchmarks", "tests/compatibility", "tests/convert", "tests/mutants", "tests/plot"),
-                *("tests/worlds",),
-                *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
+                *("tests/worlds", *_NO_CLUSTER),
                 cores=0.8,
             ),
             pytest_command("tests/simulator", cores=1.0),  # two processes, which take what the others leave
@@ -93,13 +92,7 @@ LAYERS = (
     ),
     Layer(
         "install",
-        (
-            pytest_command(
-                *("tests/install", "tests/kind/test_builds.py", *_NO_CLUSTER),
-                needs=("helm", "kubectl", "pause", "runc-reduced"),
-                cores=0.7,
-            ),
-        ),
+        (pytest_command("tests/install", *_NO_CLUSTER, needs=("helm", "kubectl"), cores=0.7),),
     ),
     Layer(
         "lint",

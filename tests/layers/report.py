@@ -1,12 +1,11 @@
-"""The result of a test run: read from pytest's JUnit XML, printed as a table, written as JSON."""
+"""The result of a test run: read from pytest's JUnit XML, and printed as a table."""
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -175,49 +174,10 @@ def as_text(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
     return "\n".join(lines)
 
 
-def as_json(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
-    """Return the same as JSON. The fields are described in CONTRIBUTING.md."""
-    return json.dumps(
-        {
-            "schema": 1,
-            "ci": ci,
-            "seconds": round(seconds, 1),
-            "cpuSeconds": round(sum(result.cpu_seconds for result in results), 1),
-            **totals(results, ci=ci),
-            "layers": [
-                {
-                    "layer": result.layer,
-                    "outcome": result.outcome(ci=ci),
-                    "seconds": round(result.seconds, 1),
-                    "cpuSeconds": round(result.cpu_seconds, 1),
-                    **{outcome: result.count(outcome) for outcome in Outcome},
-                    "problems": result.problems,
-                    "skipReason": result.skip_reason,
-                    "tests": [_test_as_json(test) for test in result.tests],
-                }
-                for result in results
-            ],
-            "slowest": [
-                {"layer": layer, "test": test.name, "seconds": test.seconds} for layer, test in slowest(results)
-            ],
-        },
-        indent=1,
-    )
-
-
-def _test_as_json(test: Case) -> dict[str, object]:
-    fields = {name: value for name, value in asdict(test).items() if value is not None}
-    return {"firstError" if name == "first_error" else name: value for name, value in fields.items()}
-
-
-def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
-    """Return the slowest tests that ran, of all layers, with their layer's name, the slowest first."""
-    tests = [(result.layer, test) for result in results for test in result.tests if test.outcome is not Outcome.SKIPPED]
-    return sorted(tests, key=lambda pair: pair[1].seconds, reverse=True)[:SLOWEST]
-
-
 def _slowest(results: Sequence[LayerResult]) -> list[str]:
-    tests = slowest(results)
+    """Return the slowest tests of all layers, the slowest first."""
+    ran = [(result.layer, test) for result in results for test in result.tests if test.outcome is not Outcome.SKIPPED]
+    tests = sorted(ran, key=lambda pair: pair[1].seconds, reverse=True)[:SLOWEST]
     rows = [f"{test.seconds:8.1f} s  {layer:<12} {test.name}" for layer, test in tests]
     return ["", f"the {len(rows)} slowest tests:", *rows] if rows else []
 

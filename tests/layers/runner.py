@@ -50,13 +50,9 @@ class Runner:
     """Runs layers once. ``ci``: what cannot be prepared is a failure, and a few failed tests run a second time.
 
     prepare: the command that prepares names.
-
-    cores: number of CPUs that the commands share; by default, all that this process may use.
     """
 
-    def __init__(
-        self, layers: Sequence[Layer], *, ci: bool, cores: int | None = None, prepare: Sequence[str] = PREPARE
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], *, ci: bool, prepare: Sequence[str] = PREPARE) -> None:
         self.results = [LayerResult(layer.name) for layer in layers]
         pairs = list(zip(layers, self.results, strict=True))
         commands = [(command, result) for layer, result in pairs for command in layer.commands]
@@ -64,7 +60,7 @@ class Runner:
         self._running: list[Job] = []
         self._ended: list[tuple[Job, CommandResult]] = []
         self._ci = ci
-        self._cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        self._cores = len(os.sched_getaffinity(0))
         self._prepare = prepare
         self._raw = len(self._pending) == 1
         """The only command writes to the terminal itself, so that a developer sees pytest's dots."""
@@ -247,12 +243,3 @@ def _pytest_result(report: Path, code: int, seconds: float, cpu_seconds: float, 
     expected = (0, 1) if any(test.outcome is Outcome.FAILED for test in tests) else (0,)
     problem = "" if code in expected else f"pytest ended with exit code {code}"
     return CommandResult(seconds, tuple(tests), cpu_seconds, problem, missing)
-
-
-def busy_loops() -> list[subprocess.Popen[bytes]]:
-    """Start one busy loop on each core that this process may use, for a test run under load."""
-    loop = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
-    return [
-        subprocess.Popen([sys.executable, "-c", loop, str(core)], preexec_fn=die_with_parent)  # noqa: PLW1509
-        for core in sorted(os.sched_getaffinity(0))
-    ]

@@ -1,24 +1,20 @@
-"""Tests of the layer runner, with real commands: counts, skips, preparation, scheduling, and the report."""
+"""What fails a layer, with real commands; that each test is part of one layer; and what `make` installs."""
 
 import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.layers.__main__ import run
 from tests.layers.definitions import BY_NAME, LAYERS, PACKAGES, Command, Layer, pytest_command
-from tests.layers.report import LayerResult, Outcome, as_json, as_text
+from tests.layers.report import LayerResult, Outcome, as_text
 from tests.layers.runner import Runner
-from tests.processes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TOTALS = re.compile(r"\d+ passed, \d+ failed, \d+ skipped")
 
 
 @pytest.fixture(autouse=True)
@@ -114,9 +110,6 @@ def test_with_ci_failed_tests_run_once_more_and_are_named_if_they_pass_then(tmp_
     text = as_text(results, 1.0, ci=ci).splitlines()
     named = [line.split("::")[1] for line in text[text.index("failed tests:") - 2 * ci :] if "::" in line]
     assert named == ["test_flaky", "test_bad"]
-    tests = json.loads(as_json(results, 1.0, ci=ci))["layers"][0]["tests"]
-    errors = {test["name"].partition("::")[2]: test["firstError"] for test in tests if "firstError" in test}
-    assert errors.keys() == ({"test_flaky"} if ci else set())
 
 
 def test_many_failed_tests_do_not_run_again(tmp_path: Path) -> None:
@@ -151,12 +144,6 @@ def test_program_that_is_missing_and_a_report_that_cannot_be_read_fail_their_lay
     assert ["FileNotFoundError" in results[0].problems[0], "ParseError" in results[1].problems[0]] == [True, True]
 
 
-def test_other_commands_count_as_one_test_each_and_all_of_them_run(tmp_path: Path) -> None:
-    [result] = run_layers(Layer("lint", (shell("exit 3"), shell(f"touch {tmp_path}/ran"))))
-    assert counts(result) == (1, 1, 0)
-    assert (tmp_path / "ran").exists()
-
-
 def test_unavailable_need_skips_a_layer_with_its_reason_and_fails_it_with_ci(tmp_path: Path) -> None:
     layers = (
         layer_of(tmp_path, "apiserver", "def test_a(): pytest.skip('etcd is not built')\n", "etcd"),
@@ -168,12 +155,6 @@ def test_unavailable_need_skips_a_layer_with_its_reason_and_fails_it_with_ci(tmp
     assert (counts(lint), lint.outcome(ci=False)) == ((1, 0, 1), Outcome.PASSED)
     for result in run_layers(*layers, ci=True, prepare=prepare):
         assert result.explanation(ci=True) == "FAILED: etcd is not prepared: Go is not installed"
-
-
-def test_tests_that_do_not_use_an_unavailable_need_run_without_ci(tmp_path: Path) -> None:
-    layer = layer_of(tmp_path, "install", "def test_a(): pass\ndef test_b(): pytest.skip('no helm')\n", "helm")
-    [result] = run_layers(layer, prepare=answers(("helm", "unavailable", "Go is not installed")))
-    assert (counts(result), result.explanation(ci=False)) == ((1, 0, 1), "ok")
 
 
 @pytest.mark.parametrize(
@@ -188,73 +169,6 @@ def test_failed_preparation_fails_the_layer_without_running_it(tmp_path: Path, p
     [result] = run_layers(Layer("kind", (shell(f"touch {tmp_path}/ran", needs=("images",)),)), prepare=prepare)
     assert result.explanation(ci=False) == f"FAILED: {reason}"
     assert not (tmp_path / "ran").exists()
-
-
-def test_layers_that_need_nothing_run_during_the_preparation(tmp_path: Path) -> None:
-    free, built = tmp_path / "free", tmp_path / "built"
-    answer = answers(("helm", "ready", ""))
-    script = f'until [ -e {free} ]; do sleep 0.01; done; touch {built}; exec "$@"'
-    prepare = ["sh", "-c", script, "sh", *answer]
-    needing = [Layer(f"needs {n}", (shell(f"test -e {built}", needs=("helm",)),)) for n in range(3)]
-    results = run_layers(*needing, Layer("free", (shell(f"touch {free}"),)), prepare=prepare)
-    assert [result.outcome(ci=True) for result in results] == [Outcome.PASSED] * 4
-
-
-def test_commands_run_at_the_same_time_until_the_cpus_are_given_away(tmp_path: Path) -> None:
-    def meets(name: str, *others: str) -> str:
-        """Return a script that ends after all of these have begun."""
-        waits = "; ".join(f"until [ -e {tmp_path}/{other} ]; do sleep 0.01; done" for other in others)
-        return f"touch {tmp_path}/{name}; {waits}; echo {name} >> {tmp_path}/ended"
-
-    first = [shell(meets(name, "a", "b", "c"), cores=0.7) for name in "abc"]
-    # Three shares of 0.7 leave too little of two CPUs for "large", and enough for "small" beside it.
-    rest = [shell(meets("large", "small"), cores=2.0), shell(meets("small", "large"), cores=0.2)]
-    commands = (*first, *rest)
-    [result] = Runner([Layer("all", commands)], ci=False, cores=2, prepare=answers()).run()
-    assert counts(result) == (5, 0, 0)
-    assert sorted((tmp_path / "ended").read_text().split()[:3]) == ["a", "b", "c"]
-
-
-def test_slowest_tests_of_all_layers_are_listed_first_to_last(tmp_path: Path) -> None:
-    quick = layer_of(tmp_path, "quick", "".join(f"def test_{n}(): pass\n" for n in range(25)))
-    slow = layer_of(tmp_path, "slow", "import time\ndef test_slow(): time.sleep(0.5)\n")
-    results = run_layers(quick, slow)
-    text = as_text(results, 1.0, ci=False).splitlines()
-    start = text.index("the 20 slowest tests:")
-    assert text[start + 1].split()[2:] == ["slow", "test_slow.py::test_slow"]
-    rows = [float(line.split()[0]) for line in text[start + 1 : start + 21]]
-    assert rows == sorted(rows, reverse=True)
-    assert text[start + 21] == ""
-    listed = json.loads(as_json(results, 1.0, ci=False))["slowest"]
-    assert (len(listed), listed[0]["test"]) == (20, "test_slow.py::test_slow")
-
-
-def test_report_file_has_the_numbers_of_the_table_as_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    layers = [
-        layer_of(tmp_path, "good", "def test_a(): pass\n"),
-        layer_of(tmp_path, "absent", "def test_a(): pytest.skip('why')\n"),
-        Layer("lint", (shell("exit 1"),)),
-    ]
-    assert run(layers, report=tmp_path / "report.json") == 1
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert {key: report[key] for key in ("schema", "passed", "failed", "skipped")} == {
-        "schema": 1,
-        "passed": 1,
-        "failed": 1,
-        "skipped": 1,
-    }
-    assert [(layer["layer"], layer["outcome"]) for layer in report["layers"]] == [
-        ("good", "passed"),
-        ("absent", "skipped"),
-        ("lint", "failed"),
-    ]
-    assert report["layers"][1]["skipReason"] == "why"
-    assert [line for line in capsys.readouterr().out.splitlines() if TOTALS.fullmatch(line)] == [
-        "1 passed, 1 failed, 1 skipped"
-    ]
 
 
 def test_makefile_and_definitions_name_the_same_layers() -> None:
@@ -319,18 +233,3 @@ def test_tests_marked_soak_are_left_out_except_in_make_soak(tmp_path: Path, give
     env = os.environ | {"DDPJOB_TEST_FAULTS": given, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([*command, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert collected in done.stdout
-
-
-def test_interrupt_ends_the_run_without_starting_more_commands(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from tests.layers.__main__ import run; from tests.layers.definitions import Command, Layer\n"
-        "sh = lambda script: Command(('sh', '-c', script), cores=0.5 * len(os.sched_getaffinity(0)))\n"
-        f"layers = [Layer('a', (sh('touch {tmp_path}/a; sleep 1'), sh('touch {tmp_path}/b; sleep 1'),"
-        f" sh('touch {tmp_path}/c')))]\n"
-        "sys.exit(run(layers))\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    eventually("two commands run", lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert not (tmp_path / "c").exists()

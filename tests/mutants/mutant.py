@@ -29,7 +29,6 @@ class Mutant:
     name: unique. breaks: the error in one sentence.
     file: relative to the root. old, new: the text that is replaced, which is there exactly once, and its replacement.
     tests: the arguments of pytest for tests that detect it. runs: in place of them, runs of the simulator that do.
-    survives: why nothing detects it yet; empty if it is detected.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Mutant:
     new: str
     tests: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    survives: str = ""
 
     def apply_to(self, text: str) -> str:
         """Return the text of the file with the error. Raises ``NotApplicableError``."""

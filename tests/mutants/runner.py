@@ -28,10 +28,6 @@ class Result:
     by: str
     seconds: float
 
-    @property
-    def is_expected(self) -> bool:
-        return self.verdict == ("survived" if self.mutant.survives else "killed")
-
 
 def results_of(mutants: Sequence[Mutant], timeout: float, root: Path = ROOT) -> Iterator[Result]:
     """Yield the result of each mutant, those of the simulator last.

@@ -5,7 +5,7 @@ The scheduler places each pod by itself. Operators are killed, requests fail, an
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -141,40 +141,3 @@ def test_without_faults_a_deadlock_ends_at_the_limit() -> None:
     assert len(deadlocks) == 3
     with pytest.raises(AssertionError, match="not in time: all jobs are finished"):
         run(compete(deadlocks[0], calm=True, partial_seconds=0))
-
-
-async def _alone(script: Callable[[Simulation, Rivals], Any]) -> Simulation:
-    sim = Simulation(a_spec(3), at_writes(()), eager=True)
-    sim.kubelets.nodes = 2
-    await sim.begin()
-    sim.create_job()
-    await script(sim, Rivals(sim, [KEY]))
-    await sim.end()
-    return sim
-
-
-def test_job_without_a_rival_survives_the_scale_up_of_its_nodes() -> None:
-    async def script(sim: Simulation, rivals: Rivals) -> None:
-        await sim.pause(4.8 * PARTIAL_SECONDS)
-        assert sim.status()["currentAttempt"]["number"] == 1
-        sim.kubelets.nodes = 3
-        sim.kubelets.place_waiting()
-        await sim.until("the job is finished", rivals.are_finished)
-
-    sim = run(_alone(script))
-    check_rivals(sim)
-    deleted = [c for _, c in sim.changes if c.resource is names.PODS and "deletionTimestamp" in c.obj["metadata"]]
-    assert not yields(sim) and not deleted
-
-
-def test_job_without_a_rival_gives_its_nodes_back_in_the_end() -> None:
-    async def script(sim: Simulation, rivals: Rivals) -> None:
-        await sim.until("attempt 3", lambda: sim.attempt() == 3)
-        sim.kubelets.nodes = 3
-        sim.kubelets.place_waiting()
-        await sim.until("the job is finished", rivals.are_finished)
-
-    sim = run(_alone(script))
-    check_rivals(sim)
-    first, second = (time for time, _ in yields(sim))
-    assert first >= 5 * PARTIAL_SECONDS and second - first >= 5 * PARTIAL_SECONDS

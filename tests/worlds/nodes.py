@@ -8,10 +8,11 @@ removed. The kubelet also notes how long each gang was bound in part. It runs in
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -67,19 +68,21 @@ class Nodes:
     """Use as a context manager beside a control plane.
 
     fields: the field selector of the pods that are watched; empty for all pods.
+    places: names of nodes that pods without one are bound to in turn, as by a scheduler; no node need exist.
     stop_seconds: for which a deleted pod runs on, at most for its grace period.
     train_seconds: for which a training runs; None means until the test ends its pods.
     gangs: what is known of each gang, by namespace, job and attempt.
     on_pod: called in the kubelet's thread with the type and the pod of each event.
     """
 
-    def __init__(self, plane: ControlPlane, *, fields: str = "") -> None:
+    def __init__(self, plane: ControlPlane, *, fields: str = "", places: Sequence[str] = ()) -> None:
         self.gangs: dict[tuple[str, str, str], Gang] = {}
         self.stop_seconds = 0.0
         self.train_seconds: float | None = None
         self.on_pod: Callable[[str, Json], None] = lambda kind, pod: None
         self._plane = plane
         self._fields = fields
+        self._places = itertools.cycle(places) if places else None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="kubelet")
         self._watching = threading.Event()
@@ -167,6 +170,8 @@ class Nodes:
             return
         self._count(kind, pod)
         self.on_pod(kind, pod)
+        if kind == "ADDED" and self._places is not None and "nodeName" not in pod["spec"]:
+            self._do(self._bind(pod, next(self._places)))
         if kind == "DELETED" or "nodeName" not in pod["spec"]:
             return
         if "deletionTimestamp" in meta:
@@ -205,6 +210,10 @@ class Nodes:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._error = error
             self._main.cancel()
+
+    async def _bind(self, pod: Json, node: str) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        await self._send("POST", pod, "/binding", {"metadata": {"name": pod["metadata"]["name"]}, "target": target})
 
     async def _start(self, pod: Json) -> None:
         await self._send("PATCH", pod, "/status", {"status": running()})

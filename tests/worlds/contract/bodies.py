@@ -1,4 +1,4 @@
-"""Objects and patches for the random requests: those of the operator, and wrong ones."""
+"""Objects and patches for the random requests: those of the operator and sound ones, and wrong DDPJobs."""
 
 from typing import Any
 
@@ -24,10 +24,6 @@ def pod(**spec: Any) -> Json:
     # Without the token volume, which a plugin of kube-apiserver adds.
     base = {"automountServiceAccountToken": False, "containers": [{"name": "main", "image": "image:1"}]}
     return {"apiVersion": "v1", "kind": "Pod", "spec": base | spec}
-
-
-def container(**fields: Any) -> Json:
-    return pod(containers=[{"name": "main", "image": "image:1"} | fields])
 
 
 def service(**spec: Any) -> Json:
@@ -70,8 +66,9 @@ def _rendered(spec: Json) -> dict[str, list[Json]]:
     }
 
 
-_GOOD_SPECS = [spec | ({"numNodes": 2} if spec.get("numNodes", 1) > 2 else {}) for spec in GOOD.values()]
-_RENDERED = [_rendered(spec) for spec in _GOOD_SPECS]
+# The API server refuses the pods of a job with the longest keys that the CRD accepts.
+_GOOD_SPECS = [spec for name, spec in GOOD.items() if name != "longest keys"]
+_RENDERED = [_rendered(spec | ({"numNodes": 2} if spec.get("numNodes", 1) > 2 else {})) for spec in _GOOD_SPECS]
 
 JOBS: list[Json] = [
     *(job(**bad.spec) for bad in BAD),
@@ -101,91 +98,6 @@ JOBS: list[Json] = [
     {"apiVersion": names.API_VERSION, "kind": "DDPJob"},
 ]
 
-_MOUNT = {"volumeMounts": [{"name": "v", "mountPath": "/x"}]}
-_TWICE = {"volumeMounts": 2 * _MOUNT["volumeMounts"]}
-PODS: list[Json] = [
-    pod(containers=[]),
-    pod(containers=None),
-    pod(containers={}),
-    pod(hostNetwrok=True),
-    container(foo=1),
-    pod(hostname=5),
-    pod(containers=[{"image": "i"}]),
-    pod(containers=[{"name": "main"}]),
-    pod(containers=[{"name": "main", "image": "i"}] * 2),
-    pod(initContainers=[{"name": "main", "image": "i"}]),
-    container(env=[{"name": "A", "value": "x"}, {"name": "A", "value": ""}, {"name": "B", "value": None}]),
-    container(env=[{"name": "A", "value": 1}]),
-    container(**_MOUNT),
-    pod(volumes=[{"name": "v"}], containers=[{"name": "main", "image": "i", **_MOUNT}]),
-    pod(
-        volumes=[{"name": "v"}], containers=[{"name": "main", "image": "i", "volumeMounts": _MOUNT["volumeMounts"] * 2}]
-    ),
-    pod(volumes=[{"name": "v", "emptyDir": {}}] * 2),
-    pod(volumes=[{"name": "v", "emptyDir": {"sizeLimit": 1.5}}, {"name": "w", "secret": {"secretName": "s"}}]),
-    container(ports=[{"containerPort": "x"}]),
-    container(resources={"limits": {"cpu": 1.5, "memory": "1.5Gi"}}),
-    container(
-        resources={"limits": {"cpu": "1000m", "memory": 1024, "nvidia.com/gpu": "1"}, "requests": {"cpu": "0.5"}}
-    ),
-    container(resources={"limits": {"cpu": "x"}}),
-    container(image="r.io:50/i"),
-    container(image="i@sha256:" + "a" * 64),
-    container(command=[], args=None, workingDir=""),
-    pod(hostNetwork=False, nodeSelector={}, tolerations=None, volumes=[]),
-    pod(tolerations=[{"operator": "Exists"}]),
-    pod(tolerations=[{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}]),
-    pod(terminationGracePeriodSeconds=-1),
-    pod(securityContext={"runAsUser": 0, "fsGroup": None}),
-    pod() | {"status": {"phase": "Running"}},
-    pod() | {"status": {"foo": 1}},
-    pod() | {"foo": 1},
-    pod() | {"kind": "Job"},
-    {"apiVersion": "v1", "kind": "Pod"},
-]
-
-SERVICES: list[Json] = [
-    service(ports=[{"name": "a", "port": 1}, {"name": "b", "port": 2, "targetPort": "x", "protocol": "UDP"}]),
-    service(ports=[{"port": "x"}]),
-    service(publishNotReadyAddresses=False),
-    service(foo=1),
-    service() | {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}},
-]
-
-POLICIES: list[Json] = [
-    policy(podSelector=None),
-    policy(policyTypes=["Ingress", "Egress"]),
-    policy(ingress=[]),
-    policy(ingress=[{"from": [{"podSelector": {"matchLabels": {"a": "b"}}}], "ports": [{"port": 1}]}]),
-    policy(egress=[{"to": [{"namespaceSelector": {}}]}]),
-    policy(ingress={}),
-    policy(foo=1),
-    policy() | {"status": {"conditions": []}},
-    {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"},
-]
-
-CLAIMS: list[Json] = [
-    claim(resources={}),
-    claim(resources=None),
-    claim(accessModes=[]),
-    claim(storageClassName="", volumeName="v"),
-    claim(storageClassName="fast", volumeMode="Block"),
-    claim(resources={"requests": {"storage": 1024}}),
-    claim(resources={"requests": {"storage": "x"}}),
-    claim(selector={"matchLabels": {"a": "b"}}),
-    claim(foo=1),
-    claim() | {"status": {"phase": "Bound"}},
-]
-
-EVENTS: list[Json] = [
-    event(firstTimestamp="2026-03-01T12:00:00.5Z", lastTimestamp="2026-03-01T13:00:00+01:00"),
-    event(message="x" * 2000, source={"component": "ddpjob-operator"}),
-    event(count="1"),
-    event(lastTimestamp="yesterday"),
-    event(foo=1),
-    event(count=0, message="", reason=""),
-]
-
 # Objects that are accepted, so that enough of them exist.
 SOUND: dict[str, list[Json]] = {
     "DDPJob": [{**job(), "spec": spec} for spec in GOOD.values()] + [job(), job(suspend=True), job(numNodes=2)],
@@ -200,15 +112,6 @@ SOUND: dict[str, list[Json]] = {
     "NetworkPolicy": [policy(), *(body for rendered in _RENDERED for body in rendered["NetworkPolicy"])],
     "PersistentVolumeClaim": [claim(), *(body for r in _RENDERED for body in r["PersistentVolumeClaim"])],
     "Event": [event(), event(lastTimestamp="2026-03-01T13:00:00Z", count=1)],
-}
-
-BODIES = {
-    "DDPJob": JOBS,
-    "Pod": PODS,
-    "Service": SERVICES,
-    "NetworkPolicy": POLICIES,
-    "PersistentVolumeClaim": CLAIMS,
-    "Event": EVENTS,
 }
 
 _CONDITION = {
@@ -244,37 +147,13 @@ STATUSES: dict[str, list[Any]] = {
     "Pod": [
         *[running(), ended(0), ended(1), ended(137, reason="OOMKilled", message="killed")] * 2,
         {"phase": "Failed", "reason": "Evicted", "message": "node pressure"},
-        {"phase": "Nowhere"},
         {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}]},
         {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
-        {"containerStatuses": [{"name": "trainer"}]},
-        {"containerStatuses": None},
-        {"podIP": "127.0.0.1"},
-        {"podIP": None},
-        {"podIP": "192.0.2.1"},
-        {"podIPs": [{"ip": "192.0.2.2"}, {"ip": "2001:db8::1"}]},
-        {"podIPs": None, "podIP": None},
-        {"hostIP": "192.0.2.3"},
-        {"startTime": "2026-03-01T12:00:00Z"},
-        {"qosClass": None},
-        {"qosClass": "Guaranteed"},
-        {"observedGeneration": 1},
-        {"nominatedNodeName": "worker"},
-        {"foo": 1},
-        {"phase": 5},
         {},
-        None,
     ],
-    "Service": [{"loadBalancer": {}}, {"foo": 1}, None],
+    "Service": [{"loadBalancer": {}}],
     "NetworkPolicy": [{"conditions": []}],
-    "PersistentVolumeClaim": [
-        {"phase": "Bound"},
-        {"phase": None},
-        {"phase": "Nowhere"},
-        {"phase": "Bound", "accessModes": ["ReadWriteMany"], "capacity": {"storage": "1024Mi"}},
-        {"foo": 1},
-        None,
-    ],
+    "PersistentVolumeClaim": [{"phase": "Bound"}],
     "Event": [{"phase": "Bound"}],
 }
 
@@ -295,43 +174,14 @@ PATCHES: dict[str, list[Json]] = {
         {"kind": "Job"},
         {"apiVersion": "v1"},
     ],
-    "Pod": [
-        {"spec": {"hostname": "other"}},
-        {"spec": {"containers": [{"name": "main", "image": "image:2"}]}},
-        {"spec": {"activeDeadlineSeconds": 5}},
-        {"spec": {"foo": 1}},
-        {"spec": {"hostname": 5}},
-        {"spec": None},
-        {"status": {"phase": "Running"}},
-        {"status": {"foo": 1}},
-    ],
-    "Service": [
-        {"spec": {"selector": {"a": "c"}}},
-        {"spec": {"ports": [{"port": 81}]}},
-        {"spec": {"publishNotReadyAddresses": True}},
-        {"spec": {"foo": 1}},
-    ],
+    "Pod": [{"spec": {"activeDeadlineSeconds": 5}}, {"status": {"phase": "Running"}}],
+    "Service": [{"spec": {"selector": {"a": "c"}}}, {"spec": {"publishNotReadyAddresses": True}}],
     "NetworkPolicy": [
         {"spec": {"podSelector": {"matchLabels": {"a": "c"}}}},
-        {"spec": {"podSelector": {"matchLabels": None}}},
-        {"spec": {"ingress": [{"from": [{"podSelector": {}}]}]}},
-        {"spec": {"ingress": None, "policyTypes": None}},
-        {"spec": {"policyTypes": ["Egress"]}},
-        {"spec": {"foo": 1}},
-        {"spec": None},
+        {"spec": {"ingress": [{"from": [{"podSelector": {"matchLabels": {"a": "c"}}}]}]}},
     ],
-    "PersistentVolumeClaim": [
-        {"spec": {"accessModes": ["ReadWriteOnce"]}},
-        {"spec": {"foo": 1}},
-        {"status": {"phase": "Bound"}},
-    ],
-    "Event": [
-        {"lastTimestamp": "2026-03-01T14:00:00Z"},
-        {"lastTimestamp": None},
-        {"count": 2},
-        {"message": 5},
-        {"foo": 1},
-    ],
+    "PersistentVolumeClaim": [{"status": {"phase": "Bound"}}],
+    "Event": [{"lastTimestamp": "2026-03-01T14:00:00Z"}, {"lastTimestamp": None}, {"count": 2}],
 }
 
 UNUSED_UID = UID

@@ -10,20 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.api.objects import Json
-from tests.api.test_quantities import QUANTITIES
-from tests.worlds.contract.bodies import BODIES, NAMESPACE, PATCHES, SOUND, STATUSES, UNUSED_UID, claim, job
+from tests.worlds.contract.bodies import JOBS, NAMESPACE, PATCHES, SOUND, STATUSES, UNUSED_UID, job
 from tests.worlds.memory import RESOURCES
 
 KINDS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["PersistentVolumeClaim"] * 2 + ["Service", "NetworkPolicy", "Event"]
 VERBS = ["create"] * 4 + ["patch"] * 3 + ["patch_status"] * 2 + ["delete"] * 2 + ["get", "list"]
 KINDS_BY_NAME = {kind.kind: kind for kind in RESOURCES}
-BAD_NAMES = ("A", "a.b", "1a", "a..b", "-a", "x" * 46, "x" * 64, "x" * 254, "é", "a_b", "")
-
-LABELS: tuple[Any, ...] = (
-    *({}, {"a": "b"}, {"a": "c", "b": ""}, {"x.dev/a": "b"}, {"a": None}, None),
-    *({"a b": "c"}, {"a": "c d"}, {"/a": ""}, {"a": 5}, {"a": "x" * 64}, []),
-)
-SELECTORS: tuple[str | None, ...] = (None, "", "a", "a=b", "a=b,b", "a=", "a=b c", ",", "a=b,", "a=-", "A_/b=c", " a ")
+LABELS: tuple[Any, ...] = ({}, {"a": "b"}, {"a": "c", "b": ""}, {"x.dev/a": "b"}, None)
+SELECTORS: tuple[str | None, ...] = (None, "", "a", "a=b", "a=b,b", "a=", " a ")
 
 
 @dataclass(frozen=True)
@@ -38,35 +32,24 @@ class Request:
         return f"{self.verb} {self.kind} {self.arguments}"
 
 
-_OWNER: Json = {"apiVersion": "v1", "kind": "Pod", "name": "x0", "uid": UNUSED_UID}
 _ODD_METADATA: tuple[Json, ...] = (
     *({"labels": labels} for labels in LABELS),
-    *({"ownerReferences": [_OWNER | odd]} for odd in ({"uid": ""}, {"kind": "Unknown"}, {"foo": 1})),
-    {"ownerReferences": [_OWNER | {"controller": True}, _OWNER | {"controller": True, "uid": "u"}]},
     {"annotations": {"note": "x", "empty": ""}},
-    {"annotations": {"a note": "x"}},
     {"finalizers": ["example.com/hold"]},
-    {"finalizers": ["a b"]},
     {"namespace": NAMESPACE},
     {"namespace": "elsewhere"},
-    {"name": None},
-    {"name": 5},
-    {"foo": 1},
     {"uid": "made-up", "creationTimestamp": "2020-01-01T00:00:00Z", "deletionTimestamp": "2020-01-01T00:00:00Z"},
-    {"creationTimestamp": "yesterday"},
     {"resourceVersion": "7"},
-    *({"name": name} for name in BAD_NAMES),
 )
 
 _PATCHED_METADATA: tuple[Json, ...] = (
-    *({"labels": labels} for labels in LABELS),
+    *({"labels": labels} for labels in (*LABELS, {"a": None})),
     {"annotations": {"note": "y"}},
     {"annotations": None},
     {"finalizers": ["example.com/hold"]},
     {"finalizers": None},
     {"ownerReferences": None},
     {"name": "other"},
-    {"name": None},
     {"namespace": "elsewhere"},
     {"uid": "made-up"},
     {"uid": None},
@@ -75,7 +58,6 @@ _PATCHED_METADATA: tuple[Json, ...] = (
     # Not deletionTimestamp: the API server then updates managedFields, which is a write although nothing else changes.
     {"deletionGracePeriodSeconds": 7},
     {"generation": 77},
-    {"foo": 1},
 )
 
 
@@ -91,6 +73,7 @@ def _arguments(chance: random.Random, verb: str, kind: str, name: str) -> Json:
     match verb:
         case "create":
             body, owners = chance.choice(SOUND[kind]), [_owner(chance) for _ in range(chance.choice((1, 1, 2)))]
+            owners[1:] = [{**owner, "controller": False} for owner in owners[1:]]  # there can be only one
             meta = body.get("metadata", {}) | {"name": name}
             labels = {"labels": meta.get("labels", {}) | {"a": "b"}}
             more = ({}, labels, {"finalizers": ["example.com/hold"]}, {"ownerReferences": owners})
@@ -142,7 +125,7 @@ def _rows(kind: str) -> list[Request]:
     patches.append({"metadata": {"deletionTimestamp": "2020-01-01T00:00:00Z"}})
     meant = {"name": "x0"}
     return [
-        *_creates(kind, [SOUND[kind][-1], *SOUND[kind], *BODIES[kind]]),
+        *_creates(kind, [SOUND[kind][-1], *SOUND[kind], *(JOBS if kind == "DDPJob" else ())]),
         *_creates(kind, [SOUND[kind][-1] | {"metadata": {"name": "a"} | meta} for meta in _ODD_METADATA]),
         *(Request("patch_status", kind, meant | {"body": {"status": status}}) for status in STATUSES[kind]),
         *(Request("patch", kind, meant | {"body": patch}) for patch in patches),
@@ -151,23 +134,15 @@ def _rows(kind: str) -> list[Request]:
     ]
 
 
-def _sizes() -> list[Json]:
-    units = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "e3", "E-3")
-    written = [*QUANTITIES, *(f"{number}{unit}" for number in ("1.5", "0.001", "2048") for unit in units)]
-    return [claim(resources={"requests": {"storage": "1Gi", "other": text}}) for text in written]
-
-
 _CREATED = Request("create", "DDPJob", {"body": job() | {"metadata": {"name": "a"}}})
 _IN_STATUS: tuple[Json, ...] = (
     {"labels": {"a": "b"}},
-    {"labels": {"a b": "c"}},
     {"annotations": {"note": "y"}, "finalizers": ["example.com/hold"]},
     {"labels": None, "ownerReferences": None},
     {"deletionGracePeriodSeconds": 7},
     {"resourceVersion": {"$version": ["DDPJob", "a"], "first": True}},
 )
 TABLE: dict[str, list[Request]] = {kind: _rows(kind) for kind in KINDS_BY_NAME} | {
-    "quantities": _creates("PersistentVolumeClaim", _sizes()),
     "metadata of a status": [  # random requests have none: each is a new version on a real API server
         _CREATED,
         *(

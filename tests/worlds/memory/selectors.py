@@ -7,17 +7,13 @@ from collections.abc import Callable
 
 from ddpjob.api.objects import Json
 from tests.worlds.memory.api_errors import bad_request
-from tests.worlds.memory.validation import is_label_value, is_qualified_name
 
 Matcher = Callable[[Json], bool]
 
 
 def label_matcher(selector: str | None) -> Matcher:
-    """Return a function that matches objects by label; an empty selector matches all. Raises ``Invalid`` (400)."""
+    """Return a function that matches objects by label; an empty selector matches all."""
     wanted = [term.strip().partition("=") for term in selector.split(",")] if selector and selector.strip() else []
-    for key, _, value in wanted:
-        if not is_qualified_name(key) or not is_label_value(value):
-            raise bad_request(f"unable to parse requirement: {key}={value} is neither KEY nor KEY=VALUE")
 
     def matches(obj: Json) -> bool:
         labels = obj["metadata"].get("labels") or {}
