@@ -1,5 +1,6 @@
 """`wait`, `suspend`, `resume` and `restart` on jobs of this machine, and where a command acts."""
 
+import contextlib
 import json
 import sys
 import threading
@@ -101,13 +102,9 @@ def test_several_jobs_are_changed_by_name_or_label_and_what_failed_is_summed_up(
     for wrong in ((), ("one", "-l", "team=a"), ("-l", " ")):
         assert "name the jobs, or select them" in ddpjob("delete", *wrong).is_refused()[0]
     assert "no job has the labels team=c" in ddpjob("delete", "-l", "team=c").is_refused()[0]
-    with ddpjob.on_terminal("delete", "-l", "team=a") as terminal:
-        terminal.answer("delete 2 jobs, one, two (this machine)?", "y")
-        assert terminal.ends() == 0
+    assert ddpjob("delete", "-l", "team=a").out.count(" deleted (this machine)\n") == 2
     assert ddpjob("get", "-o", "name").out.split() == ["ddpjob.ddpjob.dev/three"]
-    with ddpjob.on_terminal("delete", "missing", "three") as terminal:
-        terminal.answer("delete three (this machine)?", "y")
-        assert terminal.ends() == 1
+    assert ddpjob("delete", "missing", "three").code == 1
     assert ddpjob("get", "-o", "name").out == ""
 
 
@@ -160,7 +157,7 @@ def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Prog
     with ddpjob.started("submit", file, "--local", "--wait", "--env", f"PLACE={ddpjob.folder}") as waiting:
         record = ddpjob.state / "jobs" / "default" / "tiny" / "job.json"
         eventually("it runs", record.exists)
-        record.with_suffix(".json.tmp").mkdir()  # an error of the operating system, as if the disk were full
+        eventually("the record cannot be replaced, as if the disk were full", lambda: made(record))
         (ddpjob.folder / "go").touch()
         said = waiting.communicate(timeout=120)[1]
     assert waiting.returncode == 1, said
@@ -168,37 +165,19 @@ def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Prog
     assert "job.json.tmp: Is a directory" in said and "free space" in said and "ddpjob resume tiny" in said
 
 
+def made(record: Path) -> bool:
+    """Make a directory where the next record would be written, unless one is being written now."""
+    with contextlib.suppress(FileExistsError):
+        record.with_suffix(".json.tmp").mkdir()
+        return True
+    return False
+
+
 def test_logs_as_json_have_what_a_terminal_shows(ddpjob: Program) -> None:
     bar = r"printf '  1/9\r  5/9\r\033[32m  9/9\033[0m\nend\n'"
     assert ddpjob("submit", ddpjob.write(shell_job("tiny", bar)), "--local", "--wait").code == 0
     assert [line["line"] for line in ddpjob("logs", "tiny", "-o", "json").objects] == ["  9/9", "end"]
     assert ddpjob("logs", "tiny").out == "  9/9\nend\n"
-
-
-def test_set_changes_fields_of_a_suspended_job_and_names_what_is_fixed(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("tiny", "true", suspend=True, activeDeadlineSeconds=60))
-    assert ddpjob("submit", file, "--local", "--wait").code == 102
-    done = ddpjob(
-        "set", "tiny", "restartPolicy.maxRestarts=5", "progressDeadlineSeconds=90", "activeDeadlineSeconds=null"
-    )
-    assert (done.code, done.out) == (0, "tiny changed (this machine)\n"), done
-    spec = ddpjob.job("tiny")["spec"]
-    assert (spec["restartPolicy"]["maxRestarts"], spec["progressDeadlineSeconds"]) == (5, 90)
-    assert "activeDeadlineSeconds" not in spec
-    assert "command is immutable" in ddpjob("set", "tiny", "command=[false]").is_refused()[0]
-    assert 'no field "maxRestart"' in ddpjob("set", "tiny", "restartPolicy.maxRestart=1").is_refused()[0]
-    assert "resources is immutable" in ddpjob("set", "tiny", "resources.limits.memory=8Gi").is_refused()[0]
-    assert ddpjob("set", "tiny", "numNodes=2").code == 0
-    assert ddpjob.job("tiny")["spec"]["numNodes"] == 2
-    assert "only fields of the spec" in ddpjob("set", "tiny", "metadata.labels.a=b").is_refused()[0]
-    assert "a list is set as a whole" in " ".join(
-        ddpjob("set", "tiny", "restartPolicy.rules[0].action=Fail").is_refused()
-    )
-    assert "ddpjob resume tiny" in ddpjob("set", "tiny", "suspend=false").is_refused()[2]
-
-
-def test_an_unknown_state_is_refused(ddpjob: Program) -> None:
-    assert "--for later" in ddpjob("wait", "tiny", "--for", "later").is_refused()[0]
 
 
 def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeconfig(

@@ -202,46 +202,6 @@ def test_delete_keeps_the_volume_without_the_option(ddpjob: Program) -> None:
     assert not volume.exists()
 
 
-def test_delete_asks_on_a_terminal_about_job_and_volume(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("one", "true", **with_volume()))
-    job, volume = "delete one (this machine)?", "also delete its volume: checkpoints, metrics, data?"
-    claim = ddpjob.state / "volumes" / "default" / "one-checkpoints"
-
-    def asked(*options: str, answers: dict[str, str]) -> int:
-        ddpjob("run", file)
-        with ddpjob.on_terminal("delete", "one", *options) as terminal:
-            for question, answer in answers.items():
-                terminal.answer(question, answer)
-            code = terminal.ends()
-            assert {question for question in (job, volume) if question in terminal()} == answers.keys()
-        return code
-
-    assert asked(answers={job: "n"}) == 1
-    assert ddpjob("get", "one").code == 0
-    assert asked(answers={job: "y", volume: "n"}) == 0
-    assert claim.is_dir() and ddpjob("get", "one").code == 2
-    assert asked("--keep-volume", answers={job: "y"}) == 0
-    assert claim.is_dir()
-    assert asked("--yes", "--volumes", answers={}) == 0
-    assert not claim.exists()
-    with ddpjob.on_terminal("delete", "one") as terminal:
-        assert terminal.ends() == 2 and "?" not in terminal().partition("error: ")[0], "there is no such job"
-
-
-def test_delete_asks_no_question_whose_answer_the_job_has_decided(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("one", "true", **with_volume()))
-    assert ddpjob("run", file, "--set", "checkpoint.claimRetention=Delete").code == 0
-    with ddpjob.on_terminal("delete", "one") as terminal:
-        terminal.answer("delete one with its volume (this machine)?", "n")
-        assert terminal.ends() == 1
-    assert "claimRetention is Delete" in ddpjob("delete", "one", "--keep-volume").is_refused()[1]
-    assert (ddpjob.state / "volumes" / "default" / "one-checkpoints").is_dir()
-    with ddpjob.on_terminal("delete", "one") as terminal:
-        terminal.answer("delete one with its volume (this machine)?", "y")
-        assert terminal.ends() == 0 and "also delete" not in terminal()
-    assert not (ddpjob.state / "volumes" / "default" / "one-checkpoints").exists()
-
-
 @pytest.mark.parametrize("part", ["jobs/default/echo", "jobs/default", "volumes/default/echo-checkpoints"])
 def test_delete_does_not_follow_links_out_of_the_state_folder(ddpjob: Program, tmp_path: Path, part: str) -> None:
     ddpjob("run", ddpjob.write(shell_job("echo", "true", **with_volume())))

@@ -162,7 +162,9 @@ def test_mistake_is_reported_in_three_lines_with_exit_code_2(ddpjob: Program, mi
     assert not ddpjob.state.exists()
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["rnu"], ["--vresion"], ["logs"], ["wait", "a", "b"], ["get", "--all"]])
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["rnu"], ["--vresion"], ["logs"], ["wait", "a", "--for", "b"], ["get", "--all"]]
+)
 def test_usage_error_is_reported_in_three_lines(ddpjob: Program, arguments: list[str]) -> None:
     assert "--help" in ddpjob(*arguments).is_refused()[2]
 

@@ -72,7 +72,7 @@ def test_what_each_command_prints_has_its_schema(ddpjob: Program) -> None:
         ddpjob.until_log("tiny", "saved")
         ranks = eventually("the ranks are shown", lambda: ddpjob("top", "tiny", "-o", "json").out)
         found = misfits("top", ranks)
-        waited = ddpjob("wait", "tiny", "--for", "step=8", "--timeout", "300")
+        waited = ddpjob("wait", "tiny", "--for", "running", "--timeout", "300")
         assert (waited.code, waited.out) == (0, "tiny is Running (this machine)\n")
         (ddpjob.folder / "go").touch()
         found += misfits("run", run.communicate(timeout=120)[0])

@@ -55,12 +55,12 @@ def run(request: options.Request) -> int:
     return execute(request, shlex.join([*program().split(), *again]))
 
 
-_ON_JOBS = "run submit get why top logs describe wait suspend resume restart set delete"
+_ON_JOBS = "run submit get why top logs describe wait suspend resume restart delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"
 _VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
-_MODULES = dict.fromkeys(("suspend", "resume", "restart", "set"), "change")
+_MODULES = dict.fromkeys(("suspend", "resume", "restart"), "change")
 """Modules that have another name than their command."""
 
 

@@ -120,10 +120,8 @@ def _missing_gpus(admitted: AdmittedJob) -> str | None:
     return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None
 
 
-def assign(job: Json, assignment: str, *, is_patch: bool = False) -> None:
+def assign(job: Json, assignment: str) -> None:
     """Carry out one ``--set FIELD=VALUE``: a path below spec, and a YAML value. ``null`` removes the field.
-
-    is_patch: the job is a merge patch, in which ``null`` stays.
 
     Raises:
         LocalError: there is no such field or entry, or the value is missing or not YAML.
@@ -133,15 +131,10 @@ def assign(job: Json, assignment: str, *, is_patch: bool = False) -> None:
         if not equals:
             raise LocalError("the = is missing", "it takes FIELD=VALUE")
         parts = _parts(path.strip())
-        if is_patch and any(isinstance(part, int) for part in parts):
-            # A merge patch replaces lists.
-            raise LocalError("one entry of a list cannot be set", "a list is set as a whole", "FIELD='[…]'")
-        _put(job, parts, _value(text, _schema_of(parts)), keeps_null=is_patch)
+        _put(job, parts, _value(text, _schema_of(parts)))
         require_known_fields(job)
     except DDPJobError as error:
-        raise LocalError(
-            f"{'' if is_patch else '--set '}{assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES
-        ) from error
+        raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
 
 
 def _parts(path: str) -> list[Part]:
@@ -184,7 +177,7 @@ def _value(text: str, node: Json) -> Any:
     return value
 
 
-def _put(job: Json, parts: list[Part], value: Any, *, keeps_null: bool = False) -> None:
+def _put(job: Json, parts: list[Part], value: Any) -> None:
     """Set the value at a path. Missing objects on the way are added, and the entry after the last of a list."""
     holder: Any = job
     path = ""
@@ -199,7 +192,7 @@ def _put(job: Json, parts: list[Part], value: Any, *, keeps_null: bool = False) 
                 holder[part] = [] if isinstance(after, int) else {}
             holder = holder[part]
     holder[part] = value
-    if value is None and not keeps_null:
+    if value is None:
         del holder[part]
 
 
