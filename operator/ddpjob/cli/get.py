@@ -136,22 +136,8 @@ def card(client: "Client", job: "DDPJob") -> list[str]:
     from ddpjob.cli.card import Fact, card_lines, facts_of, headline
 
     now, width = datetime.now(UTC), min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
-    facts = [Fact("where", client.place), *facts_of(job, now, _losses(client, job))]
+    facts = [Fact("where", client.place), *facts_of(job, now)]
     return list(card_lines(headline(job, now), facts, width=width, coloured=is_coloured()))
-
-
-def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
-    """Return the losses of the steps, of a job of this machine; a cluster's metrics are on its volume."""
-    if not is_of_this_machine(client):
-        return []
-    try:
-        directory = client.metrics(job)
-    except DDPJobError:
-        return []
-    from ddpjob.cli.plot import history_in
-
-    history = history_in(directory)
-    return [step.loss for step in history.steps if step.loss is not None] if history else []
 
 
 def show_jobs(jobs: "Jobs", output: str | None, *, single: bool = False) -> None:

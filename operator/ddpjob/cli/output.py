@@ -1,4 +1,4 @@
-"""How a run is shown: plain lines for a pipe, a file or a CI log, and JSON for programs; ``live`` has the table."""
+"""How a run is shown: plain lines for a pipe, a file or a CI log, and JSON for programs; ``live`` has the card."""
 
 import io
 import json
@@ -12,7 +12,6 @@ from typing import Any, Literal, Self, TextIO
 from pydantic import RootModel
 
 from ddpjob.api.model import WireModel
-from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
 from ddpjob.cli.card import Moment, pod_state, pod_text
 from ddpjob.cli.summary import RunResult, summary_lines
@@ -32,7 +31,7 @@ class Display(ABC):
         return self
 
     def __exit__(self, *reason: object) -> None:  # noqa: B027 - optional to override
-        """Stop drawing; only the live table does."""
+        """Stop drawing; only the live card does."""
 
     @abstractmethod
     def show(self, moment: Moment) -> None:
@@ -185,25 +184,42 @@ class JsonDisplay(Display):
     def show(self, moment: Moment) -> None:
         """Write a ``status`` if something changed."""
         if moment != self._last:
-            job = moment.job.manifest
-            head = {key: job["metadata"][key] for key in ("name", "namespace")}
-            pods = [pod.wire() for pod in moment.pods]
-            _write_object(self._stream, "status", head | {"status": job.get("status") or {}, "pods": pods})
+            job = moment.job
+            status = job.manifest.get("status") or {}
+            where = {"name": job.name, "namespace": str(job.namespace)}
+            self._write(StatusLine(type="status", time=_now(), status=status, pods=moment.pods, **where))
             self._last = moment
 
     def note(self, line: str, *, loud: bool = False) -> None:
-        _write_object(self._stream, "warning" if loud else "note", {"message": line})
+        self._write(MessageLine(type="warning" if loud else "note", time=_now(), message=line))
 
     def output(self, line: str) -> None:
-        _write_object(self._stream, "output", {"node": 0, "line": line.rstrip("\r\n")})
+        self._write(OutputLine(type="output", time=_now(), node=0, line=line.rstrip("\r\n")))
 
     def end(self, result: RunResult) -> None:
-        _write_object(self._stream, "result", result.wire())
+        job = result.job
+        self._write(
+            ResultLine(
+                type="result",
+                time=_now(),
+                exit_code=result.exit_code,
+                name=job.name,
+                namespace=str(job.namespace),
+                status=job.manifest.get("status") or {},
+                checkpoint=str(result.checkpoint) if result.checkpoint else None,
+                metrics=str(result.metrics) if result.metrics else None,
+                logs=str(result.logs),
+                seconds=round(result.seconds, 2),
+                resume=result.again if job.state == "Suspended" else None,
+            )
+        )
+
+    def _write(self, line: WireModel) -> None:
+        print(json.dumps(line.wire()), file=self._stream, flush=True)
 
 
-def _write_object(stream: TextIO, kind: str, content: Json) -> None:
-    moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    print(json.dumps({"type": kind, "time": moment, **content}), file=stream, flush=True)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def discard(descriptor: int) -> None:

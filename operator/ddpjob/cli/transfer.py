@@ -1,5 +1,6 @@
-"""How a transfer is shown on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""How a transfer is shown on standard error: on a terminal one line that changes, elsewhere a line now and then."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -13,68 +14,35 @@ if TYPE_CHECKING:
 
     from ddpjob.client.volume.contents import PullProgress
 
-_INTERVAL = 10.0
+_SECONDS, _REDRAW_SECONDS = 10.0, 0.2
 
 
 @contextmanager
 def shown_transfer(*, quiet: bool = False) -> "Iterator[Callable[[PullProgress], None]]":
-    """Show what the returned function is called with, until the end of the block. quiet: show nothing."""
-    if quiet:
-        yield lambda _: None
-    elif sys.stderr.isatty():
-        with _bar() as show:
-            yield show
-    else:
-        yield _lines()
-
-
-def _lines() -> "Callable[[PullProgress], None]":
-    """Return what prints a line at once for a new wait, and every few seconds for a transfer."""
+    """Show what the returned function is called with, a new wait at once. quiet: show nothing."""
     begin = shown = time.monotonic()
     waiting = ""
+    is_terminal = sys.stderr.isatty()
+    pause, end = (_REDRAW_SECONDS, "\x1b[K\r") if is_terminal else (_SECONDS, "\n")
+    width = shutil.get_terminal_size().columns - 1 if is_terminal else None
 
     def show(progress: "PullProgress") -> None:
         nonlocal shown, waiting
         now = time.monotonic()
-        is_due = progress.waiting != waiting if progress.waiting else now - shown >= _INTERVAL
+        is_due = progress.waiting != waiting if progress.waiting else now - shown >= pause
         waiting = progress.waiting
-        if is_due:
+        if is_due and not quiet:
             shown = now
-            share = (
+            part = (
                 f"{100 * progress.done / progress.total:.0f} % of {size_text(progress.total)}, "
                 if progress.total
                 else ""
             )
-            text = waiting or share + progress.path
-            print(f"{duration(now - begin):>6}  {one_line(text)}", file=sys.stderr, flush=True)
+            line = f"{duration(now - begin):>6}  {one_line(waiting or part + progress.path)}"
+            print(line[:width], end=end, file=sys.stderr, flush=True)
 
-    return show
-
-
-@contextmanager
-def _bar() -> "Iterator[Callable[[PullProgress], None]]":
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(progress: "PullProgress") -> None:
-            done, total = (progress.done, progress.total) if progress.total else (None, None)
-            bar.update(task, description=one_line(progress.waiting or progress.path), completed=done, total=total)
-
+    try:
         yield show
+    finally:
+        if is_terminal and not quiet:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
