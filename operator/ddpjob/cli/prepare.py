@@ -48,8 +48,7 @@ def prepare(request: Request) -> Prepared:
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job)
-    root = Path(request.state_dir).expanduser() if request.state_dir else None
-    paths = HostPaths(admitted.job, StateFolder(root), _volumes(request.volumes or (), admitted.claims))
+    paths = HostPaths(admitted.job, StateFolder(), _volumes(request.volumes or (), admitted.claims))
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
     warnings = [*filter(None, [_missing_gpus(admitted)]), *(mistake.message for mistake in mistakes(admitted.job))]
     return Prepared(file, admitted, paths, notes, warnings)

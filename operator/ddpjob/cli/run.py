@@ -94,11 +94,11 @@ def _show(lines: Iterable[LogLine], display: Display) -> None:
         display.output(line.text)
 
 
-def display_of(output: str | None, stdout: TextIO, interval: float = INTERVAL) -> Display:
+def display_of(output: str, stdout: TextIO, interval: float = INTERVAL) -> Display:
     """Return how a job is shown. interval: seconds between lines that report only progress."""
     if output == "json":
         return JsonDisplay(stdout)
-    if output == "table" or (output is None and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")):
+    if stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb"):
         from rich.console import Console
 
         from ddpjob.cli.live import LiveDisplay

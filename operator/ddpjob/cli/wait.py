@@ -106,7 +106,7 @@ def _shown(client: "Client", job: "str | DDPJob") -> "Iterator[Callable[[], None
     from ddpjob.cli.card import Moment
     from ddpjob.cli.run import display_of
 
-    with display_of(None, sys.stdout, _PROGRESS_SECONDS) as display:
+    with display_of("text", sys.stdout, _PROGRESS_SECONDS) as display:
 
         def show() -> None:
             pods = []

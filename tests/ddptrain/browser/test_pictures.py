@@ -20,9 +20,10 @@ def test_make_names_the_directory_of_the_data_as_the_program_takes_it() -> None:
     assert data_dir(words[2:]) == Path("/data/mnist")
 
 
-def test_the_training_reads_that_directory_and_a_rank_is_killed(tmp_path: Path) -> None:
-    program, *arguments = map(str, training(tmp_path / "state", Path("/data/mnist")))
-    command = [Path(sys.executable).with_name(program), arguments[0], "--dry-run", *arguments[1:]]
+def test_the_training_reads_that_directory_and_a_rank_is_killed() -> None:
+    program, _, *arguments = map(str, training(Path("/data/mnist")))
+    checked = ["submit", "--local", "--dry-run", "client", "--output", "yaml"]
+    command = [Path(sys.executable).with_name(program), *checked, *arguments]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     [job] = [item for item in yaml.safe_load_all(printed) if item["kind"] == "DDPJob"]
     assert job["spec"]["args"][-4:] == ["--chaos", "kill:3:390", "--data-dir", "/data/mnist"]
