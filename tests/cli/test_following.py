@@ -1,6 +1,5 @@
 """`wait`, `suspend`, `resume` and `restart` on jobs of this machine, and where a command acts."""
 
-import contextlib
 import json
 import sys
 import threading
@@ -17,7 +16,6 @@ from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogLine
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
 from tests.cli.program import Program, shell_job, with_volume
-from tests.processes import eventually
 
 # Saves on SIGTERM, and ends with what stands in the file `code` of its volume.
 SCRIPT = """
@@ -150,27 +148,6 @@ def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_many_jobs(ddpjo
     assert (done.code, done.out) == (1, "")
     assert 0 < len({path.rpartition("/")[2] for path in asked}) < len(names), "each try takes 30 s"
     assert done.err.splitlines()[-1] == f"0 of 60 jobs suspended; not {', '.join(names)}"
-
-
-def test_a_wait_quotes_the_error_that_ended_a_run_in_the_background(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("tiny", "until [ -e $PLACE/go ]; do sleep 0.02; done", checkpoint=None))
-    with ddpjob.started("submit", file, "--local", "--wait", "--env", f"PLACE={ddpjob.folder}") as waiting:
-        record = ddpjob.state / "jobs" / "default" / "tiny" / "job.json"
-        eventually("it runs", record.exists)
-        eventually("the record cannot be replaced, as if the disk were full", lambda: made(record))
-        (ddpjob.folder / "go").touch()
-        said = waiting.communicate(timeout=120)[1]
-    assert waiting.returncode == 1, said
-    assert "no process of this machine runs tiny, which has not finished: " in said
-    assert "job.json.tmp: Is a directory" in said and "free space" in said and "ddpjob resume tiny" in said
-
-
-def made(record: Path) -> bool:
-    """Make a directory where the next record would be written, unless one is being written now."""
-    with contextlib.suppress(FileExistsError):
-        record.with_suffix(".json.tmp").mkdir()
-        return True
-    return False
 
 
 def test_logs_as_json_have_what_a_terminal_shows(ddpjob: Program) -> None:

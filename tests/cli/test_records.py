@@ -78,13 +78,8 @@ def test_logs_can_be_selected_by_node_attempt_and_length(failed: Program) -> Non
         "n2 second line",
     ]
     assert failed("logs", "bad", "--tail", "0").out == ""
-    assert failed("logs", "bad", "--rank", "1").out.splitlines() == ["n1 node 1 of attempt 2", "n1 second line"]
     assert failed("logs", "bad", "--rank", "1", "--rank", "2", "--tail", "1").out.splitlines() == [
         "n1 second line",
-        "n2 second line",
-    ]
-    assert failed("logs", "bad", "--attempt", "1", "--node", "2", "--tail", "2").out.splitlines() == [
-        "n2 node 2 of attempt 1",
         "n2 second line",
     ]
 
@@ -121,12 +116,6 @@ def test_lines_begin_with_the_rank_that_printed_them() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("10m", 600), ("1h30m", 5400), ("1d2s", 86_402)])
 def test_durations(text: str, seconds: int) -> None:
     assert _seconds(text) == seconds
-
-
-def test_ranks_that_no_line_names_are_an_error(ddpjob: Program) -> None:
-    ddpjob("run", ddpjob.write(shell_job("two", "echo hello", nprocPerNode=2)))
-    done = ddpjob("logs", "two", "--rank", "1")
-    assert done.out == "" and "do not say which rank" in done.is_refused()[0]
 
 
 @pytest.mark.parametrize(
@@ -174,16 +163,6 @@ def test_one_damaged_record_does_not_hide_the_others(ddpjob: Program) -> None:
     assert "damaged" in done.err
     assert ddpjob("delete", "one").code == 0
     assert ddpjob("get").code == 0
-
-
-def test_jobs_of_one_name_in_two_namespaces_need_the_namespace(ddpjob: Program) -> None:
-    job = shell_job("echo", "true")
-    ddpjob("run", ddpjob.write(job))
-    ddpjob("run", ddpjob.write(job), "--set", "metadata.namespace=other")
-    assert ddpjob("get").out.splitlines()[0].split()[0] == "NAMESPACE"
-    assert "--namespace default" in ddpjob("delete", "echo").is_refused()[2]
-    assert ddpjob("delete", "echo", "-n", "other").code == 0
-    assert "NAMESPACE" not in ddpjob("get").out
 
 
 def test_delete_keeps_the_volume_without_the_option(ddpjob: Program) -> None:

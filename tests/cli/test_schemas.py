@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from typer.main import get_command
 
 from ddpjob.cli.main import application
@@ -58,11 +57,6 @@ def verbs_with_json() -> Iterator[str]:
 
 def test_no_command_that_prints_json_is_left_out() -> None:
     assert set(verbs_with_json()) == {*COMMANDS, *WHILE_IT_RUNS, "submit"}
-
-
-@pytest.mark.parametrize("verb", ["get", "logs", "render", "submit"])
-def test_an_empty_object_fits_no_schema(verb: str) -> None:
-    assert misfits(verb, "{}")
 
 
 def test_what_each_command_prints_has_its_schema(ddpjob: Program) -> None:
