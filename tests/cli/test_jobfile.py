@@ -48,7 +48,6 @@ MISTAKES = {
         + "".join(f"b{n}: {{<<: *a}}\n" for n in range(101)),
         "more than 100,000 keys",
     ),
-    "a boolean that is none": ("a: !!bool b", "line 1, column 4: the value is not a valid bool"),
     "nesting without end": ("a: " + "[" * 5000, "recursion depth"),
     "a number that is none": ("a: !!int b", "line 1, column 4: the value is not a valid int"),
     "another version": (JOB.replace("v1alpha1", "v9"), "apiVersion ddpjob.dev/v9"),

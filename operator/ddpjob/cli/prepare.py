@@ -5,9 +5,8 @@ Holds ``--set``, also for ``submit``, and ``--volume``.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -31,15 +30,12 @@ _ROOTS = ("metadata", "spec")
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 
-@dataclass
-class Prepared:
-    """What to run. notes, warnings: lines to print before the run begins."""
+class Prepared(NamedTuple):
+    """What to run."""
 
     file: JobFile
     admitted: AdmittedJob
     paths: HostPaths
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 def prepare(request: Request) -> Prepared:
@@ -49,9 +45,7 @@ def prepare(request: Request) -> Prepared:
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job)
     paths = HostPaths(admitted.job, StateFolder(), _volumes(request.volumes or (), admitted.claims))
-    notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
-    warnings = [*filter(None, [_missing_gpus(admitted)]), *(mistake.message for mistake in mistakes(admitted.job))]
-    return Prepared(file, admitted, paths, notes, warnings)
+    return Prepared(file, admitted, paths)
 
 
 def read_changed(new: NewJob, *, image: str | None = None, namespace: str | None = None) -> JobFile:
@@ -100,23 +94,29 @@ def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:
     return volumes
 
 
-def differences(admitted: AdmittedJob, paths: HostPaths) -> Iterator[str]:
-    """Yield what differs from a cluster, and which directories serve as claims that the job did not create."""
+def remarks(file: JobFile, admitted: AdmittedJob, paths: HostPaths) -> Iterator[tuple[str, bool]]:
+    """Yield lines to print before the run, and whether each is a warning.
+
+    They say which documents are ignored, what may be a mistake, what differs from a cluster, and which directories
+    serve as claims that the job did not create.
+    """
+    if file.ignored:
+        yield f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}", False
+    wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
+    if wanted > found:
+        machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
+        yield f"{machine}: --nproc N sets the number of processes per node", True
+    yield from ((mistake.message, True) for mistake in mistakes(admitted.job))
     yield (
         "local mode: images, resource limits, security contexts, probes, placement and network policies are not "
-        "enforced, and mount paths are translated into directories of this machine"
+        "enforced, and mount paths are translated into directories of this machine",
+        False,
     )
     if not admitted.command:
-        yield f"the job has no command: running `{ENTRYPOINT}`, the entrypoint of this project's image"
+        yield f"the job has no command: running `{ENTRYPOINT}`, the entrypoint of this project's image", False
     for claim in admitted.claims:
         if claim != admitted.own_claim and claim not in paths.volumes:
-            yield f"claim {claim} is {paths.claim(claim)}; use another directory with --volume {claim}=DIR"
-
-
-def _missing_gpus(admitted: AdmittedJob) -> str | None:
-    wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
-    machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
-    return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None
+            yield f"claim {claim} is {paths.claim(claim)}; use another directory with --volume {claim}=DIR", False
 
 
 def assign(job: Json, assignment: str) -> None:
