@@ -71,19 +71,22 @@ class PlainDisplay(Display):
         self._written_at = -interval
         self._urgent: tuple[object, ...] = ()
         self._pods: dict[int, str] = {}
-        self._message = ""
         self._said = ""
 
     def show(self, moment: Moment) -> None:
         """Write changes of state at once, and progress every few seconds."""
         facts = [moment.state, *moment.job_facts()]
-        self._line, self._message = ", ".join([*facts, *moment.training_facts()]), moment.news
+        self._line, news = ", ".join([*facts, *moment.training_facts()]), moment.news
         progress, saved = moment.job.status.progress, moment.job.status.checkpoint
         training = (progress.epoch, progress.accuracy, progress.step is None) if progress else None
-        urgent = (*facts, self._message, training, saved.resumed_from_step if saved else None)
+        urgent = (*facts, training, saved.resumed_from_step if saved else None)
         if urgent != self._urgent or self._clock() - self._written_at >= self._interval:
             self._write_status()
         self._urgent = urgent
+        if not news or news not in self._said:  # no line before had it
+            if news:
+                self._print(f"  {news}")
+            self._said = news
         for pod in moment.pods:
             self._show_pod(pod)
 
@@ -99,13 +102,9 @@ class PlainDisplay(Display):
         print("\n".join(summary_lines(result, width=80)), file=self._stream, flush=True)
 
     def _write_status(self) -> None:
-        """Write the line, with a message that no line before had."""
-        written = f"{self._line}, {self._message}" if self._message else self._line
-        if written != self._written:
-            self._print(self._line if self._message in self._said else written)
-            self._written, self._written_at = written, self._clock()
-            if not self._message or self._message not in self._said:
-                self._said = self._message
+        if self._line != self._written:
+            self._print(self._line)
+            self._written, self._written_at = self._line, self._clock()
 
     def _show_pod(self, pod: JobPod) -> None:
         if pod.state == "pending" and pod.reason in _STARTING:
