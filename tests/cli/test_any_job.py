@@ -50,7 +50,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
     path = folder / "job.yaml"
     path.write_text(text)
     try:
-        found = prepare(Request(str(path), state_dir=str(folder / "state"), volumes=[f"shared={folder}"], **options))
+        found = prepare(Request(str(path), volumes=[f"shared={folder}"], **options))
         require_programs(found.admitted)
         found.admitted.created()
         Session(admitted=found.admitted, machine=Machine(found.paths), on_change=lambda *_: None, say=lambda _: None)

@@ -10,7 +10,7 @@ import pytest
 
 from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
-from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, moment_of, sparkline
+from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, moment_of
 from ddpjob.cli.get import CELLS, WIDE
 from ddpjob.cli.table import Cell
 from ddpjob.client.base import INTERRUPTED
@@ -33,7 +33,7 @@ def a_world(**spec: object) -> World:
 
 def lines(world: World, width: int = 80, *, coloured: bool = False, state: str | None = None) -> list[str]:
     job = DDPJob.from_manifest(world.job, state=state)
-    found = list(facts_of(job, world.now, [2.0, 1.0, 0.5]))
+    found = list(facts_of(job, world.now))
     return list(card_lines(headline(job, world.now), found, width=width, coloured=coloured))
 
 
@@ -41,7 +41,7 @@ def test_the_card_of_a_running_job_shows_all_that_is_known_of_it_without_colour(
     shown = lines(a_world(), coloured=True)
     text = " ".join(" ".join(shown).split())
     assert shown[0] == "mnist is Running for 1m00s: 2 of 2 nodes run"
-    for part in ("2/2 run", "2 ranks, 1 per node", "step 30/90", "loss 0.5", "█▃▁ 2 → 0.5", "1: began 1m00s ago"):
+    for part in ("2/2 run", "2 ranks, 1 per node", "step 30/90", "loss 0.5", "1: began 1m00s ago"):
         assert part in text
     assert "checkpoint step 20" in text
     assert "goodput" in text
@@ -118,15 +118,6 @@ def test_only_states_that_need_attention_are_abnormal() -> None:
     world.settle()
     job = DDPJob.from_manifest(world.job)
     assert (job.state, is_abnormal(job)) == ("Pending", True)
-
-
-def test_a_sparkline_has_the_course_of_the_values() -> None:
-    assert sparkline([4.0, 2.0, 0.0], 10) == "█▅▁ 4 → 0"
-    assert sparkline([float("nan"), 1.0, 2.0], 10) == ""
-    assert sparkline([4.0, 2.0, 0.0, float("nan"), float("inf")], 10) == "█▅▁×× 4 → inf"
-    assert sparkline([4.0, float("nan"), 2.0, 0.0, float("nan"), float("nan")], 3) == "█▁× 4 → nan"
-    assert len(sparkline(list(map(float, range(1000))), 30).split()[0]) <= 30
-    assert sparkline([1.0, 1.0, 1.0], 10) == "▁▁▁ 1 → 1"
 
 
 def test_every_column_of_kubectl_has_a_value() -> None:

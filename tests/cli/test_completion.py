@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -83,19 +82,3 @@ def test_a_completion_is_silent_and_waits_for_no_cluster_and_no_login(ddpjob: Pr
         assert time.monotonic() - begin < 30, "it waited for the program that logs in"
         assert (done.code, done.err) == (0, "")
         assert "tiny" in done.out
-
-
-def test_the_plugin_of_kubectl_calls_itself_so(ddpjob: Program) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        plugin = Path(sys.executable).with_name("kubectl-ddpjob")
-        return subprocess.run(
-            [plugin, *arguments], env=ddpjob.environment, capture_output=True, text=True, timeout=60, check=False
-        )
-
-    shown = run("logs", "--help").stdout
-    assert "Usage: kubectl ddpjob logs " in shown
-    assert "  kubectl ddpjob logs mnist-cpu" in shown
-    assert "completion" not in run("--help").stdout
-    refused = run("logs")
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[2].startswith("next:  kubectl ddpjob logs --help")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.cli.program import Program
-from tests.convert.test_jobs import EXPECTED, JOBS, NAMES
+from tests.convert.test_jobs import EXPECTED, JOBS
 
 SCRIPT = """\
 import os, sys
@@ -61,32 +61,20 @@ class Run(NamedTuple):
     lines: list[str]
 
 
-def ranks(count: int, arguments: str = "") -> list[str]:
-    return [f"rank {rank} of {count} {arguments}".rstrip() for rank in range(count)]
+def ranks(count: int) -> list[str]:
+    return [f"rank {rank} of {count}" for rank in range(count)]
 
 
 PLAIN = ("--set", "command=[python3, plain.py]")
+# tests/convert has what each job becomes. These run: torchrun, a command of one process, and no world.
 RUNS = {
     "pytorchjob-torchrun": Run("demo.py", (), ranks(4)),
     "pytorchjob-entrypoint": Run("plain.py", PLAIN, ranks(4)),
-    "pytorchjob-elastic": Run("images.py", ("--nproc", "2"), ranks(4, "--epochs=1 /data/images")),
-    "pytorchjob-gpu": Run("plain.py", PLAIN, ranks(2, "--backend nccl")),
-    "pytorchjob-python": Run("plain.py", (), ranks(3, "--epochs=1")),
-    "trainjob-torchrun": Run("", (), [f"{line} hello" for line in ranks(4)]),
-    "trainjob-overrides": Run("", ("--nproc", "2"), ranks(4, "--lora")),
     "trainjob-queue": Run("", ("--set", "suspend=false"), ["trained"] * 3),
-    "trainjob-own-runtime": Run("", (), [f"node {rank} of 4 1" for rank in range(4)]),
-    "trainjob-steps": Run("train.py", ("--nproc", "2"), ranks(4)),
 }
 
 
-# tests/convert has what each becomes. These run at each landing: torchrun, a command of one process, and no world.
-AT_A_LANDING = ("pytorchjob-torchrun", "pytorchjob-entrypoint", "trainjob-queue")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in AT_A_LANDING else pytest.mark.soak) for name in NAMES]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_converted_job_runs_as_one_world(ddpjob: Program, name: str) -> None:
     run = RUNS[name]
     file = converted(ddpjob, name)

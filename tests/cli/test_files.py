@@ -2,16 +2,12 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 import yaml
 
-from ddpjob.api.objects import Json
-from ddpjob.client.validation import Validation
 from ddpjob.engine.injection import PROGRAM
 from tests.cli.program import ROOT, Program, shell_job, with_volume
-from tests.json_schema import faults
 
 UID = "00000000-0000-4000-8000-000000000000"
 EXAMPLES = [
@@ -58,17 +54,6 @@ def test_validate_warns_of_a_device_that_nobody_has_and_of_nodes_without_checkpo
     assert "restartPolicy: must be a mapping of fields" in text and "args: must be a list, as [a, b]" in text
 
 
-def test_validate_json_follows_its_model(ddpjob: Program) -> None:
-    bad = yaml.safe_dump(shell_job("mnist", "true", numNodes=0))
-    done = ddpjob("validate", "-", "-o", "json", stdin=bad)
-    assert done.code == 1
-    found = Validation.model_validate_json(done.out)
-    assert not found.valid
-    (problem,) = found.files[0].problems
-    assert (problem.job, problem.field, problem.severity) == ("mnist", "spec.numNodes", "error")
-    assert not list(faults(json.loads(done.out), json.loads(SCHEMA.read_text(encoding="utf-8"))))
-
-
 def test_validate_escapes_what_could_control_the_terminal(ddpjob: Program) -> None:
     done = ddpjob("validate", "-", stdin='kind: DDPJob\nmetadata: {name: a}\n"\\e[2Jspec": 1\n')
     assert done.code == 1
@@ -92,39 +77,6 @@ def test_render_prints_what_the_operator_creates_and_nothing_else(ddpjob: Progra
     assert {item["metadata"]["namespace"] for item in objects} == {"team-a"}
     assert ddpjob("render", file, "-n", "team-a", "-o", form).out == done.out
     assert not ddpjob.state.exists()
-
-
-def test_pods_that_run_are_those_that_render_prints(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("echo", "true", **with_volume(numNodes=2)))
-    printed = [o for o in yaml.safe_load_all(ddpjob("render", file).out) if o["kind"] == "Pod"]
-    assert ddpjob("run", file).code == 0
-    job = ddpjob.job("echo")
-    ran = json.loads((ddpjob.state / "jobs" / "default" / "echo" / "job.json").read_text())["pods"]
-    assert len(ran) == len(printed) == 2
-    for one, other in zip(printed, ran, strict=True):
-        env = other["spec"]["containers"][0]["env"]
-        token = next(variable for variable in env if variable["name"] == "DDPJOB_TOKEN")
-        env.remove(token)  # drawn for each attempt, and never printed
-        assert missing(plain(one, UID), plain(other, job["metadata"]["uid"])) == []
-
-
-def plain(pod: Json, uid: str) -> Json:
-    """Return the pod with its uid replaced by a constant."""
-    text: Json = json.loads(json.dumps(pod).replace(uid, "UID").replace(f"echo-{uid[:5]}", "echo-UID"))
-    return text
-
-
-def missing(printed: Any, ran: Any, path: str = "") -> list[str]:
-    """Return the paths of printed values that differ in what ran; an API server and a kubelet may only add values."""
-    if isinstance(printed, dict) and isinstance(ran, dict):
-        return [p for key, value in printed.items() for p in missing(value, ran.get(key), f"{path}.{key}")]
-    if isinstance(printed, list) and isinstance(ran, list) and len(printed) == len(ran):
-        return [p for n, value in enumerate(printed) for p in missing(value, ran[n], f"{path}[{n}]")]
-    return [] if printed == ran else [f"{path}: {printed!r}, not {ran!r}"]
-
-
-def test_render_refuses_an_invalid_job_in_three_lines(ddpjob: Program) -> None:
-    assert "spec.numNodes" in ddpjob("render", ddpjob.write(shell_job("mnist", "true", numNodes=0))).is_refused()[0]
 
 
 def test_init_prints_a_job_that_is_valid_and_renders(ddpjob: Program) -> None:

@@ -125,9 +125,6 @@ def test_a_user_with_the_role_edit_reads_and_changes_everything(ddpjob: Program,
         world.plane.request("POST", claims, {"metadata": metadata, "spec": claim})
         reads_everything(editor, world)
         where = f"(cluster {world.plane.server}, namespace {world.namespace})"
-        with editor.on_terminal("delete", "mnist") as terminal:
-            terminal.answer(f"delete mnist {where}?", "n")
-            assert terminal.ends() == 1
         for command, done in zip(CHANGES, ("suspended", "resumed", "restarted", "deleted"), strict=True):
             if done == "resumed":
                 world.stop(job)

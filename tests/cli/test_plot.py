@@ -98,7 +98,7 @@ for step in range(1, 51):
     assert drawn.splitlines()[0].endswith("step 50 of 100, loss NaN from step 25")
     assert "  ! step 25: attempt 1: the loss is NaN at step 25 and 25 later" in drawn
     card = ddpjob("get", "tiny", env=plain).out
-    assert "loss nan" in card and " 1 → nan" in card
+    assert "loss nan" in card
     assert " nan" in ddpjob("get", "-o", "wide").out
     assert ddpjob("report", "tiny").code == 0
     page = (ddpjob.folder / "tiny.html").read_text()

@@ -3,13 +3,19 @@
 import json
 import sys
 
+import pytest
+
 from ddpjob.api.objects import Json
+from ddpjob.cli.transfer import shown_transfer
+from ddpjob.client.volume.contents import PullProgress
 from ddprun.checkpoint_files import Checkpoints
 from tests.cli.program import ROOT, Program, with_volume
 from tests.json_schema import faults
 
 SAVE = """
 import os, pathlib
+from ddpjob.cli.transfer import shown_transfer
+from ddpjob.client.volume.contents import PullProgress
 from ddprun.checkpoint_files import Checkpoints
 from ddprun.reporting.metrics import RowsFile
 root = pathlib.Path(os.environ["DDPJOB_CHECKPOINT_DIR"])
@@ -50,7 +56,7 @@ def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: P
     assert [file["path"] for file in listed["metrics"]] == ["metrics/run-000001.jsonl"]
     with ddpjob.on_terminal("checkpoints", "tiny", columns=70) as terminal:
         assert terminal.ends() == 0
-        assert listed["checkpoints"][0]["path"] in terminal(), "a narrow terminal does not cut it"
+        assert f"{listed['checkpoints'][0]['path']}\r\n" in terminal(), "a narrow terminal does not cut it"
     table = ddpjob("checkpoints", "tiny").out.splitlines()
     assert table[0].startswith(f"claim tiny-checkpoints, {ddpjob.state}")
     assert table[1].split() == ["RUN", "STEP", "SIZE", "AGE", "STATE", "FILE"]
@@ -62,9 +68,6 @@ def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: P
     found = Checkpoints(ddpjob.folder / "tiny", keep=3).resume(print)
     assert found is not None
     assert (found[0].step, found[1]) == (10, b"ten" * 1000)
-    with ddpjob.on_terminal("pull", "tiny", "--to", "there", columns=160) as terminal:
-        assert terminal.ends() == 0
-        assert terminal().count("\n") == 3, "what is shown meanwhile is cleared"
     newest = ddpjob("pull", "tiny", "--to", "here")
     assert newest.code == 0
     assert newest.out.splitlines()[-1] == f"2 files of tiny (this machine) in {ddpjob.folder / 'here'}"
@@ -92,3 +95,22 @@ def test_a_job_without_a_volume_and_a_step_that_was_never_saved(ddpjob: Program)
     plain: Json = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": "plain"}}
     assert ddpjob("run", ddpjob.write(plain | {"spec": {"image": "none", "command": ["true"]}})).code == 0
     assert "plain has no volume" in ddpjob("checkpoints", "plain").is_refused()[0]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "printed"),
+    [
+        (False, "    1s  waits\n   12s  50 % of 10 B, a.pt\n"),
+        (True, "    1s  waits\x1b[K\r    3s  50 % of 10 B, a.pt\x1b[K\r   12s  50 % of 10 B, a.pt\x1b[K\r\x1b[K"),
+    ],
+)
+def test_a_transfer_is_one_line_that_changes_on_a_terminal_and_lines_elsewhere(
+    is_terminal: bool, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([0.0, 1.0, 2.0, 3.0, 12.0])
+    monkeypatch.setattr("ddpjob.cli.transfer.time.monotonic", lambda: next(times))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    with shown_transfer() as show:
+        for progress in (PullProgress("waits"), PullProgress("waits"), *[PullProgress("", "a.pt", 5, 10)] * 2):
+            show(progress)
+    assert capsys.readouterr().err == printed

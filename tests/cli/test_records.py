@@ -78,13 +78,8 @@ def test_logs_can_be_selected_by_node_attempt_and_length(failed: Program) -> Non
         "n2 second line",
     ]
     assert failed("logs", "bad", "--tail", "0").out == ""
-    assert failed("logs", "bad", "--rank", "1").out.splitlines() == ["n1 node 1 of attempt 2", "n1 second line"]
     assert failed("logs", "bad", "--rank", "1", "--rank", "2", "--tail", "1").out.splitlines() == [
         "n1 second line",
-        "n2 second line",
-    ]
-    assert failed("logs", "bad", "--attempt", "1", "--node", "2", "--tail", "2").out.splitlines() == [
-        "n2 node 2 of attempt 1",
         "n2 second line",
     ]
 
@@ -121,12 +116,6 @@ def test_lines_begin_with_the_rank_that_printed_them() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("10m", 600), ("1h30m", 5400), ("1d2s", 86_402)])
 def test_durations(text: str, seconds: int) -> None:
     assert _seconds(text) == seconds
-
-
-def test_ranks_that_no_line_names_are_an_error(ddpjob: Program) -> None:
-    ddpjob("run", ddpjob.write(shell_job("two", "echo hello", nprocPerNode=2)))
-    done = ddpjob("logs", "two", "--rank", "1")
-    assert done.out == "" and "do not say which rank" in done.is_refused()[0]
 
 
 @pytest.mark.parametrize(
@@ -176,16 +165,6 @@ def test_one_damaged_record_does_not_hide_the_others(ddpjob: Program) -> None:
     assert ddpjob("get").code == 0
 
 
-def test_jobs_of_one_name_in_two_namespaces_need_the_namespace(ddpjob: Program) -> None:
-    job = shell_job("echo", "true")
-    ddpjob("run", ddpjob.write(job))
-    ddpjob("run", ddpjob.write(job), "--set", "metadata.namespace=other")
-    assert ddpjob("get").out.splitlines()[0].split()[0] == "NAMESPACE"
-    assert "--namespace default" in ddpjob("delete", "echo").is_refused()[2]
-    assert ddpjob("delete", "echo", "-n", "other").code == 0
-    assert "NAMESPACE" not in ddpjob("get").out
-
-
 def test_delete_keeps_the_volume_without_the_option(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("bad", "exit 3", restartPolicy={"maxRestarts": 0}, **with_volume()))
     assert ddpjob("run", file).code == 1
@@ -200,46 +179,6 @@ def test_delete_keeps_the_volume_without_the_option(ddpjob: Program) -> None:
     ddpjob("run", file, "--set", "checkpoint.claimRetention=Delete")
     assert "bad-checkpoints deleted" in ddpjob("delete", "bad").out, "as in a cluster"
     assert not volume.exists()
-
-
-def test_delete_asks_on_a_terminal_about_job_and_volume(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("one", "true", **with_volume()))
-    job, volume = "delete one (this machine)?", "also delete its volume: checkpoints, metrics, data?"
-    claim = ddpjob.state / "volumes" / "default" / "one-checkpoints"
-
-    def asked(*options: str, answers: dict[str, str]) -> int:
-        ddpjob("run", file)
-        with ddpjob.on_terminal("delete", "one", *options) as terminal:
-            for question, answer in answers.items():
-                terminal.answer(question, answer)
-            code = terminal.ends()
-            assert {question for question in (job, volume) if question in terminal()} == answers.keys()
-        return code
-
-    assert asked(answers={job: "n"}) == 1
-    assert ddpjob("get", "one").code == 0
-    assert asked(answers={job: "y", volume: "n"}) == 0
-    assert claim.is_dir() and ddpjob("get", "one").code == 2
-    assert asked("--keep-volume", answers={job: "y"}) == 0
-    assert claim.is_dir()
-    assert asked("--yes", "--volumes", answers={}) == 0
-    assert not claim.exists()
-    with ddpjob.on_terminal("delete", "one") as terminal:
-        assert terminal.ends() == 2 and "?" not in terminal().partition("error: ")[0], "there is no such job"
-
-
-def test_delete_asks_no_question_whose_answer_the_job_has_decided(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("one", "true", **with_volume()))
-    assert ddpjob("run", file, "--set", "checkpoint.claimRetention=Delete").code == 0
-    with ddpjob.on_terminal("delete", "one") as terminal:
-        terminal.answer("delete one with its volume (this machine)?", "n")
-        assert terminal.ends() == 1
-    assert "claimRetention is Delete" in ddpjob("delete", "one", "--keep-volume").is_refused()[1]
-    assert (ddpjob.state / "volumes" / "default" / "one-checkpoints").is_dir()
-    with ddpjob.on_terminal("delete", "one") as terminal:
-        terminal.answer("delete one with its volume (this machine)?", "y")
-        assert terminal.ends() == 0 and "also delete" not in terminal()
-    assert not (ddpjob.state / "volumes" / "default" / "one-checkpoints").exists()
 
 
 @pytest.mark.parametrize("part", ["jobs/default/echo", "jobs/default", "volumes/default/echo-checkpoints"])

@@ -75,13 +75,6 @@ def test_second_ctrl_c_kills_a_job_that_ignores_sigterm(ddpjob: Program) -> None
     assert processes_of(ddpjob.folder) == []
 
 
-def test_second_run_of_a_job_is_refused_and_names_the_first(ddpjob: Program) -> None:
-    file = ddpjob.write(a_job())
-    with ddpjob.started("run", file) as process:
-        ddpjob.until_log("stopped", "waiting")
-        assert str(process.pid) in ddpjob("run", file).is_refused()[0]
-
-
 def test_delete_stops_a_live_run_and_keeps_the_volume(ddpjob: Program) -> None:
     with ddpjob.started("run", ddpjob.write(a_job())) as process:
         ddpjob.until_log("stopped", "waiting")

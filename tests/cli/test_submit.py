@@ -74,12 +74,12 @@ def test_a_wait_shows_each_change_and_ends_with_what_why_says(ddpjob: Program) -
     assert changes[end + 1 :] == ddpjob("why", "tiny").out.splitlines()
 
 
-def test_a_wait_on_a_terminal_shows_the_table_of_run(ddpjob: Program) -> None:
+def test_a_wait_on_a_terminal_shows_the_card_of_run(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "exit 0", **NEVER))
     with ddpjob.on_terminal("submit", file, "--local", "--wait") as terminal:
         assert terminal.ends() == 0
         shown = terminal()
-    for text in ("NODE", "FOR", "tiny is Succeeded", "stage: "):
+    for text in ("NODE", "ATTEMPT", "tiny is Succeeded", "stage: "):
         assert text in shown, shown
 
 

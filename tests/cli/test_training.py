@@ -123,7 +123,7 @@ OF_A_FINISHED_JOB = (
     *("get", "why", "logs", "describe", "wait", "checkpoints", "pull", "plot", "report", "bundle"),
     "delete",
 )
-OF_A_RUNNING_JOB = ("top", "restart", "suspend", "set", "resume")
+OF_A_RUNNING_JOB = ("top", "restart", "suspend", "resume")
 OF_A_CLUSTER = ("submit",)  # run here with --dry-run=client
 
 STEPS = """

@@ -63,11 +63,6 @@ def files_of(path: Path) -> dict[str, str]:
         return {name: zipped.read(name).decode() for name in zipped.namelist()}
 
 
-def test_there_is_no_bundle_of_no_job(ddpjob: Program, tmp_path: Path) -> None:
-    assert "there is no job tiny" in ddpjob("bundle", "tiny", "--local").is_refused()[0]
-    assert not list(tmp_path.glob("tiny*"))
-
-
 def test_doctor_without_a_kubeconfig_and_with_a_cluster_that_does_not_answer(ddpjob: Program, tmp_path: Path) -> None:
     nowhere = {"KUBECONFIG": str(tmp_path / "absent")}
     done = ddpjob("doctor", "-o", "json", env=nowhere)

@@ -1,11 +1,8 @@
 """`ddpjob why` on jobs of this machine."""
 
 import json
-import os
 import re
 import shutil
-import signal
-from pathlib import Path
 
 from ddpjob.api.objects import Json
 from ddpjob.cli.why import verdict_lines
@@ -43,16 +40,6 @@ def test_a_script_that_raises_is_quoted_also_when_its_log_is_gone(ddpjob: Progra
     assert [line[:7] for line in lines[-2:]] == ["hint:  ", "next:  "]
     shutil.rmtree(ddpjob.state / "jobs" / "default" / "tiny" / "pods")
     assert explained(ddpjob, "tiny")["exception"] == "ValueError"
-
-
-def test_a_job_whose_process_was_killed(ddpjob: Program) -> None:
-    with ddpjob.started("run", ddpjob.write(shell_job("tiny", "echo up; sleep 1000")), "-o", "json") as run:
-        ddpjob.until_log("tiny", "up")
-        assert explained(ddpjob, "tiny")["operator"] == "Alive"
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait(60)
-    found = explained(ddpjob, "tiny")
-    assert (found["stage"], found["next"], found["isAbnormal"]) == ("Interrupted", "ddpjob resume tiny", True)
 
 
 HUNG = """
@@ -96,11 +83,6 @@ def test_a_hang_is_seen_at_once_located_before_its_deadline_and_is_no_training(d
     assert status["time"]["stalled"] >= 50 and status["time"]["training"] < 20
     found = explained(ddpjob, "tiny")
     assert (found["stage"], found["rank"], found["where"]) == ("Hang", 1, "train.py:7")
-
-
-def test_a_job_that_is_not_known(ddpjob: Program, tmp_path: Path) -> None:
-    done = ddpjob("why", "tiny", "--local")
-    assert "there is no job tiny" in done.is_refused()[0]
 
 
 def test_the_verdict_is_said_once_and_the_line_of_the_user_first() -> None:

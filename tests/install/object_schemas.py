@@ -33,7 +33,7 @@ def job_or_jobs() -> Schema:
     one = {"$ref": "#/$defs/DDPJob"}
     several = {"$ref": "#/$defs/DDPJobList"}
     return {
-        "description": "A DDPJob, or several: the list of `ddpjob get`.",
+        "description": "A DDPJob, or several: the list of `ddpjob get`. With --watch each line is a DDPJob.",
         "$defs": {"DDPJob": _job(), "DDPJobList": _list("The jobs.", one)},
         "anyOf": [one, several],
     }

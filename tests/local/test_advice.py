@@ -43,22 +43,6 @@ def test_advice_about_each_end_of_a_process_names_nothing_of_a_cluster() -> None
         assert not words, (row.when, words)
     reached = [row for _, row in found]
     assert [row.when for row in TABLE if row.local and row not in reached] == []
-    # Of these only a cluster has the facts: conditions and reasons of pods, waiting containers, deletions.
-    unreached = {row.reason or row.when for row in TABLE if row not in reached}
-    assert unreached == {
-        *("NodeLost", "Preempted", "Drained", "NodeShutdown", "Evicted", "LimitExceeded", "PodDeadlineExceeded"),
-        *(
-            "PodDeleted",
-            "PodLost",
-            "ContainerStatusUnknown",
-            "InvalidImageName",
-            "CreateContainerConfigError",
-            "LauncherNotInjected",
-        ),
-        "the same, on the same Kubernetes node as before",
-        "the kubelet refused the pod (UnexpectedAdmissionError, OutOfcpu, NodeAffinity, ...)",
-        "the pod failed without an exit code",
-    }
 
 
 def test_advice_by_the_text_of_an_error_holds_on_this_machine() -> None:

@@ -57,15 +57,14 @@ def test_variables_refer_to_earlier_ones_and_env_from_but_not_to_later_ones() ->
     assert seen["B"] == "1$(C)0.1"
 
 
-def test_env_from_takes_its_prefix_and_env_overrides_it() -> None:
+def test_secrets_and_config_maps_are_values_and_env_overrides_env_from() -> None:
     sources = [{"prefix": "P_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "keys"}}]
+    sources.append({"configMapRef": {"name": "none", "optional": True}})
     seen = resolved({"name": "P_note", "value": "own"}, env_from=sources)
     assert seen == {"P_lr": "0.1", "P_note": "own", "token": "s3cret"}
-
-
-def test_keys_of_secrets_and_config_maps_are_values() -> None:
     assert resolved(variable({"secretKeyRef": {"name": "keys", "key": "token"}})) == {"X": "s3cret"}
     assert resolved(variable({"configMapKeyRef": {"name": "settings", "key": "lr"}})) == {"X": "0.1"}
+    assert resolved(variable({"secretKeyRef": {"name": "none", "key": "a", "optional": True}})) == {}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +72,6 @@ def test_keys_of_secrets_and_config_maps_are_values() -> None:
     [
         ({"secretKeyRef": {"name": "none", "key": "a"}}, "the job refers to the Secret none, which its file does not"),
         ({"secretKeyRef": {"name": "keys", "key": "a"}}, "the job refers to the key a of the Secret keys, which has"),
-        ({"configMapKeyRef": {"name": "none", "key": "a"}}, "the ConfigMap none, which its file does not contain"),
-        ({"configMapKeyRef": {"name": "settings", "key": "a"}}, "the key a of the ConfigMap settings"),
         ({"fieldRef": {"fieldPath": "metadata.name"}}, "the variable X has a source that local mode does not support"),
         ({"resourceFieldRef": {"resource": "limits.cpu"}}, "the variable X has a source that local mode does not"),
     ],
@@ -91,11 +88,6 @@ def test_missing_or_unsupported_source_is_refused_with_a_next_step(value_from: J
 def test_unknown_source_of_all_variables_is_refused(source: Json) -> None:
     with pytest.raises(LocalError, match="envFrom has a source that local mode does not support"):
         resolved(env_from=[source])
-
-
-def test_missing_optional_reference_sets_no_variable() -> None:
-    assert "X" not in resolved(variable({"secretKeyRef": {"name": "none", "key": "a", "optional": True}}))
-    assert resolved(env_from=[{"configMapRef": {"name": "none", "optional": True}}]) == {}
 
 
 def test_secret_accepts_data_and_string_data() -> None:

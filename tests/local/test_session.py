@@ -74,13 +74,6 @@ async def test_exception_far_above_the_end_of_the_log_is_named_with_its_node(pla
     assert failure["message"].endswith(f"rank 2, /work/train.py:25: {VALUE_ERROR}")
 
 
-async def test_finished_job_keeps_its_record_despite_its_ttl(place: Place) -> None:
-    run = await place.finish(a_local_job("true", ttlSecondsAfterFinished=0))
-    recorded = run.folder.job()
-    assert recorded is not None
-    assert recorded["status"]["state"] == "Succeeded"
-
-
 async def test_events_are_in_the_job_folder_and_not_on_the_terminal(
     place: Place, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

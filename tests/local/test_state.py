@@ -37,13 +37,6 @@ def test_state_folder_follows_the_environment(environment: dict[str, str], root:
     assert default_root(environment) == root
 
 
-def test_missing_record_is_none_and_reading_creates_no_folder(tmp_path: Path) -> None:
-    folder = StateFolder(tmp_path / "state").job("default", "a")
-    assert (folder.job(), folder.pods(), folder.runner()) == (None, [], None)
-    assert StateFolder(tmp_path / "state").jobs() == []
-    assert not (tmp_path / "state").exists()
-
-
 META = {"namespace": "default", "name": "a", "uid": "0a1b2c3d"}
 
 

@@ -65,16 +65,11 @@ def as_ordinary_user(folder: str) -> Iterator[None]:
         os.seteuid(before)
 
 
-async def test_claim_is_a_directory_that_later_pods_share(bench: Bench) -> None:
-    await bench.run(a_pod(mounted("echo kept > /mnt/v/file"), volumes=CLAIM))
-    await bench.run(a_pod(mounted("cat /mnt/v/file"), name="mnist-0a1b2-2-0", volumes=CLAIM))
+async def test_claim_is_a_directory_that_later_pods_share_with_its_sub_paths(bench: Bench) -> None:
+    await bench.run(a_pod(mounted("echo kept > /mnt/v/file", subPath="a/b"), volumes=CLAIM))
+    await bench.run(a_pod(mounted("cat /mnt/v/a/b/file"), name="mnist-0a1b2-2-0", volumes=CLAIM))
     assert bench.log("mnist-0a1b2-2-0") == "kept\n"
-    assert (bench.state.volume("default", "data") / "file").read_text() == "kept\n"
-
-
-async def test_sub_path_is_created_in_the_volume(bench: Bench) -> None:
-    await bench.run(a_pod(mounted("echo here > /mnt/v/file", subPath="a/b"), volumes=CLAIM))
-    assert (bench.state.volume("default", "data") / "a/b/file").read_text() == "here\n"
+    assert (bench.state.volume("default", "data") / "a/b/file").read_text() == "kept\n"
 
 
 @pytest.mark.parametrize(
@@ -89,20 +84,16 @@ def test_mount_that_local_mode_has_not_is_refused(bench: Bench, mount: dict[str,
     assert refusal(bench, a_pod(mounted("true", **mount), volumes=CLAIM)) == message
 
 
-@pytest.mark.parametrize("medium", ["", "Memory"])
-async def test_empty_dir_is_removed_with_the_pod(bench: Bench, medium: str) -> None:
-    volume = {"name": "v", "emptyDir": {"medium": medium}}
-    await bench.run(a_pod(mounted("touch /mnt/v/x; cd /mnt/v; ls; pwd -P"), volumes=[volume]))
+async def test_empty_dir_is_removed_with_the_pod_and_shared_memory_is_that_of_the_machine(bench: Bench) -> None:
+    volume = {"name": "v", "emptyDir": {"medium": "Memory"}}
+    await bench.run(a_pod(mounted("touch /mnt/v/x; ls; pwd -P") | {"workingDir": "/mnt/v"}, volumes=[volume]))
     listed, place = bench.log(POD).splitlines()
     assert listed == "x"
     assert place.startswith(str(bench.folder))
     assert not os.path.lexists(place)  # noqa: ASYNC240
-
-
-async def test_shared_memory_is_that_of_the_machine(bench: Bench) -> None:
-    pod = a_pod(mounted("cd /dev/shm; pwd -P", "/dev/shm"), volumes=[{"name": "v", "emptyDir": {"medium": "Memory"}}])
-    await bench.run(pod)
-    assert bench.log(POD) == "/dev/shm\n"
+    shared = a_pod(mounted("cd /dev/shm; pwd -P", "/dev/shm"), name="mnist-0a1b2-2-0", volumes=[volume])
+    await bench.run(shared)
+    assert bench.log("mnist-0a1b2-2-0") == "/dev/shm\n"
 
 
 @pytest.mark.parametrize("kind", ["", "DirectoryOrCreate"])
@@ -156,8 +147,3 @@ async def test_files_of_secrets_and_config_maps_exist_while_the_pod_runs(
 )
 def test_unsupported_or_missing_volume_is_named(bench: Bench, volume: Json, message: str) -> None:
     assert message in refusal(bench, a_pod(mounted("true"), volumes=[{"name": "v"} | volume]))
-
-
-async def test_working_directory_is_translated(bench: Bench) -> None:
-    await bench.run(a_pod(mounted("pwd -P") | {"workingDir": "/mnt/v"}, volumes=CLAIM))
-    assert bench.log(POD) == f"{bench.state.volume('default', 'data')}\n"

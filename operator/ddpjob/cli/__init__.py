@@ -4,7 +4,7 @@
          │         card ─▶ output, live               while the job runs
          │         summary ─▶ output, live            when it has ended
          ├▶ get (card), describe, why, logs, wait, change, delete ─▶ place ─▶ client (the Python API)
-         ├▶ plot, report ─▶ training ─▶ client, ddpplot
+         ├▶ plot ─▶ training ─▶ client, ddpplot
          └▶ init, validate, render, convert          files alone: client.validation, convert
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text

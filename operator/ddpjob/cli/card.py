@@ -3,7 +3,6 @@
 Text of a job or of its trainer passes through ``one_line``. Only what is abnormal is in colour.
 """
 
-import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -28,8 +27,6 @@ _ORDINARY = frozenset(
 )
 """Reasons of the condition Running that every start has."""
 _INDENT = 16  # columns of a label
-_SPARKS = 32  # columns
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 class Fact(NamedTuple):
@@ -79,12 +76,8 @@ def is_abnormal(job: DDPJob) -> bool:
     return found is not None and found.type in ("Running", "Stalled") and found.reason not in _ORDINARY
 
 
-def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fact]:
-    """Yield what is known of the job.
-
-    Args:
-        losses: of the steps of the training; empty if its metrics cannot be read.
-    """
+def facts_of(job: DDPJob, now: datetime) -> Iterator[Fact]:
+    """Yield what is known of the job."""
     status = job.status
     yield from _nodes(status)
     if progress := progress_facts(status):
@@ -92,8 +85,6 @@ def facts_of(job: DDPJob, now: datetime, losses: Sequence[float]) -> Iterator[Fa
         last = [f"reported {age} ago"] if age and not job.finished else []
         yield Fact("progress", ", ".join([*progress, *last]))
     yield from (Fact("", text, is_abnormal=True) for text in troubles(job, now))
-    if drawn := sparkline(losses, _SPARKS):
-        yield Fact("loss", drawn, is_abnormal=not math.isfinite(losses[-1]))
     yield from attempts(job, now)
     if status.failures:
         yield from _failure(status.failures[-1], now, is_abnormal=job.state in ABNORMAL_STATES)
@@ -207,12 +198,13 @@ def attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:
     recorded = {failure.attempt for failure in failures}
     if current is not None and current.number and current.number not in recorded:
         yield Fact(label, f"{current.number}: {_course(job, now)}")
+        label = ""
         for life in (current.in_place.failures if current.in_place else None) or ():
             took = f", recovered in {life.recovery_milliseconds / 1000:.1f} s" if life.recovery_milliseconds else ""
             rank = f" on rank {life.rank}" if life.rank is not None else ""
             yield Fact("", f"life {life.life}: {life.reason}{rank}{took} → in place")
     if text := restarts_text(job):
-        yield Fact("", text)
+        yield Fact(label, text)
 
 
 def _course(job: DDPJob, now: datetime) -> str:
@@ -251,22 +243,6 @@ def _past(start: str | None, end: datetime | str) -> str:
     if start is None:
         return ""
     return duration(seconds_between(start, parse_time(end) if isinstance(end, str) else end))
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the course of the values in one line of at most ``width`` bars; empty for fewer than three finite values.
-
-    A bar of values that are NaN or infinite is ``×``.
-    """
-    if len([value for value in values if math.isfinite(value)]) < 3:
-        return ""
-    bundle = math.ceil(len(values) / width)
-    groups = [[v for v in values[i : i + bundle] if math.isfinite(v)] for i in range(0, len(values), bundle)]
-    means = [sum(group) / len(group) if group else None for group in groups]
-    low, high = min(mean for mean in means if mean is not None), max(mean for mean in means if mean is not None)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    bars = "".join("×" if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
-    return f"{bars} {values[0]:.4g} → {values[-1]:.4g}"
 
 
 class Moment(NamedTuple):

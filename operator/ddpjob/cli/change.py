@@ -1,18 +1,16 @@
-"""``ddpjob suspend``, ``resume``, ``restart`` and ``set``: the changes of jobs that are not finished."""
+"""``ddpjob suspend``, ``resume`` and ``restart``: the changes of jobs that are not finished."""
 
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from typer import Argument
 
-from ddpjob.api.objects import Json
-from ddpjob.cli.options import Name, Names, Selector
-from ddpjob.cli.place import Where, chosen, find
+from ddpjob.cli.options import Names, Selector
+from ddpjob.cli.place import Where, chosen
 from ddpjob.cli.text import show_error
-from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
+from ddpjob.errors import DDPJobError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpjob.client.base import Client
@@ -57,36 +55,7 @@ def restart(name: Names = None, selector: Selector = None, *, where: Where) -> i
     return on_each(jobs, lambda client, job: client.restart(job), "restarted")
 
 
-def set(  # noqa: A001 - the name of the command
-    name: Name,
-    assignments: Annotated[
-        list[str], Argument(metavar="FIELD=VALUE...", help="Fields of the spec, as --set of run; null removes one.")
-    ],
-    *,
-    where: Where,
-) -> int:
-    """Change fields of a job that has not finished: maxRestarts, deadlines, and while it is suspended its size.
-
-    docs/reference/fields.md says which fields are fixed. On this machine the job must be suspended.
-
-    \b
-    Example:
-      ddpjob set mnist-cpu restartPolicy.maxRestarts=5
-    """
-    from ddpjob.cli.prepare import assign
-
-    patch: Json = {"metadata": {}, "spec": {}}
-    for assignment in assignments:
-        assign(patch, assignment, is_patch=True)
-    if patch["metadata"]:
-        raise InvalidJobError("only fields of the spec can be set", "metadata is fixed", "kubectl label changes labels")
-    with find(name, where) as client:
-        client.change(name, patch["spec"])
-        typer.echo(f"{name} changed ({client.place})")
-    return 0
-
-
-def labels_of(jobs: "Sequence[tuple[Client, str | DDPJob]]") -> list[str]:
+def _labels_of(jobs: "Sequence[tuple[Client, str | DDPJob]]") -> list[str]:
     """Return how each job is called: by its name, with its namespace if jobs of several namespaces have this name."""
     names = [job if isinstance(job, str) else job.name for _, job in jobs]
     return [
@@ -117,7 +86,7 @@ def on_each(jobs: "Sequence[tuple[Client, str | DDPJob]]", action: Action, done:
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-change")
     try:
         results = pool.map(carried_out, jobs)
-        for (client, _), name, result in zip(jobs, labels_of(jobs), results, strict=True):
+        for (client, _), name, result in zip(jobs, _labels_of(jobs), results, strict=True):
             if isinstance(result, DDPJobError):
                 if result not in left.values():
                     show_error(result)

@@ -3,8 +3,9 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
@@ -34,6 +35,7 @@ def get(
         Option("--output", "-o", metavar="FORM", help="table, wide, json, yaml or name."),
     ] = None,
     *,
+    watch: Annotated[bool, Option("--watch", "-w", help="Go on, and print jobs again when they change.")] = False,
     selector: Selector = None,
     all_namespaces: Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     where: Where,
@@ -44,22 +46,55 @@ def get(
     where the time went. Only what is abnormal is in colour.
 
     Listed are the jobs of the cluster of the kubeconfig if it has DDPJobs, else of this machine; --local and --context
-    decide. Interrupted: the job is not finished, and no process of this machine runs it. The JSON of several jobs is a
-    List. Its schema is docs/reference/schemas/ddpjob.json.
+    decide. --watch ends when the named job has finished. Interrupted: the job is not finished, and no process of this
+    machine runs it. The JSON of several jobs is a List, with --watch an object a line. Its schema is
+    docs/reference/schemas/ddpjob.json.
 
     \b
     Example:
       ddpjob get mnist-cpu
     """
     if name is None:
+        if watch:
+            return _watch_all(selector, output, where, all_namespaces=all_namespaces)
         return _list(selector, output, where, all_namespaces=all_namespaces)
     if selector:
         raise InvalidJobError(
             f"{name} is one job, and -l selects several", "both say which jobs are shown", "leave out one"
         )
     with find(name, where) as client:
-        _show(client, client.get(name), output)
+        if watch:
+            _print_changes(([client.get(name)] for _ in client.watch(name)), output)
+        else:
+            _show(client, client.get(name), output)
     return 0
+
+
+def _watch_all(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool) -> int:
+    def begin(client: "Client") -> "Iterator[Jobs]":
+        lists = client.watch_all(all_namespaces=all_namespaces, label_selector=selector)
+        return chain([next(lists)], lists)  # read here, so that a cluster without DDPJobs raises
+
+    client, changes, trouble = first_answer(begin, where)
+    with client:
+        if trouble is not None:
+            raise trouble
+        _print_changes(changes, output)
+    return 0
+
+
+def _print_changes(changes: "Iterator[Jobs]", output: str | None) -> None:
+    """Print the jobs that differ from the list before; of JSON one line each."""
+    known: dict[tuple[str | None, str], tuple[str, Json]] = {}
+    for jobs in changes:
+        now = {(job.namespace, job.name): (job.state, job.manifest) for job in jobs}
+        changed = [job for job in jobs if known.get((job.namespace, job.name)) != (job.state, job.manifest)]
+        known = now
+        if output == "json":
+            print("".join(f"{json.dumps(job.manifest)}\n" for job in changed), end="", flush=True)
+        elif changed:
+            show_jobs(changed, output)
+            sys.stdout.flush()
 
 
 def _list(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool) -> int:
@@ -101,22 +136,8 @@ def card(client: "Client", job: "DDPJob") -> list[str]:
     from ddpjob.cli.card import Fact, card_lines, facts_of, headline
 
     now, width = datetime.now(UTC), min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
-    facts = [Fact("where", client.place), *facts_of(job, now, _losses(client, job))]
+    facts = [Fact("where", client.place), *facts_of(job, now)]
     return list(card_lines(headline(job, now), facts, width=width, coloured=is_coloured()))
-
-
-def _losses(client: "Client", job: "DDPJob") -> "Sequence[float]":
-    """Return the losses of the steps, of a job of this machine; a cluster's metrics are on its volume."""
-    if not is_of_this_machine(client):
-        return []
-    try:
-        directory = client.metrics(job)
-    except DDPJobError:
-        return []
-    from ddpjob.cli.plot import history_in
-
-    history = history_in(directory)
-    return [step.loss for step in history.steps if step.loss is not None] if history else []
 
 
 def show_jobs(jobs: "Jobs", output: str | None, *, single: bool = False) -> None:

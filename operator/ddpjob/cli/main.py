@@ -5,7 +5,6 @@ Imports little, so that ``--help`` and usage errors answer at once: a command on
 
 import errno
 import os
-import re
 import shlex
 import signal
 import sys
@@ -13,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -52,15 +51,15 @@ def run(request: options.Request) -> int:
     from ddpjob.cli.run import execute
 
     again = [argument for argument in sys.argv[1:] if argument != "--fresh"]
-    return execute(request, shlex.join([*program().split(), *again]))
+    return execute(request, shlex.join(["ddpjob", *again]))
 
 
-_ON_JOBS = "run submit get why top logs describe wait suspend resume restart set delete"
+_ON_JOBS = "run submit get why top logs describe wait suspend resume restart delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"
 _VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
-_MODULES = dict.fromkeys(("suspend", "resume", "restart", "set"), "change")
+_MODULES = {"suspend": "change", "resume": "change", "restart": "change", "report": "plot"}
 """Modules that have another name than their command."""
 
 
@@ -136,12 +135,10 @@ def _open_closed_streams() -> None:
 def _carry_out(arguments: list[str]) -> int:
     """Run one command. Unlike ``main`` of the command, it hides no error of a write."""
     command = get_command(application(*(verb for verb in arguments[:1] if verb in _VERBS)))
-    if program() != "ddpjob":
-        _rename(command)
     if "_DDPJOB_COMPLETE" in os.environ:  # prints the script that completes in a shell
-        return int(command.main(arguments, prog_name=program(), standalone_mode=False) or 0)
+        return int(command.main(arguments, prog_name="ddpjob", standalone_mode=False) or 0)
     try:
-        with command.make_context(program(), arguments or ["--help"]) as context:
+        with command.make_context("ddpjob", arguments or ["--help"]) as context:
             return int(command.invoke(context) or 0)
     except typer.Exit as ended:
         return ended.exit_code
@@ -164,24 +161,12 @@ def _not_written(error: OSError) -> int:
     return _NOT_DONE
 
 
-def program() -> str:
-    """Return how the user calls this program: as a command, or as a plugin of kubectl."""
-    return "kubectl ddpjob" if Path(sys.argv[0]).name == "kubectl-ddpjob" else "ddpjob"
-
-
 def _complete() -> int:
     from ddpjob.cli import completion
 
     app = application()
     completion.attach(app)
     return completion.answer(lambda: get_command(app).main([], prog_name="ddpjob"))
-
-
-def _rename(command: Any) -> None:
-    """Let examples call the plugin, which no shell completes."""
-    for one in (command, *command.commands.values()):
-        one.help = re.sub(r"(?m)^(\s*)ddpjob ", rf"\1{program()} ", one.help or "")
-    command.params = [parameter for parameter in command.params if "completion" not in parameter.name]
 
 
 def _refused(error: DDPJobError) -> int:
@@ -193,7 +178,7 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> DDPJobError
     """Return a usage error as three lines."""
     context = getattr(error, "ctx", None)
     verb = next((argument for argument in arguments[:1] if argument in _VERBS), "")
-    command = getattr(context, "command_path", None) or f"{program()} {verb}".strip()
+    command = getattr(context, "command_path", None) or f"ddpjob {verb}".strip()
     near = ", ".join(getattr(error, "possibilities", None) or ())
     usage = " ".join(context.get_usage().split()) if context is not None else f"Usage: {command} [OPTIONS] …"
     return DDPJobError(

@@ -10,14 +10,6 @@ from typer import Argument, Option
 
 from ddpjob.api.names import ScriptLauncher
 
-StateDir = Annotated[
-    str | None,
-    Option(
-        "--state-dir",
-        metavar="DIR",
-        help="Directory of jobs and volumes, instead of $DDPJOB_STATE_DIR or ~/.local/state/ddpjob.",
-    ),
-]
 Namespace = Annotated[
     str | None,
     Option("--namespace", "-n", metavar="NAME", help="The namespace, also instead of the namespace in a file."),
@@ -128,16 +120,9 @@ class Request(NewJob):
             "--fresh", help="Start from scratch: first remove the job's state and the checkpoints on its own claim."
         ),
     ] = False
-    state_dir: StateDir = None
     output: Annotated[
-        Literal["table", "plain", "json"] | None,
-        Option(
-            "--output",
-            "-o",
-            metavar="FORM",
-            help="table (on a terminal), plain (elsewhere), json: one object a line.",
-        ),
-    ] = None
+        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object a line.")
+    ] = "text"
 
 
 def expanded(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""How a run is shown: plain lines for a pipe, a file or a CI log, and JSON for programs; ``live`` has the table."""
+"""How a run is shown: plain lines for a pipe, a file or a CI log, and JSON for programs; ``live`` has the card."""
 
 import io
 import json
@@ -12,7 +12,6 @@ from typing import Any, Literal, Self, TextIO
 from pydantic import RootModel
 
 from ddpjob.api.model import WireModel
-from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
 from ddpjob.cli.card import Moment, pod_state, pod_text
 from ddpjob.cli.summary import RunResult, summary_lines
@@ -32,7 +31,7 @@ class Display(ABC):
         return self
 
     def __exit__(self, *reason: object) -> None:  # noqa: B027 - optional to override
-        """Stop drawing; only the live table does."""
+        """Stop drawing; only the live card does."""
 
     @abstractmethod
     def show(self, moment: Moment) -> None:
@@ -72,19 +71,22 @@ class PlainDisplay(Display):
         self._written_at = -interval
         self._urgent: tuple[object, ...] = ()
         self._pods: dict[int, str] = {}
-        self._message = ""
         self._said = ""
 
     def show(self, moment: Moment) -> None:
         """Write changes of state at once, and progress every few seconds."""
         facts = [moment.state, *moment.job_facts()]
-        self._line, self._message = ", ".join([*facts, *moment.training_facts()]), moment.news
+        self._line, news = ", ".join([*facts, *moment.training_facts()]), moment.news
         progress, saved = moment.job.status.progress, moment.job.status.checkpoint
         training = (progress.epoch, progress.accuracy, progress.step is None) if progress else None
-        urgent = (*facts, self._message, training, saved.resumed_from_step if saved else None)
+        urgent = (*facts, training, saved.resumed_from_step if saved else None)
         if urgent != self._urgent or self._clock() - self._written_at >= self._interval:
             self._write_status()
         self._urgent = urgent
+        if not news or news not in self._said:  # no line before had it
+            if news:
+                self._print(f"  {news}")
+            self._said = news
         for pod in moment.pods:
             self._show_pod(pod)
 
@@ -100,13 +102,9 @@ class PlainDisplay(Display):
         print("\n".join(summary_lines(result, width=80)), file=self._stream, flush=True)
 
     def _write_status(self) -> None:
-        """Write the line, with a message that no line before had."""
-        written = f"{self._line}, {self._message}" if self._message else self._line
-        if written != self._written:
-            self._print(self._line if self._message in self._said else written)
-            self._written, self._written_at = written, self._clock()
-            if not self._message or self._message not in self._said:
-                self._said = self._message
+        if self._line != self._written:
+            self._print(self._line)
+            self._written, self._written_at = self._line, self._clock()
 
     def _show_pod(self, pod: JobPod) -> None:
         if pod.state == "pending" and pod.reason in _STARTING:
@@ -185,25 +183,42 @@ class JsonDisplay(Display):
     def show(self, moment: Moment) -> None:
         """Write a ``status`` if something changed."""
         if moment != self._last:
-            job = moment.job.manifest
-            head = {key: job["metadata"][key] for key in ("name", "namespace")}
-            pods = [pod.wire() for pod in moment.pods]
-            _write_object(self._stream, "status", head | {"status": job.get("status") or {}, "pods": pods})
+            job = moment.job
+            status = job.manifest.get("status") or {}
+            where = {"name": job.name, "namespace": str(job.namespace)}
+            self._write(StatusLine(type="status", time=_now(), status=status, pods=moment.pods, **where))
             self._last = moment
 
     def note(self, line: str, *, loud: bool = False) -> None:
-        _write_object(self._stream, "warning" if loud else "note", {"message": line})
+        self._write(MessageLine(type="warning" if loud else "note", time=_now(), message=line))
 
     def output(self, line: str) -> None:
-        _write_object(self._stream, "output", {"node": 0, "line": line.rstrip("\r\n")})
+        self._write(OutputLine(type="output", time=_now(), node=0, line=line.rstrip("\r\n")))
 
     def end(self, result: RunResult) -> None:
-        _write_object(self._stream, "result", result.wire())
+        job = result.job
+        self._write(
+            ResultLine(
+                type="result",
+                time=_now(),
+                exit_code=result.exit_code,
+                name=job.name,
+                namespace=str(job.namespace),
+                status=job.manifest.get("status") or {},
+                checkpoint=str(result.checkpoint) if result.checkpoint else None,
+                metrics=str(result.metrics) if result.metrics else None,
+                logs=str(result.logs),
+                seconds=round(result.seconds, 2),
+                resume=result.again if job.state == "Suspended" else None,
+            )
+        )
+
+    def _write(self, line: WireModel) -> None:
+        print(json.dumps(line.wire()), file=self._stream, flush=True)
 
 
-def _write_object(stream: TextIO, kind: str, content: Json) -> None:
-    moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    print(json.dumps({"type": kind, "time": moment, **content}), file=stream, flush=True)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def discard(descriptor: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from typer import Option
 
-from ddpjob.cli.options import Context, Namespace, StateDir
+from ddpjob.cli.options import Context, Namespace
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotServedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LIST_SECONDS = 5.0
 """How long a list waits for a cluster that does not answer: a user looks at it again and again."""
-_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,17 @@ class Where:
     local: Annotated[bool, Option("--local", help="This machine alone.")] = False
     context: Context = None
     namespace: Namespace = None
-    state_dir: StateDir = None
 
     @property
     def is_here(self) -> bool:
         """Whether this machine is named. Raises ``InvalidJobError`` if a cluster is named as well."""
-        is_here = self.local or self.state_dir is not None
-        if is_here and self.context is not None:
+        if self.local and self.context is not None:
             raise InvalidJobError(
-                "--context is for the jobs of a cluster, --local and --state-dir are for those of this machine",
+                "--context is for the jobs of a cluster, --local is for those of this machine",
                 "a job is in one place",
                 "leave out one of them",
             )
-        return is_here
+        return self.local
 
     @property
     def may_be_on_cluster(self) -> bool:
@@ -55,7 +53,7 @@ class Where:
         """Return the client for this machine."""
         from ddpjob.client.local import LocalClient
 
-        return LocalClient(self.state_dir, namespace=self.namespace)
+        return LocalClient(namespace=self.namespace)
 
     def cluster(self, timeout: float = 30.0, *, retries: bool = True) -> "Client":
         """Return the client for the cluster of the context, or of the current one."""
@@ -180,23 +178,13 @@ def _may_exist(path: Path) -> bool:
 
 def has_kubeconfig() -> bool:
     """Return whether there is something that says which cluster is meant."""
-    return any(_may_exist(path) for path in (*kubeconfigs(), _SERVICE_ACCOUNT))
+    given = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    # Unlike that of pathlib, this function leaves the name of a user whom this machine does not have.
+    files = [os.path.expanduser(part) for part in given.split(os.pathsep) if part]  # noqa: PTH111
+    return any(_may_exist(Path(file)) for file in (*files, _SERVICE_ACCOUNT))
 
 
 def _where_sought() -> str:
     if given := os.environ.get("KUBECONFIG"):
         return f"$KUBECONFIG is {given}, which does not exist"
     return "the kubeconfig is the file $KUBECONFIG, or ~/.kube/config"
-
-
-def kubeconfigs() -> list[Path]:
-    """Return the files of the kubeconfig, which may not exist."""
-    given = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    return [_expanded(Path(part)) for part in given.split(os.pathsep) if part]
-
-
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:  # there is no such user
-        return path

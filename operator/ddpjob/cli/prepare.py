@@ -5,9 +5,8 @@ Holds ``--set``, also for ``submit``, and ``--volume``.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -31,15 +30,12 @@ _ROOTS = ("metadata", "spec")
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 
-@dataclass
-class Prepared:
-    """What to run. notes, warnings: lines to print before the run begins."""
+class Prepared(NamedTuple):
+    """What to run."""
 
     file: JobFile
     admitted: AdmittedJob
     paths: HostPaths
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 def prepare(request: Request) -> Prepared:
@@ -48,11 +44,8 @@ def prepare(request: Request) -> Prepared:
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job)
-    root = Path(request.state_dir).expanduser() if request.state_dir else None
-    paths = HostPaths(admitted.job, StateFolder(root), _volumes(request.volumes or (), admitted.claims))
-    notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
-    warnings = [*filter(None, [_missing_gpus(admitted)]), *(mistake.message for mistake in mistakes(admitted.job))]
-    return Prepared(file, admitted, paths, notes, warnings)
+    paths = HostPaths(admitted.job, StateFolder(), _volumes(request.volumes or (), admitted.claims))
+    return Prepared(file, admitted, paths)
 
 
 def read_changed(new: NewJob, *, image: str | None = None, namespace: str | None = None) -> JobFile:
@@ -101,29 +94,33 @@ def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:
     return volumes
 
 
-def differences(admitted: AdmittedJob, paths: HostPaths) -> Iterator[str]:
-    """Yield what differs from a cluster, and which directories serve as claims that the job did not create."""
+def remarks(file: JobFile, admitted: AdmittedJob, paths: HostPaths) -> Iterator[tuple[str, bool]]:
+    """Yield lines to print before the run, and whether each is a warning.
+
+    They say which documents are ignored, what may be a mistake, what differs from a cluster, and which directories
+    serve as claims that the job did not create.
+    """
+    if file.ignored:
+        yield f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}", False
+    wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
+    if wanted > found:
+        machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
+        yield f"{machine}: --nproc N sets the number of processes per node", True
+    yield from ((mistake.message, True) for mistake in mistakes(admitted.job))
     yield (
         "local mode: images, resource limits, security contexts, probes, placement and network policies are not "
-        "enforced, and mount paths are translated into directories of this machine"
+        "enforced, and mount paths are translated into directories of this machine",
+        False,
     )
     if not admitted.command:
-        yield f"the job has no command: running `{ENTRYPOINT}`, the entrypoint of this project's image"
+        yield f"the job has no command: running `{ENTRYPOINT}`, the entrypoint of this project's image", False
     for claim in admitted.claims:
         if claim != admitted.own_claim and claim not in paths.volumes:
-            yield f"claim {claim} is {paths.claim(claim)}; use another directory with --volume {claim}=DIR"
+            yield f"claim {claim} is {paths.claim(claim)}; use another directory with --volume {claim}=DIR", False
 
 
-def _missing_gpus(admitted: AdmittedJob) -> str | None:
-    wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
-    machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
-    return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None
-
-
-def assign(job: Json, assignment: str, *, is_patch: bool = False) -> None:
+def assign(job: Json, assignment: str) -> None:
     """Carry out one ``--set FIELD=VALUE``: a path below spec, and a YAML value. ``null`` removes the field.
-
-    is_patch: the job is a merge patch, in which ``null`` stays.
 
     Raises:
         LocalError: there is no such field or entry, or the value is missing or not YAML.
@@ -133,15 +130,10 @@ def assign(job: Json, assignment: str, *, is_patch: bool = False) -> None:
         if not equals:
             raise LocalError("the = is missing", "it takes FIELD=VALUE")
         parts = _parts(path.strip())
-        if is_patch and any(isinstance(part, int) for part in parts):
-            # A merge patch replaces lists.
-            raise LocalError("one entry of a list cannot be set", "a list is set as a whole", "FIELD='[…]'")
-        _put(job, parts, _value(text, _schema_of(parts)), keeps_null=is_patch)
+        _put(job, parts, _value(text, _schema_of(parts)))
         require_known_fields(job)
     except DDPJobError as error:
-        raise LocalError(
-            f"{'' if is_patch else '--set '}{assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES
-        ) from error
+        raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
 
 
 def _parts(path: str) -> list[Part]:
@@ -184,7 +176,7 @@ def _value(text: str, node: Json) -> Any:
     return value
 
 
-def _put(job: Json, parts: list[Part], value: Any, *, keeps_null: bool = False) -> None:
+def _put(job: Json, parts: list[Part], value: Any) -> None:
     """Set the value at a path. Missing objects on the way are added, and the entry after the last of a list."""
     holder: Any = job
     path = ""
@@ -199,7 +191,7 @@ def _put(job: Json, parts: list[Part], value: Any, *, keeps_null: bool = False) 
                 holder[part] = [] if isinstance(after, int) else {}
             holder = holder[part]
     holder[part] = value
-    if value is None and not keeps_null:
+    if value is None:
         del holder[part]
 
 

@@ -12,7 +12,7 @@ from ddpjob.api.objects import Json
 from ddpjob.cli.card import moment_of
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guarded
-from ddpjob.cli.prepare import Prepared, differences, prepare
+from ddpjob.cli.prepare import Prepared, prepare, remarks
 from ddpjob.cli.summary import RunResult
 from ddpjob.client.job import DDPJob
 from ddpjob.client.local_logs import LogReader
@@ -46,15 +46,7 @@ def execute(request: Request, again: str) -> int:
 
 def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> Json:
     """Run the job until it has ended; return it."""
-
-    def warn(line: str) -> None:
-        display.note(line, loud=True)
-
-    for note in prepared.notes:
-        display.note(note)
-    for warning in prepared.warnings:
-        warn(warning)
-    admitted, paths = prepared.admitted, prepared.paths
+    file, admitted, paths = prepared
     output = LogReader(paths.record, LogChoice({0}), redrawn_seconds=_BAR_SECONDS)
     job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
@@ -69,13 +61,13 @@ def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> 
             await asyncio.sleep(_OUTPUT_SECONDS)
 
     async def run() -> Json:
-        references = References(prepared.file.others, admitted.job.namespace)
-        machine = Machine(paths, references, prepared.file.directory)
+        references = References(file.others, admitted.job.namespace)
+        machine = Machine(paths, references, file.directory)
         session = Session(
             admitted=admitted, machine=machine, on_change=on_change, say=display.note, fresh=request.fresh
         )
-        for line in differences(admitted, paths):
-            display.note(line)
+        for line, is_warning in remarks(file, admitted, paths):
+            display.note(line, loud=is_warning)
         if runs_ddptrain(admitted):  # it reports its progress itself
             return await stop.run(session)
         reading = asyncio.create_task(follow_output(), name="output")
@@ -94,11 +86,11 @@ def _show(lines: Iterable[LogLine], display: Display) -> None:
         display.output(line.text)
 
 
-def display_of(output: str | None, stdout: TextIO, interval: float = INTERVAL) -> Display:
+def display_of(output: str, stdout: TextIO, interval: float = INTERVAL) -> Display:
     """Return how a job is shown. interval: seconds between lines that report only progress."""
     if output == "json":
         return JsonDisplay(stdout)
-    if output == "table" or (output is None and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")):
+    if stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb"):
         from rich.console import Console
 
         from ddpjob.cli.live import LiveDisplay

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddpjob.api import exit_codes
-from ddpjob.api.objects import Json
 from ddpjob.api.text import clean_line
 from ddpjob.cli.card import attempts, time_spent
 from ddpjob.cli.text import accuracy_text, duration, number_of, one_line
@@ -61,21 +60,6 @@ class RunResult:
     def logs(self) -> Path:
         """The folder with the log of every pod."""
         return self.paths.record.path / "pods"
-
-    def wire(self) -> Json:
-        """Return the result as JSON; unknown fields are absent."""
-        values: Json = {
-            "exitCode": self.exit_code,
-            "name": self.job.name,
-            "namespace": self.job.namespace,
-            "status": self.job.manifest.get("status") or {},
-            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
-            "metrics": str(self.metrics) if self.metrics else None,
-            "logs": str(self.logs),
-            "seconds": round(self.seconds, 2),
-            "resume": self.again if self.job.state == "Suspended" else None,
-        }
-        return {key: value for key, value in values.items() if value is not None}
 
 
 def summary_lines(result: RunResult, width: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpjob.cli.text import is_coloured, one_line
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _UNLIMITED = 10_000  # columns of a pipe or a file: nothing is cut there
-
-
 _LEAST = 20  # columns of texts that are folded
 _GAP = 2  # between columns
 _SHORTEST = (9, 3)
@@ -47,26 +45,21 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, _GAP, 0, 0),
-        header_style="",
-    )
+    made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     texts = [[one_line("" if cell.text is None else cell.text) for cell in row] for row in cells]
     widths = [max(map(cell_len, (name, *(row[number] for row in texts)))) for number, name in enumerate(header)]
-    if folded is None:
-        widths = _fitting(widths, {number for number, name in enumerate(header) if name in whole})
+    kept = {number for number, name in enumerate(header) if name in whole}
+    if folded is not None:
+        wide = header.index(folded)
+        others = sum(widths) - widths[wide] + _GAP * (len(widths) - 1)
+        widths[wide] = min(widths[wide], max(_LEAST, console().width - others))
+        kept.add(wide)
+    widths = _fitting(widths, kept)
     for name, width in zip(header, widths, strict=True):
         # Rich would leave out columns at the right, and cut others without a mark.
-        made.add_column(
-            name,
-            no_wrap=name != folded,
-            overflow="ellipsis" if name != folded else "fold",
-            min_width=width if name in whole or folded is None else min(width, _LEAST) if name == folded else None,
-            max_width=width if folded is None else None,
-        )
+        overflow: Literal["fold", "ellipsis"] = "fold" if name == folded else "ellipsis"
+        made.add_column(name, no_wrap=name != folded, overflow=overflow, min_width=width, max_width=max(width, 1))
     for row, shown in zip(cells, texts, strict=True):
         made.add_row(*(Text(text, "red" if cell.is_abnormal else "") for cell, text in zip(row, shown, strict=True)))
     return made

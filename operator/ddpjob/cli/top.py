@@ -1,81 +1,46 @@
 """``ddpjob top``: what each rank of a job does now, and which of them is slow."""
 
 import json
-import sys
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ddpjob.cli.options import Form, Name
 from ddpjob.cli.place import Where, find
-from ddpjob.cli.table import Cell, Row, console, show, table
+from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import duration, one_line
-from ddpjob.errors import UnavailableError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ddpjob.client.base import Client
-    from ddpjob.client.job import DDPJob
     from ddpjob.client.ranks import RankState, RankTable
 
-_PAUSE = 2.0  # seconds between two looks
 _SLOW, _WAITING = 1.5, 0.3
 """A step so many times longer than the median, and a wait for data that is so much of a step, are abnormal."""
 _LATE, _LATE_SECONDS = 5, 30.0
 """So is a heartbeat older than so many steps, and than this time without a known step."""
-_AROUND = 6  # lines of the terminal that are not ranks
 
 
 def top(name: Name, output: Form = "text", *, where: Where) -> int:
     """Show what each rank does: step, time of a step, wait for data, memory, last heartbeat.
 
-    On a terminal the table stays in place until the job ends; elsewhere it is printed once. Only what is abnormal is in
-    colour. It needs ddprun or ddptrain as the launcher, and on a cluster the right to get pods/proxy. The JSON has the
-    schema docs/reference/schemas/top.json.
+    Only what is abnormal is in colour. It needs ddprun or ddptrain as the launcher, and on a cluster the right to get
+    pods/proxy. The JSON has the schema docs/reference/schemas/top.json.
 
     \b
     Example:
       ddpjob top mnist-cpu
     """
+    from ddpjob.cli.card import troubles
+
     with find(name, where) as client:
         seen = client.ranks(name)
         if output == "json":
             print(json.dumps(seen.wire(), indent=2))
-        elif not sys.stdout.isatty():
-            print(headline(seen) + _troubles(client.get(name)))
-            show(ranks_table(seen))
         else:
-            follow(client, name, seen)
+            print("; ".join([headline(seen), *troubles(client.get(name), datetime.now(UTC))]))
+            show(ranks_table(seen))
     return 0
-
-
-def follow(client: "Client", name: str, seen: "RankTable") -> None:
-    """Draw the table until the job ends; while no rank runs, between two attempts, the last one with the reason."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    why, stdout = "", console()
-
-    def draw() -> Group:
-        return Group(Text(headline(seen) + why), ranks_table(seen, most=stdout.height - _AROUND))
-
-    # Each second, so that ages advance.
-    with Live(console=stdout, get_renderable=draw, refresh_per_second=1, redirect_stdout=False, redirect_stderr=False):
-        while not (job := client.get(name)).finished:
-            time.sleep(_PAUSE)
-            try:
-                seen, why = client.ranks(name), _troubles(job)
-            except UnavailableError as error:
-                why = f"; {one_line(error.error)}"
-
-
-def _troubles(job: "DDPJob") -> str:
-    from ddpjob.cli.card import troubles
-
-    return "".join(f"; {text}" for text in troubles(job, datetime.now(UTC)))
 
 
 def headline(seen: "RankTable") -> str:
@@ -94,24 +59,13 @@ def headline(seen: "RankTable") -> str:
     return f"{', '.join(parts)} ({one_line(seen.place)})"
 
 
-def ranks_table(seen: "RankTable", *, most: int | None = None) -> "Table":
-    """Return one row for each rank.
-
-    Args:
-        most: rows that fit; then abnormal ranks are shown first.
-    """
+def ranks_table(seen: "RankTable") -> "Table":
+    """Return one row for each rank."""
     ranks, stalled = seen.ranks, seen.stall.rank if seen.stall else None
     middle, furthest = _median(ranks), max((rank.step for rank in ranks), default=0)
-    rows = [(rank.rank, _row(rank, middle, furthest, is_stalled=rank.rank == stalled)) for rank in ranks]
-    left_out = 0
-    if most is not None and len(rows) > max(most, 1):
-        rows.sort(key=lambda row: not any(isinstance(cell, Cell) and cell.is_abnormal for cell in row[1]))
-        rows, left_out = sorted(rows[: max(most, 1)]), len(rows) - max(most, 1)
-    shown: list[Row] = [row for _, row in rows]
-    if left_out:
-        shown.append(["…", f"{left_out} more", *[""] * 6])
+    rows = [_row(rank, middle, furthest, is_stalled=rank.rank == stalled) for rank in ranks]
     header = ["RANK", "STEP", "STEP TIME", "MEDIAN", "DATA WAIT", "MEMORY", "HEARTBEAT", "DOES"]
-    return table(header, shown, whole=("RANK",))
+    return table(header, rows, whole=("RANK",))
 
 
 def _row(rank: "RankState", middle: float | None, furthest: int, *, is_stalled: bool) -> Row:

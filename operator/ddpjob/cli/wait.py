@@ -1,9 +1,8 @@
 """``ddpjob wait``: waits for a state of a job, and says by its exit code what became of it."""
 
-import re
 import sys
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
@@ -11,7 +10,7 @@ from typer import Option
 from ddpjob.cli.options import Name, Timeout
 from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, show_error
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, WaitTimeoutError
+from ddpjob.errors import DDPJobError, JobNotFoundError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ def wait(
     name: Name,
     *,
     until: Annotated[
-        str, Option("--for", metavar="STATE", help="finished, running, or step=N: N finished optimizer steps.")
+        Literal["finished", "running"], Option("--for", metavar="STATE", help="finished or running.")
     ] = "finished",
     timeout: Timeout = None,
     where: Where,
@@ -50,7 +49,6 @@ def wait(
     Example:
       ddpjob wait mnist-cpu --timeout 600
     """
-    _step(until)  # a mistake is found before a request
     try:
         client = find(name, where)
     except JobNotFoundError as error:
@@ -72,14 +70,9 @@ def wait_for(
 
     follow: show the job meanwhile as ``run`` does, and at the end say why, as ``ddpjob why``.
     """
-    step = _step(until)
 
     def reached(status: "DDPJobStatus") -> bool:
-        if status.is_true("Finished"):
-            return True
-        if until == "finished":
-            return False
-        return ((status.progress and status.progress.step) or 0) >= step if step else status.is_true("Running")
+        return status.is_true("Finished") or (until == "running" and status.is_true("Running"))
 
     def suspended(status: "DDPJobStatus") -> bool:
         # After `resume` the status says so until the operator has seen it.
@@ -113,7 +106,7 @@ def _shown(client: "Client", job: "str | DDPJob") -> "Iterator[Callable[[], None
     from ddpjob.cli.card import Moment
     from ddpjob.cli.run import display_of
 
-    with display_of(None, sys.stdout, _PROGRESS_SECONDS) as display:
+    with display_of("text", sys.stdout, _PROGRESS_SECONDS) as display:
 
         def show() -> None:
             pods = []
@@ -133,14 +126,3 @@ def _say_why(client: "Client", job: "DDPJob") -> None:
         typer.echo("\n".join(verdict_lines(client.explain(job), client.place, coloured=is_coloured())))
     except DDPJobError as error:  # the exit code says how the job ended
         show_error(error)
-
-
-def _step(until: str) -> int:
-    """Return N of ``step=N``, 0 for the other states."""
-    if until in ("finished", "running"):
-        return 0
-    if (found := re.fullmatch(r"step=([1-9]\d*)", until)) is None:
-        raise InvalidJobError(
-            f"--for {until}: there is no such state", "it takes finished, running or step=N", "--for step=100"
-        )
-    return int(found.group(1))

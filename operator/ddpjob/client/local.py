@@ -406,7 +406,7 @@ def stop(record: JobFolder) -> None:
         raise LocalError(
             f"{record.name} runs in process {pid}, which belongs to another user",
             "only the owner of a process can stop it",
-            "ask the owner, or use another --state-dir",
+            "ask the owner, or name another folder with DDPJOB_STATE_DIR",
         ) from error
     finally:
         os.close(process)

@@ -200,7 +200,7 @@ class StateFolder:
             raise LocalError(
                 f"{self.root} is a file, and the state folder is a directory",
                 "it holds the jobs of this machine and their volumes",
-                "name another one with --state-dir or DDPJOB_STATE_DIR",
+                "name another one with DDPJOB_STATE_DIR",
             )
 
     def job(self, namespace: str, name: str) -> JobFolder:
@@ -246,7 +246,7 @@ def unusable(error: OSError, path: Path) -> LocalError:
     return LocalError(
         f"{error.filename or path}: {error.strerror or error}",
         "local mode keeps its state and the job's volumes there",
-        "free space or fix the permissions, or name another folder with --state-dir or DDPJOB_STATE_DIR",
+        "free space or fix the permissions, or name another folder with DDPJOB_STATE_DIR",
     )
 
 

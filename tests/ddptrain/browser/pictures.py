@@ -7,6 +7,7 @@ are restarted in place. It needs MNIST, Chromium and a few minutes.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,18 +25,18 @@ _ARGUMENTS = 'args=[train, --epochs, "4", --checkpoint-every, "50", --chaos, "ki
 _COLOURS = 128  # in the picture; with all of them it would have twice the size
 
 
-def training(state: Path, data: Path) -> list[object]:
-    """Return the command that trains below ``state``."""
+def training(data: Path) -> list[object]:
+    """Return the command that trains."""
     example = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"
-    return ["ddpjob", "run", example, "--state-dir", state, "--set", _ARGUMENTS, "--", "--data-dir", data]
+    return ["ddpjob", "run", example, "--set", _ARGUMENTS, "--", "--data-dir", data]
 
 
-def draw(state: Path) -> None:
-    """Write all pictures of the training below ``state``."""
+def draw() -> None:
+    """Write all pictures of the training."""
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "mnist-cpu.html"
-        _run("ddpjob", "plot", "mnist-cpu", "--state-dir", state, "-f", CURVES)
-        _run("ddpjob", "report", "mnist-cpu", "--state-dir", state, "-f", page)
+        _run("ddpjob", "plot", "mnist-cpu", "-f", CURVES)
+        _run("ddpjob", "report", "mnist-cpu", "-f", page)
         _photograph(page, PAGE, until="footer")
 
 
@@ -65,8 +66,9 @@ def main() -> None:
     data = data_dir()
     require("chromium")
     with tempfile.TemporaryDirectory() as state:
-        _run(*training(Path(state), data))
-        draw(Path(state))
+        os.environ["DDPJOB_STATE_DIR"] = state
+        _run(*training(data))
+        draw()
 
 
 if __name__ == "__main__":
