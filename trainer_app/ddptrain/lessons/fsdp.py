@@ -6,6 +6,9 @@ Before a layer computes, its weights are gathered from all ranks, and dropped ag
 most one whole layer. In backward, gradients are averaged and divided in one exchange (reduce_scatter), so that every
 rank updates its part of the weights. The result is that of one process. torch.distributed.checkpoint writes the parts,
 one file per rank, and loads them into any number of ranks. It needs NumPy, which PyTorch does not install.
+
+ZeRO stage 1 divides only the optimizer's state: every rank has all weights, updates some of them and sends these to the
+others.
 """
 
 import contextlib
@@ -25,7 +28,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 SIZE, WIDTH, STEPS = 6, 10, 5
@@ -45,12 +50,11 @@ def main() -> None:
         train(model, optimizer, *(tensor.chunk(world)[rank] for tensor in batch(step)))
     compare(model, control)
     assert all(dropped), "the weights of the first layer were kept while the others computed"
-    held = [torch.empty(1, dtype=torch.int64) for _ in range(world)]
-    mine = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
-    dist.all_gather(held, torch.tensor([mine]))
+    numbers = of_all_ranks(sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor)))
+    total = sum(p.numel() for p in control.parameters())
     if rank == 0:
-        numbers, total = torch.cat(held).tolist(), sum(p.numel() for p in control.parameters())
         print(f"{STEPS} steps with {world} ranks equal those of one process; weights per rank {numbers} of {total}")
+    divide_the_state(control)
     with shared_folder(rank) as folder:
         resume(model, optimizer, control, of_control, folder)
     dist.destroy_process_group()
@@ -90,6 +94,29 @@ def compare(model: nn.Module, control: nn.Module) -> None:
     for divided, whole in zip(model.parameters(), control.parameters(), strict=True):
         assert isinstance(divided, DTensor)
         torch.testing.assert_close(divided.full_tensor(), whole.detach(), rtol=1e-12, atol=1e-12)
+
+
+def divide_the_state(control: nn.Module) -> None:
+    """Train with ZeRO stage 1: the weights are those of the control, and no two ranks hold the same state."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    for step in range(STEPS):
+        train(model, optimizer, *(tensor.chunk(world)[rank] for tensor in batch(step)))
+    for whole, of_control in zip(model.parameters(), control.parameters(), strict=True):
+        torch.testing.assert_close(whole, of_control, rtol=1e-12, atol=1e-12)
+    numbers = of_all_ranks(sum(state["exp_avg"].numel() for state in optimizer.optim.state.values()))
+    total = sum(p.numel() for p in control.parameters())
+    assert sum(numbers) == total, f"a part of the optimizer's state is held twice or nowhere: {numbers}"
+    if rank == 0:
+        print(f"ZeRO stage 1 as well; weights whose state each rank holds {numbers} of {total}")
+
+
+def of_all_ranks(number: int) -> list[int]:
+    """Return the number that each rank gives."""
+    numbers = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, torch.tensor([number]))
+    return [int(each) for each in numbers]
 
 
 def resume(
