@@ -11,6 +11,7 @@ import math
 import signal
 import sys
 import urllib.parse
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import partial
 
@@ -33,13 +34,17 @@ from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.podwatch import PodWatch
 from ddpjob_operator.controller.reconcile import Reconciler
-from ddpjob_operator.controller.settings import Settings, SettingsError, parse
+from ddpjob_operator.controller.settings import VARIABLES, Settings, SettingsError, parse
 from ddpjob_operator.controller.sweep import OPTIONAL
 from ddpjob_operator.controller.watch_status import Report, WatchStatus
 from ddpjob_operator.controller.watches import JobWatch
 
 logger = logging.getLogger(__name__)
 
+_DESCRIPTION = (
+    "Runs DDPJobs: multi-node PyTorch training on Kubernetes. Settings are environment variables "
+    f"(docs/tasks/operations.md): {', '.join(VARIABLES)}."
+)
 RECURSION_LIMIT = 50_000  # Python recurses up to three times per level
 WORKERS = 8
 """Jobs that are reconciled at the same time, and one more in each namespace that would have none."""
@@ -243,9 +248,10 @@ def allow_deep_objects() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point ``ddpjob-operator``. Exit codes: 0 after a stop signal, 1 on failure, 2 on wrong settings."""
+    command_line = ArgumentParser(prog="ddpjob-operator", description=_DESCRIPTION)
+    command_line.add_argument("--version", action="version", version=f"ddpjob-operator {__version__}")
+    command_line.parse_args(argv)
     try:
-        if sys.argv[1:] if argv is None else argv:
-            raise SettingsError("no argument is known; settings are environment variables (docs/tasks/operations.md)")
         settings = parse()
     except SettingsError as error:
         print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet

@@ -147,11 +147,13 @@ class Settings:
         return self.namespaces or (None,)
 
 
+VARIABLES = {ENV_PREFIX + setting.name.upper(): setting for setting in fields(Settings)}
+
+
 def parse(environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings from environment variables and defaults. Raises ``SettingsError``."""
     given = {}
-    for setting in fields(Settings):
-        variable = ENV_PREFIX + setting.name.upper()
+    for variable, setting in VARIABLES.items():
         if (text := environ.get(variable)) is not None:
             try:
                 given[setting.name] = setting.metadata["check"](text.strip())
