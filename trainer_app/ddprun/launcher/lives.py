@@ -39,7 +39,7 @@ KEEPALIVE = 2.0  # seconds between messages
 SILENCE = 10.0  # seconds without a message after which the other side is lost
 RECONNECT = 2.0  # seconds for a launcher to come back after its connection has ended
 FRUITLESS = 3  # lives in a row without progress
-FIRST_STEP = 300.0  # seconds until a later life makes its first step, such as after the load of a large checkpoint
+FIRST_STEP = 600.0  # seconds until a later life makes its first step: the load of 100 GB takes longer than 300
 _SLOWER = 2.0  # it may need so many times the seconds of the first life
 _NOT_JOINED = "node 0 was not reached, has no grant, or has another version of ddprun"
 
