@@ -7,12 +7,15 @@ even if the requests before it are slow. The shares of n equally busy jobs becom
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 PER_JOB = 1
 PER_NAMESPACE = 2
+
+T = TypeVar("T")
 
 Owner = tuple[str, str]
 """Namespace and uid of a job."""
@@ -25,7 +28,7 @@ class Slots:
         self._free = total
         self._held: Counter[Owner] = Counter()
         self._held_in: Counter[str] = Counter()
-        self._waiting: list[tuple[Owner, asyncio.Future[None]]] = []
+        self._waiting: dict[Owner, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
     async def take(self, namespace: str, job: str = "") -> AsyncIterator[None]:
@@ -38,14 +41,16 @@ class Slots:
             self._release(owner)
 
     async def _acquire(self, owner: Owner) -> None:
+        if owner not in self._waiting and self._may_take(owner):
+            self._hold(owner)
+            return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((owner, turn))
-        self._serve()
+        self._waiting.setdefault(owner, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._waiting.remove((owner, turn))
+                self._leave(owner, turn)
             else:  # granted in the same step
                 self._release(owner)
             raise
@@ -53,18 +58,39 @@ class Slots:
     def _may_take(self, owner: Owner) -> bool:
         return self._held[owner] < PER_JOB * self._free and self._held_in[owner[0]] < PER_NAMESPACE * self._free
 
+    def _hold(self, owner: Owner) -> None:
+        self._free -= 1
+        self._held[owner] += 1
+        self._held_in[owner[0]] += 1
+
     def _release(self, owner: Owner) -> None:
         self._free += 1
-        self._held -= Counter([owner])
-        self._held_in -= Counter([owner[0]])
+        _decrement(self._held, owner)
+        _decrement(self._held_in, owner[0])
         self._serve()
 
     def _serve(self) -> None:
         """Grant free slots, first to the namespace and then to the job that holds the fewest."""
-        while waiting := [each for each in self._waiting if not each[1].done() and self._may_take(each[0])]:
-            owner, turn = min(waiting, key=lambda each: (self._held_in[each[0][0]], self._held[each[0]]))
-            self._waiting.remove((owner, turn))
-            self._free -= 1
-            self._held[owner] += 1
-            self._held_in[owner[0]] += 1
-            turn.set_result(None)
+        while self._waiting and self._free:
+            waiting = sorted(self._waiting, key=lambda owner: (self._held_in[owner[0]], self._held[owner]))
+            owner = next(filter(self._may_take, waiting), None)
+            if owner is None:
+                return
+            turn = self._waiting[owner][0]
+            self._leave(owner, turn)
+            if not turn.done():  # a cancelled one is done
+                self._hold(owner)
+                turn.set_result(None)
+
+    def _leave(self, owner: Owner, turn: "asyncio.Future[None]") -> None:
+        line = self._waiting.get(owner, deque())
+        if turn in line:
+            line.remove(turn)
+        if not line:
+            self._waiting.pop(owner, None)
+
+
+def _decrement(counter: Counter[T], key: T) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

@@ -273,7 +273,12 @@ class Peers:
                 for message in key.data.messages():
                     try:
                         self._take(key.data, message)
-                    except (AttributeError, LookupError, TypeError, ValueError):  # no launcher of this version sends that
+                    except (
+                        AttributeError,
+                        LookupError,
+                        TypeError,
+                        ValueError,
+                    ):  # no launcher of this version sends that
                         key.data.close()
         now = time.monotonic()
         for connection in [one for one, proving in self._proving.items() if one.closed or now >= proving.until]:
