@@ -278,7 +278,7 @@ class Peers:
                         LookupError,
                         TypeError,
                         ValueError,
-                    ):  # no launcher of this version sends that
+                    ):  # no launcher sends that
                         key.data.close()
         now = time.monotonic()
         for connection in [one for one, proving in self._proving.items() if one.closed or now >= proving.until]:
