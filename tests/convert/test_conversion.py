@@ -121,6 +121,14 @@ def test_flags_are_removed_from_command_and_args_alike() -> None:
     assert (spec["command"], spec["args"]) == (["torchrun"], ["a.py", "--lr", "1"])
 
 
+def test_flags_of_other_launchers_are_kept_and_noted_if_they_name_one_node() -> None:
+    words = "accelerate launch --num_machines 2 --machine_rank=0 --main_process_ip=$(MASTER_ADDR) a.py --nnodes=$N"
+    made = convert([pytorchjob(worker=replica(*words.split()))])
+    assert made.job["spec"]["command"] == words.split()
+    assert made.notes[0].why == "--num_machines, --machine_rank would be the same in each pod"
+    assert noted(pytorchjob(worker=replica("python", "a.py", "--num_nodes", "2"))) == []
+
+
 def test_what_kubernetes_accepts_and_a_ddpjob_does_not_is_written_as_it_means() -> None:
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}, {"name": "A", "value": "2"}]
     resources = {"limits": {"cpu": 1.5, "memory": "1Gi"}}

@@ -28,6 +28,10 @@ _REMOVED = frozenset(
 _WITHOUT_A_VALUE = frozenset(
     {"standalone", "m", "module", "no-python", "run-path", "use-env", "h", "help", "virtual-local-rank"}
 )
+_FIXED = re.compile(
+    r"--(?:nnodes|num[-_](?:machines|nodes)|(?:node|machine)[-_]rank|(?:master|main[-_]process)[-_](?:addr|ip|port)|rdzv[-_]\w+)"
+)
+"""Flags of other launchers whose value is fixed in a command, although it differs between nodes or attempts."""
 _IN_TEXT = re.compile(r"--(?:nnodes|node[-_]rank|master[-_](?:addr|port)|local[-_]addr|rdzv[-_]\w+)\b")
 _NPROC_IN_TEXT = re.compile(r"--nproc[-_]per[-_]node(?:=|\s+)(\w+)")
 _LAUNCHER_IN_TEXT = re.compile(
@@ -89,7 +93,11 @@ def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[N
         return _of_shell(command, args, text, path, notes)
     begin = _after_launcher(words)
     if begin is None:
-        return Launch(list(command), list(args), starts_processes=_starts_processes(words))
+        if (starts := _starts_processes(words)) and (fixed := _fixed_flags(words)):
+            why = f"{', '.join(fixed)} would be the same in each pod"
+            use = "use $(NNODES), $(NODE_RANK), $(MASTER_ADDR) and $(MASTER_PORT) as values"
+            notes.append(Note(f"{path}.command", why, use))
+        return Launch(list(command), list(args), starts_processes=starts)
     removed, flags = _removed(words, begin)
     kept = [index for index in range(len(words)) if index not in removed]
     if removed:
@@ -154,6 +162,16 @@ def _removed(words: Sequence[str], index: int) -> tuple[set[int], dict[str, str]
             flags[name] = value if equals else " ".join(words[index + 1 : index + width])
         index += width
     return removed, flags
+
+
+def _fixed_flags(words: Sequence[str]) -> list[str]:
+    """Return the flags about nodes and addresses whose value is no variable."""
+    found = []
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if _FIXED.fullmatch(flag) and "$" not in (value if equals else after):
+            found.append(flag)
+    return found
 
 
 def _starts_processes(words: Sequence[str]) -> bool:
