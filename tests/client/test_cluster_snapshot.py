@@ -226,7 +226,7 @@ def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_
         manifest, found = bundled(poor)
     assert [*manifest.files] == ["job.json"]
     unread = {*manifest.unread}
-    assert unread == {"pods", "events", "service", "networkPolicy", "operator", "metrics"}
+    assert unread == {"pods", "events", "service", "networkPolicy", "operator"}
     of_operator = {"name": "operator", "image": "operator:1"}
     with Kubelet(world.plane, world.namespace) as kubelet:
         pod_spec = {"nodeName": world.namespace, "containers": [of_operator]}
@@ -239,7 +239,7 @@ def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_
         assert "BackOff" in found["events.json"] and "example.internal" in found["operators.json"]
         manifest, found = bundled(made.client, logs=True)
     assert "Restarting" in found["operator.log"] and len(found["operator.log"].splitlines()) == 1
-    assert {*manifest.unread} == {"metrics"}
+    assert manifest.unread == {}
     assert manifest.versions["operatorImage"] == "operator:1" and manifest.versions["kubernetes"].startswith("v1.")
 
 

@@ -324,17 +324,9 @@ class HostPaths:
     def checkpoints(self) -> Path | None:
         """Return the directory that the trainer sees as DDPJOB_CHECKPOINT_DIR; None without ``checkpoint``."""
         checkpoint = self.job.spec.checkpoint
-        return self.mounts()[checkpoint.mount_path] if checkpoint is not None else None
+        return self.claim(self.job.claim) / (checkpoint.sub_path or "") if checkpoint is not None else None
 
     def metrics(self) -> Path | None:
         """Return the folder of metrics that the trainer wrote beside its checkpoints; None if there is none."""
         directory = self.checkpoints()
         return directory / "metrics" if directory and (directory / "metrics").exists() else None
-
-    def mounts(self) -> dict[str, Path]:
-        """Return mount path to directory, for ``checkpoint`` and ``data``."""
-        checkpoint, data = self.job.spec.checkpoint, self.job.spec.data
-        found = {data.mount_path: self.claim(data.claim_name)} if data is not None else {}
-        if checkpoint is not None:
-            found[checkpoint.mount_path] = self.claim(self.job.claim) / (checkpoint.sub_path or "")
-        return found
