@@ -248,7 +248,7 @@ class Client(ABC):
             NotAllowedError: the user may not create a pod, or run a program in it.
             UnavailableError: the volume cannot be reached.
         """
-        from ddpjob.client.volume.pull import read_contents
+        from ddpjob.client.volume.contents import read_contents
 
         with self._volume(job, on_progress) as volume:
             return read_contents(volume, on_progress, verify=verify)
@@ -281,7 +281,7 @@ class Client(ABC):
             NotAllowedError, UnavailableError: as ``checkpoints``.
         """
         from ddpjob.client.volume.contents import Choice
-        from ddpjob.client.volume.pull import pull
+        from ddpjob.client.volume.receive import pull
 
         with self._volume(job, on_progress) as volume:
             return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)
