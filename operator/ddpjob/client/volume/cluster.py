@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
-from ddpjob.client.connection import Connection, RequestError, path_of
+from ddpjob.client.connection import Connection, is_absent, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.client.volume import reader_pod
 from ddpjob.client.volume.contents import CutError, OnProgress, PullProgress, Volume, ignore, no_volume
@@ -99,12 +99,7 @@ class PodReader:
 
     def _claim(self) -> Json:
         name, namespace = self._job.claim, self._job.namespace
-        try:
-            claim = self._connection.request("GET", path_of(names.CLAIMS, namespace, name))
-        except DDPJobError as error:
-            if not _is_absent(error, names.CLAIMS):
-                raise
-            claim = {"status": {"phase": "absent"}}
+        claim = self._connection.found(names.CLAIMS, namespace, name) or {"status": {"phase": "absent"}}
         phase = (claim.get("status") or {}).get("phase", "Pending")
         if phase != "Bound":  # a pod would bind it where the job may not be able to run
             raise UnavailableError(
@@ -123,11 +118,10 @@ class PodReader:
     def _read(self) -> PodView | None:
         """Return the pod, None if it is gone. Raises ``CutError`` while the API server does not answer."""
         try:
-            return pod_view(self._connection.request("GET", path_of(names.PODS, self._job.namespace, self._pod)))
+            found = self._connection.found(names.PODS, self._job.namespace, self._pod)
         except UnavailableError as error:
-            if _is_absent(error, names.PODS):
-                return None
             raise CutError(error.error) from error
+        return None if found is None else pod_view(found)
 
     def _delete(self) -> None:
         if not self._pod:
@@ -136,10 +130,5 @@ class PodReader:
         try:
             self._connection.request("DELETE", path_of(names.PODS, self._job.namespace, name))
         except DDPJobError as error:
-            if not _is_absent(error, names.PODS):
+            if not is_absent(error, names.PODS):
                 self._on_progress(PullProgress(waiting=f"the pod {name} could not be deleted, and ends by itself"))
-
-
-def _is_absent(error: DDPJobError, resource: names.Resource) -> bool:
-    """Return whether the API server says that there is no such object."""
-    return isinstance(error.__cause__, RequestError) and error.__cause__.names(resource.plural)
