@@ -10,8 +10,9 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cli.init import STARTER
 from ddpjob.client.jobfile import documents_of
+from ddpjob.convert.conversion import convert
 from ddpjob.local.admission import admit
-from tests.convert.test_jobs import EXPECTED, converted
+from tests.convert.test_jobs import JOBS, NAMES
 from tests.worlds.control_plane import ApiError, ControlPlane
 
 pytestmark = pytest.mark.apiserver
@@ -26,12 +27,13 @@ def require_accepted(control_plane: ControlPlane, namespace: str, job: Json) -> 
         control_plane.request("POST", f"{path}?dryRun=All&fieldValidation=Strict", body)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", NAMES)
 def test_converted_job_and_its_objects_are_accepted(control_plane: ControlPlane, namespace: str, name: str) -> None:
     with suppress(ApiError):  # it exists; one of the jobs names it
         high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1}
         control_plane.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", high)
-    require_accepted(control_plane, namespace, converted(name).job)
+    source = documents_of((JOBS / f"{name}.yaml").read_text(encoding="utf-8"))
+    require_accepted(control_plane, namespace, convert(source).job)
 
 
 def test_starter_with_every_field_and_its_objects_are_accepted(control_plane: ControlPlane, namespace: str) -> None:
