@@ -208,7 +208,9 @@ class Client(ABC):
         """Return the checks of torch on this machine, or of the cluster with the rights of the user."""
 
     def timeline(self, job: str | DDPJob) -> "Timeline":
-        """Return what happened to the job, and its pods: from its status, its pods, and the Events of the cluster.
+        """Return the Events about the job, its pods and its claims, sorted by time, and its pods.
+
+        A cluster deletes Events after an hour; what the status says of attempts and failures remains.
 
         What the user may not read is named in ``unread``; only the job itself must be readable.
 
