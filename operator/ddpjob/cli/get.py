@@ -58,9 +58,7 @@ def get(
       ddpjob get mnist-cpu
     """
     if name is None:
-        if watch:
-            return _watch_all(selector, output, where, all_namespaces=all_namespaces)
-        return _list(selector, output, where, all_namespaces=all_namespaces)
+        return _list(selector, output, where, all_namespaces=all_namespaces, watch=watch)
     if selector:
         raise InvalidJobError(
             f"{name} is one job, and -l selects several", "both say which jobs are shown", "leave out one"
@@ -70,18 +68,6 @@ def get(
             _print_changes(([client.get(name)] for _ in client.watch(name)), output)
         else:
             _show(client, client.get(name), output)
-    return 0
-
-
-def _watch_all(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool) -> int:
-    def ask(client: "Client") -> "Jobs":
-        return client.list(all_namespaces=all_namespaces, label_selector=selector)
-
-    client, jobs, trouble = first_answer(ask, where)
-    with client:
-        if trouble is not None:
-            raise trouble
-        _print_changes(chain([jobs], _lists(lambda: ask(client))), output)
     return 0
 
 
@@ -113,16 +99,20 @@ def _print_changes(changes: "Iterator[Jobs]", output: str | None) -> None:
             sys.stdout.flush()
 
 
-def _list(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool) -> int:
+def _list(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool, watch: bool) -> int:
     damaged: list[DDPJobError] = []
 
     def ask(client: "Client") -> "Jobs":
-        if is_of_this_machine(client):  # one damaged record must not hide the others
+        if is_of_this_machine(client) and not watch:  # one damaged record must not hide the others
             return client.list(all_namespaces=all_namespaces, label_selector=selector, on_error=damaged.append)
         return client.list(all_namespaces=all_namespaces, label_selector=selector)
 
     client, jobs, trouble = first_answer(ask, where)
     with client:
+        if watch:  # until the user ends it
+            if trouble is not None:
+                raise trouble
+            _print_changes(chain([jobs], _lists(lambda: ask(client))), output)
         place = one_line(f"{client.host}, all namespaces" if all_namespaces else client.place)
         if jobs or damaged or output in ("json", "yaml"):
             if output in (None, "table", "wide"):
