@@ -129,10 +129,6 @@ def test_progress_of_which_a_part_is_known(progress: Json, shown: str) -> None:
     assert ", ".join(facts) == shown
 
 
-def test_pods_of_earlier_attempts_are_not_shown() -> None:
-    assert "mnist-0a1b2-1-0" not in drawn(a_moment()) + printed(a_moment())
-
-
 def test_json_has_the_status_and_the_pods_of_the_attempt_once_for_each_change() -> None:
     stream = io.StringIO()
     display = JsonDisplay(stream)

@@ -9,13 +9,11 @@ import yaml
 from ddpjob.engine.injection import PROGRAM
 from tests.cli.program import ROOT, Program, shell_job, with_volume
 
-UID = "00000000-0000-4000-8000-000000000000"
 EXAMPLES = [
     str(path)
     for path in sorted((ROOT / "manifests" / "examples").rglob("*.yaml"))
     if "kind: DDPJob" in path.read_text(encoding="utf-8")
 ]
-SCHEMA = ROOT / "docs" / "reference" / "schemas" / "validate.json"
 
 
 def test_validate_prints_file_line_field_and_hint_and_ends_with_1(ddpjob: Program) -> None:

@@ -51,14 +51,6 @@ def test_a_package_runs_in_its_directory_in_the_background(ddpjob: Program, work
     assert again[2] == "next:  ddpjob delete mine deletes it and keeps its checkpoints; or use another name"
 
 
-def test_a_wait_ends_with_its_time_and_the_job_goes_on(ddpjob: Program) -> None:
-    file = ddpjob.write(shell_job("tiny", "until [ -e go ]; do sleep 0.02; done", **NEVER))
-    done = ddpjob("submit", file, "--local", "--wait", "--timeout", "0.1")
-    assert done.code == 101
-    (ddpjob.folder / "go").touch()
-    assert ddpjob("wait", "tiny").code == 0
-
-
 def test_a_wait_shows_each_change_and_ends_with_what_why_says(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("tiny", "until [ -e go ]; do sleep 0.02; done; exit 3", **NEVER))
     with ddpjob.started("submit", file, "--local", "--wait") as submit:

@@ -10,8 +10,9 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cli.init import STARTER
 from ddpjob.client.jobfile import documents_of
+from ddpjob.convert.conversion import convert
 from ddpjob.local.admission import admit
-from tests.convert.test_jobs import EXPECTED, NAMES
+from tests.convert.test_jobs import JOBS, NAMES
 from tests.worlds.control_plane import ApiError, ControlPlane
 
 pytestmark = pytest.mark.apiserver
@@ -31,8 +32,8 @@ def test_converted_job_and_its_objects_are_accepted(control_plane: ControlPlane,
     with suppress(ApiError):  # it exists; one of the jobs names it
         high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1}
         control_plane.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", high)
-    (job,) = documents_of((EXPECTED / f"{name}.yaml").read_text(encoding="utf-8"))
-    require_accepted(control_plane, namespace, job)
+    source = documents_of((JOBS / f"{name}.yaml").read_text(encoding="utf-8"))
+    require_accepted(control_plane, namespace, convert(source).job)
 
 
 def test_starter_with_every_field_and_its_objects_are_accepted(control_plane: ControlPlane, namespace: str) -> None:

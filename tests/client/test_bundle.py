@@ -86,10 +86,7 @@ def snapshot(**more: Any) -> Snapshot:
         "others": [one for one in (world.service, world.policy) if one],
         "operators": [operator],
         "logs": {"mnist-0a1b2-1-0": "loss 0.5\n"},
-        "texts": {
-            "operator.log": "started\n",
-            "metrics/run-1.jsonl": '{"event": "train", "loss": 0.5, "tag": "x"}\nno JSON\n',
-        },
+        "operator_log": "started\n",
         "versions": {"ddpjob": "1"},
         "unread": {"quotas": "you may not read this"},
     }
@@ -237,7 +234,7 @@ def test_what_a_program_printed_is_in_no_bundle_without_logs(text: str, tmp_path
     volume = {"reason": "FailedMount", "message": mount, "metadata": {"name": "f"}}
     made = snapshot(
         job=world.job, pods=list(world.pods.values()), events=[probe, volume],
-        logs={"mnist-0a1b2-1-0": text}, texts={"operator.log": text, "metrics/run-1.jsonl": f"{text}\n"},
+        logs={"mnist-0a1b2-1-0": text}, operator_log=text,
     )  # fmt: skip
     archive.write(tmp_path / "b.zip", *redacted(made, KEY, logs=False))
     assert SECRET not in everything(tmp_path / "b.zip")
@@ -323,10 +320,8 @@ def test_what_explains_an_incident_stays() -> None:
     assert env[0]["value"] == "debug" and env[1]["value"].startswith("hidden-")
     (own,) = [each["value"] for each in container["env"] if each["name"] == "DDPJOB_OPERATOR_X"]
     assert own.startswith("hidden-"), "a setting of the operator is one in its own pods only"
-    (row,) = map(json.loads, made.texts["metrics/run-1.jsonl"].splitlines())
-    assert (row["event"], row["loss"], row["tag"][:7]) == ("train", 0.5, "hidden-")
     assert redaction.hidden and redaction.left_out and not redaction.logs
-    assert set(made.texts) == {"metrics/run-1.jsonl"} and not made.logs
+    assert not made.logs and not made.operator_log
 
 
 def test_the_manifest_lists_the_files_and_what_is_missing(tmp_path: Path) -> None:

@@ -114,8 +114,6 @@ def test_a_timeline_has_the_pods_of_the_job_and_the_events_of_pods_that_are_gone
         ("DDPJob", "Started", None, 1),
         ("Pod", "FailedScheduling", 1, 2),
         ("PersistentVolumeClaim", "ProvisioningFailed", None, 4),
-        ("DDPJob", "Submitted", None, 1),
-        ("Pod", "PodCreated", 2, 1),
     }
     assert [(one.name, one.attempt, one.state) for one in found.pods] == [(pod, 2, "pending")]
     assert world.client.pods("mnist") == found.pods

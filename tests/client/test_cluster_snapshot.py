@@ -17,6 +17,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.client import cluster_reader, cluster_snapshot
 from ddpjob.client.bundle.archive import Manifest
 from tests.builders import NOW, World, ended, failed, running
+from tests.client.situations import unschedulable
 from tests.client.worlds import READS_JOBS, ClusterWorld
 from tests.engine.test_plain_scripts import VALUE_ERROR, log
 from tests.worlds.fault_proxy import Fault, FaultProxy
@@ -24,6 +25,7 @@ from tests.worlds.kubelet import Kubelet
 
 pytestmark = pytest.mark.apiserver
 SECRET = "correct-horse-battery"
+PENDING = {"phase": "Pending"}
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 _numbers = itertools.count(1)
 
@@ -78,7 +80,6 @@ class Simulated:
         return resource.path(self.namespace)
 
 
-DEPLOYMENTS = names.Resource("apps/v1", "Deployment", "deployments")
 OPERATOR_LABELS = {"app.kubernetes.io/name": "ddpjob", "app.kubernetes.io/component": "operator"}
 
 
@@ -91,7 +92,7 @@ def operator(world: ClusterWorld) -> Iterator[str]:
     ]
     container = {"name": "operator", "image": "operator:1", "env": env}
     template = {"metadata": {"labels": OPERATOR_LABELS}, "spec": {"containers": [container]}}
-    path = DEPLOYMENTS.path(world.namespace)
+    path = names.DEPLOYMENTS.path(world.namespace)
     body = {"selector": {"matchLabels": OPERATOR_LABELS}, "template": template}
     world.plane.request("POST", path, {"metadata": {"name": "op", "labels": OPERATOR_LABELS}, "spec": body})
     yield f"{path}/op"
@@ -102,14 +103,9 @@ def let_work(world: ClusterWorld, operator: str) -> None:
     world.plane.request("PATCH", f"{operator}/status", {"status": {"replicas": 1, "readyReplicas": 1}})
 
 
-def unschedulable(message: str) -> Json:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    return {"phase": "Pending", "conditions": [condition]}
-
-
 def test_a_pod_that_no_node_fits_and_what_a_user_without_rights_sees(world: ClusterWorld, proxy: FaultProxy) -> None:
     made = Simulated(world)
-    pod = made.set_pod(0, unschedulable(NO_GPU))
+    pod = made.set_pod(0, PENDING | unschedulable(NO_GPU))
     made.upload()
     found = made.client.explain("mnist")
     assert (found.stage, found.reason, found.pod, found.confidence) == ("Placement", "Resource", pod, "High")
@@ -133,7 +129,7 @@ def test_a_claim_with_its_event(world: ClusterWorld) -> None:
     made = Simulated(world, checkpoint={"claimTemplate": {"spec": spec}})
     made.write(names.CLAIMS, {"metadata": {"name": "mnist-checkpoints"}, "spec": spec})
     made.event("PersistentVolumeClaim", "mnist-checkpoints", "ProvisioningFailed", "no storage class fast")
-    made.set_pod(0, unschedulable("pod has unbound immediate PersistentVolumeClaims."))
+    made.set_pod(0, PENDING | unschedulable("pod has unbound immediate PersistentVolumeClaims."))
     made.upload()
     found = made.client.explain("mnist")
     assert (found.stage, found.confidence) == ("Volume", "High")
@@ -226,7 +222,7 @@ def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_
         manifest, found = bundled(poor)
     assert [*manifest.files] == ["job.json"]
     unread = {*manifest.unread}
-    assert unread == {"pods", "events", "service", "networkPolicy", "operator", "metrics"}
+    assert unread == {"pods", "events", "service", "networkPolicy", "operator"}
     of_operator = {"name": "operator", "image": "operator:1"}
     with Kubelet(world.plane, world.namespace) as kubelet:
         pod_spec = {"nodeName": world.namespace, "containers": [of_operator]}
@@ -239,7 +235,7 @@ def test_a_bundle_has_what_the_user_may_read_and_with_logs_the_operators_log_of_
         assert "BackOff" in found["events.json"] and "example.internal" in found["operators.json"]
         manifest, found = bundled(made.client, logs=True)
     assert "Restarting" in found["operator.log"] and len(found["operator.log"].splitlines()) == 1
-    assert {*manifest.unread} == {"metrics"}
+    assert manifest.unread == {}
     assert manifest.versions["operatorImage"] == "operator:1" and manifest.versions["kubernetes"].startswith("v1.")
 
 
@@ -250,7 +246,7 @@ def test_of_a_large_job_the_pods_that_run_are_not_read(
     monkeypatch.setattr(cluster_snapshot, "MANY_NODES", 1)
     made = Simulated(world)
     made.set_pod(0, running())
-    made.set_pod(1, unschedulable(NO_GPU))
+    made.set_pod(1, PENDING | unschedulable(NO_GPU))
     made.upload()
     found = made.client.explain("mnist")
     assert (found.stage, found.missing_nodes) == ("Placement", [1])

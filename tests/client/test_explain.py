@@ -72,13 +72,6 @@ def refused(message: str) -> World:
     return world
 
 
-CLAIM = {
-    "accessModes": ["ReadWriteMany"],
-    "storageClassName": "fast",
-    "resources": {"requests": {"storage": "1Gi"}},
-}
-
-
 def test_a_message_of_the_scheduler_is_read_from_the_condition_where_pods_may_not_be_read() -> None:
     world = started()
     message = (

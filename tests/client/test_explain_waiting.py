@@ -75,11 +75,6 @@ def test_of_the_events_of_autoscalers_a_refusal_decides() -> None:
 CONFIGMAP = (
     'MountVolume.SetUp failed for volume "code" : failed to sync configmap cache: timed out waiting for the condition'
 )
-SANDBOX = (
-    "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox: plugin "
-    'type="calico" failed (add): stat /var/lib/calico/nodename: no such file or directory'
-)
-MULTI_ATTACH = 'Multi-Attach error for volume "pvc-7" Volume is already used by pod(s) mnist-99999-1-0'
 PULLING = ("Pulling", 'Pulling image "trainer:1"')
 
 
@@ -114,6 +109,3 @@ def test_the_advice_about_an_image_names_no_placeholder_without_the_pods(cause: 
     found = why(world, pods=None, unread={"pods": "-"})
     assert (found.stage, found.reason) == ("Image", "ImagePullBackOff")
     assert "NODE" in str(found.next) and "{" not in str(found.next)
-
-
-SECRET = ("CreateContainerConfigError", 'secret "hf-token" not found')

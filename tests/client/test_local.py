@@ -204,26 +204,6 @@ def test_close_ends_what_another_thread_waits_for(client: LocalClient) -> None:
         client.delete("tiny")
 
 
-def test_a_bundle_has_the_metrics_of_the_job_but_no_file_that_they_link_to(client: LocalClient, tmp_path: Path) -> None:
-    (tmp_path / "private").write_text("mine")
-    checkpoint = tmp_path / "state/volumes/default/c"
-    (checkpoint / "metrics").mkdir(parents=True)
-    (checkpoint / "metrics" / "run-1.jsonl").write_text('{"loss": 1}')
-    (checkpoint / "metrics" / "run-2.jsonl").symlink_to(tmp_path / "private")
-    client.submit(DDPJob("tiny", image="none", command=["true"], checkpoint={"claimName": "c"}))
-    client.wait("tiny", timeout=60)
-    manifest = client.bundle("tiny", tmp_path / "b.zip")
-    assert [path for path in manifest.files if path.startswith("metrics")] == ["metrics/run-1.jsonl"]
-    for name in ("run-9", "run-10", "run-of-customer-4711", "customer-4711"):
-        (checkpoint / "metrics" / f"{name}.jsonl").write_text('{"loss": 2}')
-    manifest = client.bundle("tiny", tmp_path / "d.zip")
-    found = [path.removeprefix("metrics/") for path in manifest.files if path.startswith("metrics")]
-    assert found == ["run-10.jsonl", "run-9.jsonl", "run-1.jsonl"], "the newest first, and no other names of files"
-    (checkpoint / "metrics").rename(checkpoint / "other")
-    (checkpoint / "metrics").symlink_to("other")
-    assert [*client.bundle("tiny", tmp_path / "c.zip").unread] == ["metrics"]
-
-
 def test_a_job_that_local_mode_cannot_run_is_refused_by_submit(client: LocalClient) -> None:
     sidecar = {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}
     with pytest.raises(LocalError, match="runs only the container trainer") as raised:

@@ -11,8 +11,8 @@ import pytest
 from ddpjob.client.connection import Connection
 from ddpjob.client.volume.contents import Choice, CutError, Volume
 from ddpjob.client.volume.pod_exec import output_of
-from ddpjob.client.volume.pull import pull
-from ddpjob.client.volume.reader_pod import CONTAINER, command
+from ddpjob.client.volume.reader_pod import command
+from ddpjob.client.volume.receive import pull
 from ddpjob.errors import NotAllowedError, UnavailableError
 from tests.client.exec_server import ExecServer
 
@@ -28,7 +28,7 @@ class ExecReader:
         self._connection = Connection(None, file, 20)
 
     def output(self, name: str, *arguments: str) -> Generator[bytes, None, None]:
-        return output_of(self._connection, "team", "pod-1", CONTAINER, command(name, "/checkpoints", *arguments))
+        return output_of(self._connection, "team", "pod-1", "trainer", command(name, "/checkpoints", *arguments))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import yaml
 from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import pod_view
 from ddpjob.client.connection import Connection
 from ddpjob.client.volume.cluster import PodReader
 from ddpjob.client.volume.reader_pod import LABEL_READER_OF, hopeless, node_for, reader_pod
@@ -179,7 +180,7 @@ class Reading:
 
 
 UNSCHEDULABLE = "0/2 nodes are available: 2 node(s) had volume node affinity conflict."
-WAITING = {"name": "reader", "image": "", "imageID": "", "ready": False, "restartCount": 0}
+WAITING = {"name": "trainer", "image": "", "imageID": "", "ready": False, "restartCount": 0}
 
 
 @pytest.mark.apiserver
@@ -231,7 +232,7 @@ def test_a_reader_pod_is_given_up_for_what_a_job_is_explained_with(reason: str, 
     """Seen: the wait for an image of a registry that is away, and an end for a Secret that the kubelet reads later."""
     state = {"waiting": {"reason": reason, "message": message}}
     status = {"containerStatuses": [WAITING | {"state": state}]}
-    found = hopeless({"spec": {"containers": [{"image": "trainer:1"}]}, "status": status}, "mnist")
+    found = hopeless(pod_view({"metadata": {"name": "p", "uid": "u"}, "status": status}), "mnist")
     assert error in str(found) if error else found is None
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from ddpjob.api.backoff import Patience
 from ddpjob.client.volume import reader
-from ddpjob.client.volume.contents import RECORD, Choice, Pulled, Volume, VolumeContents, listing
-from ddpjob.client.volume.pull import pull, read_contents
+from ddpjob.client.volume.contents import RECORD, Choice, Pulled, Volume, VolumeContents, listing, read_contents
+from ddpjob.client.volume.receive import pull
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints, all_manifests, seal, verify
 from ddprun.errors import ConfigMismatch

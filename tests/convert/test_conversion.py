@@ -115,27 +115,12 @@ def test_flags_of_torchrun_that_the_operator_sets_are_removed(given: str, kept: 
     assert spec_of(pytorchjob(worker=replica(*given.split())))["command"] == kept.split()
 
 
-def test_flags_are_removed_from_command_and_args_alike() -> None:
-    job = pytorchjob(worker=replica("torchrun", "--nnodes=2", args=["--node-rank=1", "a.py", "--lr", "1"]))
-    spec = spec_of(job)
-    assert (spec["command"], spec["args"]) == (["torchrun"], ["a.py", "--lr", "1"])
-
-
 def test_flags_of_other_launchers_are_kept_and_noted_if_they_name_one_node() -> None:
     words = "accelerate launch --num_machines 2 --machine_rank=0 --main_process_ip=$(MASTER_ADDR) a.py --nnodes=$N"
     made = convert([pytorchjob(worker=replica(*words.split()))])
     assert made.job["spec"]["command"] == words.split()
     assert made.notes[0].why == "--num_machines, --machine_rank would be the same in each pod"
     assert noted(pytorchjob(worker=replica("python", "a.py", "--num_nodes", "2"))) == []
-
-
-def test_what_kubernetes_accepts_and_a_ddpjob_does_not_is_written_as_it_means() -> None:
-    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}, {"name": "A", "value": "2"}]
-    resources = {"limits": {"cpu": 1.5, "memory": "1Gi"}}
-    spec = spec_of(trainjob("torchrun", "a.py", env=env, resourcesPerNode=resources))
-    assert spec["env"] == [{"name": "A", "value": "2"}, {"name": "B", "value": "1"}]
-    assert spec["resources"] == {"limits": {"cpu": "1.5", "memory": "1Gi"}}
-    assert spec["nprocPerNode"] == 1
 
 
 def test_what_a_shell_runs_is_unchanged_and_noted() -> None:
@@ -150,19 +135,6 @@ def test_master_and_worker_that_differ_are_refused_with_every_difference() -> No
     gpus = {"limits": {"nvidia.com/gpu": 1}}
     job = pytorchjob(master=replica("python", "a.py"), worker=replica("python", "b.py", resources=gpus, replicas=3))
     assert refusal(job) == "Master and Worker differ in command, resources"
-
-
-def test_flags_of_the_rank_alone_are_no_difference() -> None:
-    def node(rank: int) -> Json:
-        return replica("torchrun", f"--node_rank={rank}", "--nnodes=2", "a.py")
-
-    assert spec_of(pytorchjob(master=node(0), worker=node(1)))["command"] == ["torchrun", "a.py"]
-
-
-def test_replicas_that_restart_differently_get_the_policy_of_the_first_and_a_note() -> None:
-    job = pytorchjob(master=replica("python", restart="Never"), worker=replica("python"))
-    assert spec_of(job)["restartPolicy"] == {"maxRestarts": 0}
-    assert noted(job) == ["spec.pytorchReplicaSpecs.Master.restartPolicy"]
 
 
 def test_replicas_are_counted_and_their_kinds_have_any_case() -> None:
@@ -339,6 +311,17 @@ FIELDS: dict[str, tuple[Json | list[Json], Json, list[str]]] = {
     "not-suspended": (run(suspend=False), {"suspend": None}, []),
     "times-of-trainjob": (patched(activeDeadlineSeconds=9, suspend=True),
         {"activeDeadlineSeconds": 9, "suspend": True}, []),
+    "flags-of-args": (
+        pytorchjob(worker=replica("torchrun", "--nnodes=2", args=["--node-rank=1", "a.py", "--lr", "1"])),
+        {"command": ["torchrun"], "args": ["a.py", "--lr", "1"]}, [COMMAND, "spec.nprocPerNode"]),
+    "flags-of-the-rank": (run(*(replica("torchrun", f"--node_rank={rank}", "a.py") for rank in (0, 1))),
+        {"command": ["torchrun", "a.py"]}, [COMMAND.replace("Worker", "Master"), "spec.nprocPerNode"]),
+    "other-restarts": (run(master=replica("python", restart="Never")), {"restartPolicy": {"maxRestarts": 0}},
+        ["spec.pytorchReplicaSpecs.Master.restartPolicy"]),
+    "the-last-variable": (trainjob("python", env=[VARIABLES[-1], VARIABLES[-1] | {"value": "y"}]),
+        {"env": [VARIABLES[-1] | {"value": "y"}]}, []),
+    "a-part-of-a-cpu": (trainjob("torchrun", "a.py", resourcesPerNode={"limits": {"cpu": 1.5}}),
+        {"resources": {"limits": {"cpu": "1.5"}}, "nprocPerNode": 1}, []),
     "variables": (pytorchjob(worker=replica("python", env=VARIABLES)),
         {"env": [VARIABLES[-1], {"name": "PYTHONUNBUFFERED", "value": "1"}]},
         [f"{WORKER}.template.spec.containers[0].env"] * 3),

@@ -39,5 +39,5 @@ def test_claim_named_by_volume_option_is_the_users_directory(tmp_path: Path) -> 
     admitted = admit(job)
     paths = HostPaths(admitted.job, StateFolder(tmp_path), {"shared": Path("/mine")})
     checkpoints = tmp_path / "volumes" / "default" / "mnist-checkpoints"
-    assert paths.mounts() == {"/data": Path("/mine"), "/checkpoints": checkpoints}
+    assert (paths.claim("shared"), paths.checkpoints()) == (Path("/mine"), checkpoints)
     assert admitted.claims == ["mnist-checkpoints", "shared"]

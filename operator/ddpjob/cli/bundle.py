@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ddpjob.cli.options import Name
+from ddpjob.cli.options import Form, Name
 from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import number_of, one_line
 
@@ -29,16 +29,14 @@ def bundle(
             "Secrets that a program printed are not removed.",
         ),
     ] = False,
-    output: Annotated[
-        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: the manifest.")
-    ] = "text",
+    output: Form = "text",
     where: Where,
 ) -> int:
-    """Write one zip that shows what happened to a job: the job, pods, events, metrics, versions.
+    """Write one zip that shows what happened to a job: the job, pods, events, versions.
 
     Values of variables, arguments, headers, attributes, annotations, labels of your own and messages of the program are
     not in it; names of objects and of images are. manifest.json lists what is in the file, and what could not be read
-    and why; its schema is docs/reference/schemas/bundle.json.
+    and why; it is the JSON, with the schema docs/reference/schemas/bundle.json.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``ddpjob describe``: all that is known of a job: its card, conditions, pods, and what happened to it."""
+"""``ddpjob describe``: all that is known of a job: its card, conditions, pods and Events."""
 
 import json
 from datetime import UTC, datetime
@@ -26,9 +26,9 @@ _GOOD = ("running", "succeeded", "pending")
 
 
 def describe(name: Name, output: Form = "text", *, where: Where) -> int:
-    """Show all that is known of a job: its card, its conditions and pods, and what happened to it, sorted by time.
+    """Show all that is known of a job: its card, its conditions, its pods, and its Events, sorted by time.
 
-    A cluster deletes its Events after an hour; what status and pods say remains. The JSON has the schema
+    A cluster deletes Events after an hour; the attempts in the card remain. The JSON has the schema
     docs/reference/schemas/describe.json.
 
     \b

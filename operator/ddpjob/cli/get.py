@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from ddpjob.api import names
+from ddpjob.api.backoff import Patience
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
 from ddpjob.cli.options import Selector
 from ddpjob.cli.place import Where, find, first_answer, is_of_this_machine
 from ddpjob.cli.table import Cell, show, table
 from ddpjob.cli.text import age, is_coloured, one_line, show_error
-from ddpjob.errors import DDPJobError, InvalidJobError
+from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
 
 _WIDEST = 120  # columns of a card
+_WATCH_SECONDS = 2.0  # between two lists of --watch
 
 
 def get(
@@ -55,9 +58,7 @@ def get(
       ddpjob get mnist-cpu
     """
     if name is None:
-        if watch:
-            return _watch_all(selector, output, where, all_namespaces=all_namespaces)
-        return _list(selector, output, where, all_namespaces=all_namespaces)
+        return _list(selector, output, where, all_namespaces=all_namespaces, watch=watch)
     if selector:
         raise InvalidJobError(
             f"{name} is one job, and -l selects several", "both say which jobs are shown", "leave out one"
@@ -70,17 +71,18 @@ def get(
     return 0
 
 
-def _watch_all(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool) -> int:
-    def begin(client: "Client") -> "Iterator[Jobs]":
-        lists = client.watch_all(all_namespaces=all_namespaces, label_selector=selector)
-        return chain([next(lists)], lists)  # read here, so that a cluster without DDPJobs raises
-
-    client, changes, trouble = first_answer(begin, where)
-    with client:
-        if trouble is not None:
-            raise trouble
-        _print_changes(changes, output)
-    return 0
+def _lists(ask: "Callable[[], Jobs]") -> "Iterator[Jobs]":
+    """Yield the jobs every few seconds, also after an API server was away for some minutes."""
+    patience, pause = Patience(), _WATCH_SECONDS
+    while True:
+        time.sleep(pause)
+        try:
+            yield ask()
+            patience, pause = Patience(), _WATCH_SECONDS
+        except UnavailableError:
+            if (delay := patience.delay(time.monotonic())) is None:
+                raise
+            pause = delay
 
 
 def _print_changes(changes: "Iterator[Jobs]", output: str | None) -> None:
@@ -97,16 +99,20 @@ def _print_changes(changes: "Iterator[Jobs]", output: str | None) -> None:
             sys.stdout.flush()
 
 
-def _list(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool) -> int:
+def _list(selector: str | None, output: str | None, where: Where, *, all_namespaces: bool, watch: bool) -> int:
     damaged: list[DDPJobError] = []
 
     def ask(client: "Client") -> "Jobs":
-        if is_of_this_machine(client):  # one damaged record must not hide the others
+        if is_of_this_machine(client) and not watch:  # one damaged record must not hide the others
             return client.list(all_namespaces=all_namespaces, label_selector=selector, on_error=damaged.append)
         return client.list(all_namespaces=all_namespaces, label_selector=selector)
 
     client, jobs, trouble = first_answer(ask, where)
     with client:
+        if watch:  # until the user ends it
+            if trouble is not None:
+                raise trouble
+            _print_changes(chain([jobs], _lists(lambda: ask(client))), output)
         place = one_line(f"{client.host}, all namespaces" if all_namespaces else client.place)
         if jobs or damaged or output in ("json", "yaml"):
             if output in (None, "table", "wide"):

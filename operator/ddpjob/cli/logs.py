@@ -6,12 +6,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ddpjob.api.text import clean_line
-from ddpjob.cli.options import Name
+from ddpjob.cli.options import Form, Name
 from ddpjob.cli.place import Where, find
 from ddpjob.cli.text import is_coloured, one_line
 from ddpjob.errors import InvalidJobError
@@ -44,16 +44,14 @@ def logs(
     since: Annotated[
         str | None, Option("--since", metavar="TIME", help="Only lines of the last TIME, for example 90s or 1h30m.")
     ] = None,
-    output: Annotated[
-        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object a line.")
-    ] = "text",
+    output: Form = "text",
     where: Where,
 ) -> int:
     """Print the logs of a job: of node 0 and of nodes that failed.
 
     Lines begin with node and rank where they say which rank printed them, for example n1r3, else with the node if there
     are several. Control characters are escaped. Standard error says where the job is, and if the newest attempt has no
-    logs, of which attempt they are. The JSON has the schema docs/reference/schemas/logs.json.
+    logs, of which attempt they are. The JSON, an object a line, has the schema docs/reference/schemas/logs.json.
 
     \b
     Example:

@@ -120,9 +120,7 @@ class Request(NewJob):
             "--fresh", help="Start from scratch: first remove the job's state and the checkpoints on its own claim."
         ),
     ] = False
-    output: Annotated[
-        Literal["text", "json"], Option("--output", "-o", metavar="FORM", help="text, or json: one object a line.")
-    ] = "text"
+    output: Form = "text"
 
 
 def expanded(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -178,16 +178,16 @@ class JsonDisplay(Display):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._last: Moment | None = None
+        self._last: object = None
 
     def show(self, moment: Moment) -> None:
         """Write a ``status`` if something changed."""
-        if moment != self._last:
-            job = moment.job
+        job = moment.job
+        if (now := (job.manifest, moment.pods)) != self._last:
             status = job.manifest.get("status") or {}
             where = {"name": job.name, "namespace": str(job.namespace)}
             self._write(StatusLine(type="status", time=_now(), status=status, pods=moment.pods, **where))
-            self._last = moment
+            self._last = now
 
     def note(self, line: str, *, loud: bool = False) -> None:
         self._write(MessageLine(type="warning" if loud else "note", time=_now(), message=line))

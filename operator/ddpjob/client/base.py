@@ -208,7 +208,9 @@ class Client(ABC):
         """Return the checks of torch on this machine, or of the cluster with the rights of the user."""
 
     def timeline(self, job: str | DDPJob) -> "Timeline":
-        """Return what happened to the job, and its pods: from its status, its pods, and the Events of the cluster.
+        """Return the Events about the job, its pods and its claims, sorted by time, and its pods.
+
+        A cluster deletes Events after an hour; what the status says of attempts and failures remains.
 
         What the user may not read is named in ``unread``; only the job itself must be readable.
 
@@ -248,7 +250,7 @@ class Client(ABC):
             NotAllowedError: the user may not create a pod, or run a program in it.
             UnavailableError: the volume cannot be reached.
         """
-        from ddpjob.client.volume.pull import read_contents
+        from ddpjob.client.volume.contents import read_contents
 
         with self._volume(job, on_progress) as volume:
             return read_contents(volume, on_progress, verify=verify)
@@ -281,7 +283,7 @@ class Client(ABC):
             NotAllowedError, UnavailableError: as ``checkpoints``.
         """
         from ddpjob.client.volume.contents import Choice
-        from ddpjob.client.volume.pull import pull
+        from ddpjob.client.volume.receive import pull
 
         with self._volume(job, on_progress) as volume:
             return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)

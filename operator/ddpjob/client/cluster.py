@@ -38,7 +38,7 @@ from ddpjob.client.connection import (
 )
 from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogChoice, LogLine
-from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
+from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 from ddpjob.version import __version__
 
 if TYPE_CHECKING:
@@ -219,14 +219,9 @@ class ClusterClient(Client):
 
     def _delete_claim(self, namespace: str, job: str) -> None:
         """Delete the claim that the operator made for the job, not another of the same name."""
-        path = path_of(names.CLAIMS, namespace, names.claim_name(job))
-        try:
-            claim = self.connection.request("GET", path)
-        except DDPJobError as error:
-            if isinstance(error.__cause__, RequestError) and error.__cause__.names(names.CLAIMS.plural):
-                return
-            raise
-        if (claim["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) == job:
+        claim = self.connection.found(names.CLAIMS, namespace, names.claim_name(job))
+        if claim is not None and (claim["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) == job:
+            path = path_of(names.CLAIMS, namespace, names.claim_name(job))
             self.connection.request("DELETE", path, body=_deletion(claim["metadata"]["uid"]))
 
     def _key(self, job: str | DDPJob) -> names.Key:

@@ -88,15 +88,13 @@ def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
     serving = [one for one in operators.result() or () if serves(one, namespace)]
     of_pods = [str(pod["metadata"]["name"]) for pod in found.pods or ()][:_MOST_LOGS] if logs else []
     ends = {pod: requests.submit(reader.log, pod) for pod in of_pods}
-    texts = _operator_log(reader, job, serving) if logs else {}
-    reader.unread["metrics"] = "they are on the volume of the job, not on this machine"
     return replace(
         found,
         claims=_known({name: claim.result() for name, claim in claims.items()}),
         others=[one for other in others if isinstance(one := other.result(), dict)],
         operators=serving,
         logs={pod: text for pod, end in ends.items() if (text := end.result())},
-        texts=texts,
+        operator_log=_operator_log(reader, job, serving) if logs else "",
         versions={"ddpjob": __version__, **version.result(), **_versions(serving)},
     )
 
@@ -159,7 +157,7 @@ def _versions(operators: Iterable[Json]) -> Mapping[str, str]:
     return found
 
 
-def _operator_log(reader: Reader, job: Json, operators: Sequence[Json]) -> dict[str, str]:
+def _operator_log(reader: Reader, job: Json, operators: Sequence[Json]) -> str:
     """Return what the operator logged about the job, or an earlier one of its name."""
     lines: list[str] = []
     what = "the log of the operator"
@@ -171,7 +169,7 @@ def _operator_log(reader: Reader, job: Json, operators: Sequence[Json]) -> dict[
             lines += (line for line in text.splitlines() if _is_about(line, job["metadata"]))
     if not operators:
         reader.unread.setdefault("operator.log", "no operator was found, or its Deployment may not be read")
-    return {"operator.log": "".join(f"{line}\n" for line in sorted(lines))} if lines else {}
+    return "".join(f"{line}\n" for line in sorted(lines))
 
 
 def _is_about(line: str, meta: Json) -> bool:

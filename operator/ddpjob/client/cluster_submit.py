@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS, SECRETS
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time
-from ddpjob.client.connection import Connection, Query, RequestError, path_of
+from ddpjob.client.connection import Connection, Query, RequestError, is_absent, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
@@ -88,7 +88,7 @@ class Submission:
             try:
                 self._own(owned)
             except DDPJobError as error:
-                if not _is_missing(error):
+                if not is_absent(error, SECRETS):
                     raise
                 # Another submission of the same files failed, and took its Secret back.
                 self._request("POST", path_of(SECRETS, self._namespace), owned, **_STRICT)
@@ -127,7 +127,7 @@ class Submission:
 
     def _stored(self) -> Json | None:
         """Return the Secret of the same name that exists. Raises ``InvalidJobError`` if it is of another kind."""
-        found = self._read(path_of(SECRETS, self._namespace, _name(self._files or {})))
+        found = self._connection.found(SECRETS, self._namespace, _name(self._files or {}))
         if found is not None and (found["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) != _name(self._body):
             raise InvalidJobError(
                 f"there is a Secret {_name(found)}, which is not of this job",
@@ -137,15 +137,7 @@ class Submission:
         return found
 
     def _job(self, name: str | None = None) -> Json | None:
-        return self._read(path_of(DDPJOBS, self._namespace, name or _name(self._body)))
-
-    def _read(self, path: str) -> Json | None:
-        try:
-            return self._connection.request("GET", path)
-        except DDPJobError as error:
-            if _is_missing(error):
-                return None
-            raise
+        return self._connection.found(DDPJOBS, self._namespace, name or _name(self._body))
 
     def _delete(self, secret: Json) -> None:
         """Delete a Secret unless it has changed, or was replaced; a job may own it now."""
@@ -194,8 +186,3 @@ def _uses(job: Json, secret: str) -> bool:
 
 def _reason(error: DDPJobError) -> str:
     return error.__cause__.reason if isinstance(error.__cause__, RequestError) else ""
-
-
-def _is_missing(error: DDPJobError) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, RequestError) and any(cause.names(kind.plural) for kind in (SECRETS, DDPJOBS))

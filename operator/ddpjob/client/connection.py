@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -96,6 +96,11 @@ def request_error(error: BaseException) -> RequestError:
         return error
     was_sent = not isinstance(error, NewConnectionError | ConnectTimeoutError | config.ConfigException)
     return RequestError(" ".join(str(error).split()) or type(error).__name__, None, {}, was_sent=was_sent)
+
+
+def is_absent(error: DDPJobError, resource: Resource) -> bool:
+    """Return whether the server says that an object of this kind does not exist."""
+    return isinstance(error.__cause__, RequestError) and error.__cause__.names(resource.plural)
 
 
 Response = BaseHTTPResponse
@@ -198,6 +203,15 @@ class Connection:
             DDPJobError: the last error, after ``timeout``.
         """
         return self.answer(method, path, query, body, repeats=repeats).body
+
+    def found(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """Return an object; None if the server says that there is none. Other errors: see ``request``."""
+        try:
+            return self.request("GET", path_of(resource, namespace, name))
+        except DDPJobError as error:
+            if is_absent(error, resource):
+                return None
+            raise
 
     def answer(
         self, method: str, path: str, query: Query | None = None, body: Json | None = None, *, repeats: bool = True
@@ -343,8 +357,8 @@ class Connection:
 
     def explained(self, error: RequestError) -> DDPJobError:
         """Return an error as three lines."""
-        if (explain := _EXPLANATIONS.get(error.status or 0)) is not None:
-            return explain(error)
+        if (known := _known(error)) is not None:
+            return known
         answer = "does not answer" if error.is_transient else f"answers with HTTP {error.status}"
         return UnavailableError(
             f"the cluster {self.server} {answer}: {error.message}",
@@ -430,28 +444,34 @@ def _loader_of(path: str, context: str | None) -> KubeConfigLoader:
     return KubeConfigLoader(merged, active_context=context, config_base_path=None)  # type: ignore[no-untyped-call]
 
 
-def _invalid(error: RequestError) -> DDPJobError:
-    return InvalidJobError(
-        f"the cluster refuses it: {error.message}",
-        "a field breaks a rule, or the operator's CRD is of another release",
-        "correct the field; docs/reference/fields.md lists what each field may hold",
-    )
-
-
-def _unauthorized(error: RequestError) -> DDPJobError:
-    return UnavailableError(
-        f"the cluster refuses the credentials: {error.message}",
-        "the token or certificate of the kubeconfig is wrong or has expired",
-        "log in again, then try kubectl auth whoami",
-    )
-
-
-def _forbidden(error: RequestError) -> DDPJobError:
-    return NotAllowedError(
-        f"not allowed: {error.message}",
-        "the roles view and edit of the namespace grant the rights; a quota or a policy can also refuse",
-        f"kubectl auth can-i --list | grep {names.DDPJOBS.plural}",
-    )
+def _known(error: RequestError) -> DDPJobError | None:
+    """Return the error of a status that has one cause."""
+    match error.status:
+        case 400 | 413 | 422:
+            return InvalidJobError(
+                f"the cluster refuses it: {error.message}",
+                "a field breaks a rule, or the operator's CRD is of another release",
+                "correct the field; docs/reference/fields.md lists what each field may hold",
+            )
+        case 401:
+            return UnavailableError(
+                f"the cluster refuses the credentials: {error.message}",
+                "the token or certificate of the kubeconfig is wrong or has expired",
+                "log in again, then try kubectl auth whoami",
+            )
+        case 403:
+            return NotAllowedError(
+                f"not allowed: {error.message}",
+                "the roles view and edit of the namespace grant the rights; a quota or a policy can also refuse",
+                f"kubectl auth can-i --list | grep {names.DDPJOBS.plural}",
+            )
+        case 404:
+            return _not_found(error)
+        case 409 if error.reason == "AlreadyExists":
+            return JobExistsError.of(str(error.details.get("name")))
+        case 409:
+            return UnavailableError(f"the job changed meanwhile: {error.message}", "", "look at it, then try again")
+    return None
 
 
 def _not_found(error: RequestError) -> DDPJobError:
@@ -473,20 +493,3 @@ def _not_found(error: RequestError) -> DDPJobError:
         "the operator's CustomResourceDefinition is not installed, or this is another cluster than you meant",
         "docs/start/install.md installs the operator; context=… selects a cluster",
     )
-
-
-def _conflict(error: RequestError) -> DDPJobError:
-    if error.reason == "AlreadyExists":
-        return JobExistsError.of(str(error.details.get("name")))
-    return UnavailableError(f"the job changed meanwhile: {error.message}", "", "look at it, then try again")
-
-
-_EXPLANATIONS: Mapping[int, Callable[[RequestError], DDPJobError]] = {
-    400: _invalid,
-    401: _unauthorized,
-    403: _forbidden,
-    404: _not_found,
-    409: _conflict,
-    413: _invalid,
-    422: _invalid,
-}

@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from ddpjob.api import names
-from ddpjob.api.objects import SET_BY_SERVER, Json
+from ddpjob.api.objects import Json
 from ddpjob.api.status import DDPJobStatus, recorded_status
 from ddpjob.errors import InvalidJobError
 
@@ -198,11 +198,9 @@ class DDPJob:
 
     def to_yaml(self) -> str:
         """Return the job as YAML for ``kubectl apply``, without its status and what a server added."""
-        from ddpjob.client.jobfile import dump_yaml
+        from ddpjob.client.jobfile import dump_yaml, without_server_fields
 
-        metadata = {key: value for key, value in self.manifest["metadata"].items() if key not in SET_BY_SERVER}
-        job = {key: value for key, value in self.manifest.items() if key != "status"} | {"metadata": metadata}
-        return dump_yaml(*self.others, job)
+        return dump_yaml(*self.others, without_server_fields(self.manifest))
 
     def __repr__(self) -> str:
         place = f", namespace={self.namespace!r}" if self.namespace else ""

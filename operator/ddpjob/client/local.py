@@ -311,7 +311,7 @@ class LocalClient(Client):
         from ddpjob.client.local_snapshot import read_all
 
         record, found = self._recorded(job)
-        return read_all(self.folder, record, found.manifest, is_run=_is_run(found), logs=logs)
+        return read_all(record, found.manifest, is_run=_is_run(found), logs=logs)
 
     def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
         record, first = self._recorded(job)

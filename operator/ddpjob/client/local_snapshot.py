@@ -1,13 +1,10 @@
-"""What is read of a job of this machine: its record, the ends of its logs, and for a bundle the metrics."""
+"""What is read of a job of this machine: its record, and the ends of its logs."""
 
 import importlib.metadata
 import platform
-import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from ddpjob.api.objects import Json
 from ddpjob.client.job import DDPJob
@@ -20,10 +17,6 @@ from ddpjob.local.state import EVENTS, HostPaths, JobFolder, StateFolder
 from ddpjob.version import __version__
 
 _LOG_LINES = 500
-_METRICS_BYTES = 8 * 2**20
-"""Of all files of metrics; of the newest, their ends."""
-_RUN = re.compile(r"run-([0-9]{1,9})\.jsonl")
-"""Of a file of metrics. A file of another name is not from the trainer, and its name may be a value of the user."""
 
 
 def read_record(record: JobFolder, job: Json, *, is_run: bool = True) -> Snapshot:
@@ -33,19 +26,18 @@ def read_record(record: JobFolder, job: Json, *, is_run: bool = True) -> Snapsho
         now=datetime.now(UTC),
         settings=SETTINGS,
         pods=record.pods(),
-        events=local_events(DDPJob.from_manifest(job), _text(record.path / EVENTS).splitlines()),
+        events=local_events(DDPJob.from_manifest(job), _lines(record.path / EVENTS)),
         is_run=is_run,
         ended=record.ended() or (),
     )
 
 
-def read_all(folder: StateFolder, record: JobFolder, job: Json, *, is_run: bool, logs: bool) -> Snapshot:
-    """Return the record of a job with its metrics and versions. logs: with the ends of the logs of its pods."""
+def read_all(record: JobFolder, job: Json, *, is_run: bool, logs: bool) -> Snapshot:
+    """Return the record of a job, and versions of programs. logs: with the ends of the logs of its pods."""
     found = read_record(record, job, is_run=is_run)
     pods = [str(pod["metadata"]["name"]) for pod in found.pods or ()] if logs else ()
-    texts, unread = _metrics(folder, record, job)
     ends = {pod: end for pod in pods if (end := end_of_log(record, pod))}
-    return replace(found, logs=ends, texts=texts, versions=_versions(), unread=unread)
+    return replace(found, logs=ends, versions=_versions())
 
 
 def end_of_log(record: JobFolder, pod: str) -> str:
@@ -68,33 +60,9 @@ def _versions() -> dict[str, str]:
         return found
 
 
-def _metrics(folder: StateFolder, record: JobFolder, job: Json) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the metrics that the trainer wrote into its checkpoint directory, or why there are none."""
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
     try:
-        directory = checkpoints_of(folder, record, job)
-    except ValidationError:
-        directory = None
-    if directory is None:
-        return {}, {"metrics": "the job has no volume for checkpoints"}
-    found: dict[str, str] = {}
-    left = _METRICS_BYTES
-    of_runs = directory / "metrics"
-    files = [] if of_runs.is_symlink() else [path for path in of_runs.glob("run-*.jsonl") if _RUN.fullmatch(path.name)]
-    for path in sorted(files, key=lambda path: int(_RUN.sub(r"\1", path.name)), reverse=True):
-        if path.is_symlink() or not path.is_file() or left <= 0:
-            continue  # the program may link to any file of the user
-        text = _text(path, left)
-        left -= len(text)
-        found[f"metrics/{path.name}"] = text
-    return found, {} if found else {"metrics": "the trainer wrote none"}
-
-
-def _text(path: Path, most: int | None = None) -> str:
-    """Return the text of a file, or its last bytes; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            if most is not None:
-                file.seek(max(0, path.stat().st_size - most))
-            return file.read(-1 if most is None else most).decode(errors="replace")
+        return path.read_text(errors="replace").splitlines()
     except OSError:
-        return ""
+        return []

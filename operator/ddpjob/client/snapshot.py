@@ -20,7 +20,7 @@ class Snapshot:
     others: the Service and the NetworkPolicy of the job, for a bundle.
     operators: the Deployments of operators; None if they could not be read, or there is no cluster.
     logs: the ends of logs, by the pod's name.
-    texts: other files of the job by their path in a bundle.
+    operator_log: what the operator logged about the job, for a bundle.
     versions: of programs and of the cluster, by their name, for a bundle.
     is_run: whether a process of this machine runs the job, which is not suspended; None on a cluster.
     ended: error, hint and next step with which that process ended, if they are known.
@@ -37,7 +37,7 @@ class Snapshot:
     others: Sequence[Json] = ()
     operators: Sequence[Json] | None = None
     logs: Mapping[str, str] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
+    operator_log: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     is_run: bool | None = None
     ended: Sequence[str] = ()

@@ -5,7 +5,7 @@ rule of its own.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import yaml
 
@@ -24,7 +24,7 @@ from ddpjob.client.jobfile import (
 from ddpjob.client.jobspec import too_small
 from ddpjob.engine.mistakes import mistakes
 from ddpjob.errors import DDPJobError, InvalidJobError
-from ddpjob.local.admission import admit, faults
+from ddpjob.local.admission import Fault, admit, faults
 
 Severity = Literal["error", "warning"]
 _DEVICES = {
@@ -32,15 +32,6 @@ _DEVICES = {
     **{f"{of}{end}/gpu": f"{of}.com/gpu" for of in ("nvidia", "amd") for end in ("", ".com")},
 }
 """By what is written in their place. Device plugins of others have names such as nvidia.com/gpumem."""
-
-
-class Found(NamedTuple):
-    """A problem of an object, with its location in the object."""
-
-    severity: Severity
-    location: Location
-    message: str
-    hint: str = ""
 
 
 class FileProblem(WireModel):
@@ -123,61 +114,59 @@ def refused(file: str, error: DDPJobError) -> CheckedFile:
     return CheckedFile(file=file, jobs=[], ignored=[], problems=[problem])
 
 
-def _of_job(document: Json) -> Iterator[Found]:
+def _of_job(document: Json) -> Iterator[Fault]:
     """Yield the problems of a DDPJob. Those of its known fields are found also if it has unknown ones."""
     is_whole = True
     for location, mistake in head_mistakes(document):
         is_whole = is_whole and location == ("apiVersion",)
-        yield Found("error", location, mistake.error, mistake.hint)
+        yield Fault(location, mistake.error, mistake.hint)
     if not is_whole:
         return
     written = without_server_fields(document)
     unknown = list(unknown_fields(written))
     for location, mistake in unknown:
-        yield Found("error", location, "there is no such field", mistake.hint)
+        yield Fault(location, "there is no such field", mistake.hint)
     known = without(written, [location for location, _ in unknown])
     found = faults(known)
-    for fault in found:
-        yield Found("error", fault.location, fault.message)
+    yield from found
     if not found:
-        yield from _warnings(known)
+        yield from (Fault(*warning, is_warning=True) for warning in _warnings(known))
 
 
-def _warnings(document: Json) -> Iterator[Found]:
-    """Yield probable mistakes that are allowed."""
+def _warnings(document: Json) -> Iterator[tuple[Location, str, str]]:
+    """Yield location, message and hint of probable mistakes that are allowed."""
     try:
         job = admit(document).job
     except InvalidJobError as error:  # it has no faults: it is the job of another controller
-        yield Found("warning", ("spec", "managedBy"), error.error, error.hint)
+        yield ("spec", "managedBy"), error.error, error.hint
         return
-    for mistake in mistakes(job):
-        yield Found("warning", ("spec", mistake.field), mistake.message)
+    yield from ((("spec", mistake.field), mistake.message, "") for mistake in mistakes(job))
     for kind, resources in (document["spec"].get("resources") or {}).items():
         if isinstance(resources, dict) and (size := too_small(resources.get("memory"))):
             place, hint = ("spec", "resources", kind, "memory"), f'did you mean "{size}"?'
-            yield Found("warning", place, f"{resources['memory']} is less than 1 MiB", hint)
+            yield place, f"{resources['memory']} is less than 1 MiB", hint
         for name in resources or ():
             if (meant := _DEVICES.get(name.lower().removesuffix("s"), name)) != name:
                 place, hint = ("spec", "resources", kind, name), f'did you mean "{meant}"?'
-                yield Found("warning", place, f"no known device is named {name}", hint)
+                yield place, f"no known device is named {name}", hint
     if job.spec.num_nodes > 1 and job.spec.checkpoint is None and job.spec.restart_policy.max_restarts != 0:
         lost = "without checkpoint each restart begins the training again, and each node that is lost causes one"
-        yield Found("warning", ("spec",), lost, "docs/tasks/write-a-job.md describes the volume")
+        yield ("spec",), lost, "docs/tasks/write-a-job.md describes the volume"
 
 
-def _misnamed(document: Json) -> Found | None:
+def _misnamed(document: Json) -> Fault | None:
     """Return the problem of an object that is meant to be a DDPJob."""
     kind, version = str(document.get("kind") or ""), str(document.get("apiVersion") or "")
     if version.partition("/")[0] != names.GROUP and kind.lower() != names.DDPJOBS.kind.lower():
         return None
     message = f"{names.GROUP} has no kind {kind}" if kind else "kind is missing"
-    return Found("error", ("kind",), message, f"kind: {names.DDPJOBS.kind}")
+    return Fault(("kind",), message, f"kind: {names.DDPJOBS.kind}")
 
 
-def _problem(root: yaml.Node, job: str | None, found: Found) -> FileProblem:
+def _problem(root: yaml.Node, job: str | None, found: Fault) -> FileProblem:
     _, mark = node_at(root, found.location)
     return FileProblem(
-        severity=found.severity,
+        severity="warning" if found.is_warning else "error",
         line=mark.line + 1,
         column=mark.column + 1,
         job=job,

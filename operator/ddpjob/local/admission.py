@@ -104,11 +104,13 @@ class AdmittedJob:
 class Fault:
     """A value of a DDPJob that an API server refuses, or of which no pod can be made.
 
-    location: of the value, empty if the fault is not about a single value.
+    location: of the value, empty if the fault is not about a single value. is_warning: it is only a probable mistake.
     """
 
     location: Location
     message: str
+    hint: str = ""
+    is_warning: bool = False
 
     def __str__(self) -> str:
         path = field_path("", self.location).removeprefix(".")

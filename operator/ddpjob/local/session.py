@@ -106,9 +106,9 @@ class Session:
             raise LocalJobExistsError.of(record.name, record.namespace)
         if self.fresh:
             resume.remove_state(self.admitted, self.machine.paths, self.say)
-        self.job = resume.start_or_resume(self.machine.paths.record, self.admitted, self.say)
+        self.job = resume.start_or_resume(record, self.admitted, self.say)
         try:
-            with (self.machine.paths.record.path / EVENTS).open("w") as events:
+            with (record.path / EVENTS).open("a") as events:
                 await self._follow(events)
         finally:
             for process in self._pods.values():

@@ -2,7 +2,7 @@
 
 jobs/<namespace>/<job>/lock          locked by the `ddpjob run` of this job; contains its pid, and where that counts
 jobs/<namespace>/<job>/job.json      the DDPJob and its pods, as an API server would store them
-jobs/<namespace>/<job>/events.log    the events of the last run
+jobs/<namespace>/<job>/events.log    its events
 jobs/<namespace>/<job>/ended.json    the error that ended the last run in the background; else blanks, which keep room
 jobs/<namespace>/<job>/pods/<pod>/   trainer.log, trainer.termination-log, and while the pod runs its own volumes
 volumes/<namespace>/<claim>/         one directory per PersistentVolumeClaim; kept when the job is deleted
@@ -152,8 +152,9 @@ class JobFolder:
         temporary.replace(self._record)
 
     def forget(self) -> None:
-        """Remove the record and the logs."""
+        """Remove the record, the events and the logs."""
         self._record.unlink(missing_ok=True)
+        (self.path / EVENTS).unlink(missing_ok=True)
         remove_tree(self.path / "pods", self.path)
 
     @property
@@ -324,17 +325,9 @@ class HostPaths:
     def checkpoints(self) -> Path | None:
         """Return the directory that the trainer sees as DDPJOB_CHECKPOINT_DIR; None without ``checkpoint``."""
         checkpoint = self.job.spec.checkpoint
-        return self.mounts()[checkpoint.mount_path] if checkpoint is not None else None
+        return self.claim(self.job.claim) / (checkpoint.sub_path or "") if checkpoint is not None else None
 
     def metrics(self) -> Path | None:
         """Return the folder of metrics that the trainer wrote beside its checkpoints; None if there is none."""
         directory = self.checkpoints()
         return directory / "metrics" if directory and (directory / "metrics").exists() else None
-
-    def mounts(self) -> dict[str, Path]:
-        """Return mount path to directory, for ``checkpoint`` and ``data``."""
-        checkpoint, data = self.job.spec.checkpoint, self.job.spec.data
-        found = {data.mount_path: self.claim(data.claim_name)} if data is not None else {}
-        if checkpoint is not None:
-            found[checkpoint.mount_path] = self.claim(self.job.claim) / (checkpoint.sub_path or "")
-        return found

@@ -113,8 +113,8 @@ def _files(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
             yield f"{name}.json", _json({"apiVersion": "v1", "kind": "List", "items": list(objects)})
     if snapshot.claims:
         yield "claims.json", _json(dict(snapshot.claims))
-    for path, text in snapshot.texts.items():
-        yield path, text.encode(errors="replace")
+    if snapshot.operator_log:
+        yield "operator.log", snapshot.operator_log.encode(errors="replace")
     for pod, text in snapshot.logs.items():
         yield f"logs/{pod}.log", text.encode(errors="replace")
 

@@ -8,7 +8,7 @@ program may have written (logs, termination messages, what the status quotes of 
 import hmac
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,8 +59,8 @@ _VALUES = frozenset({"value", "values"})
 _ATTRIBUTES = frozenset({"volumeAttributes", "options", "parameters"})
 """Fields with maps in which drivers of storage take passwords."""
 _REPORT = frozenset({"schema", "cause", "outcome", "kind", "code", "exception", "signal", "rank", "step", "node"})
-_PRINTED = frozenset({"event", "cause", "outcome", "kind", "exception"})
-"""Fields of a report of ddprun and of its metrics, and those of them with words."""
+_PRINTED = frozenset({"cause", "outcome", "kind", "exception"})
+"""Fields of a report of ddprun, and those of them with words."""
 _WORD = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _TEXTS = frozenset({"message", "note", "hint", "next", "where", "logTail", "display"})
 _OF_PODS = (
@@ -126,16 +126,8 @@ def _redacted(snapshot: Snapshot, redactor: "Redactor") -> Snapshot:
         if snapshot.operators is None
         else [redactor.redacted(one, of_operator=True) for one in snapshot.operators],
         logs={pod: redactor.without_values(text) for pod, text in logs.items()},
-        texts=dict(_texts(snapshot.texts, redactor)),
+        operator_log=redactor.without_values(snapshot.operator_log) if redactor.programs else "",
     )
-
-
-def _texts(texts: Mapping[str, str], redactor: "Redactor") -> Iterator[tuple[str, str]]:
-    for path, text in texts.items():
-        if path.startswith("metrics/"):
-            yield path, redactor.lines(text)
-        elif redactor.programs:
-            yield path, redactor.without_values(text)
 
 
 class Redactor:
@@ -179,11 +171,6 @@ class Redactor:
             else:
                 made[key] = self._value(item, key, value)
         return made
-
-    def lines(self, text: str) -> str:
-        """Return the lines of a text that are JSON objects, without the values of users."""
-        documents = (_document(line) for line in text.splitlines())
-        return "".join(f"{json.dumps(self._printed(found))}\n" for found in documents if found is not None)
 
     def without_values(self, text: str) -> str:
         """Return a text of a program without the values that are hidden in objects."""

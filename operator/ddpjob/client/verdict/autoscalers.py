@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ddpjob.api.objects import Json, event_time
 from ddpjob.api.pod_view import PodView
@@ -14,7 +15,7 @@ from ddpjob.engine.advice import BY_ADMINISTRATOR, Row
 # https://github.com/kubernetes/autoscaler/tree/cluster-autoscaler-1.34.0/cluster-autoscaler: processors/status and
 # core/scaleup/orchestrator
 # https://github.com/kubernetes-sigs/karpenter/tree/v1.7.0/pkg/controllers/provisioning/scheduling
-NODE_ADDED = frozenset({"TriggeredScaleUp", "Nominated"})
+_NODE_ADDED = frozenset({"TriggeredScaleUp", "Nominated"})
 _NO_NODE_ADDED = frozenset({"NotTriggerScaleUp", "FailedScaleUp"})
 _KARPENTER = frozenset({"karpenter", "eks-auto-mode/compute"})
 """Components whose FailedScheduling says that no node is added; it is also the reason of the scheduler."""
@@ -51,23 +52,26 @@ _CAUSES: Sequence[Row] = (
 """Hint and next by the reason and message of an event that no node is added; a message may have several causes."""
 
 
-def scaling(case: Case) -> tuple[PodView, Json] | None:
-    """Return a pod without a Kubernetes node, and the last event of an autoscaler about it; a refusal first."""
+def scaling(case: Case) -> "Explanation | Refusal | None":
+    """Return what an autoscaler does for the pods without a Kubernetes node; of several events a refusal decides."""
     events = [(pod, _of_autoscaler(case, pod)) for pod in case.current if pod.unschedulable is not None]
     found = [(pod, event) for pod, event in events if event is not None]
-    return min(found, key=lambda each: each[1]["reason"] in NODE_ADDED, default=None)
+    pod, event = min(found, key=lambda each: each[1]["reason"] in _NODE_ADDED, default=(None, None))
+    if pod is None or event is None:
+        return None
+    return _node_added(case, pod, event) if event["reason"] in _NODE_ADDED else _no_node_added(event, case.namespace)
 
 
 def _of_autoscaler(case: Case, pod: PodView) -> Json | None:
     for event in reversed(case.events_of("Pod", pod.name)):
         component = event.get("reportingComponent") or (event.get("source") or {}).get("component")
         is_of_karpenter = event.get("reason") == "FailedScheduling" and component in _KARPENTER
-        if is_of_karpenter or event.get("reason") in NODE_ADDED | _NO_NODE_ADDED:
+        if is_of_karpenter or event.get("reason") in _NODE_ADDED | _NO_NODE_ADDED:
             return event
     return None
 
 
-def node_added(case: Case, pod: PodView, event: Json) -> Explanation:
+def _node_added(case: Case, pod: PodView, event: Json) -> Explanation:
     """Explain a pod for which an autoscaler has ordered a machine."""
     age = case.seconds_since(event_time(event))
     is_late = age > _PROVISION_SECONDS
@@ -85,9 +89,16 @@ def node_added(case: Case, pod: PodView, event: Json) -> Explanation:
     )
 
 
-def no_node_added(event: Json, namespace: str) -> tuple[str, Evidence, tuple[str, str] | None]:
-    """Return why an autoscaler adds no node, its event, and hint and next if they are known."""
+class Refusal(NamedTuple):
+    """Why an autoscaler adds no node, its event, and hint and next if they are known."""
+
+    why: str = ""
+    event: Evidence | None = None
+    advice: tuple[str, str] | None = None
+
+
+def _no_node_added(event: Json, namespace: str) -> Refusal:
     message = str(event.get("message"))
     found = [row for row in _CAUSES if re.search(row.pattern, f"{event['reason']}: {message}")]
     advice = ("; or ".join(row.hint for row in found), found[0].next) if found else meaning(message).advice(namespace)
-    return f"; no node is added: {message}", of_event(event), advice
+    return Refusal(f"; no node is added: {message}", of_event(event), advice)

@@ -6,7 +6,7 @@ from typing import Any
 from ddpjob.api.objects import Json, condition, element
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import Condition
-from ddpjob.client.verdict.autoscalers import NODE_ADDED, no_node_added, node_added, scaling
+from ddpjob.client.verdict.autoscalers import Refusal, scaling
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.scheduler import NO_CLAIM, Meaning, meaning
@@ -41,13 +41,10 @@ def gave_back(case: Case) -> Explanation | None:
 
 def partly_placed(case: Case, found: Condition) -> Explanation:
     """Explain a gang of which only some pods have a Kubernetes node. found: the condition that says so."""
-    advice: tuple[str, str] | None = None
     pod = next((pod for pod in case.current if not pod.node_name), None)
-    why, quoted = "", None
-    if (scaled := scaling(case)) is not None:
-        if scaled[1]["reason"] in NODE_ADDED:
-            return node_added(case, *scaled)
-        why, quoted, advice = no_node_added(scaled[1], case.namespace)
+    if isinstance(scaled := scaling(case), Explanation):
+        return scaled
+    why, quoted, advice = scaled or Refusal()
     return case.verdict(
         "Placement",
         found.reason,
@@ -69,12 +66,10 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
     if found.reason == "Volume":
         return _no_volume(case, pod, message, found)
     quoted = Evidence(kind="Pod", name=pod.name, field=_SCHEDULED, value=message)
-    why, event, advice = "", None, found.advice(case.namespace)
-    if (scaled := scaling(case)) is not None:
-        if scaled[1]["reason"] in NODE_ADDED:
-            return node_added(case, *scaled)
-        why, event, given = no_node_added(scaled[1], case.namespace)
-        advice = given or advice
+    if isinstance(scaled := scaling(case), Explanation):
+        return scaled
+    why, event, given = scaled or Refusal()
+    advice = given or found.advice(case.namespace)
     if (nodes := case.status.avoid_nodes) and not advice:
         hint = f"no other Kubernetes node fits, so the job uses it again after {UNSCHEDULABLE_SECONDS} s"
         advice = hint, DESCRIBE_NODE.format(node=nodes[0].node_name)

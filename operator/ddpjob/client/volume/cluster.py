@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.connection import Connection, RequestError, path_of
+from ddpjob.api.pod_view import PodView, pod_view
+from ddpjob.client.connection import Connection, is_absent, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.client.volume import reader_pod
-from ddpjob.client.volume.contents import CutError, PullProgress, Volume, no_volume
-from ddpjob.client.volume.receive import OnProgress, ignore
+from ddpjob.client.volume.contents import CutError, OnProgress, PullProgress, Volume, ignore, no_volume
 from ddpjob.engine.desired import Job
 from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, NotAllowedError, UnavailableError
 
@@ -55,24 +55,24 @@ class PodReader:
 
         self._until_ready()
         words = reader_pod.command(command, self._directory, *arguments)
-        yield from output_of(self._connection, self._job.namespace, self._pod, reader_pod.CONTAINER, words)
+        yield from output_of(self._connection, self._job.namespace, self._pod, names.TRAINER_CONTAINER, words)
 
     def _until_ready(self) -> None:
         """Return when the pod runs; make another one if it has ended."""
         pod = self._read() if self._pod else None
-        if pod is None or reader_pod.has_ended(pod):
+        if pod is None or pod.ended or pod.deleting:
             if self._pod:
                 self._delete()
                 self._connection.request("GET", path_of(names.DDPJOBS, self._job.namespace, self._job.name))
             pod = self._create()
         begin = time.monotonic()
-        while not reader_pod.is_ready(pod):
+        while pod.state != "running" or pod.deleting:
             if (error := reader_pod.hopeless(pod, self._job.name)) is not None:
                 raise error
-            if reader_pod.has_ended(pod):
+            if pod.ended or pod.deleting:
                 raise CutError(f"the pod {self._pod} has ended")
             if time.monotonic() - begin > self.start_seconds:
-                raise reader_pod.late(pod, self.start_seconds)
+                raise reader_pod.late(pod, self._job.namespace, self.start_seconds)
             why = reader_pod.obstacle(pod)
             self._on_progress(PullProgress(waiting=f"{_STARTING}: {why}" if why else _STARTING))
             time.sleep(_PAUSE)
@@ -80,7 +80,7 @@ class PodReader:
                 raise CutError(f"the pod {self._pod} was deleted")
             pod = found
 
-    def _create(self) -> Json:
+    def _create(self) -> PodView:
         claim = self._claim()
         node = reader_pod.node_for(claim, self._pods())
         self._on_progress(PullProgress(waiting=_STARTING))
@@ -88,21 +88,18 @@ class PodReader:
         self._pod = f"{self._job.service}-reader-{secrets.token_hex(3)}"
         body = reader_pod.reader_pod(self._job, self._pod, node)
         try:
-            return self._connection.request("POST", path_of(names.PODS, self._job.namespace), body=body)
+            return pod_view(self._connection.request("POST", path_of(names.PODS, self._job.namespace), body=body))
         except JobExistsError:  # the answer to the first try was lost
-            return self._read() or body
+            if (found := self._read()) is None:
+                raise CutError(f"the pod {self._pod} was deleted") from None
+            return found
         except NotAllowedError:
             self._pod = ""  # there is none to delete
             raise
 
     def _claim(self) -> Json:
         name, namespace = self._job.claim, self._job.namespace
-        try:
-            claim = self._connection.request("GET", path_of(names.CLAIMS, namespace, name))
-        except DDPJobError as error:
-            if not _is_absent(error, names.CLAIMS):
-                raise
-            claim = {"status": {"phase": "absent"}}
+        claim = self._connection.found(names.CLAIMS, namespace, name) or {"status": {"phase": "absent"}}
         phase = (claim.get("status") or {}).get("phase", "Pending")
         if phase != "Bound":  # a pod would bind it where the job may not be able to run
             raise UnavailableError(
@@ -118,14 +115,13 @@ class PodReader:
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
         yield from self._connection.request("GET", path_of(names.PODS, self._job.namespace), query)["items"]
 
-    def _read(self) -> Json | None:
+    def _read(self) -> PodView | None:
         """Return the pod, None if it is gone. Raises ``CutError`` while the API server does not answer."""
         try:
-            return self._connection.request("GET", path_of(names.PODS, self._job.namespace, self._pod))
+            found = self._connection.found(names.PODS, self._job.namespace, self._pod)
         except UnavailableError as error:
-            if _is_absent(error, names.PODS):
-                return None
             raise CutError(error.error) from error
+        return None if found is None else pod_view(found)
 
     def _delete(self) -> None:
         if not self._pod:
@@ -134,10 +130,5 @@ class PodReader:
         try:
             self._connection.request("DELETE", path_of(names.PODS, self._job.namespace, name))
         except DDPJobError as error:
-            if not _is_absent(error, names.PODS):
+            if not is_absent(error, names.PODS):
                 self._on_progress(PullProgress(waiting=f"the pod {name} could not be deleted, and ends by itself"))
-
-
-def _is_absent(error: DDPJobError, resource: names.Resource) -> bool:
-    """Return whether the API server says that there is no such object."""
-    return isinstance(error.__cause__, RequestError) and error.__cause__.names(resource.plural)

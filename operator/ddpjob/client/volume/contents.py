@@ -7,6 +7,7 @@ The JSON of ``VolumeContents`` is that of ``ddpjob checkpoints -o json``, the JS
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from ddpjob.api.backoff import Patience
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
@@ -140,6 +142,9 @@ class PullProgress:
     total: int = 0
 
 
+OnProgress = Callable[[PullProgress], None]
+
+
 @dataclass(frozen=True)
 class Volume:
     """The volume of a job: fields of ``VolumeContents``, and what runs ``reader`` beside it.
@@ -248,6 +253,54 @@ def listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeConten
         unlisted=[str(text) for text in end.get("unlisted") or ()],
     )
     return contents, files
+
+
+def read_contents(volume: Volume, on_progress: OnProgress | None = None, *, verify: bool) -> VolumeContents:
+    """Return what the volume holds. verify: read the checkpoints and compare their digests."""
+    return list_volume(volume, on_progress or ignore, Patience(), *(["verify"] if verify else []))[0]
+
+
+def list_volume(
+    volume: Volume, on_progress: OnProgress, patience: Patience, *arguments: str
+) -> tuple[VolumeContents, Files]:
+    """Return what the volume holds, and show which file is read; a cut connection is made again."""
+    seen: set[str] = set()
+
+    def shown() -> Iterator[Json | bytes]:
+        for message in volume.messages("list", *arguments):
+            match message:
+                case {"working": path}:
+                    on_progress(PullProgress(path=path))
+                    continue
+                case {"file": {"path": str(path)}} if path not in seen:
+                    seen.add(path)
+                    patience.reset()
+            yield message
+
+    while True:
+        try:
+            return listing(volume, shown())
+        except CutError as cut:
+            on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
+            wait_after(cut, patience)
+
+
+def ignore(_progress: PullProgress) -> None:
+    """Show nothing."""
+
+
+def wait_after(cut: CutError, patience: Patience) -> None:
+    """Wait before the next try. Raises ``UnavailableError`` if there is none.
+
+    ``patience`` is reset after each new byte that has arrived.
+    """
+    if (delay := patience.delay(time.monotonic())) is None:
+        raise UnavailableError(
+            f"the volume could not be read for {patience.seconds:g} s: {cut}",
+            "the API server, the kubelet of the pod or the volume does not answer",
+            "run the same command again: it continues where it ended",
+        ) from cut
+    time.sleep(delay)
 
 
 class Choice(NamedTuple):

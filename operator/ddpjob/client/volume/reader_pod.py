@@ -8,14 +8,14 @@ import inspect
 from collections.abc import Iterable, Mapping
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, condition, element
+from ddpjob.api.objects import Json, element
+from ddpjob.api.pod_view import PodView
 from ddpjob.client.volume import reader
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.evidence import FAILED_TO_SYNC, NO_IMAGE, NO_START
 from ddpjob.errors import DDPJobError, UnavailableError
 
-CONTAINER = "reader"
 LABEL_READER_OF = f"{names.GROUP}/reader-of"
 """Label of reader pods; its value is the uid of the job."""
 SOURCE_ENV = "DDPJOB_READER"
@@ -41,7 +41,7 @@ def reader_pod(job: Job, name: str, node: str | None) -> Json:
     trainer = model["spec"]["containers"][0]
     mount = element(trainer["volumeMounts"], "name", names.CHECKPOINT_VOLUME)
     container = {
-        "name": CONTAINER,
+        "name": names.TRAINER_CONTAINER,  # of which a ``PodView`` is
         "image": trainer["image"],
         "command": command("wait"),
         "env": [
@@ -129,51 +129,31 @@ def node_for(claim: Json, pods: Iterable[Json]) -> str | None:
     return min(held.values(), default=None)
 
 
-def is_ready(pod: Json) -> bool:
-    """Return whether programs can run in the pod."""
-    status = pod.get("status") or {}
-    state = element(status.get("containerStatuses"), "name", CONTAINER).get("state") or {}
-    return "running" in state and "deletionTimestamp" not in pod["metadata"]
-
-
-def has_ended(pod: Json) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
-
-
-def obstacle(pod: Json) -> str:
+def obstacle(pod: PodView) -> str:
     """Return what the pod waits for, in the words of the scheduler or the kubelet; empty if they say nothing."""
-    status = pod.get("status") or {}
-    scheduled = condition(status, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return str(scheduled.get("message") or scheduled.get("reason") or "")
-    waiting = (element(status.get("containerStatuses"), "name", CONTAINER).get("state") or {}).get("waiting") or {}
-    return ": ".join(text for key in ("reason", "message") if (text := str(waiting.get(key) or "")))
+    return pod.unschedulable or ": ".join(filter(None, pod.waiting or ()))
 
 
-def hopeless(pod: Json, job: str) -> DDPJobError | None:
+def hopeless(pod: PodView, job: str) -> DDPJobError | None:
     """Return why the pod will not start; None if it may."""
-    status = pod.get("status") or {}
-    state = element(status.get("containerStatuses"), "name", CONTAINER).get("state") or {}
-    found = state.get("waiting") or state.get("terminated") or status
-    reason, message = str(found.get("reason") or ""), str(found.get("message") or "").strip()
+    reason, message = pod.waiting or (pod.reason, pod.log or pod.message)
     is_wrong = reason in NO_IMAGE or (reason in NO_START and not message.startswith(FAILED_TO_SYNC))
-    if not is_wrong and status.get("phase") != "Failed":
+    if not is_wrong and pod.state != "failed":
         return None
     return UnavailableError(
         f"the pod that reads the volume does not start: {': '.join(filter(None, (reason, message)))}",
-        f"it runs python3 of the job's image {pod['spec']['containers'][0]['image']}, with its pull secrets, as a user "
-        "that is not root, with a root file system that is read-only",
+        "it runs python3 of the job's image, with its pull secrets, as a user that is not root, with a root file "
+        "system that is read-only",
         f"kubectl describe ddp {job}; correct the image or its pull secret, or mount the claim in a pod with another "
         "image, and copy with kubectl cp",
     )
 
 
-def late(pod: Json, seconds: float) -> UnavailableError:
+def late(pod: PodView, namespace: str, seconds: float) -> UnavailableError:
     """Return the error about a pod that does not run in time."""
-    meta = pod["metadata"]
     return UnavailableError(
         f"the pod that reads the volume does not run after {seconds:g} s: {obstacle(pod) or 'no scheduler answers'}",
         "it needs 50m of CPU, 64Mi of memory, a node that can mount the claim, and the image of the job",
-        f"kubectl get events -n {meta['namespace']} --field-selector involvedObject.name={meta['name']}; "
+        f"kubectl get events -n {namespace} --field-selector involvedObject.name={pod.name}; "
         "then run the same command again",
     )

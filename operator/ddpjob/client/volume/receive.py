@@ -14,47 +14,66 @@ import hashlib
 import json
 import os
 import stat
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 from ddpjob.api.backoff import Patience
-from ddpjob.client.volume.contents import RECORD, CutError, PulledFile, PullProgress, Volume, Wanted, damaged
-from ddpjob.errors import DamagedFileError, TransferError, UnavailableError
+from ddpjob.client.volume.contents import (
+    RECORD,
+    Choice,
+    CutError,
+    OnProgress,
+    Pulled,
+    PulledFile,
+    PullProgress,
+    Volume,
+    Wanted,
+    damaged,
+    ignore,
+    list_volume,
+    wait_after,
+    wanted_files,
+)
+from ddpjob.errors import DamagedFileError, TransferError
 
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
 _OPEN_AT_ONCE = 100  # files, of two descriptors each; macOS allows 256
 _READ = 1024 * 1024
+_ROUNDS = 5  # of listing and copying, before a training is faster than the copy
 _LONGEST_NAME = 240  # bytes that leave room for the suffix
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _GONE = (errno.ENOENT, errno.ESTALE, None)  # None: another file has its name, or it has become shorter
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
-OnProgress = Callable[[PullProgress], None]
+
+def pull(volume: Volume, to: Path, choice: Choice, on_progress: OnProgress | None = None) -> Pulled:
+    """Copy what is wanted of the volume into ``to``."""
+    patience, shown = Patience(), on_progress or ignore
+    done: dict[str, PulledFile] = {}
+    missing: list[str] = []
+    for _ in range(_ROUNDS):  # a training that goes on deletes checkpoints: list again what is there now
+        contents, files = list_volume(volume, shown, patience)
+        wanted = wanted_files(contents, files, choice)
+        left = [one for one in wanted if one.file.path not in done]
+        copied, missing = _received(volume, left, to, on_progress=shown, patience=patience)
+        done |= {file.path: file for file in copied}
+        if not missing:
+            break
+    if missing and not choice.everything:
+        raise _gone(volume.job, missing[0])
+    return Pulled(
+        job=volume.job,
+        namespace=volume.namespace,
+        to=str(to.absolute()),
+        files=[*done.values()] if choice.everything else [done[one.file.path] for one in wanted],
+        complete=not choice.everything or not (contents.unlisted or missing),
+    )
 
 
-def ignore(_progress: PullProgress) -> None:
-    """Show nothing."""
-
-
-def wait_after(cut: CutError, patience: Patience) -> None:
-    """Wait before the next try. Raises ``UnavailableError`` if there is none.
-
-    ``patience`` is reset after each new byte that has arrived.
-    """
-    if (delay := patience.delay(time.monotonic())) is None:
-        raise UnavailableError(
-            f"the volume could not be read for {patience.seconds:g} s: {cut}",
-            "the API server, the kubelet of the pod or the volume does not answer",
-            "run the same command again: it continues where it ended",
-        ) from cut
-    time.sleep(delay)
-
-
-def receive(
+def _received(
     volume: Volume, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, patience: Patience
 ) -> tuple[list[PulledFile], list[str]]:
     """Copy the files into ``to`` and return what was copied, and the paths that are gone from the volume.
@@ -325,7 +344,7 @@ def _lock(descriptor: int, path: Path) -> None:
         return
 
 
-def gone(job: str, path: str) -> TransferError:
+def _gone(job: str, path: str) -> TransferError:
     """Return the error about a file that is gone each time that it is asked for."""
     return TransferError(
         f"{path} was deleted or replaced on the volume of {job} while it was copied",

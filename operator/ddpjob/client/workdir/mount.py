@@ -55,9 +55,8 @@ def with_files(job: DDPJob, workdir: str | Path | None) -> DDPJob:
     place = _place(spec)
     name = names.workdir_name(job.name, archive.digest)
     spec |= {"workingDir": place, "template": _template(spec, place, name)}
-    made = DDPJob.from_manifest(job.manifest | {"spec": spec})
+    made = _changed(job, job.manifest | {"spec": spec})
     made.others = (*job.others, _secret(job, name, archive))
-    made.directory, made.script = job.directory, job.script
     return made
 
 
@@ -71,8 +70,14 @@ def at_directory(job: DDPJob, directory: str | Path) -> DDPJob:
     manifest = deepcopy(job.manifest)
     for holder in (manifest["spec"], _trainer(manifest["spec"])):
         holder.pop("workingDir", None)
+    made = _changed(job, manifest)
+    made.directory = path
+    return made
+
+
+def _changed(job: DDPJob, manifest: Json) -> DDPJob:
     made = DDPJob.from_manifest(manifest)
-    made.others, made.directory, made.script = job.others, path, job.script
+    made.others, made.directory, made.script = job.others, job.directory, job.script
     return made
 
 
