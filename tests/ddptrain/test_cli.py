@@ -99,7 +99,7 @@ def test_a_usage_error_exits_at_once_and_writes_a_termination_report(
         ("infer --out f --run 0", "argument --run: 0 is below 1"),
         ("eval --step -1", "argument --step: -1 is below 0"),
         ("eval --step 1.5", "argument --step: '1.5' is not a whole number"),
-        ("launch --max-restarts -1", "argument --max-restarts: -1 is below 0"),
+        ("launch --max-restarts -1", "argument --max-restarts/--max_restarts: -1 is below 0"),
     ],
 )
 def test_a_number_out_of_range_is_refused_with_its_bound(

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from ddprun.distributed import topology
 from ddprun.errors import UsageError
 from ddprun.fault_injection import check_rank
-from ddprun.flags import Parser, whole_number
+from ddprun.flags import Parser, add_node, whole_number
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.program import code_of, end_process
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         verbs, "launch", "start this node's ranks, supervise them, report the root cause of a failure", _launch,
         example="launch --nproc-per-node 2 --data digits --epochs 2",
     )  # fmt: skip
-    flags.add_node(launch)
+    add_node(launch.add_argument_group("ranks", "also environment variables of the same names; flags win"))
     flags.add_settings(launch)
     evaluate = flags.add_verb(
         verbs, "eval", "print the accuracy of a checkpoint on the test set", _evaluate, example=f"eval {_CHECKPOINTS}"
@@ -136,12 +136,8 @@ def _launch(arguments: argparse.Namespace) -> int:
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
-    options = LaunchOptions(
-        Trainer(config),
-        given.get("how", "prefork"),
-        given.get("log_dir", ""),
-        given.get("max_restarts", 0),
-    )
+    start, log_dir, restarts = (given.get(name) for name in ("start", "log_dir", "max_restarts"))
+    options = LaunchOptions(Trainer(config), start or "auto", log_dir or "", restarts or 0)
     report = launch(config, ranks, stop, options)
     finish_output(stopped=report.get("outcome") == "stopped")
     return int(report["code"])

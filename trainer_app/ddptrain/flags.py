@@ -55,24 +55,3 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--local-rank", "--local_rank", metavar="N", help="number of this rank's GPU on this machine, from 0"
     )
-
-
-def add_node(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a node and its launcher."""
-    group = parser.add_argument_group("ranks", "also environment variables of the same names; flags win")
-    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
-    group.add_argument("--node-rank", metavar="N", help="number of this node, from 0 (default: 0)")
-    group.add_argument("--nproc-per-node", metavar="N", help="ranks on this node (default: 1)")
-    group.add_argument("--master-addr", metavar="HOST", help="name or address of node 0")
-    group.add_argument(
-        "--master-port", metavar="PORT", help="port of rank 0's store (default: 29500; a free one with a single node)"
-    )
-    group.add_argument("--log-dir", default="", metavar="DIR", help="also write each rank's output to a file there")
-    group.add_argument(
-        "--how", choices=("prefork", "spawn"), default="prefork",
-        help="fork ranks after one import of torch, or spawn an interpreter for each (default: prefork)",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-restarts", type=whole_number(0), default=0, metavar="N",
-        help="restart failed ranks up to N times; only with a single node (default: 0)",
-    )  # fmt: skip

@@ -360,12 +360,12 @@ def test_the_last_lines_of_a_launch_are_the_root_cause(ddptrain: ForkServer, idx
     assert crashed[-1] == "next:  the traceback of rank 1 is in the output above"
 
 
-@pytest.mark.parametrize("how", ["spawn", "prefork"])
+@pytest.mark.parametrize("how", ["spawn", "auto"])
 def test_a_torch_that_cannot_be_imported_is_reported(tmp_path: Path, how: str) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
     log = tmp_path / "termination"
     done = subprocess.run(
-        [sys.executable, "-m", "ddptrain", "launch", "--how", how, "--nproc-per-node", "2", "--data", "digits",
+        [sys.executable, "-m", "ddptrain", "launch", "--start", how, "--nproc-per-node", "2", "--data", "digits",
          "--log-dir", str(tmp_path / "logs")],
         timeout=120, check=False, capture_output=True, text=True,
         env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin", "TMPDIR": str(tmp_path),
