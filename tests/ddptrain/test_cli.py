@@ -76,6 +76,7 @@ def test_version_is_printed() -> None:
         (["train"], {"DDPTRAIN_EPOCS": "3"}, 2, "unknown environment variable DDPTRAIN_EPOCS"),
         (["launch", "--nproc-per-node", "2", "--backend", "nccl"], {"CUDA_VISIBLE_DEVICES": ""}, 71, "0 GPU(s)"),
         (["train", "--batch-size", "many"], {}, 2, "--batch-size='many'"),
+        (["launch", "--chaos", "melt:1:7"], {}, 2, "--chaos melt:1:7 is not ACTION:RANK:STEP"),
         (["launch", "--log-dir", "/dev/null/logs"], {}, 2, "--log-dir /dev/null/logs cannot be made"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from tests.plot.rows import restarted, write_run
 
 
 def history_of(losses: dict[int, float]) -> History:
-    steps = [StepRow(1, step, loss, None, None, None) for step, loss in losses.items()]
+    steps = [StepRow(1, step, loss, None, None) for step, loss in losses.items()]
     return History([], steps, [], [], None, "")
 
 

@@ -1,1 +1,1 @@
-"""The page of `ddpjob report` in a real browser."""
+"""The pictures of the documentation, by a real browser."""

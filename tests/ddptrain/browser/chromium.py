@@ -24,19 +24,18 @@ def program() -> str | None:
     return shutil.which("chromium")
 
 
-def run(page: Path, *options: str, width: int = 1100, height: int = 800, dark: bool = False) -> str:
-    """Load the page in a window of that size, in pixels, at least 500 wide, and return what the browser prints."""
+def run(page: Path, *options: str, height: int = 800) -> str:
+    """Load the page in a window of that height, in pixels, and return what the browser prints."""
     path = program()
     assert path is not None
-    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
-        size = f"--window-size={width},{height}"
-        command = [path, *_OPTIONS, f"--user-data-dir={profile}", size, *scheme, *options, page.resolve().as_uri()]
+        window = (f"--user-data-dir={profile}", f"--window-size=1100,{height}")
+        command = [path, *_OPTIONS, *window, *options, page.resolve().as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     return done.stdout
 
 
-def evaluate(page: Path, expression: str, **window: Any) -> Any:
+def evaluate(page: Path, expression: str) -> Any:
     """Return the value of a JavaScript expression in a copy of the page without its policy, which refuses scripts."""
     script = f"<script>document.documentElement.dataset.found = JSON.stringify({expression})</script>"
     text = _POLICY.sub("", page.read_text())
@@ -44,6 +43,6 @@ def evaluate(page: Path, expression: str, **window: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "page.html"
         copy.write_text(text + script)
-        found = re.search(r'data-found="([^"]*)"', run(copy, "--dump-dom", **window))
+        found = re.search(r'data-found="([^"]*)"', run(copy, "--dump-dom"))
     assert found is not None
     return json.loads(html.unescape(found[1]))
