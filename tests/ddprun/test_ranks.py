@@ -24,7 +24,7 @@ from ddprun.distributed.topology import (
 from ddprun.errors import RanksError, TrainerError
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.program import RankProcess
-from ddprun.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
+from ddprun.resources import available_cpus, oom_kills, threads_per_rank
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.device import (
@@ -135,21 +135,6 @@ def test_an_impossible_place_is_refused_with_the_variable_name(
         read(env)
     assert caught.value.code == 2
     assert len(caught.value.lines().splitlines()) == 3
-
-
-def test_more_nccl_ranks_than_gpus_are_refused_without_cuda() -> None:
-    with pytest.raises(TrainerError, match="GPU") as caught:
-        check_gpus("nccl", "auto", 2, {"CUDA_VISIBLE_DEVICES": "0"})
-    assert caught.value.code == 71
-    check_gpus("auto", "auto", 64, {"CUDA_VISIBLE_DEVICES": ""})
-
-
-@pytest.mark.parametrize("name", ["dxg", "kfd", "nvmap"])
-def test_gpus_without_a_device_file_of_nvidia_are_left_to_torch(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RanksError, match=r"it has 0 GPU\(s\)"):
-        check_gpus("nccl", "cuda", 2, {}, tmp_path)
-    (tmp_path / name).touch()
-    check_gpus("nccl", "cuda", 2, {}, tmp_path)
 
 
 def test_a_rank_without_local_rank_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from ddprun.reporting.console import (
     finish_output,
     never_fail_or_wait,
 )
-from ddprun.resources import check_gpus, set_torch_defaults, uncollected_imports
+from ddprun.resources import set_torch_defaults, uncollected_imports
 from ddprun.signals import StopFlag
 from ddptrain import __version__, flags
 from ddptrain.flags import resolve_flags
@@ -120,7 +120,6 @@ def _train(arguments: argparse.Namespace) -> int:
     stop, config = StopFlag.installed(), resolve_flags(arguments)
     ranks = topology.from_flags(environment, **rank)
     check_rank(config, ranks.world_size)
-    check_gpus(config.backend, config.device, ranks.nproc_per_node)
     with uncollected_imports():
         from ddptrain.worker import Worker
 
@@ -135,7 +134,6 @@ def _launch(arguments: argparse.Namespace) -> int:
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
-    check_gpus(config.backend, config.device, ranks.nproc_per_node)
     start, log_dir, restarts = (given.get(name) for name in ("start", "log_dir", "max_restarts"))
     options = LaunchOptions(Trainer(config), start or "auto", log_dir or "", restarts or 0)
     report = launch(config, ranks, stop, options)

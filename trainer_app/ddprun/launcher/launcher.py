@@ -14,11 +14,11 @@ from ddprun.launcher.node_reports import NodeReports
 from ddprun.launcher.peers import take_token
 from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.services import Services
-from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
+from ddprun.launcher.supervisor import LaunchOptions, Supervisor
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
 from ddprun.settings import Settings
-from ddprun.signals import STOP_SIGNALS, StopFlag
+from ddprun.signals import STOP_SIGNALS, SignalQueue, StopFlag
 
 
 def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Report:

@@ -29,14 +29,13 @@ from ddprun.reporting.console import continue_output
 from ddprun.reporting.termination import Report
 from ddprun.resources import oom_kills
 from ddprun.settings import Settings
-from ddprun.signals import STOP_SIGNALS, stop_signals, wakeup_pipe
+from ddprun.signals import STOP_SIGNALS, SignalQueue
 
 _READ_SIZE = 65536
 _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
 _ANNOUNCE = 15.0  # seconds to announce a killed rank; with --start spawn, torch is imported first
 _OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that has not been read yet
-_ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
-_INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
+_SOON = 0.05  # seconds between looks at what the ranks left behind, or for the answers of the other nodes
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
@@ -58,16 +57,6 @@ class LaunchOptions:
     log_dir: str = ""
     max_restarts: int = 0
     opened: Collection[int] = ()
-
-
-class SignalQueue:
-    """Collects the numbers of arriving signals; ``wakeup`` becomes readable when a signal arrives."""
-
-    def __init__(self) -> None:
-        self.pending: list[int] = []
-        for number in (*stop_signals(), signal.SIGCHLD):
-            signal.signal(number, lambda n, _frame: self.pending.append(n))
-        self.wakeup = wakeup_pipe()
 
 
 @dataclass
@@ -171,12 +160,9 @@ class Supervisor:
             logs, self._logs = self._logs, None
             logs.close()
 
-    def _is_told_to_stop(self) -> bool:
-        """Return whether a stop signal has come that was not passed on yet."""
-        return bool(STOP_SIGNALS & set(self.signals.pending))
-
     def _is_stopping(self) -> bool:
-        return self.stop_signal is not None or self._is_told_to_stop()
+        """Return whether a stop signal has come, also one that was not passed on yet."""
+        return self.stop_signal is not None or bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _supervise(self, selector: selectors.BaseSelector) -> None:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
@@ -247,10 +233,10 @@ class Supervisor:
 
     def _longest_wait(self) -> float:
         """Return how many seconds may pass until the ranks are looked at again."""
-        limit = _INSPECTION_INTERVAL if self._watch.is_busy else self._detector.interval
+        limit = _SOON if self._watch.is_busy else self._detector.interval
         limit = min(limit, self._agreed.longest_wait)
         if not self._are_ranks_left():
-            limit = _ORPHANS_INTERVAL
+            limit = _SOON
         elif self._deadline is not None:
             limit = min(limit, max(0.0, self._deadline - time.monotonic()))
         is_left = continue_output()  # it is not read at the moment
@@ -511,9 +497,4 @@ class Supervisor:
         """Return the report of a rank that ended by SIGKILL with the reason, if the kernel's counter shows it."""
         if report.get("signal") != signal.SIGKILL or oom_kills() <= self._oom_kills:
             return report
-        return report | {
-            "kind": "OOMKilled",
-            "message": f"rank {report['rank']} was killed by SIGKILL: the memory limit was reached",
-            "hint": None,
-            "next": "raise the memory limit, or lower the batch size or the ranks per node",
-        }
+        return termination.oom_killed(report)

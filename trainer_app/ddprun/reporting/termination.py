@@ -98,6 +98,14 @@ def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None 
     )
 
 
+def oom_killed(report: Report) -> Report:
+    """Return the report of a rank that SIGKILL ended, if the kernel sent that for the memory limit."""
+    return report | {
+        "kind": "OOMKilled", "message": f"rank {report['rank']} was killed by SIGKILL: the memory limit was reached",
+        "hint": None, "next": "raise the memory limit, or lower the batch size or the ranks per node",
+    }  # fmt: skip
+
+
 def _of_killed_worker(pid: int, signal_number: int, message: str) -> Report:
     """Return the changed fields of the report of an error that the death of a DataLoader's worker has caused."""
     if "by signal" not in message:  # torch has seen it in time
