@@ -56,7 +56,7 @@ def test_save_returns_the_checkpoint_that_it_wrote_after_the_rows(tmp_path: Path
     assert progress.snapshot()["savingSeconds"] > 0
     assert [row["step"] for row in effective_rows(tmp_path, "train")] == [1, 2, 3, 4]
     manifest = json.loads((tmp_path / "run-000001" / "step-000000004.json").read_text())
-    assert (manifest["complete"], manifest["cursor"]) == (False, {"epoch": 0, "position": 148})
+    assert manifest["complete"] is False
 
 
 def test_power_cut_leaves_no_checkpoint_without_its_rows(
