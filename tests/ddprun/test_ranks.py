@@ -29,6 +29,7 @@ from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.device import (
     driver_version,
+    processor,
     resolve_backend,
     resolve_device,
     set_numerics,
@@ -274,3 +275,17 @@ def test_tf32_is_off_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
         set_numerics(Config(tf32=tf32))
         assert torch.backends.cudnn.conv.fp32_precision == precision  # type: ignore[attr-defined]
         assert torch.backends.cuda.matmul.fp32_precision == precision
+
+
+CPUINFO = "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 143\nmodel name\t: X\n\nprocessor : 1\n"
+
+
+def test_processor_is_identified_by_vendor_family_and_model(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(CPUINFO)
+    assert processor(tmp_path / "cpuinfo") == "GenuineIntel 6 143"
+
+
+def test_processor_falls_back_to_the_architecture(tmp_path: Path) -> None:
+    assert processor(tmp_path / "absent")
+    (tmp_path / "cpuinfo").write_text("Processor : ARM\n")
+    assert processor(tmp_path / "cpuinfo") == processor(tmp_path / "absent")

@@ -18,7 +18,7 @@ from ddprun.heartbeat import RETURNED, HeartbeatRecord
 from ddprun.reporting.http_port import ProgressPort
 from ddprun.shared_text import SharedText
 
-SCHEMA = 3  # the number of the termination report's; 1 has no path of a checkpoint
+SCHEMA = 3  # the number of the termination report's
 _RATE_SECONDS = 10.0
 _AT_EACH_STEP = {"step", "stepsPerSecond"}  # the values that each step changes
 _encode = json.JSONEncoder(default=str).encode
@@ -57,24 +57,17 @@ class Progress:
 
     Args:
         shared: also written there at each update, for ``shared_snapshot``.
-        own: further fields, which only the program and the readers of its reports know.
-        is_fenced: the program can save no more when a newer attempt has saved (``checkpoint_files``).
+        own: fields with other values at first, or further ones that only the program and its readers know. Of a program
+            that is ``fenced``, an older attempt can save no more when a newer one has saved (``checkpoint_files``).
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        shared: SharedText | None = None,
-        *,
-        own: Mapping[str, Any] = {},
-        is_fenced: bool = False,
-    ) -> None:
+    def __init__(self, world_size: int, shared: SharedText | None = None, *, own: Mapping[str, Any] = {}) -> None:
         self._lock, self._shared = threading.Lock(), shared
         self._seq, self._changed = 0, time.monotonic()
         self._is_counted = False
         self._others = ""  # the values but ``step`` as JSON; empty if one of them has changed
         self._rate = StepRate()
-        self._values = _AT_FIRST | {"worldSize": world_size, "fenced": is_fenced, **own}
+        self._values = _AT_FIRST | {"worldSize": world_size, **own}
 
     def update(self, *, is_counted: bool = False, **values: Any) -> None:
         """Record completed work and increment ``seq``.

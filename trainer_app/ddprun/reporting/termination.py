@@ -20,8 +20,6 @@ from ddprun.errors import PeerLost, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.raised import LONGEST_TEXT, caused_by, earlier, first_of, killed_worker, message_of, where
 
-# 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
-# accept all three.
 SCHEMA = 3
 MAX_BYTES = 4096
 _SHORT = 120  # bytes; some twenty such fields fit
