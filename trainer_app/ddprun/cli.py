@@ -183,7 +183,7 @@ def _launch(arguments: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; torch reads it when it is imported
     preloaded = before_fork(ranks.nproc_per_node)
     program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded)
-    restarts = topology.number_of(os.environ, "MAX_RESTARTS", 0, 0, MOST_RESTARTS, flag=arguments.max_restarts)
+    restarts = topology.number_of({}, "MAX_RESTARTS", 0, 0, MOST_RESTARTS, flag=arguments.max_restarts)
     options = LaunchOptions(program, arguments.start, arguments.log_dir or "", restarts)
     os.environ["TORCHELASTIC_RUN_ID"] = run_id(arguments, os.environ, ranks.nnodes)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())

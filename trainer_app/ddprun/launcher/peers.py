@@ -67,10 +67,12 @@ def take_token(env: MutableMapping[str, str]) -> str:
     return token
 
 
-def _group(ranks: Ranks, env: Mapping[str, str] = os.environ) -> bytes:
+def _group(ranks: Ranks) -> bytes:
     """Return what the launchers of the same attempt have in common: others may share a port or an address."""
     names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "PET_RDZV_ID")
-    common = {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {name: env.get(name, "") for name in names}
+    common = {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {
+        name: os.environ.get(name, "") for name in names
+    }
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
 
 

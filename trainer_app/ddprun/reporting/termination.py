@@ -180,10 +180,10 @@ def _cut(key: str, text: str, length: int) -> str:
     return "..." + text[len(text) - length :] if key == "traceback" else text[:length] + "..."
 
 
-def destination(env: Mapping[str, str] = os.environ) -> Path | None:
+def destination() -> Path | None:
     """Return DDPJOB_TERMINATION_LOG, or the kubelet's file in a container, or None."""
-    if env.get("DDPJOB_TERMINATION_LOG"):
-        return Path(env["DDPJOB_TERMINATION_LOG"])
+    if given := os.environ.get("DDPJOB_TERMINATION_LOG"):
+        return Path(given)
     path = Path(DEFAULT_PATH)
     return path if path.is_file() and os.access(path, os.W_OK) else None
 

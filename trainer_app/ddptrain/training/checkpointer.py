@@ -127,7 +127,7 @@ class Checkpointer:
                 )
         return found
 
-    def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> None:
+    def claim(self, resumed: Saved | None) -> None:
         """Claim a new run that continues ``resumed``, and open the metrics.
 
         Raises:
@@ -136,7 +136,7 @@ class Checkpointer:
         if self._checkpoints is None:
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
-        claimant = owner(env)
+        claimant = owner(os.environ)
         run = self._checkpoints.claim(claimant)
         self._metrics.open(
             self._checkpoints.root,
