@@ -1,1 +1,0 @@
-"""The pictures of the documentation, by a real browser."""
