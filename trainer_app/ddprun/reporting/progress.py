@@ -35,21 +35,24 @@ FACTS = {*_AT_FIRST, "schema", "seq", "ageSeconds", "changed", "isCounted", "per
 class StepRate:
     """Steps per second: over the last 10 to 20 seconds, or between the last two steps if they took longer.
 
-    older, newer: when a step was completed, and its number.
+    older, newer: when a step was completed, its number, and the seconds that its rank had waited for data until then.
+    wait: the seconds of such waiting for each step, over the same time.
     """
 
-    older: tuple[float, int] | None = None
-    newer: tuple[float, int] = (0.0, 0)
+    older: tuple[float, int, float] | None = None
+    newer: tuple[float, int, float] = (0.0, 0, 0.0)
+    wait: float = 0.0
 
-    def after(self, step: int, now: float) -> float | None:
+    def after(self, step: int, now: float, waited: float = 0.0) -> float | None:
         """Return the rate when this step has been completed; None after the first one."""
         if self.older is None or step < self.newer[1]:
-            self.older = self.newer = (now, step)
+            self.older = self.newer = (now, step, waited)
             return None
         if now - self.newer[0] >= _RATE_SECONDS:
-            self.older, self.newer = self.newer, (now, step)
-        seconds = now - self.older[0]
-        return float(f"{(step - self.older[1]) / seconds:.4g}") if seconds > 0 else None
+            self.older, self.newer = self.newer, (now, step, waited)
+        seconds, steps = now - self.older[0], step - self.older[1]
+        self.wait = (waited - self.older[2]) / steps if steps else 0.0
+        return float(f"{steps / seconds:.4g}") if seconds > 0 else None
 
 
 class Progress:
