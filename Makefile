@@ -129,7 +129,7 @@ generate: setup  ## CRD, chart copy, plain manifests, field reference and diagra
 	$(PY) -m tests.install.generate
 
 pictures: setup  ## the curves and the screenshot of the report in docs, from a training in which a rank is killed
-	$(PY) -m tests.ddptrain.browser.pictures --data-dir $(MNIST)
+	$(PY) -m tests.ddptrain.pictures --data-dir $(MNIST)
 
 lock: setup  ## pin what images and tests install, with hashes (UPGRADE=--upgrade: the newest versions; WHEELS: CPU builds of torch)
 	$(PIP_INSTALL) uv==0.13.9

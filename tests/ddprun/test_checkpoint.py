@@ -24,7 +24,6 @@ from ddprun.checkpoint_files import (
 )
 from ddprun.errors import Mismatch, Superseded, VolumeError
 from ddprun.files import write_atomically
-from tests.ddptrain.builders import place
 
 
 def store(root: Path, *, keep: int = 3) -> Checkpoints:
@@ -39,18 +38,6 @@ def store(root: Path, *, keep: int = 3) -> Checkpoints:
 def newest(root: Path) -> tuple[int, int, bytes] | None:
     found = newest_valid(root, lambda path, reason: None)
     return (found[0].run, found[0].step, found[1]) if found else None
-
-
-def test_a_saved_checkpoint_is_found(tmp_path: Path) -> None:
-    store(tmp_path).save(7, b"weights", {"complete": True})
-    found = newest_valid(tmp_path, lambda path, reason: None)
-    assert found is not None
-    saved, content = found
-    assert (saved.place, content, saved.manifest["complete"]) == (place(1, 7), b"weights", True)
-    assert saved.path == tmp_path / "run-000001" / "step-000000007.pt"
-    assert sorted(path.name for path in saved.path.parent.iterdir()) == [
-        "owner.json", "step-000000007.json", "step-000000007.pt",
-    ]  # fmt: skip
 
 
 def test_the_newest_is_the_highest_run_then_the_highest_step(tmp_path: Path) -> None:

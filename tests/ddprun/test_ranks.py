@@ -24,11 +24,12 @@ from ddprun.distributed.topology import (
 from ddprun.errors import RanksError, TrainerError
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.program import RankProcess
-from ddprun.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
+from ddprun.resources import available_cpus, oom_kills, threads_per_rank
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.device import (
     driver_version,
+    processor,
     resolve_backend,
     resolve_device,
     set_numerics,
@@ -135,21 +136,6 @@ def test_an_impossible_place_is_refused_with_the_variable_name(
         read(env)
     assert caught.value.code == 2
     assert len(caught.value.lines().splitlines()) == 3
-
-
-def test_more_nccl_ranks_than_gpus_are_refused_without_cuda() -> None:
-    with pytest.raises(TrainerError, match="GPU") as caught:
-        check_gpus("nccl", "auto", 2, {"CUDA_VISIBLE_DEVICES": "0"})
-    assert caught.value.code == 71
-    check_gpus("auto", "auto", 64, {"CUDA_VISIBLE_DEVICES": ""})
-
-
-@pytest.mark.parametrize("name", ["dxg", "kfd", "nvmap"])
-def test_gpus_without_a_device_file_of_nvidia_are_left_to_torch(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RanksError, match=r"it has 0 GPU\(s\)"):
-        check_gpus("nccl", "cuda", 2, {}, tmp_path)
-    (tmp_path / name).touch()
-    check_gpus("nccl", "cuda", 2, {}, tmp_path)
 
 
 def test_a_rank_without_local_rank_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,3 +275,17 @@ def test_tf32_is_off_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
         set_numerics(Config(tf32=tf32))
         assert torch.backends.cudnn.conv.fp32_precision == precision  # type: ignore[attr-defined]
         assert torch.backends.cuda.matmul.fp32_precision == precision
+
+
+CPUINFO = "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 143\nmodel name\t: X\n\nprocessor : 1\n"
+
+
+def test_processor_is_identified_by_vendor_family_and_model(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(CPUINFO)
+    assert processor(tmp_path / "cpuinfo") == "GenuineIntel 6 143"
+
+
+def test_processor_falls_back_to_the_architecture(tmp_path: Path) -> None:
+    assert processor(tmp_path / "absent")
+    (tmp_path / "cpuinfo").write_text("Processor : ARM\n")
+    assert processor(tmp_path / "cpuinfo") == processor(tmp_path / "absent")

@@ -1,13 +1,11 @@
 """``make gpu``: the trainer on the GPUs of this machine, and one table at the end.
 
 Each check runs the command line as a user would. It uses up to two GPUs; with one, checks of several ranks form a
-process group of one rank. ``--device cpu`` runs the checks that need no GPU, to test this program itself. Exits with 1
-if a check fails, or without CUDA.
+process group of one rank. Exits with 1 if a check fails, or without CUDA.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import subprocess
@@ -112,17 +110,12 @@ def bf16(place: Place) -> str:
 
 
 Check = Callable[[Place], str]
-CHECKS: tuple[Check, ...] = (
-    train, equal_to_cpu, resume, late_reads, bf16,
-)  # fmt: skip
-NEED_CUDA: tuple[Check, ...] = (bf16,)
+CHECKS: tuple[Check, ...] = (train, equal_to_cpu, resume, late_reads, bf16)
 
 
 def outcome(check: Check, place: Place) -> tuple[str, str, str, str]:
     """Return a row of the table: name, verdict, seconds, what was measured or what failed."""
     name, started = check.__name__.replace("_", " "), time.monotonic()
-    if check in NEED_CUDA and place.device != "cuda":
-        return name, "skipped", "", "needs CUDA"
     print(f"running {name} …", file=sys.stderr, flush=True)
     try:
         verdict, detail = "ok", check(place)
@@ -133,21 +126,15 @@ def outcome(check: Check, place: Place) -> tuple[str, str, str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.ddptrain.gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--checks", default="", help="comma-separated names (default: all)")
-    arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         print("error: PyTorch finds no GPU on this machine", file=sys.stderr)
         print(f"hint:  the driver is absent, or this PyTorch ({torch.__version__}) is built for CPU", file=sys.stderr)
         print("next:  install a CUDA build of torch on a machine with an NVIDIA GPU, and run make gpu", file=sys.stderr)
         return 1
-    ranks = min(2, torch.cuda.device_count()) if arguments.device == "cuda" else 2
-    chosen = [check for check in CHECKS if not arguments.checks or check.__name__ in arguments.checks.split(",")]
+    ranks = min(2, torch.cuda.device_count())
     with tempfile.TemporaryDirectory(prefix="ddptrain-gpu-", ignore_cleanup_errors=True) as folder:
-        rows = [outcome(check, Place(arguments.device, ranks, Path(folder))) for check in chosen]
-    device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    return print_table(f"{ranks} rank(s) on {device}, torch {torch.__version__}", rows)
+        rows = [outcome(check, Place("cuda", ranks, Path(folder))) for check in CHECKS]
+    return print_table(f"{ranks} rank(s) on {torch.cuda.get_device_name()}, torch {torch.__version__}", rows)
 
 
 def print_table(title: str, rows: Sequence[tuple[str, str, str, str]]) -> int:

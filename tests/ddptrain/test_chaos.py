@@ -67,10 +67,6 @@ def test_an_invalid_plan_is_refused_with_an_example(text: str) -> None:
     assert "kill:1:7" in caught.value.next_step
 
 
-def test_an_invalid_plan_is_refused_before_a_rank_starts(ddptrain: ForkServer) -> None:
-    assert "[n0r" not in ddptrain.run("launch", "--nproc-per-node", 2, "--chaos", "melt:1:7", code=2).output()
-
-
 @pytest.mark.parametrize(
     ("chaos", "said"),
     [

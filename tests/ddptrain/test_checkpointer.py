@@ -1,4 +1,4 @@
-"""The result of a save: which checkpoint was written, or why none was."""
+"""The result of a save, and which checkpoints a training can continue."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from ddprun.reporting.progress import Progress
 from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
+from ddptrain.device import numerics
 from ddptrain.reporting.metrics import MetricsLogger
-from ddptrain.training.checkpointer import Checkpointer, SaveResult
+from ddptrain.training.checkpointer import Checkpointer, SaveResult, fault_of, numerics_changes
 from tests.ddptrain.builders import place
 from tests.ddptrain.volume import LoggedVolume, crashes, put
 from tests.metrics import effective_rows
@@ -56,7 +57,7 @@ def test_save_returns_the_checkpoint_that_it_wrote_after_the_rows(tmp_path: Path
     assert progress.snapshot()["savingSeconds"] > 0
     assert [row["step"] for row in effective_rows(tmp_path, "train")] == [1, 2, 3, 4]
     manifest = json.loads((tmp_path / "run-000001" / "step-000000004.json").read_text())
-    assert (manifest["complete"], manifest["cursor"]) == (False, {"epoch": 0, "position": 148})
+    assert manifest["complete"] is False
 
 
 def test_power_cut_leaves_no_checkpoint_without_its_rows(
@@ -135,3 +136,33 @@ def test_refused_save_returns_the_reason_and_raises_only_at_the_last_step(tmp_pa
     (tmp_path / "run-000001").mkdir()
     assert checkpointer.save(5, state, None).checkpoint == place(1, 5)
     assert progress.snapshot()["checkpointProblem"] is None
+
+
+def test_changes_have_both_values() -> None:
+    facts = numerics()
+    assert numerics_changes(facts, facts) == []
+    changed = numerics_changes({**facts, "threads": 64, "torch": "1.0"}, facts)
+    assert changed == [f"threads was 64, is {facts['threads']}", f"torch was 1.0, is {facts['torch']}"]
+
+
+TRAINED: dict[str, Any] = {"config": {}, "dataDigest": "d", "evaluation": None, "complete": False}
+ENDED = {"complete": True, "evaluation": {"accuracy": 0.9, "loss": 0.1}}
+
+
+def test_a_training_and_its_end_have_no_fault() -> None:
+    assert fault_of(TRAINED) == fault_of(TRAINED | ENDED) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"config": []}, "no valid config"),
+        ({"config": None, "dataDigest": {}}, "no valid config, dataDigest"),
+        ({"evaluation": "99 %"}, "no valid evaluation"),
+        ({"complete": True}, "no evaluation"),
+        (ENDED | {"evaluation": {"accuracy": "99 %", "loss": 0.1}}, "no evaluation"),
+        (ENDED | {"evaluation": {"accuracy": 0.9}}, "no evaluation"),
+    ],
+)
+def test_the_manifest_of_another_program_has_a_fault(fields: dict[str, Any], fault: str) -> None:
+    assert fault in fault_of(TRAINED | fields)

@@ -74,8 +74,8 @@ def test_version_is_printed() -> None:
         (["launch", "--master-port", "0"], {}, 2, "--master-port=0"),
         (["train"], {"RANK": "3", "WORLD_SIZE": "2"}, 2, "RANK=3"),
         (["train"], {"DDPTRAIN_EPOCS": "3"}, 2, "unknown environment variable DDPTRAIN_EPOCS"),
-        (["launch", "--nproc-per-node", "2", "--backend", "nccl"], {"CUDA_VISIBLE_DEVICES": ""}, 71, "0 GPU(s)"),
         (["train", "--batch-size", "many"], {}, 2, "--batch-size='many'"),
+        (["launch", "--chaos", "melt:1:7"], {}, 2, "--chaos melt:1:7 is not ACTION:RANK:STEP"),
         (["launch", "--log-dir", "/dev/null/logs"], {}, 2, "--log-dir /dev/null/logs cannot be made"),
     ],
 )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_usage_error_exits_at_once_and_writes_a_termination_report(
         ("infer --out f --run 0", "argument --run: 0 is below 1"),
         ("eval --step -1", "argument --step: -1 is below 0"),
         ("eval --step 1.5", "argument --step: '1.5' is not a whole number"),
-        ("launch --max-restarts -1", "argument --max-restarts: -1 is below 0"),
+        ("launch --max-restarts -1", "argument --max-restarts/--max_restarts: -1 is below 0"),
     ],
 )
 def test_a_number_out_of_range_is_refused_with_its_bound(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from ddptrain.cli import _parser
-from ddptrain.flags import resolve_flags
+from ddptrain.cli import _parser, resolve_flags
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATIONS: list[dict[str, Any]] = json.loads((ROOT / ".vscode" / "launch.json").read_text())["configurations"]

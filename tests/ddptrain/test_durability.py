@@ -65,7 +65,7 @@ def test_power_cut_after_any_file_operation_keeps_the_last_finished_save(
 
 def test_each_of_a_thousand_bit_flips_and_truncations_is_detected(tmp_path: Path) -> None:
     writer = start(tmp_path)
-    writer.save(7, random.Random(0).randbytes(3000), {"cursor": {"epoch": 0, "position": 259}})
+    writer.save(7, random.Random(0).randbytes(3000), {"evaluation": {"correct": 0, "samples": 259}})
     manifest = tmp_path / "run-000001" / "step-000000007.json"
     whole = {path: path.read_bytes() for path in (manifest, manifest.with_suffix(".pt"))}
     meaning, dice, caught = json.loads(whole[manifest]), random.Random(1), 0

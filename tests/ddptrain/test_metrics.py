@@ -15,14 +15,10 @@ from ddptrain.reporting.metrics import MetricsLogger
 from tests.metrics import effective_rows
 
 
-def write(
-    path: Path, run: int, resumed: int | None, steps: range, *, origin: int = 0, evals: tuple[int, ...] = ()
-) -> None:
+def write(path: Path, run: int, resumed: int | None, steps: range, *, origin: int = 0) -> None:
     log = opened(path, run, {"run": origin or run - 1, "step": resumed} if resumed is not None else None)
     for step in steps:
         log.log("train", step, loss=run + step / 1000)
-        if step in evals:
-            log.log("eval", step, accuracy=0.5, loss=1.0)
     assert log.flush(steps[-1])
 
 
@@ -57,27 +53,6 @@ def test_rows_that_count_are_those_of_a_training_without_interruption(
     assert origins(tmp_path) == [(run, step) for run, steps in counted.items() for step in steps]
 
 
-def test_rows_appended_late_by_an_older_run_are_dropped(tmp_path: Path) -> None:
-    path = tmp_path
-    old = opened(path, 1)
-    old.log("train", 1, loss=1.0)
-    assert old.flush(1)
-    write(path, 2, 1, range(2, 4))
-    old.log("train", 2, loss=99.0)
-    assert old.flush(2)
-    assert origins(path) == [(1, 1), (2, 2), (2, 3)]
-
-
-def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
-    path = tmp_path
-    write(path, 1, None, range(1, 4))
-    with (path / "metrics" / "run-000001.jsonl").open("a") as stream:
-        stream.write('{"event": "train", "run": 1, "st')
-    assert origins(path) == [(1, 1), (1, 2), (1, 3)]
-    write(path, 2, 3, range(4, 6))
-    assert origins(path) == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
-
-
 @pytest.mark.parametrize(
     "origin",
     ["run-000001", 1, [], {}, {"run": 1}, {"run": None, "step": 3}, {"run": 1, "step": "x"}, {"run": 1, "step": 1e999}],
@@ -96,7 +71,7 @@ def test_run_with_a_malformed_origin_counts_alone_and_is_reported(
     assert said.endswith("the steps of earlier runs are not counted\n")
 
 
-def test_rows_with_malformed_numbers_are_skipped(tmp_path: Path) -> None:
+def test_malformed_and_incomplete_rows_are_skipped(tmp_path: Path) -> None:
     write(tmp_path, 1, None, range(1, 3))
     with (tmp_path / "metrics" / "run-000001.jsonl").open("a") as stream:
         for event, run, step in (
@@ -108,6 +83,7 @@ def test_rows_with_malformed_numbers_are_skipped(tmp_path: Path) -> None:
         ):
             stream.write(json.dumps({"event": event, "run": run, "step": step, "resumedFrom": None}) + "\n")
         stream.write("[" * 100_000 + "\n")
+        stream.write('{"event": "train", "run": 1, "st')  # of a process that was killed
     assert origins(tmp_path) == [(1, 1), (1, 2)]
 
 
@@ -119,14 +95,6 @@ def test_an_older_attempt_that_still_writes_cannot_touch_the_rows_of_a_newer_one
         assert logger.flush(1)
     os.truncate(tmp_path / "metrics" / "run-000001.jsonl", 0)
     assert origins(tmp_path) == [(2, 1)]
-
-
-def test_evaluation_row_follows_the_row_of_its_step(tmp_path: Path) -> None:
-    path = tmp_path
-    write(path, 1, None, range(1, 5), evals=(2, 4))
-    assert [(row["event"], row["step"]) for row in effective_rows(path)] == [
-        ("train", 1), ("train", 2), ("eval", 2), ("train", 3), ("train", 4), ("eval", 4),
-    ]  # fmt: skip
 
 
 def test_only_a_loss_that_is_no_number_is_a_text_and_others_become_null(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.together
 def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    # A process without a launcher; test_kills.py kills ranks.
+    # A process without a launcher; test_chaos.py and test_in_place.py end ranks.
     cut = tmp_path / "cut"
     first = ddptrain.start(*command(1, idx, cut, "--step-delay", 0.2))
     first.at_step(6)

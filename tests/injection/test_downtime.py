@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import signal
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +18,6 @@ from tests.injection.stories import succeed
 from tests.worlds.control_plane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
-PAUSE_SECONDS = 4.0
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
@@ -55,21 +53,6 @@ def test_operator_that_was_down_for_minutes_restarts_nothing(collecting_plane: C
         body = {"status": earlier(job["status"], 2)}
         await run.cluster.request("PATCH", f"{path_of(names.DDPJOBS, job)}/status", body)
         run.operator.start(wait=False)
-        await goes_on(run, pods)
-
-    in_a_run(collecting_plane, test)
-
-
-def test_operator_that_was_stopped_restarts_nothing(collecting_plane: ControlPlane) -> None:
-    """SIGSTOP holds the process with its connections; the server reports no error to it."""
-
-    async def test(run: Run) -> None:
-        await run.create_job(progressDeadlineSeconds=30)
-        pods = await run.running_attempt()
-        await run.quiet()
-        run.operator.send(signal.SIGSTOP)
-        await asyncio.sleep(PAUSE_SECONDS)
-        run.operator.send(signal.SIGCONT)
         await goes_on(run, pods)
 
     in_a_run(collecting_plane, test)

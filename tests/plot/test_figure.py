@@ -15,7 +15,7 @@ from tests.plot.rows import write_run
 
 
 def history_of(count: int) -> History:
-    steps = [StepRow(1, step, 2 + math.sin(step), None, None, step / 100) for step in range(1, count + 1)]
+    steps = [StepRow(1, step, 2 + math.sin(step), None, step / 100) for step in range(1, count + 1)]
     return History([Run(1, "", "", 1, 0, 0.0, count / 100, count)], steps, [], [], count, "")
 
 
@@ -44,6 +44,6 @@ def test_each_restart_has_its_label_also_close_to_another(tmp_path: Path) -> Non
 
 
 def test_ticks_of_a_terminal_are_round_numbers() -> None:
-    steps = [StepRow(1, step, 2.307 * math.exp(-step / 300), None, None, None) for step in range(1, 1001)]
+    steps = [StepRow(1, step, 2.307 * math.exp(-step / 300), None, None) for step in range(1, 1001)]
     lines = loss_drawing(History([], steps, [], [], None, ""), 76)
     assert [line.partition("┤")[0].strip() for line in lines if "┤" in line] == ["2", "1.5", "1", "0.5"]

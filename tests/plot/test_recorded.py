@@ -134,6 +134,7 @@ def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
     (tmp_path / "run-000001" / "owner.json").write_text(json.dumps({"host": HOSTILE}))
     history = read_history(tmp_path)
     text = html(history, HOSTILE)
+    assert "default-src 'none'" in text, "no script runs, and nothing is requested"
     for markup in ("<script", "<img", 'onerror="', "</text></title>"):
         assert markup not in text
     assert text.count("&lt;script&gt;") >= 4

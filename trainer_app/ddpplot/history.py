@@ -42,14 +42,12 @@ def round_values(low: float, high: float, most: int) -> list[float]:
 class StepRow:
     """One training step.
 
-    ``learning_rate`` and ``speed`` (samples per second) are None if they are not finite or too large to draw. Such a
-    ``loss`` is NaN or infinite.
+    ``speed`` (samples per second) is None if it is not finite or too large to draw. Such a ``loss`` is NaN or infinite.
     """
 
     run: int
     step: int
     loss: float | None
-    learning_rate: float | None
     speed: float | None
     time: float | None
 

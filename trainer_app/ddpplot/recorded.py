@@ -50,7 +50,7 @@ def read_history(root: Path) -> History:
         elif event == "save":
             saves[run, step] = drawable(row.get("seconds"))
         elif event == "train" and step:
-            numbers = (drawable(row.get(name)) for name in ("lr", "samplesPerSecond", "time"))
+            numbers = (drawable(row.get(name)) for name in ("samplesPerSecond", "time"))
             (steps if found.counts(row) else lost).append(StepRow(run, step, loss_of(row.get("loss")), *numbers))
         elif event == "eval" and found.counts(row) and (accuracy := drawable(row.get("accuracy"))) is not None:
             evaluations.append(EvaluationRow(run, step, accuracy, drawable(row.get("loss"))))

@@ -11,7 +11,6 @@ from ddpplot.marks import Mark, marks
 _LOSS = "training loss by step"
 _LOSS_HEIGHT, _SPEED_HEIGHT = 15, 9  # lines
 _LABELS = 7  # characters of a number beside a curve
-_LARGEST_STEP = 10**12  # that a drawing shows
 _MOST_LINES = 12  # of starts, failures and stops below the curves; then the first and the last ones
 _MOST_OF_A_MARK = 3  # lines
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -74,9 +73,9 @@ def _drawing(
     coloured: bool,
     from_zero: bool = False,
 ) -> list[str]:
-    kept = [[(step, value) for step, value in run if math.isfinite(value) and step <= _LARGEST_STEP] for run in runs]
+    kept = [[(step, value) for step, value in run if math.isfinite(value)] for run in runs]
     points = [point for run in kept for point in run]
-    steps = [step for run in runs for step, _ in run if step <= _LARGEST_STEP]  # also those of a loss that is NaN
+    steps = [step for run in runs for step, _ in run]  # also those of a loss that is NaN
     if len(points) < 3:
         return []
     import plotext  # type: ignore[import-untyped]

@@ -28,11 +28,7 @@ def read_trainer_state(root: Path) -> History | None:
     newest, state = max(states, key=lambda found: _step(found[1].get("global_step")) or 0)
     output = newest.parent.parent if _FOLDER.match(newest.parent.name) else newest.parent
     rows = [(step, row) for row in state["log_history"] if isinstance(row, dict) and (step := _step(row.get("step")))]
-    steps = {
-        step: StepRow(1, step, loss_of(row["loss"]), drawable(row.get("learning_rate")), None, None)
-        for step, row in rows
-        if "loss" in row
-    }
+    steps = {step: StepRow(1, step, loss_of(row["loss"]), None, None) for step, row in rows if "loss" in row}
     evaluations = {
         step: EvaluationRow(1, step, accuracy, drawable(row.get("eval_loss")))
         for step, row in rows

@@ -297,14 +297,10 @@ class Checkpoints:
     Args:
         keep: how many of the newest valid checkpoints, over all runs, survive a save: 2 at least, because only the next
             loss shows whether the weights of the newest have diverged.
-
-    Attributes:
-        quarantined: how many invalid checkpoints ``resume`` has set aside.
     """
 
     def __init__(self, root: Path, *, keep: int) -> None:
         self.root, self._keep = root, max(keep, 2)
-        self.quarantined = 0
         self.run = 0
         self.last: Saved | None = None
         self._skipped: set[Path] = set()  # manifests that ``resume`` could not use
@@ -333,7 +329,6 @@ class Checkpoints:
         """
 
         def quarantine(path: Path, reason: str) -> None:
-            self.quarantined += 1
             try:
                 set_aside(path, "corrupt")
                 done = "set aside as *.corrupt"
@@ -413,7 +408,7 @@ class Checkpoints:
         path = checkpoint_file(self.root, self.run, step)
         manifest_path = path.with_suffix(".json")
         digest = hashlib.sha256(content).hexdigest()
-        manifest = {**facts, "format": FORMAT, "run": self.run, "step": step, "sha256": digest, "bytes": len(content)}
+        manifest = {**facts, "format": FORMAT, "run": self.run, "step": step, "sha256": digest}
         manifest["seal"] = seal(manifest)
         first = self.last is None or self.last.run != self.run
         try:

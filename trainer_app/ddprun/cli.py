@@ -12,9 +12,9 @@ from typing import NoReturn
 
 from ddprun import __version__, fault_injection
 from ddprun.distributed import topology
-from ddprun.errors import UsageError, nearest, volume_errors
-from ddprun.flags import Parser, declare_settings, whole_number
-from ddprun.launcher.agreement import granted
+from ddprun.errors import UsageError, volume_errors
+from ddprun.flags import STARTS, Parser, add_node, declare_settings, spellings
+from ddprun.launcher.agreement import MOST_RESTARTS, granted
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.node_reports import explain
 from ddprun.launcher.supervisor import LaunchOptions
@@ -35,7 +35,6 @@ _DEFAULTS = {"hang_timeout": 0.0}
 _FROM_ENVIRONMENT = (
     "nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir", "rdzv_id",
 )  # fmt: skip
-_STARTS = ("auto", "spawn")
 _SWITCHES = ("standalone", "module", "no_python")
 # Flags of torchrun that change nothing here, and with a reason those that ddprun cannot do.
 _NO_EFFECT = ("run_path", "monitor_interval", "start_method", "role", "rdzv_conf")
@@ -111,9 +110,8 @@ def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namesp
     arguments.start = arguments.start or env.get(f"{_PREFIX}START") or "auto"
     if not (arguments.program or arguments.why or arguments.copy_to):
         raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
-    if arguments.start not in _STARTS:
-        hint = nearest(arguments.start, _STARTS)
-        raise UsageError(f"--start {arguments.start} is not one of {', '.join(_STARTS)}", hint=hint)
+    if arguments.start not in STARTS:
+        raise UsageError(f"{_PREFIX}START={arguments.start} is not one of {', '.join(STARTS)}")
     backend = env.get("PET_RDZV_BACKEND", "static")
     if backend != "static" and (arguments.nnodes or "1") not in ("1", "1:1"):
         _refuse("rdzv_backend", f"PET_RDZV_BACKEND={backend}")
@@ -130,10 +128,6 @@ def _refuse(name: str, given: str) -> NoReturn:
     raise UsageError(f"ddprun does not support {given}", hint=_REFUSED[name], next_step="leave it out, or use torchrun")
 
 
-def _names(name: str) -> list[str]:
-    return list(dict.fromkeys(("--" + name.replace("_", "-"), "--" + name)))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="ddprun",
@@ -146,35 +140,20 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group(
         "ranks, as of torchrun", "also PET_* variables and NNODES, NODE_RANK, …; flags win"
     )
-    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
+    add_node(group)
     group.add_argument(
-        *_names("nproc_per_node"), metavar="N", help="ranks on this node: a number, cpu, gpu, or auto (default: 1)"
-    )
-    group.add_argument(*_names("node_rank"), metavar="N", help="number of this node, from 0 (default: 0)")
-    group.add_argument(*_names("master_addr"), metavar="HOST", help="name or address of node 0")
-    group.add_argument(
-        *_names("master_port"), metavar="PORT", help="port of rank 0 (default: 29500; a free one with a single node)"
-    )
-    group.add_argument(
-        *_names("rdzv_id"), metavar="ID", help="TORCHELASTIC_RUN_ID of the ranks (default: a random one)"
+        *spellings("rdzv_id"), metavar="ID", help="TORCHELASTIC_RUN_ID of the ranks (default: a random one)"
     )
     group.add_argument("--standalone", action="store_true", help="a single node; its port is free")
-    group.add_argument(*_names("max_restarts"), metavar="N", help="restart failed ranks; only with a single node")
-    group.add_argument(*_names("log_dir"), metavar="DIR", help="also write each rank's output to a file there")
     group.add_argument("-m", "--module", action="store_true", help="the program is a module, as of python -m")
-    group.add_argument(*_names("no_python"), action="store_true", help="the program is an executable")
+    group.add_argument(*spellings("no_python"), action="store_true", help="the program is an executable")
     for name in _NO_EFFECT:
         switch = {"action": "store_true"} if name == "run_path" else {}
-        group.add_argument(*_names(name), help=argparse.SUPPRESS, **switch)  # type: ignore[arg-type]
+        group.add_argument(*spellings(name), help=argparse.SUPPRESS, **switch)  # type: ignore[arg-type]
     for name in _REFUSED:
         short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
-        group.add_argument(*short, *_names(name), action=_Refuse, nargs="?", help=argparse.SUPPRESS)
+        group.add_argument(*short, *spellings(name), action=_Refuse, nargs="?", help=argparse.SUPPRESS)
     own = parser.add_argument_group("supervision", "also environment variables DDPRUN_<NAME>; flags win")
-    own.add_argument(
-        "--start", metavar="|".join(_STARTS),
-        help="fork several ranks after one import of torch where that is safe, or always start an interpreter for each "
-        "(default: auto)",
-    )  # fmt: skip
     fields = fields_of(Settings)
     declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
     own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
@@ -204,9 +183,8 @@ def _launch(arguments: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; torch reads it when it is imported
     preloaded = before_fork(ranks.nproc_per_node)
     program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded)
-    restarts = whole_number(0)(str(arguments.max_restarts or 0))
-    how = "spawn" if arguments.start == "spawn" else "prefork"
-    options = LaunchOptions(program, how, arguments.log_dir or "", restarts)
+    restarts = topology.number_of({}, "MAX_RESTARTS", 0, 0, MOST_RESTARTS, flag=arguments.max_restarts)
+    options = LaunchOptions(program, arguments.start, arguments.log_dir or "", restarts)
     os.environ["TORCHELASTIC_RUN_ID"] = run_id(arguments, os.environ, ranks.nnodes)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
     report = launch(settings, ranks, stop, options)

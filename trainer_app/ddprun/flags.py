@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from ddprun.errors import UsageError, nearest
 
+STARTS = ("auto", "spawn")
 _MAX_COUNT = 10**12  # of steps, runs and the like
 
 
@@ -53,6 +54,33 @@ def declare_settings(
         default = defaults.get(name, field.default)
         shown = f" (default: {default})" if default != "" else ""
         group.add_argument(flag, metavar=choices or name.upper(), help=text + variable + shown)
+
+
+def spellings(name: str) -> list[str]:
+    """Return a flag in the spellings that torchrun takes, such as ``--node-rank`` and ``--node_rank``."""
+    return list(dict.fromkeys(("--" + name.replace("_", "-"), "--" + name)))
+
+
+def add_node(group: "argparse._ArgumentGroup") -> None:
+    """Add the flags of a node and its launcher; they have the names of torchrun's, and are None if not given."""
+    for name, metavar, text in (
+        ("nnodes", "N", "number of nodes (default: 1)"),
+        ("nproc_per_node", "N", "ranks on this node; for ddprun also cpu, gpu or auto (default: 1)"),
+        ("node_rank", "N", "number of this node, from 0 (default: 0)"),
+        ("master_addr", "HOST", "name or address of node 0"),
+        ("master_port", "PORT", "port of rank 0's store (default: 29500; a free one with a single node)"),
+        ("log_dir", "DIR", "also write each rank's output to a file there"),
+    ):
+        group.add_argument(*spellings(name), metavar=metavar, help=text)
+    group.add_argument(
+        *spellings("max_restarts"), type=whole_number(0), metavar="N",
+        help="restart failed ranks up to N times; only with a single node (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--start", choices=STARTS,
+        help="fork several ranks after one import of torch where that is safe, or always start an interpreter for each "
+        "(default: auto)",
+    )  # fmt: skip
 
 
 def whole_number(low: int, high: int = _MAX_COUNT) -> Callable[[str], int]:

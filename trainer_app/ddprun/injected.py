@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""``ddprun`` in an image that lacks it: this file is the program DIR/bin/ddprun of a copy (``copying``).
+"""``ddprun`` in an image that lacks it: this file is the program DIR/bin/ddprun of a copy (``--copy-to``).
 
 It begins in any ``python3`` of the image, chooses the interpreter that has torch, and makes the package importable for
 the ranks. So it is written for Python 3.6 and imports the package last: an interpreter that is too old says so, in the

@@ -27,7 +27,7 @@ class RankProcess:
 
 
 class Program(Protocol):
-    """A trainer. Its instances are pickled for ``--how spawn``, so the class is defined at the top of a module."""
+    """A trainer. Its instances are pickled for ``--start spawn``, so the class is defined at the top of a module."""
 
     @property
     def sends_an_ending(self) -> bool:

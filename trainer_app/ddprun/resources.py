@@ -12,10 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddprun.errors import RanksError
-
-# Files of WSL, of AMD's driver and of NVIDIA's Tegra, which have no file nvidia0 per card; torch counts there.
-_OTHER_GPUS = ("dxg", "kfd", "nvmap")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -107,33 +103,10 @@ def _directories(controller: str, root: Path) -> Iterator[Path]:
     yield from places
 
 
-def visible_gpus(env: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
+def visible_gpus(env: Mapping[str, str] = os.environ) -> int:
     """Return the number of NVIDIA GPUs that this process may use, by their device files."""
-    present = len([p for p in devices.iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
+    present = len([p for p in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
     return min(present, len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"]))
-
-
-def check_gpus(
-    backend: str,
-    device: str,
-    nproc_per_node: int,
-    env: Mapping[str, str] = os.environ,
-    devices: Path = Path("/dev"),
-) -> None:
-    """Check that NCCL or CUDA has a GPU for each local rank by counting device files, without a CUDA context.
-
-    Raises:
-        RanksError: NCCL or CUDA was requested by name and there are too few GPUs.
-    """
-    if (backend != "nccl" and device != "cuda") or any((devices / name).exists() for name in _OTHER_GPUS):
-        return
-    present = visible_gpus(env, devices)
-    if nproc_per_node > present:
-        raise RanksError(
-            f"{nproc_per_node} rank(s) on this node need a GPU each, but it has {present} GPU(s)",
-            hint="NCCL allows one rank per GPU",
-            next_step="lower NPROC_PER_NODE, request more GPUs, or use --device cpu --backend gloo",
-        )

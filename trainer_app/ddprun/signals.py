@@ -84,6 +84,16 @@ class StopFlag:
             self.raise_if_requested(phase)
 
 
+class SignalQueue:
+    """Collects the numbers of arriving signals; ``wakeup`` becomes readable when a signal arrives."""
+
+    def __init__(self) -> None:
+        self.pending: list[int] = []
+        for number in (*stop_signals(), signal.SIGCHLD):
+            signal.signal(number, lambda n, _frame: self.pending.append(n))
+        self.wakeup = wakeup_pipe()
+
+
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when ``parent`` ends; exit now if it has already ended."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

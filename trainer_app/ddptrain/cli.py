@@ -1,4 +1,4 @@
-"""The command line: the verbs, and ``main``.
+"""The command line: the verbs, their flags, and ``main``. ``config`` checks the values of settings.
 
 No module that imports torch is imported at the top, so help, version, usage errors and file verbs answer at once.
 """
@@ -7,14 +7,14 @@ import argparse
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddprun.distributed import topology
 from ddprun.errors import UsageError
 from ddprun.fault_injection import check_rank
-from ddprun.flags import Parser, whole_number
+from ddprun.flags import Parser, add_node, declare_settings, whole_number
 from ddprun.launcher.launcher import launch
 from ddprun.launcher.supervisor import LaunchOptions
 from ddprun.program import code_of, end_process
@@ -23,14 +23,15 @@ from ddprun.reporting.console import (
     finish_output,
     never_fail_or_wait,
 )
-from ddprun.resources import check_gpus, set_torch_defaults, uncollected_imports
+from ddprun.resources import set_torch_defaults, uncollected_imports
 from ddprun.signals import StopFlag
-from ddptrain import __version__, flags
-from ddptrain.flags import resolve_flags
+from ddptrain import __version__
+from ddptrain.config import SETTINGS, Config, resolve
 from ddptrain.lesson import lesson_names, run_lesson
 from ddptrain.program import Trainer
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
+Handler = Callable[[argparse.Namespace], int]
 
 
 def run() -> NoReturn:
@@ -62,23 +63,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", dest="_from_launch", help=argparse.SUPPRESS)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    train = flags.add_verb(
+    train = _add_verb(
         verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train,
         example=f"train --data digits --epochs 2 {_CHECKPOINTS}",
     )  # fmt: skip
-    flags.add_rank(train)
-    flags.add_settings(train)
-    launch = flags.add_verb(
+    _add_rank(train)
+    _add_settings(train)
+    launch = _add_verb(
         verbs, "launch", "start this node's ranks, supervise them, report the root cause of a failure", _launch,
         example="launch --nproc-per-node 2 --data digits --epochs 2",
     )  # fmt: skip
-    flags.add_node(launch)
-    flags.add_settings(launch)
-    evaluate = flags.add_verb(
+    add_node(launch.add_argument_group("ranks", "also environment variables of the same names; flags win"))
+    _add_settings(launch)
+    evaluate = _add_verb(
         verbs, "eval", "print the accuracy of a checkpoint on the test set", _evaluate, example=f"eval {_CHECKPOINTS}"
     )
-    flags.add_checkpoint_choice(evaluate)
-    flags.add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
+    _add_checkpoint_choice(evaluate)
+    _add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
     _add_infer(verbs)
     _add_lessons(verbs)
     _add_fetch(verbs)
@@ -86,17 +87,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_infer(verbs: "argparse._SubParsersAction[Any]") -> None:
-    infer = flags.add_verb(
+    infer = _add_verb(
         verbs, "infer", "write a checkpoint's prediction for every test sample as CSV; alone or under torchrun", _infer,
         example=f"infer {_CHECKPOINTS} --out /tmp/ddptrain-answers.csv",
     )  # fmt: skip
     infer.add_argument("--out", required=True, metavar="FILE", help="CSV: index,label,predicted,probability")
-    flags.add_checkpoint_choice(infer)
-    flags.add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
+    _add_checkpoint_choice(infer)
+    _add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
 
 
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
-    lesson = flags.add_verb(
+    lesson = _add_verb(
         verbs, "lesson", "run a small program that shows and checks one subject of torch.distributed", _lesson,
         example="lesson collectives --nproc-per-node 4",
     )  # fmt: skip
@@ -120,7 +121,6 @@ def _train(arguments: argparse.Namespace) -> int:
     stop, config = StopFlag.installed(), resolve_flags(arguments)
     ranks = topology.from_flags(environment, **rank)
     check_rank(config, ranks.world_size)
-    check_gpus(config.backend, config.device, ranks.nproc_per_node)
     with uncollected_imports():
         from ddptrain.worker import Worker
 
@@ -135,13 +135,8 @@ def _launch(arguments: argparse.Namespace) -> int:
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
-    check_gpus(config.backend, config.device, ranks.nproc_per_node)
-    options = LaunchOptions(
-        Trainer(config),
-        given.get("how", "prefork"),
-        given.get("log_dir", ""),
-        given.get("max_restarts", 0),
-    )
+    start, log_dir, restarts = (given.get(name) for name in ("start", "log_dir", "max_restarts"))
+    options = LaunchOptions(Trainer(config), start or "auto", log_dir or "", restarts or 0)
     report = launch(config, ranks, stop, options)
     finish_output(stopped=report.get("outcome") == "stopped")
     return int(report["code"])
@@ -170,7 +165,7 @@ def _infer(arguments: argparse.Namespace) -> int:
 
 
 def _add_fetch(verbs: "argparse._SubParsersAction[Any]") -> None:
-    fetch = flags.add_verb(
+    fetch = _add_verb(
         verbs, "fetch", "download the MNIST files that are absent or damaged", _fetch, example="fetch --data-dir ./data"
     )
     default = os.environ.get("DDPJOB_DATA_DIR")
@@ -188,3 +183,46 @@ def _fetch(arguments: argparse.Namespace) -> int:
         download.fetch(arguments.data_dir, mirrors=arguments.url or download.MIRRORS)
     print(f"{arguments.data_dir} has the files of MNIST")
     return 0
+
+
+def _add_verb(verbs: Any, name: str, text: str, handler: Handler, *, example: str) -> argparse.ArgumentParser:
+    """Add a subcommand and return its parser."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example:\n  ddptrain {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, names: Collection[str] = SETTINGS) -> None:
+    """Add a flag for each named setting."""
+    group = parser.add_argument_group("settings", "also environment variables DDPTRAIN_<NAME>; flags win")
+    declared = {name: field for name, field in SETTINGS.items() if name in names}
+    declare_settings(group, declared, {})
+
+
+def resolve_flags(arguments: argparse.Namespace) -> Config:
+    """Return the settings out of the verb's flags and the environment."""
+    return resolve(os.environ, {name: value for name, value in vars(arguments).items() if name in SETTINGS})
+
+
+def _add_checkpoint_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that select a checkpoint."""
+    parser.add_argument("--run", type=whole_number(1), metavar="N", help="of this run (default: the newest valid)")
+    parser.add_argument("--step", type=whole_number(0), metavar="N", help="of this step")
+
+
+def _add_rank(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a rank that is started by hand."""
+    group = parser.add_argument_group("one rank by hand", "also environment variables of the same names; flags win")
+    group.add_argument("--init", metavar="URL", help="rendezvous: env, tcp://HOST:PORT, file:///PATH (a new file)")
+    group.add_argument("--rank", metavar="N", help="number of this rank, from 0")
+    group.add_argument("--world-size", metavar="N", help="number of all ranks")
+    group.add_argument(
+        "--local-rank", "--local_rank", metavar="N", help="number of this rank's GPU on this machine, from 0"
+    )

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,8 +143,3 @@ def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
             next_step="remove --accum",
         )
     return config
-
-
-def digest_of(settings: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of settings and their values."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

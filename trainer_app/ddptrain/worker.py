@@ -59,8 +59,8 @@ class Worker:
     def __post_init__(self) -> None:
         self.console = Console(self.ranks.rank)
         shared = self.diagnostics.progress_text() if self.diagnostics else None
-        own = {"accuracy": None, "data": self.config.data}
-        self._progress = Progress(self.ranks.world_size, shared, own=own, is_fenced=True)
+        own = {"fenced": True, "accuracy": None, "data": self.config.data}
+        self._progress = Progress(self.ranks.world_size, shared, own=own)
         memory = self.diagnostics.memory() if self.diagnostics else None
         self._fault = fault_injection.planned(self.config, self.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(memory, self._fault)

@@ -14,19 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 from torch.distributed.flight_recorder.components.loader import read_dir
 
 from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics, dump_flight_recorder
-from ddprun.distributed.process_group import Group
-from ddprun.distributed.topology import Ranks
-from ddprun.heartbeat import SIZE, Heartbeat, HeartbeatRecord
+from ddprun.heartbeat import HeartbeatRecord
 from ddprun.launcher import hang_detector
 from ddprun.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
 from ddprun.launcher.processes import WorkerProcess
-from ddprun.signals import StopFlag
 from ddptrain.config import resolve
 from tests.ddptrain.builders import SMALL as SHORT
 from tests.ddptrain.builders import node, rank_state
@@ -274,14 +270,6 @@ def test_debug_is_the_switch_that_leaves_ranks_at_a_breakpoint_alone() -> None:
     assert resolve({"DDPTRAIN_DEBUG": "0"}, {}) == resolve({}, {})
 
 
-def test_a_pause_ends_with_a_heartbeat() -> None:
-    heartbeat = Heartbeat()
-    group = Group(Ranks(), torch.device("cpu"), None, StopFlag(), heartbeat)
-    begun = time.monotonic()
-    group.pause(0.3)
-    assert heartbeat.last.time >= begun + 0.3, "else the last piece of the pause would count for what follows"
-
-
 def test_without_hang_detection_the_collective_timeout_finds_a_stopped_rank(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
         "launch", "--nproc-per-node", 2, "--hang-timeout", 0, "--collective-timeout", 5, *SMALL, "--data-dir", idx,
@@ -366,18 +354,6 @@ def test_a_rank_whose_heartbeat_changes_is_not_the_cause() -> None:
     found = find_hung_rank([busy, rank_state(1, stopped=False, answered=False)], all_ranks=True)
     assert found is not None
     assert found.rank == 1
-
-
-def test_a_heartbeat_records_phase_step_collective_and_changes() -> None:
-    memory = memoryview(bytearray(SIZE))
-    heartbeat = Heartbeat(memory)
-    heartbeat.mark("batch", 7)
-    with heartbeat.waiting_in("all_reduce"):
-        inside = HeartbeatRecord.unpack(memory)
-    after = HeartbeatRecord.unpack(memory)
-    assert (inside.step, inside.phase, inside.collective, inside.collectives) == (7, "batch", "all_reduce", 1)
-    assert (after.collective, after.collectives) == ("", 1)
-    assert after.changes > inside.changes
 
 
 def test_a_process_that_trains_alone_watches_itself(ddptrain: ForkServer, idx: Path) -> None:

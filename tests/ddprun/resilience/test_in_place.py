@@ -25,10 +25,10 @@ from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import WorkerProcess, launcher_line
 from ddprun.launcher.rank_table import RankTable
 from ddprun.launcher.services import Services
-from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
+from ddprun.launcher.supervisor import LaunchOptions, Supervisor
 from ddprun.script import Script
 from ddprun.settings import Settings
-from ddprun.signals import STOP_SIGNALS
+from ddprun.signals import STOP_SIGNALS, SignalQueue
 from tests.ddprun.resilience.scripts import two_nodes
 from tests.ddptrain.builders import RESUMED, SAVING, node, place, rank_state
 from tests.ddptrain.runs import ForkServer, Run, Whole, assert_same_end, wait_until

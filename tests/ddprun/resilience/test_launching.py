@@ -246,19 +246,6 @@ def test_ranks_that_ignore_sigterm_are_killed_when_the_grace_ends(ddptrain: Fork
     assert run.message()["saved"] is False
 
 
-def test_a_loss_that_is_not_finite_exits_with_79_at_its_step(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path)
-    run = ddptrain.run(*command, "--optimizer", "sgd", "--lr", 900, code=79)
-    message = run.message()
-    assert (message["code"], message["exception"], message["cause"]) == (79, "NotFinite", "own")
-    [row] = [row for row in read_rows(tmp_path) if row["event"] == "not finite"]
-    assert row["step"] == message["step"] + 1
-    assert message["kind"] == "NotFinite"
-    assert message["next"].startswith("lower --lr")
-    assert "new --checkpoint-dir" in message["next"]
-    assert "next:" not in message["message"]
-
-
 def test_weights_whose_evaluation_is_not_finite_are_not_saved(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     # The third loss is large but finite; only the evaluation finds the weights that its gradient produced.
     command = ("train", "--data", "idx", "--data-dir", idx, "--batch-size", 100, "--epochs", 2, "--checkpoint-dir")
@@ -268,14 +255,18 @@ def test_weights_whose_evaluation_is_not_finite_are_not_saved(ddptrain: ForkServ
 
 
 def test_a_checkpoint_whose_loss_is_not_finite_is_set_aside(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    command = ("train", *SMALL, "--data-dir", idx, "--optimizer", "sgd", "--lr", 900, "--checkpoint-dir", tmp_path)
-    run = ddptrain.run(*command, "--checkpoint-every", 1, "--keep", 2, code=79)
-    step = run.message()["step"]  # completed steps; the next loss was not finite
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--optimizer", "sgd", "--lr", 900)
+    run = ddptrain.run(*command, "--checkpoint-dir", tmp_path, "--checkpoint-every", 1, "--keep", 2, code=79)
+    message = run.message()
+    step = message["step"]  # completed steps; the next loss was not finite
+    assert (message["code"], message["kind"], message["cause"]) == (79, "NotFinite", "own")
+    assert message["next"].startswith("lower --lr") and "new --checkpoint-dir" in message["next"]
+    assert [row["step"] for row in read_rows(tmp_path) if row["event"] == "not finite"] == [step + 1]
     folder = tmp_path / "run-000001"
     assert (folder / f"step-{step:09d}.json.not-finite").exists()
     assert not (folder / f"step-{step:09d}.pt").exists()
-    assert run.message()["checkpoint"] == place(1, step - 1)
-    assert f"the checkpoint of these weights, step {step}, was renamed to *.not-finite" in run.message()["message"]
+    assert message["checkpoint"] == place(1, step - 1)
+    assert f"the checkpoint of these weights, step {step}, was renamed to *.not-finite" in message["message"]
     newest = newest_valid(tmp_path, lambda path, reason: None)
     assert newest is not None
     assert newest[0].step == step - 1
@@ -292,13 +283,6 @@ def test_missing_data_exits_with_66_and_the_other_ranks_name_that_rank(
     assert one.wait() == 77, one.output()
     assert (one.message()["cause"], one.message()["phase"]) == ("peer", "data")
     assert "train-images-idx3-ubyte" in one.message()["message"]
-
-
-def test_an_unwritable_checkpoint_directory_exits_with_73(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    out = tmp_path / "file" / "checkpoints"
-    run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", out, code=73)
-    assert (run.message()["code"], run.message()["rank"]) == (73, 0)
 
 
 def test_a_launcher_without_descriptors_reports_the_limit(ddptrain: ForkServer, idx: Path) -> None:
@@ -360,12 +344,12 @@ def test_the_last_lines_of_a_launch_are_the_root_cause(ddptrain: ForkServer, idx
     assert crashed[-1] == "next:  the traceback of rank 1 is in the output above"
 
 
-@pytest.mark.parametrize("how", ["spawn", "prefork"])
+@pytest.mark.parametrize("how", ["spawn", "auto"])
 def test_a_torch_that_cannot_be_imported_is_reported(tmp_path: Path, how: str) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
     log = tmp_path / "termination"
     done = subprocess.run(
-        [sys.executable, "-m", "ddptrain", "launch", "--how", how, "--nproc-per-node", "2", "--data", "digits",
+        [sys.executable, "-m", "ddptrain", "launch", "--start", how, "--nproc-per-node", "2", "--data", "digits",
          "--log-dir", str(tmp_path / "logs")],
         timeout=120, check=False, capture_output=True, text=True,
         env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin", "TMPDIR": str(tmp_path),

@@ -118,8 +118,8 @@ def test_ways_to_start_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert before_fork(1) == before_fork(2) == ("torch", "torch._dynamo")
     assert [parse(["train.py"], {"DDPRUN_START": start}).start for start in ("", "spawn")] == ["auto", "spawn"]
     assert resolve(parse(["train.py"], {}), {"DDPRUN_START": "spawn"}) == resolve(parse(["train.py"], {}), {})
-    with pytest.raises(UsageError, match="--start span is not one of auto, spawn"):
-        parse(["--start", "span", "train.py"], {})
+    with pytest.raises(UsageError, match="DDPRUN_START=span is not one of auto, spawn"):
+        parse(["train.py"], {"DDPRUN_START": "span"})
 
 
 def test_each_run_of_a_node_has_an_id_of_its_own_which_its_ranks_and_lives_share(
@@ -166,6 +166,8 @@ def test_flags_of_torchrun_give_the_place_and_win_over_variables() -> None:
     assert (ranks.nnodes, ranks.node_rank, ranks.nproc_per_node, ranks.master_addr) == (2, 1, 8, "b")
     alone = node_of(parse(["--standalone", "train.py"], {}), {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "a"})
     assert (alone.nnodes, alone.node_rank, alone.master_addr) == (1, 0, "127.0.0.1")
+    with pytest.raises(UsageError, match="max_restarts: 'many' is not a whole number"):
+        parse(["--max-restarts", "many", "train.py"], {})
     with pytest.raises(UsageError, match="PET_RDZV_BACKEND=c10d"):
         parse(["train.py"], {"PET_RDZV_BACKEND": "c10d", "PET_NNODES": "2"})
 

@@ -105,7 +105,7 @@ def test_a_port_in_use_is_named(ddptrain: ForkServer, idx: Path) -> None:
 def test_spawned_ranks_train_like_forked_ones_and_write_their_logs(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    more = ("--how", "spawn", "--log-dir", tmp_path / "logs")
+    more = ("--start", "spawn", "--log-dir", tmp_path / "logs")
     run = ddptrain.run(*command(2, idx, tmp_path / "spawned", *more))
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "spawned")
     assert "[n0r0] finished: test accuracy" in run.output()

@@ -43,7 +43,7 @@ from ddprun.launcher.processes import launcher_line
 from ddprun.reporting.termination import Report
 
 GRANT = "DDPJOB_INPLACE_RESTARTS"
-_MOST_GRANTED = 10**6
+MOST_RESTARTS = 10**6
 _TICK = 0.5  # seconds
 _STARTING_TICK = 0.05  # seconds, until a later life has made its first step
 _READY, _GPU_READY = 10.0, 60.0  # seconds for all processes of a life to end; the driver of GPUs releases memory slowly
@@ -56,7 +56,7 @@ def granted(env: Mapping[str, str] = os.environ) -> int:
     Raises:
         UsageError: the variable is not a whole number.
     """
-    return number_of(env, GRANT, 0, 0, _MOST_GRANTED)
+    return number_of(env, GRANT, 0, 0, MOST_RESTARTS)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from ddprun.launcher.node_reports import NodeReports
 from ddprun.launcher.peers import take_token
 from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.services import Services
-from ddprun.launcher.supervisor import LaunchOptions, SignalQueue, Supervisor
+from ddprun.launcher.supervisor import LaunchOptions, Supervisor
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
 from ddprun.settings import Settings
-from ddprun.signals import STOP_SIGNALS, StopFlag
+from ddprun.signals import STOP_SIGNALS, SignalQueue, StopFlag
 
 
 def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Report:
@@ -40,9 +40,9 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
     if options.log_dir:
         make_directory("--log-dir", options.log_dir)
     token, signals, before = take_token(os.environ), SignalQueue(), open_descriptors()
-    if options.how == "prefork" and (reason := options.program.preload()):
+    if options.start == "auto" and (reason := options.program.preload()):
         launcher_line(f"each rank starts in an interpreter of its own: {reason}")
-        options = replace(options, how="spawn")
+        options = replace(options, start="spawn")
     options = replace(options, opened=open_descriptors() - before)
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)

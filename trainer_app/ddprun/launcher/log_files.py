@@ -19,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ddprun.errors import UsageError
 from ddprun.files import close_all_but
+from ddprun.launcher.processes import launcher_line
 from ddprun.reporting.console import Output
 from ddprun.signals import STOP_SIGNALS, die_with_parent
 
@@ -48,6 +50,7 @@ class LogFiles:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        self._folder, self._is_told = paths[0].parent, False
         self._writable: list[int] = []
         pipes: list[int] = []
         try:
@@ -77,6 +80,36 @@ class LogFiles:
         self._has_failed, self._has_written_all, self._has_ended = False, False, False  # the process
         self.answers = self._hear(_OPENING)
 
+    @classmethod
+    def of_life(cls, log_dir: str, ranks: Sequence[int], life: int) -> "LogFiles":
+        """Open the files of the ranks in one life (the number of their starts); in the first, all must be writable.
+
+        Raises:
+            UsageError: one is refused. OSError: see above.
+        """
+        suffix = "" if life == 1 else f".life-{life}"
+        logs = cls([Path(log_dir) / f"rank-{rank}{suffix}.log" for rank in ranks])
+        for problem in logs.refused:
+            if life == 1:
+                raise UsageError(f"--log-dir: {problem}", next_step="name another directory")
+            launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
+        if not logs.answers:
+            logs._warn()
+        return logs
+
+    def check(self) -> None:
+        """Say, once, that the volume does not take all output."""
+        if not self._is_told and self.drops:
+            self._warn()
+
+    def _warn(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            launcher_line(
+                f"warning: --log-dir: {self._folder} takes no output, or not as fast as the ranks write it, or it is "
+                "full; what it does not take is missing in the files of the ranks"
+            )
+
     @property
     def drops(self) -> bool:
         """Whether lines are dropped at the moment, or were lost: on a full volume, or with the process."""
@@ -92,8 +125,9 @@ class LogFiles:
     def close(self) -> bool:
         """Wait for the volume to take what is left, for a limited time, and release the descriptors.
 
-        Returns whether the volume has taken all that was left, and no write has failed.
+        Returns whether the volume has taken all that was left, and no write has failed; if not, that is said.
         """
+        self.check()
         end = time.monotonic() + _FINISHING
         while self.drain() and time.monotonic() < end:
             time.sleep(0.01)
@@ -102,7 +136,10 @@ class LogFiles:
         while time.monotonic() < end and not self._has_ended:
             self._hear(0.05)
         _close(self._answer)
-        return self._has_written_all and not (self._has_failed or is_left)
+        has_all = self._has_written_all and not (self._has_failed or is_left)
+        if not has_all:
+            self._warn()
+        return has_all
 
     def leave(self) -> None:
         """Close the pipes to the process, which ends when it has written what it has got."""
@@ -124,11 +161,6 @@ class LogFiles:
                 with contextlib.suppress(ValueError):
                     self.refused = json.loads(line)
         return bool(lines)
-
-
-def log_file(log_dir: str, rank: int, life: int) -> Path:
-    """Return the file for the output of a rank in one life (the number of starts of the ranks)."""
-    return Path(log_dir) / (f"rank-{rank}.log" if life == 1 else f"rank-{rank}.life-{life}.log")
 
 
 def _close(*descriptors: int) -> None:

@@ -69,10 +69,10 @@ class Orphans:
                     os.kill(pid, signal.SIGTERM)
         return now < self._deadline + _FORCED
 
-    def remove_shared_memory(self, folder: Path = SHARED_MEMORY) -> None:
+    def remove_shared_memory(self) -> None:
         """Delete the files that torch names after the processes that have ended."""
         with contextlib.suppress(OSError):
-            for file in folder.iterdir():
+            for file in SHARED_MEMORY.iterdir():
                 found = _OF_TORCH.match(file.name)
                 if found and int(found[1]) in self._collected and self._is_left(file, int(found[1])):
                     file.unlink()

@@ -25,7 +25,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ddprun.distributed.topology import Ranks, loopback_of
@@ -67,10 +67,12 @@ def take_token(env: MutableMapping[str, str]) -> str:
     return token
 
 
-def _group(ranks: Ranks, env: Mapping[str, str] = os.environ) -> bytes:
+def _group(ranks: Ranks) -> bytes:
     """Return what the launchers of the same attempt have in common: others may share a port or an address."""
     names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "PET_RDZV_ID")
-    common = {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {name: env.get(name, "") for name in names}
+    common = {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {
+        name: os.environ.get(name, "") for name in names
+    }
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
 
 
@@ -79,13 +81,16 @@ class _Handshake:
     """What two launchers have drawn and sent before either has proved anything.
 
     Attributes:
+        until: when a proof is too late.
         asked, drawn: the numbers that the node and the leader have drawn.
+        secret: empty, as ``drawn``, on a node until node 0 has answered.
     """
 
-    secret: bytes
     node: int
     asked: str
-    drawn: str
+    until: float
+    secret: bytes = b""
+    drawn: str = ""
 
     def mac(self, use: str) -> bytes:
         """Return what only a launcher with the secret can compute; another value for each use and side."""
@@ -99,21 +104,6 @@ class _Handshake:
     def keys(self, side: str) -> tuple[bytes, bytes]:
         """Return the keys of a side for the messages that it sends and receives."""
         return self.mac(f"{side} sends"), self.mac(f"{'node' if side == 'leader' else 'leader'} sends")
-
-
-@dataclass(frozen=True)
-class _Proving:
-    """What a connection is to prove.
-
-    Attributes:
-        asked: the number that the node has drawn.
-        handshake: of node 0; a node does not know what node 0 has drawn.
-    """
-
-    node: int
-    asked: str
-    until: float
-    handshake: _Handshake | None = None
 
 
 class _Connection:
@@ -236,7 +226,7 @@ class Peers:
         self._given: set[int] = set()  # the nodes that have proved that they know the secret which they were sent
         self._selector = selectors.EpollSelector()
         self._nodes: dict[int, _Connection] = {}  # of node 0: all that are connected; else at most node 0
-        self._proving: collections.OrderedDict[_Connection, _Proving] = collections.OrderedDict()
+        self._proving: collections.OrderedDict[_Connection, _Handshake] = collections.OrderedDict()
         self._found: str | None = None  # the address at which node 0 was reached
         self.life_events: collections.deque[Connected | Lost | Received] = collections.deque()
         self._connecting: socket.socket | None = None
@@ -281,7 +271,7 @@ class Peers:
                     ):  # no launcher sends that
                         key.data.close()
         now = time.monotonic()
-        for connection in [one for one, proving in self._proving.items() if one.closed or now >= proving.until]:
+        for connection in [one for one, begun in self._proving.items() if one.closed or now >= begun.until]:
             connection.close()
             del self._proving[connection]
         for node in [node for node, connection in self._nodes.items() if connection.closed]:
@@ -314,9 +304,9 @@ class Peers:
                 while len(self._proving) >= _STRANGERS:
                     self._proving.popitem(last=False)[0].close()
                 secret = self._secret or hmac.digest(self._drawn, b"%d" % node, "sha256")
-                handshake = _Handshake(secret, node, asked, secrets.token_hex())
+                handshake = _Handshake(node, asked, time.monotonic() + _PROVING, secret, secrets.token_hex())
                 connection = _Connection(sock, self._selector)
-                self._proving[connection] = _Proving(node, asked, time.monotonic() + _PROVING, handshake)
+                self._proving[connection] = handshake
                 answer = {"asks": handshake.drawn, "proof": handshake.proof("leader")}
                 is_given = self._secret is None and node not in self._given
                 connection.send(answer | ({"secret": secret.hex()} if is_given else {}))
@@ -325,9 +315,8 @@ class Peers:
 
     def _prove(self, connection: _Connection, message: Json) -> None:
         """Take the other side's proof, and with it the connection, or end that."""
-        proving = self._proving.pop(connection)
-        node, proof, side = proving.node, message.get("proof"), "leader" if self.is_leader else "node"
-        handshake = proving.handshake or self._answered(proving.asked, message)
+        begun, proof, side = self._proving.pop(connection), message.get("proof"), "leader" if self.is_leader else "node"
+        node, handshake = begun.node, begun if self.is_leader else self._answered(begun, message)
         expected = handshake.proof("node" if self.is_leader else "leader") if handshake else ""
         if not (handshake and isinstance(proof, str) and hmac.compare_digest(ascii(proof), ascii(expected))):
             connection.close()
@@ -346,15 +335,15 @@ class Peers:
             self._send({"stalled": self.node in self.stalled})
             self.life_events.append(Connected())
 
-    def _answered(self, asked: str, answer: Json) -> _Handshake | None:
-        """Return what node 0's answer completes; None without a secret. A stranger may have sent anything."""
+    def _answered(self, begun: _Handshake, answer: Json) -> _Handshake | None:
+        """Return the handshake with node 0's answer; None without a secret. A stranger may have sent anything."""
         drawn, given, secret = answer.get("asks"), answer.get("secret"), self._secret
         if secret is None and isinstance(given, str):
             with contextlib.suppress(ValueError):
                 secret = bytes.fromhex(given)
         if not secret or not isinstance(drawn, str):
             return None
-        return _Handshake(secret, self.node, asked, drawn)
+        return replace(begun, node=self.node, secret=secret, drawn=drawn)
 
     def ask(self) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
@@ -499,7 +488,7 @@ class Peers:
             self._found = None
             return
         connection, asked = _Connection(sock, self._selector), secrets.token_hex()
-        self._proving[connection] = _Proving(0, asked, time.monotonic() + _PROVING)
+        self._proving[connection] = _Handshake(0, asked, time.monotonic() + _PROVING)
         connection.send({_HELLO: self.node, "asks": asked})
 
     def _leave_to_parent(self) -> None:

@@ -124,12 +124,12 @@ def line_prefix(ranks: Ranks) -> bytes:
 
 
 def start(
-    program: Program, ranks: Ranks, *, how: str, opened: Collection[int] = (), log: BinaryIO | None = None
+    program: Program, ranks: Ranks, *, spawns: bool = False, opened: Collection[int] = (), log: BinaryIO | None = None
 ) -> WorkerProcess:
     """Start one rank, whose output and report come back through pipes.
 
     Args:
-        how: prefork or spawn.
+        spawns: in an interpreter of its own.
         opened: see ``LaunchOptions``.
         log: gets the rank's output, too; see ``LogFiles``.
     """
@@ -150,7 +150,7 @@ def start(
     try:
         process = None
         descriptors = (output_write, reports_write, *astuple(diagnostics))
-        if how == "spawn":
+        if spawns:
             script = "from ddprun.launcher.processes import run_spawned; run_spawned()"
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
             command = [sys.executable, *flags, "-c", script, pickle.dumps(spec).hex()]

@@ -25,36 +25,23 @@ _ASK_INTERVAL = 0.5  # seconds between questions to the other nodes
 
 @dataclass
 class _Pace:
-    """The speed of a rank, over the last 10 to 20 seconds or its last two steps.
-
-    Attributes:
-        waits: by step, the seconds that it had waited for data until then.
-    """
+    """The speed of a rank, over the last 10 to 20 seconds or its last two steps."""
 
     steps: StepRate = field(default_factory=StepRate)
     began: float = field(default_factory=time.monotonic)
-    waits: dict[int, float] = field(default_factory=dict)
-    last: int = 0
+    last: HeartbeatRecord = field(default_factory=HeartbeatRecord)
     per_second: float | None = None
 
     def observe(self, record: HeartbeatRecord) -> None:
-        if record.step == self.last:
-            return
-        if record.step < self.last:
-            self.waits.clear()
-        self.last, self.per_second = record.step, self.steps.after(record.step, record.time)
-        self.waits[record.step] = record.waited
-        kept = {record.step, self.steps.newer[1], self.steps.older[1] if self.steps.older else 0}
-        self.waits = {step: seconds for step, seconds in self.waits.items() if step in kept}
+        if record.step != self.last.step:
+            self.last, self.per_second = record, self.steps.after(record.step, record.time, record.waited)
 
     @property
     def data_wait(self) -> float | None:
         """Seconds per step that the rank waits for data; None if it has used no DataLoader, or has no speed yet."""
-        if not self.per_second or len(self.waits) < 2 or not self.waits[max(self.waits)]:
+        if not self.per_second or not self.last.waited:
             return None
-        first, last = min(self.waits), max(self.waits)
-        waited = (self.waits[last] - self.waits[first]) / (last - first)
-        return min(waited, 1 / self.per_second)  # quick steps record their waits up to 0.1 s later
+        return min(self.steps.wait, 1 / self.per_second)  # quick steps record their waits up to 0.1 s later
 
 
 class RankTable:

@@ -13,11 +13,11 @@ from pathlib import Path
 from ddprun import exit_codes, proc
 from ddprun.checkpoint_files import newest_place
 from ddprun.distributed.topology import Ranks
-from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
+from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError
 from ddprun.launcher import hang_detector, processes
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.life_messages import End, Failure
-from ddprun.launcher.log_files import LogFiles, log_file
+from ddprun.launcher.log_files import LogFiles
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.processes import WorkerProcess, launcher_line, rank_line
@@ -29,14 +29,13 @@ from ddprun.reporting.console import continue_output
 from ddprun.reporting.termination import Report
 from ddprun.resources import oom_kills
 from ddprun.settings import Settings
-from ddprun.signals import STOP_SIGNALS, stop_signals, wakeup_pipe
+from ddprun.signals import STOP_SIGNALS, SignalQueue
 
 _READ_SIZE = 65536
 _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
-_ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
+_ANNOUNCE = 15.0  # seconds to announce a killed rank; with --start spawn, torch is imported first
 _OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that has not been read yet
-_ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
-_INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
+_SOON = 0.05  # seconds between looks at what the ranks left behind, or for the answers of the other nodes
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
@@ -47,27 +46,17 @@ class LaunchOptions:
 
     Attributes:
         program: what each rank runs.
-        how: prefork, or spawn (a fresh interpreter per rank).
+        start: auto, which forks the ranks if that is safe, or spawn (an interpreter for each).
         log_dir: also write each rank's output to ``rank-N.log`` there, after restarts to ``rank-N.life-M.log``.
         max_restarts: how often the ranks are restarted in place, whatever is granted; only on a node that trains alone.
         opened: descriptors that were opened by the imports before the fork; the ranks keep them.
     """
 
     program: Program
-    how: str = "prefork"
+    start: str = "auto"
     log_dir: str = ""
     max_restarts: int = 0
     opened: Collection[int] = ()
-
-
-class SignalQueue:
-    """Collects the numbers of arriving signals; ``wakeup`` becomes readable when a signal arrives."""
-
-    def __init__(self) -> None:
-        self.pending: list[int] = []
-        for number in (*stop_signals(), signal.SIGCHLD):
-            signal.signal(number, lambda n, _frame: self.pending.append(n))
-        self.wakeup = wakeup_pipe()
 
 
 @dataclass
@@ -101,7 +90,6 @@ class Supervisor:
         self._orphans = Orphans()
         self._workers: list[WorkerProcess] = []
         self._logs: LogFiles | None = None
-        self._is_volume_known = False  # that it does not take all output
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
         self.stop_signal: int | None = None
@@ -148,9 +136,11 @@ class Supervisor:
         options = self.options
         try:
             if options.log_dir and self._logs is None:
-                self._logs = self._open_logs(options.log_dir)
+                self._logs = LogFiles.of_life(options.log_dir, self.ranks.local_ranks, self.life)
             log = self._logs.streams[ranks.rank - self.ranks.local_ranks[0]] if self._logs else None
-            return processes.start(options.program, ranks, how=options.how, opened=options.opened, log=log)
+            return processes.start(
+                options.program, ranks, spawns=options.start == "spawn", opened=options.opened, log=log
+            )
         except OSError as error:
             self._kill()
             for worker in self._workers:
@@ -164,38 +154,15 @@ class Supervisor:
                 next_step=f"raise it; {self.ranks.nproc_per_node} rank(s) need about 100 open files each",
             ) from error
 
-    def _open_logs(self, log_dir: str) -> LogFiles:
-        paths = [log_file(log_dir, rank, self.life) for rank in self.ranks.local_ranks]
-        logs = LogFiles(paths)
-        for problem in logs.refused:
-            if self.life == 1:
-                raise UsageError(f"--log-dir: {problem}", next_step="name another directory")
-            launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
-        if not logs.answers:
-            self._warn_of_volume()
-        return logs
-
-    def _warn_of_volume(self) -> None:
-        if not self._is_volume_known:
-            self._is_volume_known = True
-            launcher_line(
-                f"warning: --log-dir: {self.options.log_dir} takes no output, or not as fast as the ranks write it, or "
-                "it is full; what it does not take is missing in the files of the ranks"
-            )
-
     def finish_logs(self) -> None:
         """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time."""
         if self._logs:
-            drops, logs, self._logs = self._logs.drops, self._logs, None
-            if not logs.close() or drops:
-                self._warn_of_volume()
-
-    def _is_told_to_stop(self) -> bool:
-        """Return whether a stop signal has come that was not passed on yet."""
-        return bool(STOP_SIGNALS & set(self.signals.pending))
+            logs, self._logs = self._logs, None
+            logs.close()
 
     def _is_stopping(self) -> bool:
-        return self.stop_signal is not None or self._is_told_to_stop()
+        """Return whether a stop signal has come, also one that was not passed on yet."""
+        return self.stop_signal is not None or bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _supervise(self, selector: selectors.BaseSelector) -> None:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
@@ -266,17 +233,16 @@ class Supervisor:
 
     def _longest_wait(self) -> float:
         """Return how many seconds may pass until the ranks are looked at again."""
-        limit = _INSPECTION_INTERVAL if self._watch.is_busy else self._detector.interval
+        limit = _SOON if self._watch.is_busy else self._detector.interval
         limit = min(limit, self._agreed.longest_wait)
         if not self._are_ranks_left():
-            limit = _ORPHANS_INTERVAL
+            limit = _SOON
         elif self._deadline is not None:
             limit = min(limit, max(0.0, self._deadline - time.monotonic()))
         is_left = continue_output()  # it is not read at the moment
         if self._logs:
             is_left |= self._logs.drain()
-            if not self._is_volume_known and self._logs.drops:
-                self._warn_of_volume()
+            self._logs.check()
         return min(_OUTPUT_INTERVAL, limit) if is_left else limit
 
     def _are_ranks_left(self) -> bool:
@@ -531,9 +497,4 @@ class Supervisor:
         """Return the report of a rank that ended by SIGKILL with the reason, if the kernel's counter shows it."""
         if report.get("signal") != signal.SIGKILL or oom_kills() <= self._oom_kills:
             return report
-        return report | {
-            "kind": "OOMKilled",
-            "message": f"rank {report['rank']} was killed by SIGKILL: the memory limit was reached",
-            "hint": None,
-            "next": "raise the memory limit, or lower the batch size or the ranks per node",
-        }
+        return termination.oom_killed(report)

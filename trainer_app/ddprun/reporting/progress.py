@@ -18,7 +18,7 @@ from ddprun.heartbeat import RETURNED, HeartbeatRecord
 from ddprun.reporting.http_port import ProgressPort
 from ddprun.shared_text import SharedText
 
-SCHEMA = 3  # the number of the termination report's; 1 has no path of a checkpoint
+SCHEMA = 3  # the number of the termination report's
 _RATE_SECONDS = 10.0
 _AT_EACH_STEP = {"step", "stepsPerSecond"}  # the values that each step changes
 _encode = json.JSONEncoder(default=str).encode
@@ -35,21 +35,24 @@ FACTS = {*_AT_FIRST, "schema", "seq", "ageSeconds", "changed", "isCounted", "per
 class StepRate:
     """Steps per second: over the last 10 to 20 seconds, or between the last two steps if they took longer.
 
-    older, newer: when a step was completed, and its number.
+    older, newer: when a step was completed, its number, and the seconds that its rank had waited for data until then.
+    wait: the seconds of such waiting for each step, over the same time.
     """
 
-    older: tuple[float, int] | None = None
-    newer: tuple[float, int] = (0.0, 0)
+    older: tuple[float, int, float] | None = None
+    newer: tuple[float, int, float] = (0.0, 0, 0.0)
+    wait: float = 0.0
 
-    def after(self, step: int, now: float) -> float | None:
+    def after(self, step: int, now: float, waited: float = 0.0) -> float | None:
         """Return the rate when this step has been completed; None after the first one."""
         if self.older is None or step < self.newer[1]:
-            self.older = self.newer = (now, step)
+            self.older = self.newer = (now, step, waited)
             return None
         if now - self.newer[0] >= _RATE_SECONDS:
-            self.older, self.newer = self.newer, (now, step)
-        seconds = now - self.older[0]
-        return float(f"{(step - self.older[1]) / seconds:.4g}") if seconds > 0 else None
+            self.older, self.newer = self.newer, (now, step, waited)
+        seconds, steps = now - self.older[0], step - self.older[1]
+        self.wait = (waited - self.older[2]) / steps if steps else 0.0
+        return float(f"{steps / seconds:.4g}") if seconds > 0 else None
 
 
 class Progress:
@@ -57,24 +60,17 @@ class Progress:
 
     Args:
         shared: also written there at each update, for ``shared_snapshot``.
-        own: further fields, which only the program and the readers of its reports know.
-        is_fenced: the program can save no more when a newer attempt has saved (``checkpoint_files``).
+        own: fields with other values at first, or further ones that only the program and its readers know. Of a program
+            that is ``fenced``, an older attempt can save no more when a newer one has saved (``checkpoint_files``).
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        shared: SharedText | None = None,
-        *,
-        own: Mapping[str, Any] = {},
-        is_fenced: bool = False,
-    ) -> None:
+    def __init__(self, world_size: int, shared: SharedText | None = None, *, own: Mapping[str, Any] = {}) -> None:
         self._lock, self._shared = threading.Lock(), shared
         self._seq, self._changed = 0, time.monotonic()
         self._is_counted = False
         self._others = ""  # the values but ``step`` as JSON; empty if one of them has changed
         self._rate = StepRate()
-        self._values = _AT_FIRST | {"worldSize": world_size, "fenced": is_fenced, **own}
+        self._values = _AT_FIRST | {"worldSize": world_size, **own}
 
     def update(self, *, is_counted: bool = False, **values: Any) -> None:
         """Record completed work and increment ``seq``.

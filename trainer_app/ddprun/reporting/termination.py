@@ -20,8 +20,6 @@ from ddprun.errors import PeerLost, Stopped, TrainerError, classify
 from ddprun.files import dumps_json
 from ddprun.raised import LONGEST_TEXT, caused_by, earlier, first_of, killed_worker, message_of, where
 
-# 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
-# accept all three.
 SCHEMA = 3
 MAX_BYTES = 4096
 _SHORT = 120  # bytes; some twenty such fields fit
@@ -96,6 +94,14 @@ def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None 
         hint=hint,
         next=next_step,
     )
+
+
+def oom_killed(report: Report) -> Report:
+    """Return the report of a rank that SIGKILL ended, if the kernel sent that for the memory limit."""
+    return report | {
+        "kind": "OOMKilled", "message": f"rank {report['rank']} was killed by SIGKILL: the memory limit was reached",
+        "hint": None, "next": "raise the memory limit, or lower the batch size or the ranks per node",
+    }  # fmt: skip
 
 
 def _of_killed_worker(pid: int, signal_number: int, message: str) -> Report:
@@ -174,10 +180,10 @@ def _cut(key: str, text: str, length: int) -> str:
     return "..." + text[len(text) - length :] if key == "traceback" else text[:length] + "..."
 
 
-def destination(env: Mapping[str, str] = os.environ) -> Path | None:
+def destination() -> Path | None:
     """Return DDPJOB_TERMINATION_LOG, or the kubelet's file in a container, or None."""
-    if env.get("DDPJOB_TERMINATION_LOG"):
-        return Path(env["DDPJOB_TERMINATION_LOG"])
+    if given := os.environ.get("DDPJOB_TERMINATION_LOG"):
+        return Path(given)
     path = Path(DEFAULT_PATH)
     return path if path.is_file() and os.access(path, os.W_OK) else None
 

@@ -19,7 +19,7 @@ from torch import nn
 from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, set_aside
 from ddprun.distributed.process_group import Group
 from ddprun.errors import ConfigMismatch, DataCorrupt, VolumeError
-from ddptrain.config import Config, digest_of
+from ddptrain.config import Config
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
@@ -29,9 +29,7 @@ from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
 
 # What a training records in the manifest of a checkpoint, beside the fields of ``checkpoint_files``.
-_FIELDS: dict[str, type] = {
-    "config": dict, "dataDigest": str, "evaluation": dict, "complete": bool, "cursor": dict,
-}  # fmt: skip
+_FIELDS: dict[str, type] = {"config": dict, "dataDigest": str, "evaluation": dict, "complete": bool}
 _REQUIRED = ("config", "dataDigest")
 
 
@@ -78,7 +76,6 @@ class Checkpointer:
             "data": dataset.name,
             "dataDigest": dataset.digest,
             "config": config.identity(),
-            "configHash": digest_of(config.identity()),
             "totalSteps": schedule.total_steps,
             **numerics(),
             "bf16": bf16,
@@ -130,7 +127,7 @@ class Checkpointer:
                 )
         return found
 
-    def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> None:
+    def claim(self, resumed: Saved | None) -> None:
         """Claim a new run that continues ``resumed``, and open the metrics.
 
         Raises:
@@ -139,7 +136,7 @@ class Checkpointer:
         if self._checkpoints is None:
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
-        claimant = owner(env)
+        claimant = owner(os.environ)
         run = self._checkpoints.claim(claimant)
         self._metrics.open(
             self._checkpoints.root,
@@ -147,7 +144,6 @@ class Checkpointer:
             **{key: self.facts[key] for key in ("worldSize", "totalSteps", "data")},
             **{name: claimant[name] for name in ("attempt", "life")},
             resumedFrom=resumed.place if resumed else None,
-            quarantined=self._checkpoints.quarantined,
         )
 
     def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
@@ -182,10 +178,8 @@ class Checkpointer:
                 # The next loss will not be finite either, and end the training.
                 return SaveResult(None, "the weights are not finite")
             torch.save(values, content)
-            epoch, position, _ = self._schedule.bounds(step)
             facts = {
                 **self.facts,
-                "cursor": {"epoch": epoch, "position": position},
                 "evaluation": evaluation.as_dict() if evaluation else None,
                 "complete": last,
                 "time": time.time(),

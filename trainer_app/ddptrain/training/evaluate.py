@@ -1,10 +1,9 @@
 """Evaluation on the test set, divided among the ranks without padding: every sample counts once.
 
-The set is on the device, and the host reads one result. On a CPU it is divided into fixed chunks, and each rank
-evaluates whole chunks, so that a chunk has the same shape on every rank; a GPU evaluates its rank's chunks in one pass.
-The exchanged table has a row for each sample, filled in by one rank and zero on the others. On CPUs the same
-weights therefore give the same accuracy and loss, bit for bit, at any number of ranks (with the same number of
-threads).
+The set is on the device, and the host reads one result. It is divided into fixed chunks, and each rank evaluates whole
+chunks, so that a chunk has the same shape on every rank. The exchanged table has a row for each sample, filled in by
+one rank and zero on the others. On CPUs the same weights therefore give the same accuracy and loss, bit for bit, at any
+number of ranks (with the same number of threads).
 """
 
 import math
@@ -22,7 +21,6 @@ from ddptrain.data.batches import normalise
 from ddptrain.data.sampling import shard
 
 CHUNK = 250
-GPU_PASS = 20_000  # samples of one pass on a GPU, at most: the cnn needs 90 KB of memory for each
 
 
 @dataclass(frozen=True)
@@ -65,15 +63,6 @@ def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]
     return chunks[shard(len(chunks), rank, world_size)]
 
 
-def passes_of(chunks: list[tuple[int, int]], device: torch.device) -> list[tuple[int, int]]:
-    """Return (first, end) of each forward pass over consecutive chunks."""
-    if device.type == "cpu":
-        return chunks
-    together = GPU_PASS // CHUNK
-    parts = [chunks[first : first + together] for first in range(0, len(chunks), together)]
-    return [(part[0][0], part[-1][1]) for part in parts]
-
-
 @torch.no_grad()
 def logits_of(model: nn.Module, images: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the logits (n, 10) float64 of images on the device; collective, with the same result on every rank.
@@ -83,7 +72,7 @@ def logits_of(model: nn.Module, images: torch.Tensor, group: Group) -> torch.Ten
     """
     dtype = next(model.parameters()).dtype
     table = torch.zeros(len(images), 11, dtype=torch.float64, device=group.device)  # logits, and how often
-    for first, end in passes_of(chunks_of(len(images), group.rank, group.world_size), images.device):
+    for first, end in chunks_of(len(images), group.rank, group.world_size):
         group.heartbeat.touch()
         table[first:end, :10] += model(normalise(images[first:end], dtype).unsqueeze(1))
         table[first:end, 10] += 1

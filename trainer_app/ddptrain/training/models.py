@@ -1,6 +1,6 @@
 """The networks. None has BatchNorm or Dropout: the result of both depends on how a batch is divided among ranks.
 
-Used by the trainer, by inference, and by ``bench``.
+Used by the trainer and by inference.
 """
 
 import torch

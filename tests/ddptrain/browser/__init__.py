@@ -1,1 +1,0 @@
-"""The page of `ddpjob report` in a real browser."""
