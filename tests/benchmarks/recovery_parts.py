@@ -73,8 +73,8 @@ class Recovery:
         return self.parts["ending"] + self.parts["creation"]
 
 
-def recovery(seen: Iterable[Seen], killed: float, claimed: float, stepped: float, nodes: int = 2) -> Recovery:
-    """Return the parts of the recovery from attempt 1 to attempt 2, after the kill of the last node's pod.
+def recovery(seen: Iterable[Seen], killed: float, claimed: float, stepped: float) -> Recovery:
+    """Return the parts of the recovery from attempt 1 to attempt 2 of two nodes, after the kill of node 1's pod.
 
     killed: when the pod was killed. claimed, stepped: the times in the rows of the second run.
     """
@@ -83,27 +83,27 @@ def recovery(seen: Iterable[Seen], killed: float, claimed: float, stepped: float
     lost = [one for one in old if _is_lost(one)]
     ends = [
         min(one.time for one in lost),
-        min(one.time for one in lost if one.node_rank == nodes - 1),
+        min(one.time for one in lost if one.node_rank == 1),
         min(one.time for one in after if not one.is_pod and one.obj.get("status", {}).get("attempt") == 2),
-        _all(new, nodes, lambda one: True),
-        _all(new, nodes, _has_node),
-        _all(new, nodes, _runs),
+        _all(new, lambda one: True),
+        _all(new, _has_node),
+        _all(new, _runs),
         claimed,
         stepped,
     ]
     moments = dict(zip(PARTS, _never_earlier(killed, ends), strict=True))
     begins = [killed, *moments.values()]
     parts = {name: end - begin for begin, (name, end) in zip(begins, moments.items(), strict=False)}
-    return Recovery(parts, max(0.0, _all(old, nodes, _has_ended) - moments["ending"]))
+    return Recovery(parts, max(0.0, _all(old, _has_ended) - moments["ending"]))
 
 
-def _all(seen: Iterable[Seen], nodes: int, holds: Callable[[Seen], bool]) -> float:
-    """Return when it first held for the last of the pods."""
+def _all(seen: Iterable[Seen], holds: Callable[[Seen], bool]) -> float:
+    """Return when it first held for the last of the two pods."""
     first: dict[str, float] = {}
     for one in seen:
         if holds(one):
             first.setdefault(one.obj["metadata"]["name"], one.time)
-    assert len(first) == nodes, f"it held for {sorted(first)} only"
+    assert len(first) == 2, f"it held for {sorted(first)} only"
     return max(first.values())
 
 
