@@ -14,6 +14,7 @@ from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import sleeping_pod
 from tests.e2e.kubectl import condition_of
+from tests.e2e.namespace import local_volume
 from tests.e2e.trials import (
     PATIENT,
     STEPS,
@@ -95,21 +96,8 @@ def volume_full(trial: Trial) -> Outcome:
     for node in nodes.staying(trial.cluster):
         nodes.run_on(node, f"mkdir -p {ROOM} && mount -t tmpfs -o size=600k,mode=0777 ddpjob-full {ROOM}")
     kind = f"{trial.kubectl.namespace}-full"
-    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": kind}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": kind},
-        "spec": spec | {"capacity": {"storage": "1Mi"}, "hostPath": {"path": ROOM, "type": "Directory"}},
-    }
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "full"},
-        "spec": spec | {"resources": {"requests": {"storage": "1Mi"}}},
-    }
     try:
-        trial.kubectl.apply(volume, claim)
+        trial.kubectl.apply(*local_volume(kind, "full", ROOM, "1Mi"))
         trial.apply("--step-delay", "0", numNodes=1, checkpoint={"claimName": "full"}, restartPolicy={"maxRestarts": 0})
         return trial.until_finished()
     finally:

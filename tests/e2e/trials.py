@@ -47,11 +47,10 @@ PATIENT = {"terminationGracePeriodSeconds": 150}
 """Part of the pods that save before they end: on a busy disk each sync of a file may take many seconds."""
 # PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
 _KILL_A_RANK = """
-import os, pathlib, signal, time
+import os, pathlib, signal
 ranks = sorted(int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
                and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid())
-print(time.time())
-os.kill(ranks[{local_rank}], signal.SIGKILL)
+os.kill(ranks[0], signal.SIGKILL)
 """
 
 
@@ -157,13 +156,14 @@ class Trial:
         pods.sort(key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
         return {int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]): pod for pod in pods}
 
-    def kill_rank(self, node_rank: int, local_rank: int = 0) -> float:
-        """Send SIGKILL to a rank, and return when."""
+    def kill_rank(self, node_rank: int) -> None:
+        """Send SIGKILL to the first rank of a node."""
         pod = self.pods()[node_rank]["metadata"]["name"]
-        return float(self.kubectl("exec", pod, "--", "python3", "-c", _KILL_A_RANK.format(local_rank=local_rank)))
+        self.kubectl("exec", pod, "--", "python3", "-c", _KILL_A_RANK)
 
-    def until_trained(self, least: int = CHECKPOINT_EVERY + 5) -> None:
-        """Wait until the status shows this step and the checkpoint before it."""
+    def until_trained(self) -> None:
+        """Wait until the status shows a checkpoint and five steps after it."""
+        least = CHECKPOINT_EVERY + 5
 
         def look(job: Json) -> bool:
             status = job.get("status", {})
