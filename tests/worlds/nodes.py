@@ -108,9 +108,9 @@ class Nodes:
         if self._error is not None:
             raise RuntimeError("the simulated kubelet failed") from self._error
 
-    def add(self, name: str, *, slots: int = 1, labels: Mapping[str, str] | None = None) -> None:
-        """Add a node that is ready for ``slots`` pods of these tests."""
-        size = {SLOT: str(slots), "cpu": "64", "memory": "256Gi", "pods": "110"}
+    def add(self, name: str, *, labels: Mapping[str, str] | None = None) -> None:
+        """Add a node that is ready for one pod of these tests."""
+        size = {SLOT: "1", "cpu": "64", "memory": "256Gi", "pods": "110"}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
         status = {"capacity": size, "allocatable": size, "conditions": [ready]}
         path = "/api/v1/nodes"
