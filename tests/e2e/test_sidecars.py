@@ -5,8 +5,10 @@ Istio and Linkerd obey the label and the annotation with which the operator asks
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,6 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.e2e import injection_server
-from tests.e2e.injector import configuration, write_certificate
 from tests.e2e.jobs import CONTAINER_SECURITY, POD_SECURITY, shell_job, sleeping_pod
 from tests.e2e.kubectl import Kubectl, until
 from tests.e2e.trials import Trial, Trials, Wait
@@ -98,11 +99,12 @@ def injecting(kubectl: Kubectl) -> Iterator[None]:
     """Run the webhook in a pod, for all pods of the namespace that are created from now on."""
     with tempfile.TemporaryDirectory(prefix="ddpjob-e2e-") as folder:
         certificate, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
-        write_certificate(certificate, key, f"DNS:{NAME}.{kubectl.namespace}.svc")
+        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=injector"]
+        made += ["-addext", f"subjectAltName=DNS:{NAME}.{kubectl.namespace}.svc", "-keyout", str(key)]
+        subprocess.run([*made, "-out", str(certificate)], check=True, capture_output=True, timeout=60)
         program = Path(injection_server.__file__)
         kubectl.apply(*server([program, certificate, key]))
-        client = {"service": {"namespace": kubectl.namespace, "name": NAME}}
-        hook = configuration(kubectl.namespace, client, certificate)
+        hook = configuration(kubectl.namespace, certificate)
     kubectl.wait_for("condition=Ready", f"pod/{NAME}", 90)
     kubectl.apply(hook)
     try:
@@ -112,6 +114,22 @@ def injecting(kubectl: Kubectl) -> Iterator[None]:
         yield
     finally:
         kubectl("delete", "mutatingwebhookconfiguration", hook["metadata"]["name"], "--wait=false")
+
+
+def configuration(namespace: str, certificate: Path) -> Json:
+    """Return the MutatingWebhookConfiguration for the pods of a namespace."""
+    service = {"namespace": namespace, "name": NAME}
+    hook = {
+        "name": "injector.test.ddpjob.dev",
+        "clientConfig": {"service": service, "caBundle": base64.b64encode(certificate.read_bytes()).decode()},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "timeoutSeconds": 10,
+    }
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration"}
+    return kind | {"metadata": {"name": f"injector-{namespace}"}, "webhooks": [hook]}
 
 
 def server(files: list[Path]) -> list[Json]:

@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from ddpjob import Client
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddprun.reporting.metrics import read_rows
@@ -106,26 +105,14 @@ def _story(job: Json | None) -> str:
     return f"{status.get('state')}, attempt {status.get('attempt')}, step {step}, failures {failures}. Last seen: {job}"
 
 
-class Explained(NamedTuple):
-    """What ``ddpjob why`` said when the status had a new failure and the job went on.
-
-    place: of the failure in ``status.failures``.
-    """
-
-    place: int
-    failure: Json
-    verdict: Json
-
-
 @dataclass(frozen=True)
 class Trial:
-    """One job, and what a trial does with it. explained: see ``until``."""
+    """One job, and what a trial does with it."""
 
     name: str
     cluster: Cluster
     namespace: JobNamespace
     watcher: Watcher
-    explained: list[Explained] = field(default_factory=list)
 
     @property
     def kubectl(self) -> Kubectl:
@@ -173,61 +160,24 @@ class Trial:
         self.watcher.until(f"step {least} and a checkpoint", self.name, look, 600)
 
     def until(self, what: str, look: Callable[[Json], T | None], seconds: float = 300) -> T:
-        """Return the first true value of ``look`` for the job. Each new failure before that is explained."""
-        end = time.monotonic() + seconds
-
-        def new_failure(job: Json) -> Json | None:
-            found = _last_failure(job) if not _is_finished(job) else None
-            seen = self.explained[-1].failure if self.explained else None
-            return found if found is not None and _key(found) != _key(seen) else None
-
-        while True:
-            value, is_new = self.watcher.until(
-                what,
-                self.name,
-                lambda job: found if any(found := (look(job), new_failure(job))) else None,
-                end - time.monotonic(),
-            )
-            if value and not is_new:
-                return value
-            with self._client() as client:
-                verdict = client.explain(self.name).wire()
-                failures = client.get(self.name).manifest["status"]["failures"]
-            # If another one followed meanwhile, the next turn explains it.
-            if is_new is not None and _key(failures[-1]) == _key(is_new):
-                self.explained.append(Explained(len(failures) - 1, failures[-1], verdict))
+        """Return the first true value of ``look`` for the job."""
+        return self.watcher.until(what, self.name, look, seconds)
 
     def until_finished(self, seconds: float = 600) -> Outcome:
-        """Wait for the end of the job, and explain it."""
-        job = self.until("the end", lambda job: job if _is_finished(job) else None, seconds)
-        with self._client() as client:
-            return Outcome(job, self.folder, tuple(self.explained), client.explain(self.name).wire())
-
-    def _client(self) -> Client:
-        return Client.cluster(kubeconfig=self.cluster.kubeconfig, namespace=self.kubectl.namespace)
+        """Wait for the end of the job."""
+        return Outcome(self.until("the end", lambda job: job if _is_finished(job) else None, seconds), self.folder)
 
 
 def _is_finished(job: Json) -> bool:
     return condition_of(job, "Finished").get("status") == "True"
 
 
-def _last_failure(job: Json) -> Json | None:
-    return next(reversed(job.get("status", {}).get("failures") or ()), None)
-
-
-def _key(failure: Json | None) -> tuple[int, str] | None:
-    """Return what makes a failure another one; its reason changes if its node proves lost."""
-    return (failure["attempt"], failure["reason"]) if failure is not None else None
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """A finished job, the rows of its metrics, and what ``ddpjob why`` said of its failures and of its end."""
+    """A finished job, and the rows of its metrics."""
 
     job: Json
     folder: Path
-    explained: tuple[Explained, ...]
-    verdict: Json
 
     @property
     def status(self) -> Json:
@@ -331,20 +281,6 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
             **spec,
         },
     }
-
-
-def assert_explained(done: Outcome) -> None:
-    """Check that ``ddpjob why`` showed the job's last failure as soon as the status had it, and named its end."""
-    assert (done.verdict["stage"], done.verdict["isAbnormal"]) == ("Succeeded", False), done.verdict
-    assert _key(done.explained[-1].failure) == _key(done.status["failures"][-1])
-    for place, failure, verdict in done.explained:
-        quoted = {item["field"]: item["value"] for item in verdict["evidence"]}
-        assert quoted[f"status.failures[{place}].message"] == failure["message"], verdict
-        if verdict["stage"] != "WaitingForRetry":
-            assert verdict["attempt"] == failure["attempt"] + 1, verdict  # it started at once
-            continue
-        for name in ("attempt", "reason", "nodeRank", "pod", "hint", "next"):
-            assert verdict.get(name) == failure.get(name), (name, verdict)
 
 
 def assert_resumed_from_the_newest_checkpoint(done: Outcome) -> None:
