@@ -340,27 +340,6 @@ async def _quota(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("two-nodes-lost", is_variant=True, compares="story")
-async def _two_nodes_lost(sim: Simulation) -> None:
-    """Two attempts lose a node each, and the control plane notices both losses after the second: none counts."""
-    sim.create_job()
-    lost = []
-    for _ in range(2):
-        if pods := await sim.running_attempt():
-            attempt = sim.attempt()
-            await _see_step(sim)
-            lost.append(pods[1])
-            sim.kubelets.cut_off(pods[1])
-            await sim.in_any_order(*_reports_of_peers(sim, pods, failed(77, cause="peer", at=now())))
-            await sim.next_attempt(attempt)
-    for pod in lost:
-        sim.kubelets.mark_lost(pod)
-    await sim.pause(NOTICE_SECONDS)
-    await sim.running_attempt()
-    sim.kubelets.reconnect()
-    await succeed(sim)
-
-
 @_scenario("avoided-node", is_variant=True)
 async def _avoided_node(sim: Simulation) -> None:
     """Two crashes on one node: the next attempt runs on another."""
@@ -380,24 +359,6 @@ async def _avoided_node_is_the_only_one(sim: Simulation) -> None:
     await sim.running_attempt()
     assert _node_of(sim, 1) == "worker-1", "the pod does not run on the only node"
     await succeed(sim)
-
-
-_RULES = [
-    {"onExitCodes": {"operator": "In", "values": [3]}, "action": "Fail"},
-    {"onExitCodes": {"operator": "In", "values": [1]}, "action": "RestartIgnoreLimit"},
-    {"onReasons": ["PodDeleted", "PodLost"], "action": "Restart"},
-]
-
-
-@_scenario("rules-for-restarts", is_variant=True, restartPolicy={"maxRestarts": 1, "rules": _RULES})
-async def _rules_for_restarts(sim: Simulation) -> None:
-    """By the user's rules two failures do not count, a deletion does, and the fourth failure is final."""
-    sim.create_job()
-    await _rank_failure(sim)
-    await _rank_failure(sim)
-    await _pod_deletion(sim)
-    await _fails(sim, failed(3, cause="own", at=now()))
-    assert sim.is_finished()
 
 
 @_scenario("retention-of-all-pods", is_variant=True, podRetention="All")
