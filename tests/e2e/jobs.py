@@ -73,12 +73,12 @@ def sleeping_pod(name: str) -> Json:
     return _pod(name, container, terminationGracePeriodSeconds=1)
 
 
-def evaluation_pod(name: str, claim: str, image: str) -> Json:
+def evaluation_pod(name: str, claim: str) -> Json:
     """Return a pod without a job that evaluates the newest checkpoint from a read-only volume."""
     data = ["--data-dir", "/checkpoints/data"] if "--data-dir" in training().arguments else ["--data", "digits"]
     container = {
         "name": "eval",
-        "image": image,
+        "image": TRAINER_TAG,
         "args": ["eval", "--checkpoint-dir", "/checkpoints", *data],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "ddpjob"}],
         "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints", "readOnly": True}],

@@ -9,14 +9,11 @@ from __future__ import annotations
 import pytest
 
 from ddpjob.api.objects import Json
-from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
-from tests.e2e.jobs import sleeping_pod
 from tests.e2e.kubectl import condition_of
 from tests.e2e.namespace import local_volume
 from tests.e2e.trials import (
-    PATIENT,
     STEPS,
     WITH_RESTARTS_IN_PLACE,
     Act,
@@ -24,14 +21,12 @@ from tests.e2e.trials import (
     Trial,
     Trials,
     Wait,
-    assert_no_step_was_lost,
     assert_recovered,
     assert_resumed_from_the_newest_checkpoint,
 )
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
-LOW = "ddpjob-e2e-low"
 ROOM = "/var/lib/ddpjob-full"
 """A small file system on every worker that stays."""
 
@@ -71,25 +66,6 @@ def rank_stopped(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
-def pod_preempted(trial: Trial) -> Outcome:
-    """Let a pod of higher priority need the node of rank 1."""
-    low = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": LOW}, "value": -10}
-    trial.kubectl.apply(low)
-    cores = trial.kubectl.object("node", trial.cluster.workers[0])["status"]["allocatable"]["cpu"]
-    # Together more than a node has; two pods of the job do not fit on one node either.
-    share = f"{int(cores) * 550}m"
-    trial.apply(template={"spec": PATIENT | {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
-    trial.until("the first step", lambda job: job.get("status", {}).get("progress", {}).get("step"))
-    node = trial.pods()[1]["spec"]["nodeName"]
-    trial.kubectl.apply(urgent_pod(node, share))
-    trial.until("the restart", lambda job: job["status"].get("restarts"))
-    trial.kubectl("delete", "pod", "urgent", "--grace-period=1")
-    try:
-        return trial.until_finished()
-    finally:
-        trial.kubectl("delete", "priorityclass", LOW, "--ignore-not-found")
-
-
 def volume_full(trial: Trial) -> Outcome:
     """Give the checkpoints a real file system that is too small for one."""
     for node in nodes.staying(trial.cluster):
@@ -121,7 +97,6 @@ TRIALS = Trials.of(
     7,
     rank_killed,
     soak=(
-        pod_preempted,
         rank_stopped,
         launcher_killed,
         rank_out_of_memory,
@@ -129,19 +104,6 @@ TRIALS = Trials.of(
         refused_by_kubelet,
     ),
 )
-
-
-def urgent_pod(node: str, cpu: str) -> Json:
-    pod = sleeping_pod("urgent")
-    pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
-    return pod
-
-
-def advice_of(reason: str) -> tuple[str, str]:
-    """Return hint and next of the table's row of this reason."""
-    (row,) = (row for row in TABLE if row.reason == reason)
-    return row.hint, row.next
 
 
 # What the jobs show.
@@ -184,22 +146,6 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     assert failure["nodeName"]
     assert_resumed_from_the_newest_checkpoint(done)
     assert_recovered(done, undisturbed)
-
-
-@pytest.mark.soak
-def test_preempted_pod_costs_no_step_and_no_restart(outcome: Wait, undisturbed: Outcome) -> None:
-    """Those of a drained node are in test_unreachable_nodes.py."""
-    done: Outcome = outcome(pod_preempted)
-    # Pods of the other trials need the CPUs of the pods with a low priority, too.
-    failures = done.status["failures"]
-    assert 1 <= len(failures) <= 4
-    ended = len(failures)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", ended + 1, (ended, 0))
-    for attempt, failure in enumerate(failures, start=1):
-        assert (failure["attempt"], failure["reason"], failure["action"]) == (attempt, "Preempted", "Restart")
-        assert failure["counted"] is False
-        assert (failure["hint"], failure["next"]) == advice_of("Preempted")
-    assert_no_step_was_lost(done, undisturbed)
 
 
 @pytest.mark.soak

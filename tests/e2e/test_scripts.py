@@ -57,7 +57,7 @@ def ended_script(trial: Trial) -> dict[str, Any]:
     return dict(job["status"])
 
 
-TRIALS = Trials.of(2, failed_script, ended_script)._replace(has_claim=False)
+TRIALS = Trials.of(2, failed_script, ended_script)
 
 
 def test_ordinary_script_ends_in_its_first_life(outcome: Wait) -> None:

@@ -56,7 +56,7 @@ def beside_a_sidecar(trial: Trial) -> dict[str, Finished]:
     return {name: ended(trial, name) for name in (job["metadata"]["name"] for job in jobs)}
 
 
-TRIALS = Trials.of(1, beside_a_sidecar)._replace(has_claim=False)
+TRIALS = Trials.of(1, beside_a_sidecar)
 
 
 def ended(trial: Trial, name: str) -> Finished:

@@ -56,12 +56,10 @@ def test_kubectl_get_shows_the_step_during_training(reference: ReferenceRun) -> 
     assert len(between) >= 3, "\n".join(reference.table)
 
 
-def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(
-    reference: ReferenceRun, trainer_image: str
-) -> None:
+def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(reference: ReferenceRun) -> None:
     namespace = reference.namespace
     claim = f"{reference.name}-checkpoints"
-    namespace.kubectl.apply(evaluation_pod("judge", claim, trainer_image))
+    namespace.kubectl.apply(evaluation_pod("judge", claim))
     namespace.kubectl.wait_for("jsonpath={.status.phase}=Succeeded", "pod/judge", 120)
     verdict = json.loads(namespace.kubectl("logs", "judge").splitlines()[-1])
     assert verdict["accuracy"] == pytest.approx(float(reference.status["progress"]["accuracy"]), abs=5e-5)

@@ -217,7 +217,6 @@ class Trials(NamedTuple):
 
     acts: Mapping[str, Act]
     at_once: int
-    has_claim: bool = True
 
     @staticmethod
     def of(at_once: int, *acts: Callable[[Trial], Any], soak: Iterable[Callable[[Trial], Any]] = ()) -> Trials:
@@ -228,8 +227,7 @@ class Trials(NamedTuple):
 @contextmanager
 def running(cluster: Cluster, namespace: JobNamespace, trials: Trials) -> Iterator[Mapping[str, Future[Any]]]:
     """Start the trials in their order, and provide their outcomes by name."""
-    if trials.has_claim:
-        namespace.kubectl.apply(shared_claim())
+    namespace.kubectl.apply(shared_claim())
     with Watcher(namespace.kubectl) as watcher:
         pool = ThreadPoolExecutor(trials.at_once, thread_name_prefix="trial")
         try:
