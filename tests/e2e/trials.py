@@ -7,7 +7,6 @@ outcomes.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -133,13 +132,9 @@ class Trial:
         self.folder.chmod(0o777)
         self.kubectl.apply(small_job(self.name, *arguments, **spec))
 
-    def patch(self, **spec: Any) -> None:
-        """Change fields of the job's spec."""
-        self.kubectl("patch", "ddp", self.name, "--type=merge", "--patch", json.dumps({"spec": spec}))
-
-    def pods(self, name: str = "") -> dict[int, Json]:
-        """Return the pods of the newest attempt by node_rank. ``name``: of another job than the trial's own."""
-        pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={name or self.name}")
+    def pods(self) -> dict[int, Json]:
+        """Return the pods of the newest attempt by node_rank."""
+        pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={self.name}")
         pods.sort(key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
         return {int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]): pod for pod in pods}
 

@@ -33,10 +33,6 @@ class Cell(Jobs):
         self._nodes.check()
         return super().status(name)
 
-    def patch(self, name: str, **spec: Any) -> None:
-        """Change fields of a job."""
-        self.plane.request("PATCH", f"{self.path}/{name}", {"spec": spec})
-
     def bound(self, name: str) -> int:
         """Return how many of a job's pods have a node, have not ended and are not being deleted."""
         pods = [pod for pod in self.pods(name) if pod["status"]["phase"] not in ("Succeeded", "Failed")]
