@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, condition
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
-from tests.e2e.kubectl import condition_of
 from tests.e2e.namespace import local_volume
 from tests.e2e.trials import (
     STEPS,
@@ -156,14 +155,14 @@ def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
     assert (failure["reason"], failure["nodeRank"], failure["exitCode"]) == ("VolumeUnwritable", 0, 73)
     assert failure["hint"]
     assert failure["next"]
-    assert condition_of(done.job, "Failed")["reason"] == "VolumeUnwritable"
+    assert condition(done.job.get("status"), "Failed")["reason"] == "VolumeUnwritable"
 
 
 @pytest.mark.soak
 def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the_node(outcome: Wait) -> None:
     done: Outcome = outcome(refused_by_kubelet)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 0))
-    assert condition_of(done.job, "Failed")["reason"] == "MaxTotalRestartsExceeded"
+    assert condition(done.job.get("status"), "Failed")["reason"] == "MaxTotalRestartsExceeded"
     for failure in done.status["failures"]:
         assert (failure["reason"], failure["nodeRank"], failure["counted"]) == ("OutOfcpu", 0, False)
         assert failure["nodeSuspected"]

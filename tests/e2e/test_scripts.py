@@ -13,8 +13,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.e2e.kubectl import condition_of
-from tests.e2e.trials import Trial, Trials, Wait, apart
+from tests.e2e.trials import Trial, Trials, Wait, apart, finished
 from tests.kind.images import TRAINER_TAG
 from tests.torchrun import FAULT_LINE, SCRIPT, VALUE_ERROR
 
@@ -53,8 +52,7 @@ def failed_script(trial: Trial) -> Json:
 def ended_script(trial: Trial) -> dict[str, Any]:
     """Run an ordinary script to its end, where it may restart in place, and return the status."""
     trial.kubectl.apply(*objects(trial.name, "ddprun", ENDS.read_text()))
-    job = trial.until("the end", lambda job: job if condition_of(job, "Finished").get("status") == "True" else None)
-    return dict(job["status"])
+    return dict(trial.until("the end", finished)["status"])
 
 
 TRIALS = Trials.of(2, failed_script, ended_script)

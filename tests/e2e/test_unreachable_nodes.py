@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, condition, is_true
 from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import sleeping_pod, strictly_apart
-from tests.e2e.kubectl import condition_of, until
+from tests.e2e.kubectl import until
 from tests.e2e.trials import (
     NOT_IN_PLACE,
     PATIENT,
@@ -137,7 +137,7 @@ def kubelet_stopped(trial: Trial) -> tuple[Json, Outcome]:
 
         def marked() -> Json | None:
             pod = trial.pods()[0]
-            return pod if condition_of(pod, "Ready").get("status") == "False" else None
+            return pod if condition(pod.get("status"), "Ready").get("status") == "False" else None
 
         pod = until("the pod is marked", marked, seconds=60)
     return pod, trial.until_finished()
@@ -212,6 +212,6 @@ def test_kubelet_that_is_away_costs_no_attempt(outcome: Wait, undisturbed: Outco
     marked: Json
     done: Outcome
     marked, done = outcome(kubelet_stopped)
-    assert condition_of(marked, "ContainersReady")["status"] == "True"
+    assert is_true(marked["status"], "ContainersReady")
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (0, 0))
     assert done.losses == pytest.approx(undisturbed.losses, abs=1e-6)

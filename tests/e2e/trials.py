@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, is_true
 from ddprun.reporting.metrics import read_rows
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
+from tests.e2e.kubectl import INTERVAL, Kubectl
 from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
 from tests.kind.cluster import Cluster
 from tests.metrics import effective_rows
@@ -50,6 +50,11 @@ ranks = sorted(int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.is
                and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid())
 os.kill(ranks[0], signal.SIGKILL)
 """
+
+
+def finished(job: Json) -> Json | None:
+    """Return the job if it has finished."""
+    return job if is_true(job.get("status"), "Finished") else None
 
 
 class Watcher:
@@ -160,11 +165,7 @@ class Trial:
 
     def until_finished(self, seconds: float = 600) -> Outcome:
         """Wait for the end of the job."""
-        return Outcome(self.until("the end", lambda job: job if _is_finished(job) else None, seconds), self.folder)
-
-
-def _is_finished(job: Json) -> bool:
-    return condition_of(job, "Finished").get("status") == "True"
+        return Outcome(self.until("the end", finished, seconds), self.folder)
 
 
 @dataclass(frozen=True)

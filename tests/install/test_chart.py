@@ -217,18 +217,15 @@ def test_every_setting_reaches_the_operator_unchanged() -> None:
 
 
 def test_scheduling_values_reach_the_operators_pod() -> None:
-    pod = operator_pod(
-        priorityClassName="system-cluster-critical",
-        nodeSelector={"role": "infra"},
-        tolerations=[{"key": "infra", "operator": "Exists"}],
-        affinity={"nodeAffinity": {}},
-        imagePullSecrets=[{"name": "login"}],
-    )
-    assert pod["priorityClassName"] == "system-cluster-critical"
-    assert pod["nodeSelector"] == {"role": "infra"}
+    values: dict[str, Any] = {
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"role": "infra"},
+        "affinity": {"nodeAffinity": {}},
+        "imagePullSecrets": [{"name": "login"}],
+    }
+    pod = operator_pod(**values, tolerations=[{"key": "infra", "operator": "Exists"}])
+    assert {name: pod[name] for name in values} == values
     assert pod["tolerations"][0] == {"key": "infra", "operator": "Exists"}
-    assert pod["affinity"] == {"nodeAffinity": {}}
-    assert pod["imagePullSecrets"] == [{"name": "login"}]
 
 
 def test_values_of_a_platform_reach_the_operators_pod_and_account() -> None:
