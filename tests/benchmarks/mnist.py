@@ -1,4 +1,4 @@
-"""The trainer on MNIST: recipes, and ways to average gradients.
+"""The trainer on MNIST: its recipe, and ways to average gradients.
 
     python -m tests.benchmarks.mnist --data-dir DIR               # tables on standard output; DIR has MNIST
     python -m tests.benchmarks.mnist --data digits --seeds 1      # a short try
@@ -29,18 +29,10 @@ from tests.ddptrain.builders import verb
 from tests.ddptrain.runs import ForkServer, fork_server
 from tests.metrics import effective_rows
 
-PARTS = ("recipes", "sync")
 SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with
 _SECONDS = 3600  # for one command
 _FIRST_SEED = 1000  # no setting was chosen by the results of these seeds
-_FEWER = 3  # runs of the recipes whose accuracy is not a claim, and of each cold command
-_RECIPES: dict[str, tuple[object, ...]] = {
-    "default": (),
-    "earlier": (
-        "--model", "cnn", "--optimizer", "adamw", "--epochs", 2, "--label-smoothing", 0,
-        "--bf16", "off", "--sync", "ddp",
-    ),
-}  # fmt: skip
+_COLD = 3  # runs of each cold command
 
 
 @dataclass(frozen=True)
@@ -60,36 +52,19 @@ class Bench:
         self._config, self._seeds, self._worlds = config, seeds, worlds
         self._server, self._folder, self._numbers = server, folder, itertools.count()
 
-    def recipes(self) -> str:
-        """Compare the default recipe with the earlier one; they alternate in every turn."""
-        recipes = dict(_RECIPES)
-        if self._config.data != "digits":  # their batch has always been 32
-            recipes["earlier"] = (*recipes["earlier"], "--batch-size", 256)
-        rows: list[Sequence[str]] = []
+    def recipe(self) -> str:
+        """Train with the default recipe."""
+        rows = []
         for world in self._worlds:
-            warm: dict[str, list[Timed]] = {recipe: [] for recipe in recipes}
-            cold: dict[str, list[float]] = {recipe: [] for recipe in recipes}
-            for turn, recipe in itertools.product(range(self._seeds), recipes):
-                if recipe == "default" or turn < _FEWER:
-                    flags = (*recipes[recipe], "--seed", _FIRST_SEED + turn)
-                    warm[recipe].append(self._warm(world, *flags))
-                    if turn < _FEWER:
-                        cold[recipe].append(self._cold(world, *flags))
-            first_warm, first_cold = _median(_seconds(warm["earlier"])), _median(cold["earlier"])
-            for recipe in recipes:
-                seconds, accuracies = _seconds(warm[recipe]), [run.accuracy for run in warm[recipe]]
-                mean = f"{statistics.fmean(accuracies):.2%} ({min(accuracies):.2%})"
-                shares = (_median(seconds) / first_warm, _median(cold[recipe]) / first_cold)
-                cpu = f"{_median([run.cpu for run in warm[recipe]]):.1f} s"
-                rows.append((
-                    recipe, f"{world}", f"{len(seconds)}", mean, _times(seconds), f"{shares[0]:.2f}", cpu,
-                    _times(cold[recipe]), f"{shares[1]:.2f}",
-                ))  # fmt: skip
-        heading = (
-            "recipe", "ranks", "seeds", "accuracy: mean (worst)", "warm: median (slowest)", "of the earlier",
-            "CPU time", "cold: median (slowest)", "of the earlier",
-        )  # fmt: skip
-        return table_of(heading, rows)
+            seeds = range(_FIRST_SEED, _FIRST_SEED + self._seeds)
+            warm = [self._warm(world, "--seed", seed) for seed in seeds]
+            cold = [self._cold(world, "--seed", seed) for seed in seeds[:_COLD]]
+            accuracies = [run.accuracy for run in warm]
+            mean = f"{statistics.fmean(accuracies):.2%} ({min(accuracies):.2%})"
+            cpu = f"{_median([run.cpu for run in warm]):.1f} s"
+            rows.append((f"{world}", f"{self._seeds}", mean, _times(_seconds(warm)), cpu, _times(cold)))
+        heading = ("ranks", "seeds", "accuracy: mean (worst)", "warm: median (slowest)", "CPU time")
+        return table_of((*heading, "cold: median (slowest)"), rows, names=0)
 
     def sync(self) -> str:
         """Compare the ways to average gradients, which alternate in every turn. One rank has nothing to average."""
@@ -156,13 +131,11 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="directory of the four files")
     parser.add_argument("--seeds", type=int, default=10, help="runs of each command (default: 10)")
     parser.add_argument("--worlds", default="1,2", help="numbers of ranks (default: 1,2)")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)} (default: all)")
     options = parser.parse_args()
     config, worlds = Config(data=options.data, data_dir=options.data_dir), [int(n) for n in options.worlds.split(",")]
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-") as folder, fork_server(Path(folder)) as server:
         bench = Bench(config, options.seeds, worlds, server, Path(folder) / "runs")
-        for part in options.parts.split(","):
-            print(getattr(bench, part)(), flush=True)
+        print(bench.recipe(), bench.sync(), sep="\n\n", flush=True)
     print(f"{describe_machine(kubernetes=False)}, {processor()}.")
 
 

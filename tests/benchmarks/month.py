@@ -12,8 +12,8 @@ shared dependency is away for 1 to 20 minutes, and webhooks of other people act 
 *Lost*: a job that failed although its program is good. *Overlapping writes*: saves of an attempt after a newer one
 began. *Goodput*: the training time of a job that succeeded, as a share of the time from its first step to its end.
 *Of what the faults leave*: the same without the steps since the last save, the start of the program after each fault,
-the outages, and the time in which no node was free. *Delay*: from a fault to the next step, without the same. The exit
-code is 0 if no job is lost, no writes overlap, each program with an error made its job fail, and the aim is reached.
+the outages, and the time in which no node was free. The exit code is 0 if no job is lost, no writes overlap, each
+program with an error made its job fail, and the aim is reached.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -218,6 +219,21 @@ class Month:
         """Return the jobs at the end."""
         return [job for name in self.programs if (job := self.sim.job(Key(KEY.namespace, name))) is not None]
 
+    @cached_property
+    def placements(self) -> dict[str, list[tuple[float, int, bool]]]:
+        """When the pods of each job and attempt were created, and when they got their nodes."""
+        found: dict[str, list[tuple[float, int, bool]]] = defaultdict(list)
+        for moment, change in self.sim.changes:
+            labels = change.obj["metadata"].get("labels") or {}
+            if change.resource is not names.PODS or names.LABEL_JOB_UID not in labels:
+                continue
+            is_bound = bool(change.obj["spec"].get("nodeName"))
+            had_node = bool((change.before or {"spec": {}})["spec"].get("nodeName"))
+            if change.type == "ADDED" or (is_bound and not had_node):
+                number = int(labels[names.LABEL_ATTEMPT])
+                found[labels[names.LABEL_JOB_UID]].append((moment, number, change.type != "ADDED"))
+        return found
+
     def _are_finished(self) -> bool:
         return all((job.get("status") or {}).get("state") in ("Succeeded", "Failed") for job in self.last_jobs())
 
@@ -242,7 +258,6 @@ def judge(month: Month) -> Json:
         if is_good[name := job["metadata"]["name"]] and state[name] == "Failed"
     }
     made = [_goodput(month, job) for job in jobs if state[job["metadata"]["name"]] == "Succeeded"]
-    delays = sorted(delay for each in made for delay in each["delays"])
     weight = sum(each["nodes"] * each["useful"] for each in made)
     return {
         "jobs": len(jobs),
@@ -255,40 +270,35 @@ def judge(month: Month) -> Json:
         "restarts": sum(int((job.get("status") or {}).get("restarts") or 0) for job in jobs),
         "goodput": weight / max(1.0, sum(each["nodes"] * each["span"] for each in made)),
         "of_what_is_left": weight / max(1.0, sum(each["nodes"] * each["left"] for each in made)),
-        "delays": delays,
         "worst": sorted((round(each["useful"] / each["left"], 3), each["name"]) for each in made)[:5],
     }
 
 
 def _goodput(month: Month, job: Json) -> Json:
-    """Return the training time of a job that succeeded, the time that it took, and what of that the faults left.
-
-    delays: after each fault, until the next attempt was there, without what the fault itself costs.
-    """
+    """Return the training time of a job that succeeded, the time that it took, and what of that the faults left."""
     uid, name = job["metadata"]["uid"], job["metadata"]["name"]
     program = month.programs[name]
     trainings = [training for (owner, _), training in sorted(month.site.trainings.items()) if owner == uid]
     trained = [training for training in trainings if training.first_step_time is not None]
     useful = program.steps * program.step_seconds
     span = (trained[-1].over_time or 0.0) - (trained[0].first_step_time or 0.0)
-    again, costs, delays = 0.0, 0.0, []
+    again, costs = 0.0, 0.0
     for before, after in pairwise(trained):
         began, over = before.over_time or 0.0, after.first_step_time or 0.0
         away = max((end - began for start, end in month.outages if start <= began <= end), default=0.0)
         cost = program.startup_seconds + START_SECONDS + min(away, over - began) + _waited(month, uid, began, over)
         again += max(0, before.step - after.from_step) * program.step_seconds
         costs += min(cost, over - began)
-        delays.append(max(0.0, over - began - cost))
     left = max(useful, span - again - costs)
     nodes = job["spec"]["numNodes"]
-    return {"name": name, "nodes": nodes, "useful": useful, "span": span, "left": left, "delays": delays}
+    return {"name": name, "nodes": nodes, "useful": useful, "span": span, "left": left}
 
 
 def _waited(month: Month, uid: str, start: float, end: float) -> float:
     """Return for how long the pods of the attempts that began in this time waited for free nodes."""
     created: dict[int, list[float]] = defaultdict(list)
     bound: dict[int, list[float]] = defaultdict(list)
-    for moment, number, is_bound in _placements(month)[uid]:
+    for moment, number, is_bound in month.placements[uid]:
         if start < moment < end:
             (bound if is_bound else created)[number].append(moment)
     first = {number: min(moments) for number, moments in created.items()}
@@ -301,28 +311,9 @@ def _waited(month: Month, uid: str, start: float, end: float) -> float:
     return waited
 
 
-def _placements(month: Month) -> dict[str, list[tuple[float, int, bool]]]:
-    """Return when the pods of each job and attempt were created, and when they got their nodes."""
-    if not hasattr(month, "placements"):
-        found: dict[str, list[tuple[float, int, bool]]] = defaultdict(list)
-        for moment, change in month.sim.changes:
-            labels = change.obj["metadata"].get("labels") or {}
-            if change.resource is names.PODS and names.LABEL_JOB_UID in labels:
-                number = int(labels[names.LABEL_ATTEMPT])
-                if change.type == "ADDED":
-                    found[labels[names.LABEL_JOB_UID]].append((moment, number, False))
-                elif change.obj["spec"].get("nodeName") and not ((change.before or {"spec": {}})["spec"]).get(
-                    "nodeName"
-                ):
-                    found[labels[names.LABEL_JOB_UID]].append((moment, number, True))
-        month.placements = found  # type: ignore[attr-defined]
-    return month.placements  # type: ignore[attr-defined,no-any-return]
-
-
 def table(result: Json) -> str:
     """Return the result as a Markdown table."""
-    (errors, failed), found = result["errors"], result["delays"]
-    delays = [found[min(len(found) - 1, int(share * len(found)))] for share in (0.5, 0.95, 1)] if found else []
+    errors, failed = result["errors"]
     rows = [
         ("jobs with a good program that were lost", f"**{len(result['lost'])}** of {result['jobs'] - errors}"),
         ("jobs with an error in the program that failed", f"{failed} of {errors}"),
@@ -331,7 +322,6 @@ def table(result: Json) -> str:
         ("restarts", f"{result['restarts']}"),
         ("goodput", f"{100 * result['goodput']:.2f} %"),
         ("of what the faults leave", f"**{100 * result['of_what_is_left']:.2f} %**"),
-        ("delay after a fault: median, 95 %, slowest", ", ".join(f"{delay:.0f} s" for delay in delays)),
     ]
     return f"{table_of(('', ''), rows)}\n\n{result['note']}"
 

@@ -3,37 +3,31 @@
     python -m tests.benchmarks.recovery            # table on standard output
     python -m tests.benchmarks.recovery --write    # and into docs/develop/benchmarks.md
 
-It runs manifests/examples/mnist-cpu.yaml on the kind cluster of the tests, two pods on two nodes, two processes each,
-and the same job in local mode. During training it sends SIGKILL to node 1's launcher. The parts
-(tests.benchmarks.recovery_parts) are measured on this machine's clock: of the watch events of the job and its pods, and
-of the trainer's metrics.
+It runs manifests/examples/mnist-cpu.yaml on the kind cluster of the tests, two pods on two nodes, two processes each.
+During training it sends SIGKILL to node 1's launcher. The parts are measured on this machine's clock: of the watch
+events of the job and its pods, and of the trainer's metrics.
+
+    killed ─▶ detection ─▶ settling ─▶ ending ─▶ creation ─▶ scheduling ─▶ start ─▶ rendezvous ─▶ first step
+
+Each part ends with the moment that ``MEANING`` gives, and begins where the part before ended. The deletion of the other
+pods goes on beside creation and scheduling, so it is measured from the end of *ending* and is no summand.
 """
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import json
-import os
-import signal
 import statistics
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.local.admission import admit
-from ddpjob.local.pod_process import Machine
-from ddpjob.local.session import Session
-from ddpjob.local.state import HostPaths, StateFolder
 from ddprun.reporting.metrics import read_rows
-from tests.benchmarks.recovery_parts import MEANING, PARTS, Recovery, Seen, recovery
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 from tests.e2e import nodes, storage
 from tests.e2e.demo import set_up
@@ -47,8 +41,125 @@ from tests.processes import end
 NAME = "recovery"
 REPETITIONS = 10
 PACE = ("--step-delay", "0.03")
-LOCAL_SECONDS = 600.0
 _SAVED = 50
+MEANING = {
+    "detection": "from the kill until the API server has the end of a pod",
+    "settling": "until the API server has the end of the killed pod; the operator waits for the cause of the failure",
+    "ending": "until the status has the next attempt",
+    "creation": "until all its pods exist",
+    "scheduling": "until all of them have a Kubernetes node",
+    "start": "until all containers run, as the API server has it",
+    "rendezvous": "until rank 0 has claimed its run: import of torch, rendezvous, data, reading the checkpoint",
+    "first step": "until the first step is done",
+}
+PARTS = tuple(MEANING)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job or a pod as a watcher saw it.
+
+    time: in seconds since the epoch. gone: it was deleted from the API server.
+    """
+
+    time: float
+    obj: Json
+    gone: bool = False
+
+    @property
+    def is_pod(self) -> bool:
+        return names.LABEL_ATTEMPT in self.obj["metadata"].get("labels", {})
+
+    @property
+    def attempt(self) -> int:
+        return int(self.obj["metadata"]["labels"][names.LABEL_ATTEMPT])
+
+    @property
+    def node_rank(self) -> int:
+        return int(self.obj["metadata"]["labels"][names.LABEL_NODE_RANK])
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery; times in seconds.
+
+    parts: by the names of ``PARTS``.
+    deletion: from the end of *ending* until the containers of the first attempt have ended. A new pod that needs what
+        they hold, such as a device, is not scheduled before.
+    """
+
+    parts: dict[str, float]
+    deletion: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def operator(self) -> float:
+        """The time between the API server's event of the killed pod and the existence of all new pods."""
+        return self.parts["ending"] + self.parts["creation"]
+
+
+def recovery(seen: Iterable[Seen], killed: float, claimed: float, stepped: float) -> Recovery:
+    """Return the parts of the recovery from attempt 1 to attempt 2 of two nodes, after the kill of node 1's pod.
+
+    killed: when the pod was killed. claimed, stepped: the times in the rows of the second run.
+    """
+    after = [one for one in seen if one.time >= killed]
+    old, new = ([one for one in after if one.is_pod and one.attempt == attempt] for attempt in (1, 2))
+    lost = [one for one in old if _is_lost(one)]
+    ends = [
+        min(one.time for one in lost),
+        min(one.time for one in lost if one.node_rank == 1),
+        min(one.time for one in after if not one.is_pod and one.obj.get("status", {}).get("attempt") == 2),
+        _all(new, lambda one: True),
+        _all(new, _has_node),
+        _all(new, _runs),
+        claimed,
+        stepped,
+    ]
+    moments = dict(zip(PARTS, _never_earlier(killed, ends), strict=True))
+    begins = [killed, *moments.values()]
+    parts = {name: end - begin for begin, (name, end) in zip(begins, moments.items(), strict=False)}
+    return Recovery(parts, max(0.0, _all(old, _has_ended) - moments["ending"]))
+
+
+def _all(seen: Iterable[Seen], holds: Callable[[Seen], bool]) -> float:
+    """Return when it first held for the last of the two pods."""
+    first: dict[str, float] = {}
+    for one in seen:
+        if holds(one):
+            first.setdefault(one.obj["metadata"]["name"], one.time)
+    assert len(first) == 2, f"it held for {sorted(first)} only"
+    return max(first.values())
+
+
+def _never_earlier(begin: float, times: Iterable[float]) -> Iterator[float]:
+    """Yield the times; one that is earlier than the one before counts as equal, because steps may overlap."""
+    for moment in times:
+        begin = max(begin, moment)
+        yield begin
+
+
+def _has_node(one: Seen) -> bool:
+    return bool(one.obj["spec"].get("nodeName"))
+
+
+def _runs(one: Seen) -> bool:
+    return any("running" in state for state in _states(one.obj))
+
+
+def _is_lost(one: Seen) -> bool:
+    return _has_ended(one) or "deletionTimestamp" in one.obj["metadata"]
+
+
+def _has_ended(one: Seen) -> bool:
+    return one.gone or any("terminated" in state for state in _states(one.obj))
+
+
+def _states(pod: Json) -> list[Json]:
+    return [container.get("state") or {} for container in pod.get("status", {}).get("containerStatuses") or ()]
 
 
 @dataclass(frozen=True)
@@ -59,7 +170,7 @@ class Life:
     recovery: Recovery
 
 
-def live_on_kind(cluster: Cluster) -> Life:
+def live(cluster: Cluster) -> Life:
     """Apply the example, kill node 1's launcher during training, and wait for the end."""
     with job_namespace(cluster, NAME) as namespace:
         namespace.kubectl.apply(shared_claim())
@@ -70,56 +181,6 @@ def live_on_kind(cluster: Cluster) -> Life:
             killed = nodes.kill_first_process(max(namespace.pods(), key=lambda pod: str(pod["metadata"]["name"])))
             namespace.until_finished(NAME)
             return _life([*jobs, *pods], applied, killed, namespace.volume)
-
-
-async def live_locally() -> Life:
-    """Do the same in local mode."""
-    with tempfile.TemporaryDirectory(prefix="ddpjob-recovery-") as root:
-        volume = Path(root) / "volume"
-        volume.mkdir()
-        storage.put_mnist(volume)
-        manifest = mnist_job(NAME, *PACE, claim=CLAIM)
-        manifest["metadata"]["namespace"] = "default"
-        killed: list[float] = []
-        seen: list[Seen] = []
-
-        def on_change(job: Json, pods: Sequence[Json]) -> None:
-            seen.extend(_changes(seen, time.time(), [job, *pods]))
-            if not killed and job.get("status", {}).get("checkpoint", {}).get("step", 0) >= _SAVED:
-                killed.append(_kill_local_node())
-
-        admitted = admit(manifest)
-        paths = HostPaths(admitted.job, StateFolder(Path(root) / "state"), {CLAIM: volume})
-        session = Session(admitted=admitted, machine=Machine(paths), on_change=on_change, say=_say)
-        applied = time.time()
-        await asyncio.wait_for(session.run(), LOCAL_SECONDS)
-        return _life(seen, applied, killed[0], volume)
-
-
-def _changes(seen: Sequence[Seen], now: float, objects: Sequence[Json]) -> Iterator[Seen]:
-    """Yield the objects that changed since they were last seen, and those that are gone."""
-    last = {one.obj["metadata"]["name"]: one for one in seen}
-    for obj in objects:
-        known = last.pop(obj["metadata"]["name"], None)
-        if known is None or known.obj != obj:
-            yield Seen(now, copy.deepcopy(obj))
-    yield from (Seen(now, one.obj, gone=True) for one in last.values() if not one.gone)
-
-
-def _kill_local_node() -> float:
-    """Send SIGKILL to the launcher of node 1, and return when."""
-    parents: dict[int, int] = {}
-    of_node: set[int] = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            if b"NODE_RANK=1" in variables and f"DDPJOB_NAME={NAME}".encode() in variables:
-                of_node.add(int(folder.name))
-    (launcher,) = (pid for pid in of_node if parents[pid] not in of_node)
-    killed = time.time()
-    os.kill(launcher, signal.SIGKILL)
-    return killed
 
 
 def _life(seen: list[Seen], applied: float, killed: float, volume: Path) -> Life:
@@ -153,11 +214,7 @@ def _read(process: subprocess.Popen[str], seen: list[Seen]) -> None:
         seen.append(Seen(time.time(), event["object"], gone=event["type"] == "DELETED"))
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def table(lives: Mapping[str, list[Life]], machine: str) -> str:
+def table(lives: list[Life], machine: str) -> str:
     """Return the result as a Markdown table."""
     rows: dict[str, Callable[[Life], float]] = {
         "apply → first training step": lambda life: life.first_step,
@@ -170,27 +227,21 @@ def table(lives: Mapping[str, list[Life]], machine: str) -> str:
     def cell(times: list[float]) -> str:
         return f"{statistics.median(times):.2f} s ({min(times):.2f}, {max(times):.2f})"
 
-    heading = ["", *(f"{where}: median (fastest, slowest)" for where in lives)]
-    cells = [[name, *(cell([of(life) for life in found]) for found in lives.values())] for name, of in rows.items()]
-    count = max(map(len, lives.values()))
-    return f"{table_of(heading, cells)}\n\n{count} jobs each, one after the other, on {machine}."
+    cells = [[name, cell([of(life) for life in lives])] for name, of in rows.items()]
+    shown = table_of(("", "median (fastest, slowest)"), cells)
+    return f"{shown}\n\n{len(lives)} jobs, one after the other, on {machine}."
 
 
 def main() -> None:
     parser = parser_of("tests.benchmarks.recovery", __doc__)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
-    parser.add_argument("--where", choices=("kind", "local", "both"), default="both")
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     options = parser.parse_args()
-    lives: dict[str, list[Life]] = {}
     machine = describe_machine()
-    if options.where != "local":
-        cluster = set_up(options.name)
-        storage.put_mnist(cluster.initial)
-        lives["kind"] = [live_on_kind(cluster) for _ in range(options.repetitions)]
-        until_all_are_gone(Kubectl(cluster.kubeconfig))
-    if options.where != "kind":
-        lives["local"] = [asyncio.run(live_locally()) for _ in range(options.repetitions)]
+    cluster = set_up(options.name)
+    storage.put_mnist(cluster.initial)
+    lives = [live(cluster) for _ in range(options.repetitions)]
+    until_all_are_gone(Kubectl(cluster.kubeconfig))
     print_table(options, "recovery", table(lives, machine))
 
 

@@ -52,11 +52,11 @@ def table_of(heading: Sequence[str], rows: Sequence[Sequence[str]], names: int =
     return "\n".join([f"| {' | '.join(heading)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def describe_machine(*, kubernetes: bool = True, version: str = KUBERNETES_VERSION) -> str:
+def describe_machine(*, kubernetes: bool = True) -> str:
     """Return processor, cores, kernel, versions, date and load average in one line."""
     cores = len(os.sched_getaffinity(0))
     python = platform.python_version()
-    cluster = f"Kubernetes {version}, " if kubernetes else ""
+    cluster = f"Kubernetes {KUBERNETES_VERSION}, " if kubernetes else ""
     day = datetime.now(UTC).date().isoformat()
     return (
         f"{cores} cores of {_processor()}, Linux {platform.release().split('-')[0]}, "

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.benchmarks.report import describe_machine, write_section
 from tests.compatibility.cells import row, table
-from tests.compatibility.prepare import Prepared, prepare
+from tests.compatibility.prepare import prepare
 from tests.compatibility.programs import PROGRAMS, Program
 from tests.compatibility.runs import Outcome, run
 
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 _STEP = 3
 
 
-def outcomes(program: Program, prepared: Prepared) -> dict[str, Outcome]:
+def outcomes(program: Program) -> dict[str, Outcome]:
     """Run the program under both launchers, and under ddprun with a fault and with a hang."""
     found = {}
     for name, launcher, fault, flags in (
@@ -38,7 +38,7 @@ def outcomes(program: Program, prepared: Prepared) -> dict[str, Outcome]:
     ):
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="compatibility-") as folder:
-            found[name] = run(program, prepared, launcher, Path(folder), *flags, fault=fault)  # type: ignore[arg-type]
+            found[name] = run(program, launcher, Path(folder), *flags, fault=fault)  # type: ignore[arg-type]
         outcome = found[name]
         said = f"exit code {outcome.code}, {len(outcome.losses)} losses, {time.monotonic() - begin:.0f} s"
         print(f"{program.name}: {name}: {said}", file=sys.stderr, flush=True)
@@ -52,9 +52,9 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="the programs with this word in their names")
     parser.add_argument("--write", action="store_true", help="write the table of all into the page")
     options = parser.parse_args()
-    prepared = prepare()
+    prepare()
     chosen = [program for program in PROGRAMS if options.only.lower() in program.name.lower()]
-    rows = {program.name: row(program, outcomes(program, prepared)) for program in chosen}
+    rows = {program.name: row(program, outcomes(program)) for program in chosen}
     print(table(rows))
     if options.write and len(rows) == len(PROGRAMS):
         write_section("programs", f"{table(rows)}\n\nOn {describe_machine(kubernetes=False)}.", PAGE)

@@ -6,62 +6,47 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tests.compatibility.programs import PROGRAMS, Checkout
 
 CACHE = Path.home() / ".cache" / "ddpjob" / "compatibility"
+PYTHON = CACHE / "venv" / "bin" / "python"
+"""The interpreter of the programs' environment."""
+INPUTS = CACHE / "inputs"
+"""Folders that a program finds in its working directory."""
 _HERE = Path(__file__).parent
 _TRAINER_APP = _HERE.parents[1] / "trainer_app"
 _MINUTES = 60
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The folders of what was prepared."""
-
-    cache: Path
-
-    @property
-    def python(self) -> Path:
-        """The interpreter of the programs' environment."""
-        return self.cache / "venv" / "bin" / "python"
-
-    @property
-    def inputs(self) -> Path:
-        """Folders that a program finds in its working directory."""
-        return self.cache / "inputs"
-
-    def checkout(self, source: Checkout) -> Path:
-        """Return the checkout of a repository."""
-        return self.cache / "sources" / source.folder
+def checkout(source: Checkout) -> Path:
+    """Return the checkout of a repository."""
+    return CACHE / "sources" / source.folder
 
 
-def prepare() -> Prepared:
+def prepare() -> None:
     """Install, fetch and write what is not there yet, and the launcher of this checkout."""
-    prepared = Prepared(CACHE)
     CACHE.mkdir(parents=True, exist_ok=True)
-    if not prepared.python.exists():
+    if not PYTHON.exists():
         _run(sys.executable, "-m", "venv", CACHE / "venv")
-    _run(prepared.python, "-m", "pip", "install", "--quiet", "-r", _HERE / "requirements.txt")
-    _install_own(prepared)
+    _run(PYTHON, "-m", "pip", "install", "--quiet", "-r", _HERE / "requirements.txt")
+    _install_own()
     sources = {program.source for program in PROGRAMS if isinstance(program.source, Checkout)}
     for folder in {source.folder for source in sources}:
         _fetch([source for source in sources if source.folder == folder], CACHE / "sources" / folder)
-    if not prepared.inputs.exists():
+    if not INPUTS.exists():
         unfinished = CACHE / "inputs.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        _run(prepared.python, _HERE / "inputs.py", unfinished)
-        unfinished.rename(prepared.inputs)
+        _run(PYTHON, _HERE / "inputs.py", unfinished)
+        unfinished.rename(INPUTS)
     for source in sources:
-        _link_data(prepared, source)
-    return prepared
+        _link_data(source)
 
 
-def _install_own(prepared: Prepared) -> None:
+def _install_own() -> None:
     """Make ddprun of this checkout, which needs no other package, and the fault importable in the environment."""
-    answer = _run(prepared.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    answer = _run(PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     packages = Path(answer.strip())
     (packages / "ddprun.pth").write_text(f"{_TRAINER_APP}\n")
     shutil.copy(_HERE / "inject.py", packages / "compatibility_inject.py")
@@ -91,11 +76,11 @@ def _git(folder: Path, *words: str) -> str:
     return _run("git", "-C", folder, *words).strip()
 
 
-def _link_data(prepared: Prepared, source: Checkout) -> None:
+def _link_data(source: Checkout) -> None:
     """Put MNIST where Lightning's example looks for it: beside the script, and not in the working directory."""
-    link = prepared.checkout(source) / "examples" / "Datasets"
+    link = checkout(source) / "examples" / "Datasets"
     if source.repository.startswith("Lightning-AI/") and not link.exists():
-        link.symlink_to(prepared.inputs / "data")
+        link.symlink_to(INPUTS / "data")
 
 
 def _run(*command: str | Path) -> str:

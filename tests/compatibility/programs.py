@@ -30,7 +30,6 @@ class Checkout:
 class Installed:
     """A module of a package in requirements.txt."""
 
-    package: str
     module: str
 
     @property
@@ -117,7 +116,7 @@ PROGRAMS = (
     ),
     Program(
         name="HF Trainer, TRL's fine-tuning script",
-        source=Installed("trl", "trl.scripts.sft"),
+        source=Installed("trl.scripts.sft"),
         arguments=(
             "--model_name_or_path HuggingFaceTB/SmolLM-360M --dataset_name Salesforce/wikitext "
             "--dataset_config wikitext-2-v1 --output_dir out --max_steps 20 --per_device_train_batch_size 2 "

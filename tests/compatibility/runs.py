@@ -10,13 +10,12 @@ import shlex
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.compatibility.prepare import Prepared
+from tests.compatibility.prepare import INPUTS, PYTHON, checkout
 from tests.compatibility.programs import Checkout, Program
 from tests.processes import end, free_port, spawn
 
@@ -46,75 +45,47 @@ class Outcome:
     output: str = ""
 
 
-class Start:
-    """A start of a program in a working directory.
-
-    Attributes:
-        port: of GET /progress.
-    """
-
-    def __init__(self, command: Sequence[str], folder: Path, work: Path, variables: Mapping[str, str]) -> None:
-        self.port, self._folder = free_port(), folder
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("DDP", "PET_", "TORCH"))}
-        env |= {
-            "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "huggingface"), "HF_HUB_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1", "DDPJOB_PROGRESS_PORT": str(self.port),
-            "DDPJOB_TERMINATION_LOG": str(folder / "end"), **variables,
-        }  # fmt: skip
-        self.launcher = spawn(["env", "-C", str(work), *command], folder / "log", env)
-
-    def __enter__(self) -> Start:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        end(self.launcher, _GRACE)
-
-    def stop(self) -> None:
-        """Stop the launcher by SIGTERM."""
-        self.launcher.terminate()
-        self.launcher.wait(_GRACE)
-
-    def until(self, limit: float) -> Iterator[None]:
-        """Yield a few times a second until the launcher has ended or the seconds are over."""
-        until = time.monotonic() + limit
-        while self.launcher.poll() is None and time.monotonic() < until:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.launcher.wait(_INTERVAL)
-            yield
-
-    def output(self) -> str:
-        """Return what the launcher and, of torchrun, the ranks have printed."""
-        paths = [self._folder / "log", *sorted((self._folder / "logs").rglob("std*.log"))]
-        return "".join(path.read_text(errors="replace") for path in paths)
-
-    def report(self) -> dict[str, Any]:
-        """Return the termination report; empty under torchrun."""
-        path = self._folder / "end"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
-
-
-def _command(program: Program, prepared: Prepared, launcher: Launcher, folder: Path, *flags: str) -> list[str]:
+def _command(program: Program, launcher: Launcher, folder: Path, *flags: str) -> list[str]:
     source = program.source
     if launcher == "torchrun":  # a file for each rank, because the lines of two ranks can mix on one stream
         flags = ("--standalone", "--redirects=3", f"--log-dir={folder / 'logs'}", *flags)
-    start = [str(prepared.checkout(source) / source.script)] if isinstance(source, Checkout) else ["-m", source.module]
+    start = [str(checkout(source) / source.script)] if isinstance(source, Checkout) else ["-m", source.module]
     module = {"torchrun": "torch.distributed.run", "ddprun": "ddprun"}[launcher]
     ranks, arguments = f"--nproc-per-node={RANKS}", shlex.split(program.arguments)
-    return [str(prepared.python), "-m", module, ranks, *flags, *start, *arguments]
+    return [str(PYTHON), "-m", module, ranks, *flags, *start, *arguments]
 
 
-def run(program: Program, prepared: Prepared, launcher: Launcher, folder: Path, *flags: str, fault: str) -> Outcome:
+def run(program: Program, launcher: Launcher, folder: Path, *flags: str, fault: str) -> Outcome:
     """Run the program in the empty ``folder`` until it ends, has printed enough losses, or the seconds are over."""
-    work, shown = working_directory(prepared, folder), 0
-    command = _command(program, prepared, launcher, folder, *flags)
-    with Start(command, folder, work, {"COMPATIBILITY_FAULT": fault, **program.variables}) as started:
-        for _ in started.until(_LIMIT):
-            shown = max(shown, _shown_step(started.port) if launcher == "ddprun" else 0)
-            if program.endless and not fault and len(losses(program, work, started.output())) >= program.count:
-                started.stop()
-        code = started.launcher.poll()
-    output = started.output()
-    return Outcome(code, losses(program, work, output), started.report(), shown, output)
+    work, port, report = working_directory(folder), free_port(), folder / "end"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DDP", "PET_", "TORCH"))}
+    env |= {
+        "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "huggingface"), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1",
+        "DDPJOB_PROGRESS_PORT": str(port), "DDPJOB_TERMINATION_LOG": str(report),
+        "COMPATIBILITY_FAULT": fault, **program.variables,
+    }  # fmt: skip
+    shown, until = 0, time.monotonic() + _LIMIT
+    process = spawn(["env", "-C", str(work), *_command(program, launcher, folder, *flags)], folder / "log", env)
+    try:
+        while process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_INTERVAL)
+            shown = max(shown, _shown_step(port) if launcher == "ddprun" else 0)
+            if program.endless and not fault and len(losses(program, work, _output(folder))) >= program.count:
+                process.terminate()
+                process.wait(_GRACE)
+        code = process.poll()
+    finally:
+        end(process, _GRACE)
+    output = _output(folder)
+    said = dict(json.loads(report.read_text())) if report.exists() else {}
+    return Outcome(code, losses(program, work, output), said, shown, output)
+
+
+def _output(folder: Path) -> str:
+    """Return what the launcher and, of torchrun, the ranks have printed."""
+    paths = [folder / "log", *sorted((folder / "logs").rglob("std*.log"))]
+    return "".join(path.read_text(errors="replace") for path in paths)
 
 
 def losses(program: Program, work: Path, output: str) -> list[str]:
@@ -124,13 +95,13 @@ def losses(program: Program, work: Path, output: str) -> list[str]:
     return sorted(re.findall(program.losses, text))
 
 
-def working_directory(prepared: Prepared, folder: Path) -> Path:
+def working_directory(folder: Path) -> Path:
     """Return a new working directory with the inputs; the data is beside it, too, where some programs look for it."""
     work = folder / "work"
     work.mkdir()
-    for path in prepared.inputs.iterdir():
+    for path in INPUTS.iterdir():
         (work / path.name).symlink_to(path)
-    (folder / "data").symlink_to(prepared.inputs / "data")
+    (folder / "data").symlink_to(INPUTS / "data")
     return work
 
 

@@ -29,7 +29,7 @@ WORKERS = 3
 """Two for jobs, and one that tests drain and stop."""
 SHARED = {
     "undisturbed": Trials.of(1, undisturbed),
-    "reference": Trials.of(1, reference)._replace(has_claim=False),  # its job makes one
+    "reference": Trials.of(1, reference),
 }
 """Trials with fixtures of the same names, for several modules."""
 _installed: list[Installation] = []
@@ -79,15 +79,9 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def trainer_image(cluster: Cluster) -> str:
-    """Load the trainer's image, as the example names it, into every worker and return its tag."""
+def operator(cluster: Cluster) -> Installation:
+    """Load both images into every worker, and install the operator with Helm from charts/ddpjob."""
     cluster.load_image(images.TRAINER_TAG)
-    return images.TRAINER_TAG
-
-
-@pytest.fixture(scope="session")
-def operator(cluster: Cluster, trainer_image: str) -> Installation:
-    """Install the operator with Helm from charts/ddpjob."""
     cluster.load_image(images.OPERATOR_TAG)
     installation = Installation.of(cluster.kubeconfig)
     _installed.append(installation)

@@ -18,13 +18,13 @@ from pathlib import Path
 import yaml
 
 from ddpjob import Client, DDPJobError
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, condition, is_true
 from ddprun.errors import TrainerError
 from ddptrain.data import download as fetch
 from tests.e2e import storage
 from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import EXAMPLE, JOB_KIND
-from tests.e2e.kubectl import Kubectl, condition_of
+from tests.e2e.kubectl import Kubectl
 from tests.e2e.namespace import JobNamespace
 from tests.kind import images, node_image, prepare
 from tests.kind.base_images import registry_reachable
@@ -57,7 +57,7 @@ def main() -> int:
         again, down = (_make(target, options.name) for target in ("demo-kind", "demo-down"))
         say(f"interrupted. What was created keeps running. Start again: {again}. Clean up: {down}")
         return 130
-    succeeded = condition_of(job, "Succeeded").get("status") == "True"
+    succeeded = is_true(job.get("status"), "Succeeded")
     folder = JobNamespace(kubectl, cluster).folder_of(CLAIM)
     print(ending(cluster, job, folder))
     return 0 if succeeded else 1
@@ -136,7 +136,7 @@ def follow(cluster: Cluster) -> Json:
 def ending(cluster: Cluster, job: Json, folder: Path) -> str:
     """Return the result, with commands to look further. folder: of the job's volume on this machine."""
     status = job["status"]
-    finished = condition_of(job, "Finished")
+    finished = condition(job.get("status"), "Finished")
     lines = [""]
     if status["state"] == "Succeeded":
         accuracy, world = float(status["progress"].get("accuracy", 0)), status["world"]["worldSize"]

@@ -69,41 +69,29 @@ def shell_job(name: str, script: str, **spec: Any) -> Json:
 
 def sleeping_pod(name: str) -> Json:
     """Return a pod without a job that does nothing."""
-    container = {
-        "name": "sleep",
-        "image": TRAINER_TAG,
-        "command": ["sleep", "600"],
-        "securityContext": CONTAINER_SECURITY,
-    }
-    spec = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 1,
-        "securityContext": POD_SECURITY,
-        "containers": [container],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    container = {"name": "sleep", "image": TRAINER_TAG, "command": ["sleep", "600"]}
+    return _pod(name, container, terminationGracePeriodSeconds=1)
 
 
-def evaluation_pod(name: str, claim: str, image: str) -> Json:
+def evaluation_pod(name: str, claim: str) -> Json:
     """Return a pod without a job that evaluates the newest checkpoint from a read-only volume."""
-    arguments = ["eval", "--checkpoint-dir", "/checkpoints"]
-    data = training().arguments
-    arguments += ["--data-dir", "/checkpoints/data"] if "--data-dir" in data else ["--data", "digits"]
+    data = ["--data-dir", "/checkpoints/data"] if "--data-dir" in training().arguments else ["--data", "digits"]
     container = {
         "name": "eval",
-        "image": image,
-        "args": arguments,
+        "image": TRAINER_TAG,
+        "args": ["eval", "--checkpoint-dir", "/checkpoints", *data],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "ddpjob"}],
-        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints", "readOnly": True}],
     }
-    spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "securityContext": POD_SECURITY,
-        "containers": [container],
-        "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    return _pod(name, container, volumes=[volume])
+
+
+def _pod(name: str, container: Json, **spec: Any) -> Json:
+    """Return a pod of one container that Pod Security "restricted" admits."""
+    containers = [container | {"securityContext": CONTAINER_SECURITY}]
+    whole = {"restartPolicy": "Never", "securityContext": POD_SECURITY, "containers": containers, **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": whole}
 
 
 @cache

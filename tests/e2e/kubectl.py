@@ -84,9 +84,3 @@ def until(what: str, look: Callable[[], T | None], *, seconds: float) -> T:
             return None
 
     return eventually(what, probe, timeout=seconds, interval=INTERVAL)
-
-
-def condition_of(obj: Json, name: str) -> Json:
-    """Return the condition of a type, or {} if the object does not have it."""
-    conditions = obj.get("status", {}).get("conditions") or []
-    return next((dict(condition) for condition in conditions if condition["type"] == name), {})

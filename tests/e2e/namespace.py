@@ -71,9 +71,9 @@ class JobNamespace:
 
         return until(f"{name} at step {least} with a checkpoint of step {checkpoint}", look, seconds=300)
 
-    def until_finished(self, name: str, seconds: float = 600) -> Json:
+    def until_finished(self, name: str) -> Json:
         """Wait with ``kubectl wait``, as documented, and return the status."""
-        self.kubectl.wait_for("condition=Finished", f"ddp/{name}", seconds)
+        self.kubectl.wait_for("condition=Finished", f"ddp/{name}", 600)
         return self.status(name)
 
     def describe(self) -> str:
@@ -106,10 +106,21 @@ def job_namespace(cluster: Cluster, what: str) -> Iterator[JobNamespace]:
         _remove(made, name)
 
 
-def shared_claim(name: str = CLAIM) -> Json:
+def shared_claim() -> Json:
     """Return a claim of the cluster's default class."""
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM}, "spec": spec}
+
+
+def local_volume(name: str, claim: str, folder: str, size: str) -> tuple[Json, Json]:
+    """Return a volume in a folder of the nodes, and a claim for it."""
+    shared = {"accessModes": ["ReadWriteMany"], "storageClassName": name}
+    host = {"capacity": {"storage": size}, "hostPath": {"path": folder, "type": "Directory"}}
+    asked = {"resources": {"requests": {"storage": size}}}
+    return (
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": shared | host},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": shared | asked},
+    )
 
 
 def describe_everything(operator: Installation | None) -> str:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ddpjob.api.objects import Json
-from tests.e2e.kubectl import Kubectl, condition_of, until
+from ddpjob.api.objects import Json, condition
+from tests.e2e.kubectl import Kubectl, until
 from tests.kind.cluster import Cluster
 from tests.kind.cluster_config import ready_nodes
 from tests.kind.docker import docker, ensure_engine
@@ -149,7 +149,7 @@ def without_kubelet(cluster: Cluster, node: str) -> Iterator[None]:
     try:
 
         def is_noticed() -> bool:
-            return condition_of(kubectl.object("node", node), "Ready").get("status") == "Unknown"
+            return condition(kubectl.object("node", node).get("status"), "Ready").get("status") == "Unknown"
 
         until(f"{node} is not Ready", is_noticed, seconds=180)
         yield

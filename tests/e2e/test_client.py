@@ -114,7 +114,7 @@ def _files(trial: Trial) -> list[Any]:
     return trial.kubectl.objects("secrets", "--selector", f"{names.LABEL_JOB_NAME}={trial.name}")
 
 
-TRIALS = Trials.of(2, followed_logs, submitted_package)._replace(has_claim=False)
+TRIALS = Trials.of(2, followed_logs, submitted_package)
 
 
 def test_followed_logs_have_each_line_of_four_attempts_once(trials: Mapping[str, Future[Any]]) -> None:

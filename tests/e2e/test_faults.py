@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob.api.objects import Json
-from ddpjob.engine.failures import TABLE
+from ddpjob.api.objects import Json, condition
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
-from tests.e2e.jobs import sleeping_pod
-from tests.e2e.kubectl import condition_of
+from tests.e2e.namespace import local_volume
 from tests.e2e.trials import (
-    PATIENT,
     STEPS,
     WITH_RESTARTS_IN_PLACE,
     Act,
@@ -23,15 +20,12 @@ from tests.e2e.trials import (
     Trial,
     Trials,
     Wait,
-    assert_explained,
-    assert_no_step_was_lost,
     assert_recovered,
     assert_resumed_from_the_newest_checkpoint,
 )
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
-LOW = "ddpjob-e2e-low"
 ROOM = "/var/lib/ddpjob-full"
 """A small file system on every worker that stays."""
 
@@ -71,45 +65,13 @@ def rank_stopped(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
-def pod_preempted(trial: Trial) -> Outcome:
-    """Let a pod of higher priority need the node of rank 1."""
-    low = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": LOW}, "value": -10}
-    trial.kubectl.apply(low)
-    cores = trial.kubectl.object("node", trial.cluster.workers[0])["status"]["allocatable"]["cpu"]
-    # Together more than a node has; two pods of the job do not fit on one node either.
-    share = f"{int(cores) * 550}m"
-    trial.apply(template={"spec": PATIENT | {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
-    trial.until("the first step", lambda job: job.get("status", {}).get("progress", {}).get("step"))
-    node = trial.pods()[1]["spec"]["nodeName"]
-    trial.kubectl.apply(urgent_pod(node, share))
-    trial.until("the restart", lambda job: job["status"].get("restarts"))
-    trial.kubectl("delete", "pod", "urgent", "--grace-period=1")
-    try:
-        return trial.until_finished()
-    finally:
-        trial.kubectl("delete", "priorityclass", LOW, "--ignore-not-found")
-
-
 def volume_full(trial: Trial) -> Outcome:
     """Give the checkpoints a real file system that is too small for one."""
     for node in nodes.staying(trial.cluster):
         nodes.run_on(node, f"mkdir -p {ROOM} && mount -t tmpfs -o size=600k,mode=0777 ddpjob-full {ROOM}")
     kind = f"{trial.kubectl.namespace}-full"
-    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": kind}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": kind},
-        "spec": spec | {"capacity": {"storage": "1Mi"}, "hostPath": {"path": ROOM, "type": "Directory"}},
-    }
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "full"},
-        "spec": spec | {"resources": {"requests": {"storage": "1Mi"}}},
-    }
     try:
-        trial.kubectl.apply(volume, claim)
+        trial.kubectl.apply(*local_volume(kind, "full", ROOM, "1Mi"))
         trial.apply("--step-delay", "0", numNodes=1, checkpoint={"claimName": "full"}, restartPolicy={"maxRestarts": 0})
         return trial.until_finished()
     finally:
@@ -134,7 +96,6 @@ TRIALS = Trials.of(
     7,
     rank_killed,
     soak=(
-        pod_preempted,
         rank_stopped,
         launcher_killed,
         rank_out_of_memory,
@@ -142,27 +103,6 @@ TRIALS = Trials.of(
         refused_by_kubelet,
     ),
 )
-
-
-def urgent_pod(node: str, cpu: str) -> Json:
-    pod = sleeping_pod("urgent")
-    pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
-    return pod
-
-
-def advice_of(reason: str) -> tuple[str, str]:
-    """Return hint and next of the table's row of this reason."""
-    (row,) = (row for row in TABLE if row.reason == reason)
-    return row.hint, row.next
-
-
-def assert_names_the_end(done: Outcome, stage: str) -> None:
-    """Check that ``ddpjob why`` names the failure with which the job ended."""
-    last = done.status["failures"][-1]
-    names = ("attempt", "reason", "nodeRank", "pod", "exitCode", "hint", "next")
-    assert done.verdict["stage"] == stage, done.verdict
-    assert {name: done.verdict.get(name) for name in names} == {name: last.get(name) for name in names}
 
 
 # What the jobs show.
@@ -203,26 +143,8 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     assert failure["hint"]
     assert failure["next"]
     assert failure["nodeName"]
-    assert_explained(done)
     assert_resumed_from_the_newest_checkpoint(done)
     assert_recovered(done, undisturbed)
-
-
-@pytest.mark.soak
-def test_preempted_pod_costs_no_step_and_no_restart(outcome: Wait, undisturbed: Outcome) -> None:
-    """Those of a drained node are in test_unreachable_nodes.py."""
-    done: Outcome = outcome(pod_preempted)
-    # Pods of the other trials need the CPUs of the pods with a low priority, too.
-    failures = done.status["failures"]
-    assert 1 <= len(failures) <= 4
-    ended = len(failures)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", ended + 1, (ended, 0))
-    for attempt, failure in enumerate(failures, start=1):
-        assert (failure["attempt"], failure["reason"], failure["action"]) == (attempt, "Preempted", "Restart")
-        assert failure["counted"] is False
-        assert (failure["hint"], failure["next"]) == advice_of("Preempted")
-    assert_explained(done)
-    assert_no_step_was_lost(done, undisturbed)
 
 
 @pytest.mark.soak
@@ -233,19 +155,17 @@ def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
     assert (failure["reason"], failure["nodeRank"], failure["exitCode"]) == ("VolumeUnwritable", 0, 73)
     assert failure["hint"]
     assert failure["next"]
-    assert condition_of(done.job, "Failed")["reason"] == "VolumeUnwritable"
-    assert_names_the_end(done, "Volume")
+    assert condition(done.job.get("status"), "Failed")["reason"] == "VolumeUnwritable"
 
 
 @pytest.mark.soak
 def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the_node(outcome: Wait) -> None:
     done: Outcome = outcome(refused_by_kubelet)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 0))
-    assert condition_of(done.job, "Failed")["reason"] == "MaxTotalRestartsExceeded"
+    assert condition(done.job.get("status"), "Failed")["reason"] == "MaxTotalRestartsExceeded"
     for failure in done.status["failures"]:
         assert (failure["reason"], failure["nodeRank"], failure["counted"]) == ("OutOfcpu", 0, False)
         assert failure["nodeSuspected"]
-    assert_names_the_end(done, "Placement")
 
 
 def test_operator_needed_no_right_that_it_lacks(operator: Installation, trials_ended: None) -> None:

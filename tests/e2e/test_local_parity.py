@@ -23,6 +23,7 @@ from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
 from tests.e2e.installation import Installation
 from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
+from tests.e2e.trials import small_job
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
@@ -44,30 +45,14 @@ _METADATA = frozenset({"uid", "resourceVersion", "creationTimestamp", "managedFi
 TRAINING = ("train", "--data", "digits", "--epochs", "1", "--checkpoint-every", "10")
 
 
-def job(name: str, *args: str, **spec: object) -> Json:
-    """Return a job of two nodes with one process each, and one thread per rank for identical numbers."""
-    return {
-        "apiVersion": "ddpjob.dev/v1alpha1",
-        "kind": "DDPJob",
-        "metadata": {"name": name},
-        "spec": {
-            "image": "ddpjob/trainer:0.1.0",
-            "args": list(args),
-            "env": [
-                {"name": "DDPTRAIN_THREADS", "value": "1"},
-                {"name": "DDPJOB_INPLACE_RESTARTS", "value": "0"},  # a failure ends the attempt
-            ],
-            "numNodes": 2,
-            "nprocPerNode": 1,
-            "checkpoint": {"claimName": CLAIM},
-            **spec,
-        },
-    }
+def job(name: str, *args: str, **spec: Any) -> Json:
+    """Return a job of two nodes, whose failure ends the attempt, without what local mode has not: affinity, subPath."""
+    return small_job(name, args=[*TRAINING, *args], checkpoint={"claimName": CLAIM}, template={}, **spec)
 
 
-SUCCESS = job("success", *TRAINING)
+SUCCESS = job("success")
 # One node: if two nodes fail at nearly the same time, either may be reported first and the other not at all.
-KILLED_RANK = job("killed-rank", *TRAINING, "--chaos", "kill:1:25", numNodes=1, nprocPerNode=2)
+KILLED_RANK = job("killed-rank", "--chaos", "kill:1:25", numNodes=1, nprocPerNode=2)
 
 
 def status_of(job: Json) -> Json:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from tests.e2e import nodes
 from tests.e2e.jobs import shell_job
+from tests.e2e.namespace import local_volume
 from tests.e2e.trials import (
     MOUNT,
     Outcome,
@@ -90,21 +90,8 @@ def _volume(trial: Trial, node: str) -> Iterator[str]:
     nodes.run_on(node, f"mount -t tmpfs -o size=64m,mode=0777 ddpjob-away {VOLUME}.real")
     nodes.run_on(node, f"mkdir -m 0777 {VOLUME}.real/{trial.name} && mount --bind {VOLUME}.real {VOLUME}")
     kind = f"{trial.kubectl.namespace}-away"
-    spec: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "storageClassName": kind}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": kind},
-        "spec": spec | {"capacity": {"storage": "64Mi"}, "hostPath": {"path": VOLUME, "type": "Directory"}},
-    }
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "away"},
-        "spec": spec | {"resources": {"requests": {"storage": "64Mi"}}},
-    }
     try:
-        trial.kubectl.apply(volume, claim)
+        trial.kubectl.apply(*local_volume(kind, "away", VOLUME, "64Mi"))
         yield "away"
     finally:
         trial.kubectl("delete", "persistentvolume", kind, "--ignore-not-found", "--wait=false")

@@ -1,33 +1,21 @@
-"""A webhook injects an ordinary sidecar into every pod of a namespace, as Istio does. The sidecar never ends by itself.
-
-Istio and Linkerd obey the label and the annotation with which the operator asks for no sidecar; this webhook does not.
-"""
+"""Pods with an ordinary container beside the trainer that never ends by itself, as a service mesh injects one."""
 
 from __future__ import annotations
 
-import json
 import shlex
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.e2e import injection_server
-from tests.e2e.injector import configuration, write_certificate
-from tests.e2e.jobs import CONTAINER_SECURITY, POD_SECURITY, shell_job, sleeping_pod
-from tests.e2e.kubectl import Kubectl, until
+from tests.e2e.jobs import CONTAINER_SECURITY, shell_job
+from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials, Wait
-from tests.kind.images import OPERATOR_TAG, TRAINER_TAG
+from tests.kind.images import TRAINER_TAG
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
-NAME = "injector"
-PORT = 8443
 SIDECAR = {
     "name": "istio-proxy",
     "image": TRAINER_TAG,
@@ -42,7 +30,7 @@ echo trained
 
 
 @dataclass(frozen=True)
-class Injected:
+class Finished:
     """A finished job, its pods and the logs of their trainers when all sidecars had stopped."""
 
     job: Json
@@ -56,22 +44,22 @@ class Injected:
         return sorted(n for n, p in self.pods.items() if p["metadata"]["labels"][names.LABEL_ATTEMPT] == str(number))
 
 
-def injected(trial: Trial) -> dict[str, Injected]:
+def beside_a_sidecar(trial: Trial) -> dict[str, Finished]:
     """Run a job that succeeds, one whose node 1 fails once, and one that keeps no pods."""
+    template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [SIDECAR]}}
     jobs = [
-        shell_job("succeeds", "echo trained", numNodes=2),
-        shell_job("fails-once", FAIL_ONCE, numNodes=2),
-        shell_job("keeps-none", "echo trained", podRetention="None"),
+        shell_job("succeeds", "echo trained", numNodes=2, template=template),
+        shell_job("fails-once", FAIL_ONCE, numNodes=2, template=template),
+        shell_job("keeps-none", "echo trained", podRetention="None", template=template),
     ]
-    with injecting(trial.kubectl):
-        trial.kubectl.apply(*jobs)
-        return {name: ended(trial, name) for name in (job["metadata"]["name"] for job in jobs)}
+    trial.kubectl.apply(*jobs)
+    return {name: ended(trial, name) for name in (job["metadata"]["name"] for job in jobs)}
 
 
-TRIALS = Trials.of(1, injected)._replace(has_claim=False)
+TRIALS = Trials.of(1, beside_a_sidecar)
 
 
-def ended(trial: Trial, name: str) -> Injected:
+def ended(trial: Trial, name: str) -> Finished:
     trial.namespace.until_finished(name)
     selector = f"--selector={names.LABEL_JOB_NAME}={name}"
 
@@ -84,7 +72,7 @@ def ended(trial: Trial, name: str) -> Injected:
     logs = {pod: trial.kubectl("logs", pod, f"--container={names.TRAINER_CONTAINER}") for pod in found}
     job = trial.namespace.job(name)
     advice = [trial.kubectl(*shlex.split(failure["next"])[1:]) for failure in job["status"].get("failures", ())]
-    return Injected(job, found, logs, "".join(advice))
+    return Finished(job, found, logs, "".join(advice))
 
 
 def ends(pod: Json) -> dict[str, Json]:
@@ -93,72 +81,27 @@ def ends(pod: Json) -> dict[str, Json]:
     return {name: state["terminated"] for name, state in states.items() if "terminated" in state}
 
 
-@contextmanager
-def injecting(kubectl: Kubectl) -> Iterator[None]:
-    """Run the webhook in a pod, for all pods of the namespace that are created from now on."""
-    with tempfile.TemporaryDirectory(prefix="ddpjob-e2e-") as folder:
-        certificate, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
-        write_certificate(certificate, key, f"DNS:{NAME}.{kubectl.namespace}.svc")
-        program = Path(injection_server.__file__)
-        kubectl.apply(*server([program, certificate, key]))
-        client = {"service": {"namespace": kubectl.namespace, "name": NAME}}
-        hook = configuration(kubectl.namespace, client, certificate)
-    kubectl.wait_for("condition=Ready", f"pod/{NAME}", 90)
-    kubectl.apply(hook)
-    try:
-        probe = json.dumps(sleeping_pod("probe"))
-        dry_run = ("create", "--dry-run=server", "--output=name", "--filename=-")
-        until("the webhook answers", lambda: kubectl(*dry_run, stdin=probe), seconds=30)
-        yield
-    finally:
-        kubectl("delete", "mutatingwebhookconfiguration", hook["metadata"]["name"], "--wait=false")
-
-
-def server(files: list[Path]) -> list[Json]:
-    """Return a Secret with the files, the pod that runs the first of them, and its Service."""
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME}}
-    secret["stringData"] = {file.name: file.read_text() for file in files}
-    program, certificate, key = (f"/injector/{file.name}" for file in files)
-    container = {
-        "name": NAME,
-        "image": OPERATOR_TAG,
-        "command": ["python3", program, str(PORT), certificate, key, json.dumps(SIDECAR)],
-        "securityContext": CONTAINER_SECURITY,
-        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
-        "volumeMounts": [{"name": NAME, "mountPath": "/injector"}],
-    }
-    spec = {
-        "terminationGracePeriodSeconds": 1,
-        "securityContext": POD_SECURITY,
-        "containers": [container],
-        "volumes": [{"name": NAME, "secret": {"secretName": NAME}}],
-    }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": NAME, "labels": {"app": NAME}}, "spec": spec}
-    ports = {"selector": {"app": NAME}, "ports": [{"port": 443, "targetPort": PORT}]}
-    return [secret, pod, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}, "spec": ports}]
-
-
 @pytest.fixture
-def jobs(outcome: Wait) -> dict[str, Injected]:
-    ended: dict[str, Injected] = outcome(injected)
+def jobs(outcome: Wait) -> dict[str, Finished]:
+    ended: dict[str, Finished] = outcome(beside_a_sidecar)
     return ended
 
 
-def test_pods_ask_for_no_sidecar_and_end_with_their_trainer_although_one_is_injected(jobs: dict[str, Injected]) -> None:
+def test_pods_ask_for_no_injected_sidecar_and_end_with_their_trainer_beside_one(jobs: dict[str, Finished]) -> None:
     done = jobs["succeeds"]
     assert (done.job["status"]["state"], done.job["status"]["restarts"]) == ("Succeeded", 0)
     assert len(done.pods) == 2
     for name, pod in done.pods.items():
         asked = pod["metadata"]["labels"] | pod["metadata"]["annotations"]
         assert (asked["sidecar.istio.io/inject"], asked["linkerd.io/inject"]) == ("false", "disabled")
-        assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "istio-proxy"]
+        assert {container["name"] for container in pod["spec"]["containers"]} == {"trainer", "istio-proxy"}
         assert ends(pod)["trainer"]["exitCode"] == 0
         assert pod["status"]["reason"] == "DeadlineExceeded", "the kubelet stops the sidecar of a pod that is kept"
         assert done.logs[name] == "trained\n"
 
 
 def test_failed_pod_beside_a_sidecar_keeps_its_log_and_the_next_attempt_succeeds(
-    jobs: dict[str, Injected],
+    jobs: dict[str, Finished],
 ) -> None:
     done = jobs["fails-once"]
     status = done.job["status"]
@@ -171,6 +114,6 @@ def test_failed_pod_beside_a_sidecar_keeps_its_log_and_the_next_attempt_succeeds
     assert [done.logs[pod] for pod in done.attempt(2)] == ["trained\n"] * 2
 
 
-def test_job_that_keeps_no_pods_has_none_although_their_sidecars_ran(jobs: dict[str, Injected]) -> None:
+def test_job_that_keeps_no_pods_has_none_although_their_sidecars_ran(jobs: dict[str, Finished]) -> None:
     done = jobs["keeps-none"]
     assert (done.job["status"]["state"], done.pods) == ("Succeeded", {})

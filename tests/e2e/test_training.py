@@ -5,11 +5,10 @@ import re
 
 import pytest
 
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, is_true
 from ddprun.reporting.metrics import read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, training
-from tests.e2e.kubectl import condition_of
 from tests.e2e.reference import ReferenceRun
 from tests.metrics import effective_rows
 
@@ -30,8 +29,8 @@ def test_pods_on_both_workers_form_one_world_of_four(reference: ReferenceRun) ->
 
 
 def test_status_and_metrics_of_the_finished_job_have_the_accuracy(reference: ReferenceRun) -> None:
-    assert condition_of(reference.job, "Finished")["status"] == "True"
-    assert condition_of(reference.job, "Succeeded")["status"] == "True"
+    assert is_true(reference.job["status"], "Finished")
+    assert is_true(reference.job["status"], "Succeeded")
     assert reference.status["state"] == "Succeeded"
     assert reference.status["restarts"] == 0
     accuracy = float(reference.status["progress"]["accuracy"])
@@ -56,12 +55,10 @@ def test_kubectl_get_shows_the_step_during_training(reference: ReferenceRun) -> 
     assert len(between) >= 3, "\n".join(reference.table)
 
 
-def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(
-    reference: ReferenceRun, trainer_image: str
-) -> None:
+def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(reference: ReferenceRun) -> None:
     namespace = reference.namespace
     claim = f"{reference.name}-checkpoints"
-    namespace.kubectl.apply(evaluation_pod("judge", claim, trainer_image))
+    namespace.kubectl.apply(evaluation_pod("judge", claim))
     namespace.kubectl.wait_for("jsonpath={.status.phase}=Succeeded", "pod/judge", 120)
     verdict = json.loads(namespace.kubectl("logs", "judge").splitlines()[-1])
     assert verdict["accuracy"] == pytest.approx(float(reference.status["progress"]["accuracy"]), abs=5e-5)

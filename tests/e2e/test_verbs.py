@@ -19,7 +19,6 @@ from ddpjob.api.objects import Json
 from tests.e2e.installation import ROOT
 from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials, Wait, small_job
-from tests.e2e.users import kubeconfig_of
 from tests.json_schema import faults
 from tests.processes import end, spawn
 
@@ -82,6 +81,25 @@ class User:
         lines = self.done[" ".join(command)].stderr.splitlines()
         assert [line[:7] for line in lines[-3:]] == ["error: ", "hint:  ", "next:  "], lines
         assert "forbidden" in lines[-3], lines
+
+
+def kubeconfig_of(trial: Trial, role: str, folder: Path) -> Path:
+    """Return a kubeconfig with the rights of a role in the namespace."""
+    space = trial.kubectl.namespace
+    trial.kubectl("create", "serviceaccount", role)
+    trial.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--serviceaccount={space}:{role}")
+    cluster = yaml.safe_load(trial.cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "kind", "cluster": cluster}],
+        "users": [{"name": role, "user": {"token": trial.kubectl("create", "token", role).strip()}}],
+        "contexts": [{"name": role, "context": {"cluster": "kind", "user": role, "namespace": space}}],
+        "current-context": role,
+    }
+    path = folder / f"{role}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
 
 
 def commands(trial: Trial) -> None:

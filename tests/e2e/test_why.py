@@ -114,7 +114,7 @@ def _creates_of_pods() -> Json:
     return {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
 
 
-TRIALS = Trials.of(1, answers)._replace(has_claim=False)
+TRIALS = Trials.of(1, answers)
 
 
 @pytest.mark.parametrize("name", CASES)

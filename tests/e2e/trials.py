@@ -7,24 +7,22 @@ outcomes.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from ddpjob import Client
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, is_true
 from ddprun.reporting.metrics import read_rows
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
+from tests.e2e.kubectl import INTERVAL, Kubectl
 from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
 from tests.kind.cluster import Cluster
 from tests.metrics import effective_rows
@@ -47,12 +45,16 @@ PATIENT = {"terminationGracePeriodSeconds": 150}
 """Part of the pods that save before they end: on a busy disk each sync of a file may take many seconds."""
 # PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
 _KILL_A_RANK = """
-import os, pathlib, signal, time
+import os, pathlib, signal
 ranks = sorted(int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
                and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid())
-print(time.time())
-os.kill(ranks[{local_rank}], signal.SIGKILL)
+os.kill(ranks[0], signal.SIGKILL)
 """
+
+
+def finished(job: Json) -> Json | None:
+    """Return the job if it has finished."""
+    return job if is_true(job.get("status"), "Finished") else None
 
 
 class Watcher:
@@ -107,26 +109,14 @@ def _story(job: Json | None) -> str:
     return f"{status.get('state')}, attempt {status.get('attempt')}, step {step}, failures {failures}. Last seen: {job}"
 
 
-class Explained(NamedTuple):
-    """What ``ddpjob why`` said when the status had a new failure and the job went on.
-
-    place: of the failure in ``status.failures``.
-    """
-
-    place: int
-    failure: Json
-    verdict: Json
-
-
 @dataclass(frozen=True)
 class Trial:
-    """One job, and what a trial does with it. explained: see ``until``."""
+    """One job, and what a trial does with it."""
 
     name: str
     cluster: Cluster
     namespace: JobNamespace
     watcher: Watcher
-    explained: list[Explained] = field(default_factory=list)
 
     @property
     def kubectl(self) -> Kubectl:
@@ -147,23 +137,20 @@ class Trial:
         self.folder.chmod(0o777)
         self.kubectl.apply(small_job(self.name, *arguments, **spec))
 
-    def patch(self, **spec: Any) -> None:
-        """Change fields of the job's spec."""
-        self.kubectl("patch", "ddp", self.name, "--type=merge", "--patch", json.dumps({"spec": spec}))
-
-    def pods(self, name: str = "") -> dict[int, Json]:
-        """Return the pods of the newest attempt by node_rank. ``name``: of another job than the trial's own."""
-        pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={name or self.name}")
+    def pods(self) -> dict[int, Json]:
+        """Return the pods of the newest attempt by node_rank."""
+        pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={self.name}")
         pods.sort(key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
         return {int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]): pod for pod in pods}
 
-    def kill_rank(self, node_rank: int, local_rank: int = 0) -> float:
-        """Send SIGKILL to a rank, and return when."""
+    def kill_rank(self, node_rank: int) -> None:
+        """Send SIGKILL to the first rank of a node."""
         pod = self.pods()[node_rank]["metadata"]["name"]
-        return float(self.kubectl("exec", pod, "--", "python3", "-c", _KILL_A_RANK.format(local_rank=local_rank)))
+        self.kubectl("exec", pod, "--", "python3", "-c", _KILL_A_RANK)
 
-    def until_trained(self, least: int = CHECKPOINT_EVERY + 5) -> None:
-        """Wait until the status shows this step and the checkpoint before it."""
+    def until_trained(self) -> None:
+        """Wait until the status shows a checkpoint and five steps after it."""
+        least = CHECKPOINT_EVERY + 5
 
         def look(job: Json) -> bool:
             status = job.get("status", {})
@@ -173,61 +160,20 @@ class Trial:
         self.watcher.until(f"step {least} and a checkpoint", self.name, look, 600)
 
     def until(self, what: str, look: Callable[[Json], T | None], seconds: float = 300) -> T:
-        """Return the first true value of ``look`` for the job. Each new failure before that is explained."""
-        end = time.monotonic() + seconds
-
-        def new_failure(job: Json) -> Json | None:
-            found = _last_failure(job) if not _is_finished(job) else None
-            seen = self.explained[-1].failure if self.explained else None
-            return found if found is not None and _key(found) != _key(seen) else None
-
-        while True:
-            value, is_new = self.watcher.until(
-                what,
-                self.name,
-                lambda job: found if any(found := (look(job), new_failure(job))) else None,
-                end - time.monotonic(),
-            )
-            if value and not is_new:
-                return value
-            with self._client() as client:
-                verdict = client.explain(self.name).wire()
-                failures = client.get(self.name).manifest["status"]["failures"]
-            # If another one followed meanwhile, the next turn explains it.
-            if is_new is not None and _key(failures[-1]) == _key(is_new):
-                self.explained.append(Explained(len(failures) - 1, failures[-1], verdict))
+        """Return the first true value of ``look`` for the job."""
+        return self.watcher.until(what, self.name, look, seconds)
 
     def until_finished(self, seconds: float = 600) -> Outcome:
-        """Wait for the end of the job, and explain it."""
-        job = self.until("the end", lambda job: job if _is_finished(job) else None, seconds)
-        with self._client() as client:
-            return Outcome(job, self.folder, tuple(self.explained), client.explain(self.name).wire())
-
-    def _client(self) -> Client:
-        return Client.cluster(kubeconfig=self.cluster.kubeconfig, namespace=self.kubectl.namespace)
-
-
-def _is_finished(job: Json) -> bool:
-    return condition_of(job, "Finished").get("status") == "True"
-
-
-def _last_failure(job: Json) -> Json | None:
-    return next(reversed(job.get("status", {}).get("failures") or ()), None)
-
-
-def _key(failure: Json | None) -> tuple[int, str] | None:
-    """Return what makes a failure another one; its reason changes if its node proves lost."""
-    return (failure["attempt"], failure["reason"]) if failure is not None else None
+        """Wait for the end of the job."""
+        return Outcome(self.until("the end", finished, seconds), self.folder)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished job, the rows of its metrics, and what ``ddpjob why`` said of its failures and of its end."""
+    """A finished job, and the rows of its metrics."""
 
     job: Json
     folder: Path
-    explained: tuple[Explained, ...]
-    verdict: Json
 
     @property
     def status(self) -> Json:
@@ -267,7 +213,6 @@ class Trials(NamedTuple):
 
     acts: Mapping[str, Act]
     at_once: int
-    has_claim: bool = True
 
     @staticmethod
     def of(at_once: int, *acts: Callable[[Trial], Any], soak: Iterable[Callable[[Trial], Any]] = ()) -> Trials:
@@ -278,8 +223,7 @@ class Trials(NamedTuple):
 @contextmanager
 def running(cluster: Cluster, namespace: JobNamespace, trials: Trials) -> Iterator[Mapping[str, Future[Any]]]:
     """Start the trials in their order, and provide their outcomes by name."""
-    if trials.has_claim:
-        namespace.kubectl.apply(shared_claim())
+    namespace.kubectl.apply(shared_claim())
     with Watcher(namespace.kubectl) as watcher:
         pool = ThreadPoolExecutor(trials.at_once, thread_name_prefix="trial")
         try:
@@ -331,20 +275,6 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
             **spec,
         },
     }
-
-
-def assert_explained(done: Outcome) -> None:
-    """Check that ``ddpjob why`` showed the job's last failure as soon as the status had it, and named its end."""
-    assert (done.verdict["stage"], done.verdict["isAbnormal"]) == ("Succeeded", False), done.verdict
-    assert _key(done.explained[-1].failure) == _key(done.status["failures"][-1])
-    for place, failure, verdict in done.explained:
-        quoted = {item["field"]: item["value"] for item in verdict["evidence"]}
-        assert quoted[f"status.failures[{place}].message"] == failure["message"], verdict
-        if verdict["stage"] != "WaitingForRetry":
-            assert verdict["attempt"] == failure["attempt"] + 1, verdict  # it started at once
-            continue
-        for name in ("attempt", "reason", "nodeRank", "pod", "hint", "next"):
-            assert verdict.get(name) == failure.get(name), (name, verdict)
 
 
 def assert_resumed_from_the_newest_checkpoint(done: Outcome) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from tests.controller.jobs import CORE, Jobs
+from tests.controller.jobs import Jobs
 from tests.worlds.control_plane import ControlPlane
 from tests.worlds.nodes import SLOT, Nodes
 
@@ -29,20 +29,9 @@ class Cell(Jobs):
         limits = {"limits": {SLOT: 1}}
         return self.submit(name, numNodes=num_nodes, resources=limits, template={"spec": pod}, **spec)
 
-    def occupy(self, name: str, node: int) -> str:
-        """Put a pod of no job on a node, and return its path."""
-        container = {"name": "c", "image": "i", "resources": {"limits": {SLOT: 1}}}
-        spec = {"nodeName": f"{self.namespace}-{node}", "containers": [container]}
-        self.plane.request("POST", f"{CORE}/{self.namespace}/pods", {"metadata": {"name": name}, "spec": spec})
-        return f"{CORE}/{self.namespace}/pods/{name}"
-
     def status(self, name: str = "mnist") -> Json:
         self._nodes.check()
         return super().status(name)
-
-    def patch(self, name: str, **spec: Any) -> None:
-        """Change fields of a job."""
-        self.plane.request("PATCH", f"{self.path}/{name}", {"spec": spec})
 
     def bound(self, name: str) -> int:
         """Return how many of a job's pods have a node, have not ended and are not being deleted."""

@@ -64,34 +64,29 @@ def named(objects: Iterable[Object], suffix: str) -> Object:
 SCOPES: dict[str, dict[str, object]] = {"cluster": {}, "namespace": {"scope": "namespace", "namespaces": ["team-a"]}}
 
 
-@pytest.mark.parametrize("values", [{}, {"scope": "namespace", "namespaces": ["a", "b"]}], ids=["cluster", "namespace"])
-def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
-    kind = "Role" if values else "ClusterRole"
-    roles = [role for role in of_kind(template(values), kind) if role["metadata"]["name"] == "ddpjob-operator"]
-    assert len(roles) == (2 if values else 1)
-    for role in roles:
-        assert triples(role) == OPERATOR
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize(
+    ("values", "rights"),
+    [
+        ({}, OPERATOR),
+        ({"operator.readLogs": False}, OPERATOR - {("", "pods/log", "get")}),
+        *(({"scheduling.gangScheduler": each}, OPERATOR | gang_rights(each)) for each in GANG_GROUPS),
+        ({"kueue.enabled": True}, OPERATOR | QUEUES),
+    ],
+    ids=str,
+)
+def test_operator_has_exactly_the_listed_rights(
+    scope: str, values: dict[str, Any], rights: set[tuple[str, str, str]]
+) -> None:
+    objects = template(SCOPES[scope] | values)
+    kind = "ClusterRole" if scope == "cluster" else "Role"
+    assert triples(named(of_kind(objects, kind), "ddpjob-operator")) == rights
     assert len(OPERATOR) == 28
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_right_to_read_logs_can_be_left_out(scope: str) -> None:
-    objects = template(SCOPES[scope] | {"operator.readLogs": False})
-    role = named(of_kind(objects, "ClusterRole" if scope == "cluster" else "Role"), "ddpjob-operator")
-    assert triples(role) == OPERATOR - {("", "pods/log", "get")}
-
-
-@pytest.mark.parametrize("scheduler", GANG_GROUPS)
-def test_rights_on_pod_groups_come_with_their_gang_scheduler(scheduler: str) -> None:
-    role = named(of_kind(template({"scheduling.gangScheduler": scheduler}), "ClusterRole"), "ddpjob-operator")
-    assert triples(role) == OPERATOR | gang_rights(scheduler)
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_rights_on_workloads_come_with_kueue(scope: str) -> None:
+def test_rights_on_classes_come_with_kueue(scope: str) -> None:
     objects = template(SCOPES[scope] | {"kueue.enabled": True})
-    role = named(of_kind(objects, "ClusterRole" if scope == "cluster" else "Role"), "ddpjob-operator")
-    assert triples(role) == OPERATOR | QUEUES
     assert triples(named(of_kind(objects, "ClusterRole"), f"-kueue-{NAMESPACE}")) == CLASSES
     [binding] = [b for b in of_kind(objects, "ClusterRoleBinding") if b["roleRef"]["name"].endswith(NAMESPACE)]
     assert binding["metadata"]["name"] == binding["roleRef"]["name"]

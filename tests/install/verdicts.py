@@ -23,9 +23,9 @@ def _ends(code: int, reason: str = "") -> Fault:
     return lambda world: ended(code, reason=reason, at=world.now, started=world.now - timedelta(seconds=2))
 
 
-def _disrupted(reason: str, *, deleting: bool = True) -> Fault:
+def _disrupted(reason: str) -> Fault:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
-    return lambda world: running(conditions=[condition]) | {"deleting": deleting}
+    return lambda world: running(conditions=[condition]) | {"deleting": True}
 
 
 def _refused(world: World) -> Json:

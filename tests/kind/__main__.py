@@ -7,7 +7,7 @@ import sys
 
 from tests.kind import cluster, docker, dockerd, images, packages, prepare
 from tests.kind.command import CommandError
-from tests.kind.toolchain import BINARIES, IN_LAYERS, ToolchainError, build
+from tests.kind.toolchain import BINARIES, IN_LAYERS, ToolchainError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,13 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     ready.add_argument("--json", action="store_true", help="print each result as a line of JSON on stdout")
     ready.set_defaults(run=_prepare)
 
-    one = commands.add_parser("binary", help="print the paths of pinned programs; build them if necessary")
-    one.add_argument("names", nargs="+", metavar="NAME", help=f"all, or one of: {', '.join(BINARIES)}")
-    one.set_defaults(run=_binary)
-
     both = commands.add_parser("images", help="build the operator's and the trainer's image")
-    both.add_argument("--operator", default=images.OPERATOR_TAG, metavar="TAG", help="default: %(default)s")
-    both.add_argument("--trainer", default=images.TRAINER_TAG, metavar="TAG", help="default: %(default)s")
     both.add_argument("--load", metavar="CLUSTER", help="also load them into the workers of this cluster")
     both.set_defaults(run=_images)
 
@@ -73,15 +67,9 @@ def _prepare(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _binary(options: argparse.Namespace) -> int:
-    for name in IN_LAYERS if options.names == ["all"] else options.names:
-        print(build(name))
-    return 0
-
-
 def _images(options: argparse.Namespace) -> int:
     prepare.ensure("docker")
-    for tag in images.build_images(options.operator, options.trainer):
+    for tag in images.build_images():
         if options.load:
             _existing(options.load).load_image(tag)
         print(tag)

@@ -69,7 +69,7 @@ class Cluster:
             [binary("kubectl"), "--kubeconfig", self.kubeconfig, *args], timeout=timeout, stdin=input, check=check
         )
 
-    def load_image(self, tag: str, *, timeout: float = 300) -> None:
+    def load_image(self, tag: str) -> None:
         """Load a local image into every worker that does not have it under the same id. Raises CommandError."""
         engine = ensure_engine()
         wanted = image_id(tag, engine=engine)
@@ -89,7 +89,7 @@ class Cluster:
                 "--nodes",
                 ",".join(missing),
             ]
-            run(command, env=engine.environment, timeout=timeout)
+            run(command, env=engine.environment, timeout=300)
             for node in missing:
                 docker(
                     "exec", "--interactive", node, "cp", "/dev/stdin", _loaded_note(tag), engine=engine, stdin=wanted

@@ -49,9 +49,9 @@ shutdownGracePeriodCriticalPods: 10s
 """
 
 
-def mnist_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
+def mnist_dir() -> Path | None:
     """Return the folder of MNIST's four files to mount: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist, else None."""
-    chosen = environment.get("DDPJOB_MNIST_DIR")
+    chosen = os.environ.get("DDPJOB_MNIST_DIR")
     folder = Path(chosen) if chosen else _REPOSITORY.parent / "shared" / "mnist"
     if folder.is_dir():
         return folder.resolve()

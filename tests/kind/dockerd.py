@@ -47,10 +47,9 @@ def data_root() -> Path:
     return cache_dir() / "docker"
 
 
-def lacks_sys_resource(process_status: str | None = None) -> bool:
+def lacks_sys_resource() -> bool:
     """Return whether root lacks CAP_SYS_RESOURCE here, according to /proc/self/status."""
-    text = Path("/proc/self/status").read_text() if process_status is None else process_status
-    for line in text.splitlines():
+    for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapBnd:"):
             return not int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1
     return False

@@ -54,24 +54,21 @@ OPERATOR = Image("operator", "Dockerfile", "operator", ("build", "operator"))
 TRAINER = Image("trainer", "images/trainer/Dockerfile", "trainer_app", ("build", "torch", "trainer"))
 
 
-def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TAG) -> tuple[str, str]:
+def build_images() -> tuple[str, str]:
     """Build both images from the working tree, unless they are up to date, and return their tags."""
     engine = ensure_engine()
     with locked("images"):
-        build_image(engine, OPERATOR, operator_tag)
-        build_image(engine, TRAINER, trainer_tag)
+        build_image(engine, OPERATOR, OPERATOR_TAG)
+        build_image(engine, TRAINER, TRAINER_TAG)
         if engine.started_by_us:  # images of an installed Docker are not ours to delete
             docker("image", "prune", "--force", "--filter", "until=72h", engine=engine, timeout=300)
-    return operator_tag, trainer_tag
+    return OPERATOR_TAG, TRAINER_TAG
 
 
-def require_images(*tags: str) -> None:
-    """Raise ToolchainError unless these images are built from the present working tree.
-
-    tags: the operator's and the trainer's; by default those of ``build_images``.
-    """
+def require_images() -> None:
+    """Raise ToolchainError unless both images are built from the present working tree."""
     engine = ensure_engine(install=False)
-    for image, tag in zip((OPERATOR, TRAINER), tags or (OPERATOR_TAG, TRAINER_TAG), strict=True):
+    for image, tag in ((OPERATOR, OPERATOR_TAG), (TRAINER, TRAINER_TAG)):
         if not _is_current(engine, image, tag):
             raise ToolchainError(
                 f"the image {tag} is not built from the present working tree. "

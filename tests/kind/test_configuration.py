@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kind import dockerd, images, packages, toolchain
+from tests.kind import dockerd, packages, toolchain
 from tests.kind.command import CommandError
 from tests.kind.toolchain import MODULES, binary
 
@@ -42,45 +42,12 @@ def test_packages_are_not_installed_unless_allowed(tmp_path: Path, monkeypatch: 
         packages.require("dockerd", "ip")
 
 
-@pytest.mark.parametrize(
-    ("image", "code", "other"),
-    [
-        (images.OPERATOR, "operator/ddpjob_operator/controller/main.py", "trainer_app/"),
-        (images.TRAINER, "trainer_app/ddptrain/cli.py", "operator/"),
-    ],
-    ids=["operator", "trainer"],
-)
-def test_an_image_is_made_of_its_own_distributions(image: images.Image, code: str, other: str) -> None:
-    names = {str(file.relative_to(images._REPOSITORY)) for file in images._sources(image)}
-    assert {code, image.dockerfile, "images/pip-install.sh", "requirements/build.txt"} <= names
-    assert not [name for name in names if name.startswith((other, "tests/")) or "__pycache__" in name]
-
-
 def test_every_go_module_is_listed_and_pinned() -> None:
     folders = {path.name for path in (REPOSITORY / "tests/kind/go").iterdir()}
     assert folders == {known.folder for known in MODULES}
     for known in MODULES:
         if "require" in (known.path / "go.mod").read_text():
             assert (known.path / "go.sum").stat().st_size > 0, known.folder
-
-
-@pytest.mark.parametrize(
-    ("folder", "version"),
-    [
-        ("kubernetes", toolchain.KUBERNETES_VERSION),
-        ("kubernetes-1.36", toolchain.GANGS_VERSION),
-        ("coscheduling", toolchain.KUBERNETES_VERSION),
-    ],
-)
-def test_kubernetes_and_its_staging_modules_have_the_stamped_version(folder: str, version: str) -> None:
-    lines = (REPOSITORY / "tests/kind/go" / folder / "go.mod").read_text().splitlines()
-    itself = ("require k8s.io/kubernetes", "\tk8s.io/kubernetes => k8s.io/kubernetes")
-    assert any(f"{line} {version}" in lines for line in itself)
-    parts = [line.split() for line in lines if line.startswith("\tk8s.io/") and " => " in line]
-    parts = [words for words in parts if words[0] != "k8s.io/kubernetes"]
-    assert len(parts) > 25
-    assert {words[-1] for words in parts} == {version.replace("v1", "v0")}
-    assert all(words[0] == words[2] for words in parts)
 
 
 def test_demo_uses_an_installed_program_and_tests_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
-"""Tests of the preparation of programs with a stand-in for Go: failures, two processes at once, a killed build."""
+"""What a user sees of the preparation of programs, with a stand-in for Go: failures, Ctrl-C, the demo's node image."""
 
-import json
 import os
 import re
 import signal
@@ -16,14 +15,14 @@ from tests.kind.docker import ensure_engine
 from tests.processes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# `go env` prints a version. `go build` logs its start, waits while the file "hold" exists, and writes a program; it
+# `go env` prints a version. `go build` notes its start, waits while the file "hold" exists, and writes a program; it
 # fails for the program named in "broken".
 FAKE_GO = """\
 #!/bin/sh
 here=$(dirname "$0")
 [ "$1" = env ] && { echo go1.99; exit; }
 while [ "$1" != -o ]; do shift; done
-echo "$$ $2" >> "$here/builds"
+touch "$here/builds"
 while [ -e "$here/hold" ]; do sleep 0.02; done
 [ "$(cat "$here/broken" 2>/dev/null)" = "$(basename "$2")" ] && { echo "proxy: no route to host" >&2; exit 1; }
 echo program > "$2"
@@ -32,16 +31,12 @@ echo program > "$2"
 
 @pytest.fixture
 def go(tmp_path: Path) -> Path:
-    """Return a folder with a stand-in for Go. A file "hold" in it stops builds; "builds" has a line for each."""
+    """Return a folder with a stand-in for Go. A file "hold" in it stops builds; "builds" is there when one runs."""
     folder = tmp_path / "go"
     folder.mkdir()
     (folder / "go").write_text(FAKE_GO)
     (folder / "go").chmod(0o755)
     return folder
-
-
-def start(go: Path, *names: str, path: str | None = None) -> "subprocess.Popen[str]":
-    return start_module(go, "tests.kind", "prepare", "--json", *names, path=path)
 
 
 def start_module(go: Path, *arguments: str, path: str | None = None) -> "subprocess.Popen[str]":
@@ -60,18 +55,6 @@ def start_module(go: Path, *arguments: str, path: str | None = None) -> "subproc
     )
 
 
-def results(process: "subprocess.Popen[str]") -> list[dict[str, object]]:
-    output, _ = process.communicate(timeout=60)
-    return [json.loads(line) for line in output.splitlines()]
-
-
-def builds(go: Path) -> list[tuple[int, str]]:
-    """Return process id and program of each build that started."""
-    log = go / "builds"
-    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-    return [(int(pid), Path(output).name) for pid, output in lines]
-
-
 def test_last_line_of_a_failed_preparation_says_which_part_and_why(go: Path) -> None:
     """Seen: `make prepare` ended with "Error 1" alone, and the reason was hundreds of lines above."""
     (go / "broken").write_text("etcd")
@@ -85,56 +68,16 @@ def test_last_line_of_a_failed_preparation_says_which_part_and_why(go: Path) -> 
     assert progress.splitlines()[-1].startswith("error: not prepared: etcd, helm: Go is not installed.")
 
 
-def test_two_preparations_at_once_build_each_program_once(go: Path) -> None:
+def test_interrupted_demo_exits_with_130_and_no_traceback(go: Path) -> None:
     (go / "hold").touch()
-    first, second = start(go, "etcd"), start(go, "etcd")
-    eventually("one build runs", lambda: builds(go))
-    (go / "hold").unlink()
-    assert [r["state"] for p in (first, second) for r in results(p)] == ["ready", "ready"]
-    assert [name for _, name in builds(go)] == ["etcd"]
-
-
-def test_killed_preparation_ends_its_build_and_the_next_one_builds_again(go: Path) -> None:
-    (go / "hold").touch()
-    killed = start(go, "etcd")
-    eventually("the build runs", lambda: builds(go))
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    [(build, _)] = builds(go)
-    eventually("the build is gone", lambda: not Path(f"/proc/{build}/cmdline").exists() or _is_zombie(build))
-    (go / "hold").unlink()
-    assert [r["state"] for r in results(start(go, "etcd"))] == ["ready"]
-    assert [name for _, name in builds(go)] == ["etcd", "etcd"]
-    [program] = (go / "cache" / "bin").rglob("etcd")
-    assert program.read_text() == "program\n"
-    assert list((go / "cache" / "scratch").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (("tests.kind", "prepare", "kubectl"), ""),
-        (("tests.e2e.demo",), "==> interrupted. What was created keeps running. "),
-    ],
-    ids=["prepare", "demo"],
-)
-def test_interrupted_command_exits_with_130_and_no_traceback(go: Path, command: tuple[str, ...], said: str) -> None:
-    (go / "hold").touch()
-    process = start_module(go, *command)
-    eventually("the build runs", lambda: builds(go))
+    process = start_module(go, "tests.e2e.demo")
+    eventually("the build runs", (go / "builds").exists)
     process.send_signal(signal.SIGINT)
     _, progress = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said in progress
+    assert "==> interrupted. What was created keeps running. " in progress
     assert "Traceback" not in progress
     assert re.search(r"\n  building kubectl: stopped after [\d.]+ s\n", progress)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_node_image_of_kind_that_the_engine_has_is_used_by_the_demo(

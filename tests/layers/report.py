@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-SLOWEST = 20
 REASON_CHARACTERS = 200
 """So much of an error is shown beside the name of its test; pytest has printed all of it before."""
 
@@ -154,11 +153,11 @@ def totals(results: Sequence[LayerResult], *, ci: bool) -> dict[Outcome, int]:
 
 
 def as_text(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
-    """Return the closing report: slowest tests, skip reasons, the table, failed tests and the totals.
+    """Return the closing report: skip reasons, the table, failed tests and the totals.
 
     The failed tests are near the end, because some services that run tests show only the end of the output.
     """
-    lines = [*_slowest(results), *_partly_skipped(results, ci=ci)]
+    lines = [*_partly_skipped(results, ci=ci)]
     lines += ["", f"{'layer':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8} {'cpu':>8}  result"]
     for result in results:
         passed, failed, skipped = (result.count(outcome) for outcome in Outcome)
@@ -172,14 +171,6 @@ def as_text(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
     counts = totals(results, ci=ci)
     lines.append(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
     return "\n".join(lines)
-
-
-def _slowest(results: Sequence[LayerResult]) -> list[str]:
-    """Return the slowest tests of all layers, the slowest first."""
-    ran = [(result.layer, test) for result in results for test in result.tests if test.outcome is not Outcome.SKIPPED]
-    tests = sorted(ran, key=lambda pair: pair[1].seconds, reverse=True)[:SLOWEST]
-    rows = [f"{test.seconds:8.1f} s  {layer:<12} {test.name}" for layer, test in tests]
-    return ["", f"the {len(rows)} slowest tests:", *rows] if rows else []
 
 
 def _failed(results: Sequence[LayerResult]) -> list[str]:

@@ -31,8 +31,8 @@ def layer_of(folder: Path, name: str, source: str, *needs: str) -> Layer:
     return Layer(name, (pytest_command(str(file), "-c", os.devnull, "--rootdir", str(folder), needs=needs),))
 
 
-def shell(script: str, *, needs: tuple[str, ...] = (), cores: float = 1.0) -> Command:
-    return Command(("sh", "-c", script), needs=needs, cores=cores)
+def shell(script: str, *, needs: tuple[str, ...] = ()) -> Command:
+    return Command(("sh", "-c", script), needs=needs)
 
 
 def answers(*results: tuple[str, str, str]) -> list[str]:
@@ -85,15 +85,6 @@ def test_layer_with_all_tests_skipped_is_skipped_and_fails_with_ci(tmp_path: Pat
     assert as_text([result], 1.0, ci=True).splitlines()[-1] == "0 passed, 1 failed, 2 skipped"
 
 
-def test_error_in_set_up_or_tear_down_fails_its_test_once(tmp_path: Path) -> None:
-    source = (
-        "@pytest.fixture\ndef before(): assert 0\n@pytest.fixture\ndef after():\n    yield\n    assert 0\n"
-        "def test_a(before): pass\ndef test_b(after): pass\ndef test_c(after): assert 0\n"
-    )
-    [result] = run_layers(layer_of(tmp_path, "errors", source))
-    assert counts(result) == (0, 3, 0)
-
-
 FLAKY = (
     "def test_{name}():\n    open('{folder}/{name}', 'a').write('x')\n"
     "    assert os.path.getsize('{folder}/{name}') >= {least}, 'too early'\n"
@@ -110,12 +101,6 @@ def test_with_ci_failed_tests_run_once_more_and_are_named_if_they_pass_then(tmp_
     text = as_text(results, 1.0, ci=ci).splitlines()
     named = [line.split("::")[1] for line in text[text.index("failed tests:") - 2 * ci :] if "::" in line]
     assert named == ["test_flaky", "test_bad"]
-
-
-def test_many_failed_tests_do_not_run_again(tmp_path: Path) -> None:
-    source = "".join(FLAKY.format(name=f"t{n}", folder=tmp_path, least=2) for n in range(3))
-    [result] = run_layers(layer_of(tmp_path, "many", source), ci=True)
-    assert counts(result) == (0, 3, 0)
 
 
 @pytest.mark.parametrize(
@@ -219,17 +204,3 @@ def test_every_test_file_is_part_of_one_command() -> None:
         for mark in set(re.findall(r"mark\.(kind|apiserver)\b", file.read_text())) or {None}:
             selecting = [command.words for command in commands if _selects(command, file, mark)]
             assert len(selecting) == 1, f"{file}, {mark}: {selecting}"
-
-
-@pytest.mark.parametrize(
-    ("given", "collected"), [("", "1/2 tests collected (1 deselected)"), ("all", "2 tests collected")]
-)
-def test_tests_marked_soak_are_left_out_except_in_make_soak(tmp_path: Path, given: str, collected: str) -> None:
-    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
-    (tmp_path / "test_two.py").write_text(
-        "import pytest\ndef test_cheap(): pass\n@pytest.mark.soak\ndef test_dear(): pass\n"
-    )
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
-    env = os.environ | {"DDPJOB_TEST_FAULTS": given, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([*command, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert collected in done.stdout

@@ -46,9 +46,9 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-def areas(folder: Path = FOLDER) -> dict[str, list[Mutant]]:
+def areas() -> dict[str, list[Mutant]]:
     """Return the mutants of each file, by its name. Raises ``ValueError`` for two of one name."""
-    found = {file.stem: _read(file) for file in sorted(folder.glob("*.toml"))}
+    found = {file.stem: _read(file) for file in sorted(FOLDER.glob("*.toml"))}
     names = [mutant.name for mutants in found.values() for mutant in mutants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two mutants have the name {', '.join(twice)}")
@@ -77,13 +77,13 @@ def _each(text: str) -> Iterator[str]:
 
 
 @contextmanager
-def in_this_process(mutant: Mutant, root: Path = ROOT) -> Iterator[None]:
+def in_this_process(mutant: Mutant) -> Iterator[None]:
     """Give the functions of the mutant's module, which is imported, their code with the error, until the context ends.
 
     The change must be inside functions or methods that are in the module under their own names.
     """
     module = importlib.import_module(".".join(Path(mutant.file).with_suffix("").parts[1:]))
-    changed = _codes(compile(mutant.apply_to((root / mutant.file).read_text()), mutant.file, "exec"))
+    changed = _codes(compile(mutant.apply_to((ROOT / mutant.file).read_text()), mutant.file, "exec"))
     replaced = [(function, function.__code__) for function in _functions(module)]
     for function, code in replaced:
         function.__code__ = changed[code.co_qualname]

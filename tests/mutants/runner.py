@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.mutants.mutant import ROOT, Mutant, NotApplicableError
+from tests.mutants.mutant import Mutant, NotApplicableError
 from tests.mutants.tree import TIMED_OUT, Tree
 
 Verdict = Literal["killed", "survived", "not applicable", "error"]
@@ -29,14 +29,14 @@ class Result:
     seconds: float
 
 
-def results_of(mutants: Sequence[Mutant], timeout: float, root: Path = ROOT) -> Iterator[Result]:
+def results_of(mutants: Sequence[Mutant], timeout: float) -> Iterator[Result]:
     """Yield the result of each mutant, those of the simulator last.
 
     timeout: seconds for the tests of one mutant; a mutant whose tests take longer is killed.
     """
     if of_tests := [mutant for mutant in mutants if not mutant.runs]:
         with tempfile.TemporaryDirectory(prefix="ddpjob-mutants-") as folder:
-            tests = _Tests(Tree(Path(folder), root), timeout)
+            tests = _Tests(Tree(Path(folder)), timeout)
             yield from (_timed(mutant, tests.verdict) for mutant in of_tests)
     if of_runs := [mutant for mutant in mutants if mutant.runs]:
         yield from _simulated(of_runs)

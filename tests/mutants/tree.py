@@ -26,11 +26,11 @@ TIMED_OUT = -1
 class Tree:
     """A copy of all files that git does not ignore, in ``folder``, an empty folder with a name that no other has."""
 
-    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+    def __init__(self, folder: Path) -> None:
         self.root, self._venv, self._log = folder / "tree", folder / "venv", folder / "output"
         self._folder = folder
-        _copy(root, self.root)
-        if (shared := root.parent / "shared").is_dir():  # wheels and MNIST, as in the Makefile
+        _copy(self.root)
+        if (shared := ROOT.parent / "shared").is_dir():  # wheels and MNIST, as in the Makefile
             (folder / "shared").symlink_to(shared)
         self._make_environment()
         self._times = itertools.count(int(time.time()) + 1)  # a file of this second may be compiled already
@@ -99,12 +99,12 @@ class Tree:
         assert all(Path(file).is_relative_to(self.root) for file in found), found
 
 
-def _copy(root: Path, target: Path) -> None:
+def _copy(target: Path) -> None:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(command, cwd=root, text=True, capture_output=True, check=True).stdout.split("\0")
-    for name in sorted({name for name in names if name and (root / name).is_file()}):
+    names = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split("\0")
+    for name in sorted({name for name in names if name and (ROOT / name).is_file()}):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / name, target / name)
+        shutil.copy2(ROOT / name, target / name)
 
 
 def _without_paths() -> dict[str, str]:

@@ -45,17 +45,11 @@ class Scenario:
         return {"image": "trainer:1", "numNodes": 2, "restartPolicy": {"maxRestarts": 3}} | self.spec
 
 
-def _scenario(
-    name: str,
-    *,
-    compares: Literal["outcome", "story", "nothing"] = "outcome",
-    refused: int = 0,
-    is_variant: bool = False,
-    world: Mapping[str, Any] | None = None,
-    **spec: object,
-) -> Callable[[Script], Script]:
+def _scenario(name: str, **options: Any) -> Callable[[Script], Script]:
+    """Register a scenario. options: the other fields of ``Scenario``."""
+
     def register(script: Script) -> Script:
-        SCENARIOS[name] = Scenario(script, spec, compares, refused, is_variant, world or {})
+        SCENARIOS[name] = Scenario(script, **options)
         return script
 
     return register
@@ -107,7 +101,7 @@ _CLAIM = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWr
 CHECKPOINT: Json = {"checkpoint": {"claimTemplate": {"spec": _CLAIM}}}
 
 
-@_scenario("success", **CHECKPOINT)
+@_scenario("success", spec=CHECKPOINT)
 async def _success(sim: Simulation) -> None:
     sim.create_job()
     await succeed(sim)
@@ -217,7 +211,7 @@ async def _node_removed_after_success(sim: Simulation) -> None:
         await sim.until("the job is finished", sim.is_finished)
 
 
-@_scenario("restarts-used-up", restartPolicy={"maxRestarts": 1})
+@_scenario("restarts-used-up", spec={"restartPolicy": {"maxRestarts": 1}})
 async def _restarts_used_up(sim: Simulation) -> None:
     sim.create_job()
     await _rank_failure(sim)
@@ -234,7 +228,7 @@ async def _refund_of_the_second_restart(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("reset-of-the-budget", restartPolicy={"maxRestarts": 1})
+@_scenario("reset-of-the-budget", spec={"restartPolicy": {"maxRestarts": 1}})
 async def _reset_of_the_budget(sim: Simulation) -> None:
     """An attempt makes progress before it fails."""
     sim.create_job()
@@ -245,7 +239,7 @@ async def _reset_of_the_budget(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("deadline", activeDeadlineSeconds=600)
+@_scenario("deadline", spec={"activeDeadlineSeconds": 600})
 async def _deadline(sim: Simulation) -> None:
     """The training takes longer than the job's deadline."""
     sim.create_job()
@@ -253,7 +247,7 @@ async def _deadline(sim: Simulation) -> None:
     await sim.until("the job is finished", sim.is_finished)
 
 
-@_scenario("hang", progressDeadlineSeconds=300)
+@_scenario("hang", spec={"progressDeadlineSeconds": 300})
 async def _hang(sim: Simulation) -> None:
     """Rank 0 responds, but makes no step."""
     sim.create_job()
@@ -262,7 +256,7 @@ async def _hang(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("startup-deadline", startupDeadlineSeconds=120)
+@_scenario("startup-deadline", spec={"startupDeadlineSeconds": 120})
 async def _startup_deadline(sim: Simulation) -> None:
     """The pods never start."""
     sim.create_job()
@@ -288,7 +282,7 @@ async def _deletion_during_creation(sim: Simulation) -> None:
     await sim.until("the job is gone", lambda: sim.job() is None)
 
 
-@_scenario("time-to-live", ttlSecondsAfterFinished=30)
+@_scenario("time-to-live", spec={"ttlSecondsAfterFinished": 30})
 async def _time_to_live(sim: Simulation) -> None:
     sim.create_job()
     await succeed(sim)
@@ -297,7 +291,7 @@ async def _time_to_live(sim: Simulation) -> None:
     assert (now() - done).total_seconds() >= 25, "the job was deleted before its time to live had passed"
 
 
-@_scenario("time-to-live-of-a-replaced-job", ttlSecondsAfterFinished=30, compares="story")
+@_scenario("time-to-live-of-a-replaced-job", compares="story", spec={"ttlSecondsAfterFinished": 30})
 async def _time_to_live_of_a_replaced_job(sim: Simulation) -> None:
     """The user deletes the job and creates another of its name just before the operator deletes it."""
     sim.create_job()
@@ -340,27 +334,6 @@ async def _quota(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("two-nodes-lost", is_variant=True, compares="story")
-async def _two_nodes_lost(sim: Simulation) -> None:
-    """Two attempts lose a node each, and the control plane notices both losses after the second: none counts."""
-    sim.create_job()
-    lost = []
-    for _ in range(2):
-        if pods := await sim.running_attempt():
-            attempt = sim.attempt()
-            await _see_step(sim)
-            lost.append(pods[1])
-            sim.kubelets.cut_off(pods[1])
-            await sim.in_any_order(*_reports_of_peers(sim, pods, failed(77, cause="peer", at=now())))
-            await sim.next_attempt(attempt)
-    for pod in lost:
-        sim.kubelets.mark_lost(pod)
-    await sim.pause(NOTICE_SECONDS)
-    await sim.running_attempt()
-    sim.kubelets.reconnect()
-    await succeed(sim)
-
-
 @_scenario("avoided-node", is_variant=True)
 async def _avoided_node(sim: Simulation) -> None:
     """Two crashes on one node: the next attempt runs on another."""
@@ -382,25 +355,7 @@ async def _avoided_node_is_the_only_one(sim: Simulation) -> None:
     await succeed(sim)
 
 
-_RULES = [
-    {"onExitCodes": {"operator": "In", "values": [3]}, "action": "Fail"},
-    {"onExitCodes": {"operator": "In", "values": [1]}, "action": "RestartIgnoreLimit"},
-    {"onReasons": ["PodDeleted", "PodLost"], "action": "Restart"},
-]
-
-
-@_scenario("rules-for-restarts", is_variant=True, restartPolicy={"maxRestarts": 1, "rules": _RULES})
-async def _rules_for_restarts(sim: Simulation) -> None:
-    """By the user's rules two failures do not count, a deletion does, and the fourth failure is final."""
-    sim.create_job()
-    await _rank_failure(sim)
-    await _rank_failure(sim)
-    await _pod_deletion(sim)
-    await _fails(sim, failed(3, cause="own", at=now()))
-    assert sim.is_finished()
-
-
-@_scenario("retention-of-all-pods", is_variant=True, podRetention="All")
+@_scenario("retention-of-all-pods", is_variant=True, spec={"podRetention": "All"})
 async def _retention_of_all_pods(sim: Simulation) -> None:
     """Two attempts fail; the pods that ended by themselves are all kept."""
     sim.create_job()
@@ -414,7 +369,7 @@ async def _retention_of_all_pods(sim: Simulation) -> None:
     assert all(sim.store.get(names.PODS, KEY.namespace, name) for name in kept), "a pod to keep was deleted"
 
 
-@_scenario("isolated", is_variant=True, networkPolicy="Isolated")
+@_scenario("isolated", is_variant=True, spec={"networkPolicy": "Isolated"})
 async def _isolated(sim: Simulation) -> None:
     """An attempt fails; while the next one runs, a user deletes the NetworkPolicy. The last attempt succeeds."""
     sim.create_job()
@@ -455,7 +410,7 @@ async def _edited_service(sim: Simulation) -> None:
         await sim.until("the Service is restored", lambda: sim.is_finished() or _is_whole(sim, service))
 
 
-@_scenario("failing-creates", is_variant=True, compares="story", world={"create_errors": 0.5}, numNodes=8)
+@_scenario("failing-creates", is_variant=True, compares="story", world={"create_errors": 0.5}, spec={"numNodes": 8})
 async def _failing_creates(sim: Simulation) -> None:
     """For half a minute half of the creates fail, and each pod starts as soon as it exists."""
     sim.create_job()

@@ -207,7 +207,6 @@ class Simulation(JobView):
         self.calls: list[Call] = []
         self.changes: list[tuple[float, Change]] = []
         self.quota: int | None = None
-        self.faults = 0
         self.late_creates: set[str] = set()
         self.log: list[str] = []
         self._choose, self.seed, self.watch, self._order = choose, seed, watch, order
@@ -327,7 +326,6 @@ class Simulation(JobView):
         if kind is None:
             return self._refusal(call)
         self.log.append(f"{asyncio.get_running_loop().time():.2f} {kind}: {call.verb} {call.resource.kind} {call.name}")
-        self.faults += 1
         if kind in CRASHES:
             self._crash()
         if kind == "late" and call.verb == "create":

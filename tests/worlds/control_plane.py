@@ -133,9 +133,8 @@ class ControlPlane:
         *args: str,
         input: str | None = None,  # noqa: A002 - as in subprocess.run
         check: bool = True,
-        kubeconfig: Path | None = None,
     ) -> "subprocess.CompletedProcess[str]":
-        """Run kubectl, by default as administrator."""
+        """Run kubectl as administrator."""
         return subprocess.run(
             [str(program("kubectl")), *args],
             input=input,
@@ -147,7 +146,7 @@ class ControlPlane:
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": str(self.folder),
-                "KUBECONFIG": str(kubeconfig or self.kubeconfig()),
+                "KUBECONFIG": str(self.kubeconfig()),
                 "KUBECACHEDIR": str(self.folder / "kubectl-cache"),
                 "NO_PROXY": "127.0.0.1",
             },

@@ -38,13 +38,8 @@ class Gang:
     bound: set[str] = field(default_factory=set)
     running: dict[str, Json] = field(default_factory=dict)
     was_whole: bool = False
-    succeeded: set[str] = field(default_factory=set)
     partial_since: float | None = None
     longest_partial: float = 0.0
-
-    @property
-    def has_trained(self) -> bool:
-        return len(self.succeeded) == self.size
 
     def bind(self, pod: str, now: float) -> None:
         self.bound.add(pod)
@@ -67,7 +62,6 @@ class Gang:
 class Nodes:
     """Use as a context manager beside a control plane.
 
-    fields: the field selector of the pods that are watched; empty for all pods.
     places: names of nodes that pods without one are bound to in turn, as by a scheduler; no node need exist.
     stop_seconds: for which a deleted pod runs on, at most for its grace period.
     train_seconds: for which a training runs; None means until the test ends its pods.
@@ -75,13 +69,12 @@ class Nodes:
     on_pod: called in the kubelet's thread with the type and the pod of each event.
     """
 
-    def __init__(self, plane: ControlPlane, *, fields: str = "", places: Sequence[str] = ()) -> None:
+    def __init__(self, plane: ControlPlane, *, places: Sequence[str] = ()) -> None:
         self.gangs: dict[tuple[str, str, str], Gang] = {}
         self.stop_seconds = 0.0
         self.train_seconds: float | None = None
         self.on_pod: Callable[[str, Json], None] = lambda kind, pod: None
         self._plane = plane
-        self._fields = fields
         self._places = itertools.cycle(places) if places else None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="kubelet")
@@ -108,9 +101,9 @@ class Nodes:
         if self._error is not None:
             raise RuntimeError("the simulated kubelet failed") from self._error
 
-    def add(self, name: str, *, slots: int = 1, labels: Mapping[str, str] | None = None) -> None:
-        """Add a node that is ready for ``slots`` pods of these tests."""
-        size = {SLOT: str(slots), "cpu": "64", "memory": "256Gi", "pods": "110"}
+    def add(self, name: str, *, labels: Mapping[str, str] | None = None) -> None:
+        """Add a node that is ready for one pod of these tests."""
+        size = {SLOT: "1", "cpu": "64", "memory": "256Gi", "pods": "110"}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
         status = {"capacity": size, "allocatable": size, "conditions": [ready]}
         path = "/api/v1/nodes"
@@ -147,14 +140,14 @@ class Nodes:
                 await self._list_and_watch()
 
     async def _list_and_watch(self) -> None:
-        url = f"{self._plane.server}/api/v1/pods?fieldSelector={self._fields}"
+        url = f"{self._plane.server}/api/v1/pods"
         async with self._session.get(url) as answer:
             listed = orjson.loads(await answer.read())
         if self._earlier is None:
             self._earlier = {pod["metadata"]["uid"] for pod in listed["items"]}
         for pod in listed["items"]:
             self._take("ADDED", pod)
-        query = f"&watch=1&resourceVersion={listed['metadata']['resourceVersion']}&timeoutSeconds={_WATCH_SECONDS}"
+        query = f"?watch=1&resourceVersion={listed['metadata']['resourceVersion']}&timeoutSeconds={_WATCH_SECONDS}"
         no_limit = aiohttp.ClientTimeout(total=None)
         async with self._session.get(url + query, timeout=no_limit, read_bufsize=2**21) as answer:
             self._watching.set()
@@ -188,8 +181,6 @@ class Nodes:
         name = pod["metadata"]["name"]
         change = gang.lose if kind == "DELETED" else gang.bind
         change(name, time.monotonic())
-        if pod["status"]["phase"] == "Succeeded":
-            gang.succeeded.add(name)
 
     def _gang(self, pod: Json) -> Gang | None:
         labels = pod["metadata"].get("labels") or {}
