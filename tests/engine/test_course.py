@@ -102,10 +102,10 @@ def test_ttl_deletes_a_finished_job_with_its_uid() -> None:
     assert [(d.resource, d.uid) for d in made.deletes] == [(names.DDPJOBS, UID)]
 
 
-def test_ttl_deletes_nothing_where_the_settings_keep_finished_jobs() -> None:
+def test_ttl_deletes_nothing_in_local_mode() -> None:
     world = a_running_world(a_job(numNodes=1, ttlSecondsAfterFinished=0))
     world.set_pod(0, ended(0))
-    world.settings = EngineSettings(delete_finished=False)
+    world.settings = EngineSettings(is_local=True)
     world.settle()
     world.forward(60)
     made = world.reconcile()

@@ -70,7 +70,7 @@ def _startup(s: JobState) -> Deadline | None:
         return Deadline(left, "attempt", "StartupDeadlineExceeded", text)
     pods = {} if s.attempt.is_closed else s.current
     waiting = [r for r in s.job.node_ranks if r not in pods or pods[r].state == "pending"]
-    text = f"{len(waiting)} of {len(s.job.node_ranks)} nodes have not started within {limit} s (startupDeadlineSeconds)"
+    text = f"{len(waiting)} of {s.job.nodes} nodes have not started within {limit} s (startupDeadlineSeconds)"
     obstacle = (s.attempt.verdict, s.attempt.message) if s.attempt.verdict else next(obstacles(s), None)
     if obstacle:
         text += f": {obstacle[0]}: {obstacle[1]}"

@@ -90,9 +90,9 @@ class JobState:
     def succeeded_nodes(self) -> frozenset[int]:
         """node_ranks of this attempt that exited with 0, including those whose pods no longer exist."""
         ended = {node_rank: pod for node_rank, pod in self.current.items() if pod.state == "succeeded"}
-        # Exit code 0 after that answers the operator's own SIGTERM, unless a launcher knows better.
+        # Exit code 0 then answers the operator's own SIGTERM, unless the launcher says that the training had ended.
         if self.attempt.is_closed:
-            ended = {node_rank: pod for node_rank, pod in ended.items() if pod.reports_success}
+            ended = {rank: pod for rank, pod in ended.items() if pod.report is not None and pod.report.before_stop}
         return frozenset(self.before.succeeded_nodes or ()) | ended.keys()
 
     @cached_property
@@ -343,10 +343,6 @@ class JobState:
     def earlier_failures(self) -> Sequence[Failure]:
         """``status.failures``, newest last."""
         return self.before.failures or ()
-
-    @property
-    def last_failure(self) -> Failure | None:
-        return self.earlier_failures[-1] if self.earlier_failures else None
 
     @property
     def active_seconds(self) -> float:
