@@ -79,11 +79,13 @@ def _startup(s: JobState) -> Deadline | None:
 
 def _progress(s: JobState) -> Deadline | None:
     limit = s.job.spec.progress_deadline_seconds
-    if limit is None or s.attempt.phase != RUNNING or s.stalled_seconds is None:
+    stalled = s.observed.progress.stalled_seconds
+    if limit is None or s.attempt.phase != RUNNING or stalled is None or s.answer is None or not s.has_stepped:
         return None
-    step = s.answer.step if s.answer else None
-    text = f"step {step} of attempt {s.attempt.number} has been the last for {limit} s (progressDeadlineSeconds)"
-    return Deadline(limit - s.stalled_seconds, "attempt", "ProgressDeadlineExceeded", text)
+    text = (
+        f"step {s.answer.step} of attempt {s.attempt.number} has been the last for {limit} s (progressDeadlineSeconds)"
+    )
+    return Deadline(limit - stalled, "attempt", "ProgressDeadlineExceeded", text)
 
 
 def _completion(s: JobState) -> Deadline | None:

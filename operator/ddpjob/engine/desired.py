@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeGuard, overload
+from typing import Any, TypeGuard
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
@@ -231,13 +231,7 @@ class DesiredPods(Sequence[Create]):
     def __len__(self) -> int:
         return len(self.node_ranks) + len(self.beside)
 
-    @overload
-    def __getitem__(self, index: int) -> Create: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Create, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Create | tuple[Create, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         place = range(len(self))[index]

@@ -139,13 +139,6 @@ class JobState:
         return all(pod.ended or pod.deleting for pod in self.current.values())
 
     @cached_property
-    def is_fenced(self) -> bool:
-        """Whether an older attempt cannot save beside a newer one: by the spec, or else as the launcher reports."""
-        checkpoint = self.job.spec.checkpoint
-        given = checkpoint.fenced if checkpoint is not None else None
-        return self.reports_fenced if given is None else given
-
-    @cached_property
     def reports_fenced(self) -> bool:
         """Whether a launcher of this attempt has reported that its program is fenced."""
         if self.attempt.fenced or (self.answer is not None and self.answer.fenced):
@@ -154,8 +147,14 @@ class JobState:
 
     @cached_property
     def may_overwrite(self) -> bool:
-        """Whether two attempts at a time could write the same files: in local mode, any of this machine."""
-        return (self.job.writes_volume or self.settings.is_local) and not self.is_fenced
+        """Whether two attempts at a time could write the same files: in local mode, any of this machine.
+
+        An older attempt of a fenced program cannot: fenced by the spec, or else as its launcher reports.
+        """
+        checkpoint = self.job.spec.checkpoint
+        given = checkpoint.fenced if checkpoint is not None else None
+        is_fenced = self.reports_fenced if given is None else given
+        return (self.job.writes_volume or self.settings.is_local) and not is_fenced
 
     def may_save(self, pod: PodView) -> bool:
         """Whether the next attempt waits for the end of a pod of an earlier one, if it waits for any.
@@ -292,11 +291,6 @@ class JobState:
         trained = self.before.time.training if self.before.time is not None else 0
         ran = max(float(trained), seconds_running(self.attempt, self.now))
         return self.has_trained and not (is_silent and ran < LONG_RUN_SECONDS)
-
-    @property
-    def stalled_seconds(self) -> float | None:
-        """For how long rank 0 has reported the same step; None if not known, or before its first step."""
-        return self.observed.progress.stalled_seconds if self.answer is not None and self.has_stepped else None
 
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""
