@@ -390,16 +390,12 @@ def test_job_without_restarts_fails_if_no_node_can_prove_lost(waits: tuple[float
     assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == "PeerLost"
 
 
-def suspect(world: World, code: int = 139, node: str = "bad") -> None:
+def suspect(world: World, node: str = "bad") -> None:
     world.run_all_and_settle()
-    world.set_pod(1, {"phase": "Failed", "containerStatuses": [_ended(code)]}, node=node)
+    world.set_pod(1, ended(139), node=node)
     world.settle_after_backoff()
     if world.status["currentAttempt"]["phase"] == "Ending":  # the settle time came before the delay
         world.settle_after_backoff()
-
-
-def _ended(code: int) -> dict[str, Any]:
-    return {"name": "trainer", "state": {"terminated": {"exitCode": code, "finishedAt": "2026-03-01T12:00:00Z"}}}
 
 
 def node_terms(world: World) -> list[dict[str, Any]]:

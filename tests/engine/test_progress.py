@@ -12,6 +12,7 @@ from ddpjob.api.report import ReportedCheckpoint, training_report
 from ddpjob.api.status import CheckpointStatus, Progress
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from tests.builders import NOW
+from tests.engine.test_reports import junk
 
 REPORT: dict[str, Any] = {
     "schema": 1, "seq": 412, "ageSeconds": 2.0, "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 300,
@@ -104,13 +105,6 @@ def test_path_that_is_not_below_the_directory_is_ignored(path: object) -> None:
 def test_time_of_the_last_checkpoint_is_kept() -> None:
     first = checkpoint(REPORT)
     assert checkpoint(REPORT, first) == first
-
-
-junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
 
 
 @given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds", "percent", "other"]), junk))
