@@ -22,6 +22,8 @@ from tests.worlds.memory.server import merge_patch
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 SETTINGS = EngineSettings()
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
+DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+"""Metadata of a pod that was deleted at ``NOW``."""
 
 
 def a_job(name: str = "mnist", *, status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -62,6 +64,17 @@ def ended(
 def failed(code: int = 1, *, cause: str = "own", at: datetime = NOW, **report: Any) -> dict[str, Any]:
     """Return the status of a pod after its trainer failed and reported the cause; ``report``: more fields of it."""
     return ended(code, message=json.dumps({"schema": 2, "cause": cause, "code": code} | report), at=at)
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    """Return the part of a pod's status that announces a disruption."""
+    return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}
+
+
+def unplaced(message: str = "0/3 nodes: no gpu") -> dict[str, Any]:
+    """Return the status of a pod for which the scheduler finds no Kubernetes node."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition]}
 
 
 def is_idle(made: Plan) -> bool:

@@ -12,6 +12,7 @@ from ddpjob.engine.actions import CREATE_FAILED, Problem
 from ddpjob.engine.observed import owned_pods
 from ddpjob.engine.plan import plan
 from tests.builders import (
+    DELETING,
     NOW,
     SETTINGS,
     World,
@@ -251,7 +252,7 @@ def test_exit_0_after_the_deletion_of_the_pod_is_no_success_unless_a_launcher_sa
 ) -> None:
     world = a_running_world(a_job(numNodes=1))
     pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=5), message=message))
-    pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    pod["metadata"] |= DELETING
     world.settle()
     assert world.status["attempt"] == attempts
 
@@ -265,7 +266,7 @@ def test_job_whose_training_ended_before_its_suspension_has_succeeded() -> None:
         assert world.status["state"] == "Suspended"
         for rank in (0, 1):
             pod = world.set_pod(rank, ended(0, message=f'{{"beforeStop": {before_stop}}}'))
-            pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+            pod["metadata"] |= DELETING
         world.settle()
         assert world.status["state"] == state
         world.suspend(False)

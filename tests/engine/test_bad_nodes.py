@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api.times import parse_time, timestamp
-from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, running
+from tests.builders import World, a_job, a_running_world, a_started_world, disrupted, ended, failed, running, unplaced
 
 Json = dict[str, Any]
 DAY = 86_400
@@ -19,7 +19,7 @@ def drain(world: World, node_rank: int) -> None:
     deadline = timestamp(world.now + timedelta(seconds=30))
     pod = world.pod(node_rank)
     pod["metadata"] |= {"deletionTimestamp": deadline, "deletionGracePeriodSeconds": 30}
-    pod["status"] |= {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}
+    pod["status"] |= disrupted("EvictionByEvictionAPI")
     world.settle()
     world.pods = {name: pod for name, pod in world.pods.items() if "deletionTimestamp" not in pod["metadata"]}
     world.settle_after_backoff()
@@ -188,9 +188,7 @@ def wait_for_a_node(world: World, node_rank: int, full: int, length: int | None 
 
     full: nodes that would fit it, but for their pods. length: after how many characters its text is cut.
     """
-    message = FULL.format(small=9 - full, full=full)[:length]
-    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    world.pod(node_rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.pod(node_rank)["status"] = unplaced(FULL.format(small=9 - full, full=full)[:length])
     world.settle()
 
 

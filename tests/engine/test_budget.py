@@ -9,11 +9,22 @@ import pytest
 from ddpjob.api.restarts import Backoff
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.budget import restart_delay
-from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, is_idle, running
+from tests.builders import (
+    DELETING,
+    World,
+    a_job,
+    a_running_world,
+    a_started_world,
+    disrupted,
+    ended,
+    failed,
+    is_idle,
+    running,
+    unplaced,
+)
 
 PEER = failed(77, cause="peer", kind="PeerLost", message="connection closed")
-DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
-LOST = running(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}])
+LOST = running(**disrupted("DeletionByTaintManager"))
 
 
 def counts(world: World) -> tuple[int, int]:
@@ -73,9 +84,7 @@ def drain(world: World) -> None:
     """Drain the Kubernetes node of node 1, and let the next attempt run."""
     pod = world.pod(1)
     pod["metadata"] |= DELETING
-    pod["status"] = running(
-        conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
-    )
+    pod["status"] = running(**disrupted("EvictionByEvictionAPI"))
     world.settle()
     world.pods.clear()
     world.run_next_attempt()
@@ -366,32 +375,27 @@ def test_job_without_restarts_waits_whether_the_node_proves_lost() -> None:
     assert world.status["attempt"] == 2 and counts(world) == (1, 0)
 
 
-def test_job_without_restarts_fails_at_once_in_local_mode() -> None:
+@pytest.mark.parametrize(
+    ("waits", "is_local"),
+    [((11,), True), ((11, 110), False), ((11, -3600), False)],
+    ids=["no Kubernetes node of one machine", "none is lost within two minutes", "the clock was set back"],
+)
+def test_job_without_restarts_fails_if_no_node_can_prove_lost(waits: tuple[float, ...], is_local: bool) -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
-    world.settings = replace(world.settings, is_local=True)
+    world.settings = replace(world.settings, is_local=is_local)
     world.show(0, PEER)
-    world.later(11)
-    assert world.status["state"] == "Failed", "no Kubernetes node can prove lost"
-
-
-def test_job_without_restarts_fails_if_no_node_proves_lost() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
-    world.show(0, PEER)
-    for _ in range(3):
-        world.later(41)
+    for seconds in waits:
+        assert world.status["state"] == "Ending"
+        world.later(seconds)
     assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == "PeerLost"
 
 
-def suspect(world: World, code: int = 139, node: str = "bad") -> None:
+def suspect(world: World, node: str = "bad") -> None:
     world.run_all_and_settle()
-    world.set_pod(1, {"phase": "Failed", "containerStatuses": [_ended(code)]}, node=node)
+    world.set_pod(1, ended(139), node=node)
     world.settle_after_backoff()
     if world.status["currentAttempt"]["phase"] == "Ending":  # the settle time came before the delay
         world.settle_after_backoff()
-
-
-def _ended(code: int) -> dict[str, Any]:
-    return {"name": "trainer", "state": {"terminated": {"exitCode": code, "finishedAt": "2026-03-01T12:00:00Z"}}}
 
 
 def node_terms(world: World) -> list[dict[str, Any]]:
@@ -430,12 +434,6 @@ def test_every_alternative_of_the_users_affinity_gets_the_requirement() -> None:
     assert world.pod(0)["spec"]["affinity"]["podAffinity"] == {"kept": True}
 
 
-def without_a_node(world: World, *ranks: int, message: str = "Insufficient gpu") -> None:
-    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    for rank in ranks:
-        world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
-
-
 def test_avoided_node_stays_avoided_while_the_jobs_own_old_pods_hold_the_gpus() -> None:
     """Ranks that hang in NCCL do not obey SIGTERM: the pods of the last attempt end after their grace period."""
     world = a_started_world(a_job(restartPolicy={"maxRestarts": 9}))
@@ -446,7 +444,8 @@ def test_avoided_node_stays_avoided_while_the_jobs_own_old_pods_hold_the_gpus() 
     old = [pod for pod in world.pods.values() if "deletionTimestamp" in pod["metadata"]]
     assert old and node_terms(world)
     old[0]["metadata"]["deletionTimestamp"] = timestamp(world.now + timedelta(seconds=120))  # raised by a webhook
-    without_a_node(world, 0, 1)
+    for rank in (0, 1):
+        world.pod(rank)["status"] = unplaced()
     for _ in range(4):
         world.settle()
         world.forward(29)
@@ -466,9 +465,8 @@ def test_node_avoided_by_waiting_pods_is_used_again_even_if_its_time_passed_mean
     suspect(world)
     attempt = world.status["attempt"]
     world.job["status"]["avoidNodes"][0]["until"] = timestamp(world.now + timedelta(seconds=10))
-    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     for rank in (0, 1):
-        world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+        world.pod(rank)["status"] = unplaced()
     world.settle()
     world.later(31)
     assert world.status["attempt"] == attempt + 1 and not node_terms(world)
@@ -489,12 +487,3 @@ def test_rule_that_needs_no_budget_does_not_wait_for_a_lost_node(action: str, st
     world.show(1, ended(137))
     world.later(11)
     assert world.status["state"] in (state, "Restarting") and "failures" in world.status
-
-
-def test_wait_for_a_lost_node_ends_when_the_clock_was_set_back() -> None:
-    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
-    world.show(0, PEER)
-    world.later(11)
-    assert world.status["state"] == "Ending"
-    world.later(-3600)
-    assert world.status["state"] == "Failed"

@@ -102,10 +102,10 @@ def test_ttl_deletes_a_finished_job_with_its_uid() -> None:
     assert [(d.resource, d.uid) for d in made.deletes] == [(names.DDPJOBS, UID)]
 
 
-def test_ttl_deletes_nothing_where_the_settings_keep_finished_jobs() -> None:
+def test_ttl_deletes_nothing_in_local_mode() -> None:
     world = a_running_world(a_job(numNodes=1, ttlSecondsAfterFinished=0))
     world.set_pod(0, ended(0))
-    world.settings = EngineSettings(delete_finished=False)
+    world.settings = EngineSettings(is_local=True)
     world.settle()
     world.forward(60)
     made = world.reconcile()
@@ -180,3 +180,11 @@ def test_new_attempt_drops_speed_and_resume_point_of_the_old_one() -> None:
     assert not {"etaSeconds", "samplesPerSecond", "stepsPerSecond"} & set(world.status["progress"])
     assert world.status["progress"]["step"] == 300
     assert "resumedFromStep" not in world.status["checkpoint"] and world.status["checkpoint"]["step"] == 250
+
+
+def test_failure_of_a_job_with_fields_of_a_later_release_restarts_it() -> None:
+    """The CRD of that release was applied: its defaults put them into every stored job."""
+    world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
+    world.job["spec"] |= {"compression": "none", "rendezvous": {"port": 29500, "backend": {"name": "static"}}}
+    world.fail(0)
+    assert (world.status["attempt"], world.status["restarts"]) == (2, 1)

@@ -7,10 +7,21 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import Problem
-from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, is_idle, running
+from tests.builders import (
+    DELETING,
+    World,
+    a_job,
+    a_running_world,
+    a_started_world,
+    disrupted,
+    ended,
+    failed,
+    is_idle,
+    running,
+    unplaced,
+)
 
-DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
-DRAINED = running(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}])
+DRAINED = running(**disrupted("EvictionByEvictionAPI"))
 EXCEEDED = Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", "exceeded quota")
 STOPPED = failed(75, kind="Stopped", outcome="stopped", saved=True, message="saved step 9")
 
@@ -19,21 +30,13 @@ def set_report(world: World, **progress: Any) -> None:
     world.progress = progress, world.pod(0)["metadata"]["name"]
 
 
-def report(world: World, *, after: float = 0, **progress: Any) -> None:
-    """Settle after so many seconds with a report of rank 0."""
-    world.forward(after)
-    set_report(world, **progress)
-    world.settle()
-
-
 def verdict(world: World) -> str:
     return str(world.status["currentAttempt"]["ending"]["verdict"])
 
 
 def test_attempt_that_never_ran_fails_the_job_after_the_startup_deadline() -> None:
     world = a_started_world(a_job(startupDeadlineSeconds=600))
-    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no gpu"}
-    world.pod(1)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.pod(1)["status"] = unplaced()
     world.settle()
     assert world.reconcile().requeue_after == pytest.approx(600)
     world.later(600)
@@ -127,7 +130,7 @@ def test_pod_that_does_not_start_is_shown_after_ten_seconds(prepared: str, reaso
 
 def test_attempt_that_ran_but_reports_no_step_restarts_and_counts() -> None:
     world = a_running_world(a_job(startupDeadlineSeconds=600))
-    report(world, phase="data", step=0)
+    world.report({"phase": "data", "step": 0})
     world.later(600)
     assert world.status["failures"][0]["reason"] == "StartupDeadlineExceeded"
     assert (world.status["attempt"], world.status["restartsCountedTowardsLimit"]) == (2, 1)
@@ -137,7 +140,7 @@ def test_attempt_that_ran_but_reports_no_step_restarts_and_counts() -> None:
 def test_startup_ends_with_the_first_step_or_when_all_run_without_reports(progress: dict[str, Any] | None) -> None:
     world = a_running_world(a_job(startupDeadlineSeconds=600))
     if progress:
-        report(world, **progress)
+        world.report(progress)
     world.later(700)
     assert world.status["attempt"] == 1 and world.status["state"] == "Running"
 
@@ -201,7 +204,7 @@ def test_unknown_progress_is_shown_after_a_minute(problem: Literal["unreachable"
 def test_progress_is_expected_without_a_deadline_only_of_a_trainer_that_reported(reports: bool, reason: str) -> None:
     world = a_running_world(a_job())
     if reports:
-        report(world, step=3)
+        world.report({"step": 3})
     world.forward(100)
     world.progress_problem = "unreachable"
     world.settle()
@@ -233,7 +236,7 @@ def test_grace_after_the_first_success_grows_to_eight_times() -> None:
 def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, stalled: float, attempt: int) -> None:
     """Rank 0 exports the model after its peers have ended; the age is that of its last work."""
     world = a_running_world(a_job(completionGraceSeconds=100))
-    report(world, phase="export", step=9, ageSeconds=age)
+    world.report({"phase": "export", "step": 9, "ageSeconds": age})
     world.show(1, ended(0))
     world.forward(301)
     world.stalled_seconds = stalled
@@ -244,7 +247,7 @@ def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, st
 @pytest.mark.parametrize("seen", [True, False], ids=["one request failed", "the operator started again"])
 def test_completion_grace_waits_until_it_is_known_whether_rank_0_works(seen: bool) -> None:
     world = a_running_world(a_job(completionGraceSeconds=100))
-    report(world, phase="export", step=9, ageSeconds=2.0)
+    world.report({"phase": "export", "step": 9, "ageSeconds": 2.0})
     world.show(1, ended(0))
     world.forward(301)
     world.stalled_seconds = None
@@ -362,19 +365,11 @@ def test_job_of_another_controller_is_left_alone() -> None:
     assert len(own.pods) == 2
 
 
-def edit(world: World, **spec: Any) -> None:
-    """Change the spec as a user does."""
-    world.job["spec"] |= spec
-    world.job["metadata"]["generation"] += 1
-
-
 def test_restart_request_waits_until_a_change_of_the_template_is_undone() -> None:
     world = a_running_world(a_job(template={"spec": {"dnsPolicy": "Default"}}))
-    edit(world, template={"spec": {"dnsPolicy": "None"}}, restartedAt="2026-03-01T12:00:00Z")
-    world.settle()
+    world.edit(template={"spec": {"dnsPolicy": "None"}}, restartedAt="2026-03-01T12:00:00Z")
     assert len(world.pods) == 2 and world.condition("Stalled")["reason"] == "SpecChanged"
-    edit(world, template={"spec": {"dnsPolicy": "Default"}})
-    world.settle()
+    world.edit(template={"spec": {"dnsPolicy": "Default"}})
     assert world.status["attempt"] == 2
 
 
@@ -383,7 +378,7 @@ def test_restart_request_is_a_normal_event_and_ends_the_row_of_failures() -> Non
     world.fail(0)
     world.run_all_and_settle()
     assert world.status["currentAttempt"]["failuresInRow"] == 1
-    edit(world, restartedAt="2026-03-01T12:00:00Z")
-    assert next((note.type, note.reason) for note in world.reconcile().events) == ("Normal", "RestartRequested")
-    world.settle()
+    world.edit(restartedAt="2026-03-01T12:00:00Z")
+    notes = [(note.type, note.reason) for made in world.plans for note in made.events]
+    assert ("Normal", "RestartRequested") in notes
     assert world.status["attempt"] == 3 and "failuresInRow" not in world.status["currentAttempt"]

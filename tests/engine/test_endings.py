@@ -10,18 +10,13 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import NAME_TERMINATING, Problem
-from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle, running
+from tests.builders import DELETING, NOW, World, a_job, a_running_world, disrupted, ended, failed, is_idle, running
 
 Status = dict[str, Any]
 PEER = failed(77, cause="peer", rank=0, message="connection closed by peer")
 LATER = NOW + timedelta(seconds=2)
-DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
-EVICTED = {
-    "phase": "Failed",
-    "reason": "Evicted",
-    "message": "The node was low on resource: memory.",
-    "conditions": [DISRUPTED],
-}
+DISRUPTED = disrupted("TerminationByKubelet")
+EVICTED = DISRUPTED | {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 # One pod gets SIGTERM, and the trainers of all pods stop after the same step; they report it in any order.
 STOPPED = failed(75, kind="Stopped", outcome="stopped", saved=True, message="saved step 9")
 SHUT_DOWN = {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}
@@ -35,7 +30,7 @@ FAULTS: dict[str, tuple[Status, Status, str]] = {
     "crashed": (ended(139), PEER, "SIGSEGV"),
     "evicted": (EVICTED, PEER, "Evicted"),
     "evicted after SIGTERM": (STOPPED | EVICTED, STOPPED, "Evicted"),
-    "node shut down": (STOPPED | SHUT_DOWN | {"conditions": [DISRUPTED]}, STOPPED, "NodeShutdown"),
+    "node shut down": (STOPPED | SHUT_DOWN | DISRUPTED, STOPPED, "NodeShutdown"),
     "torchrun": (ended(1, at=NOW), ended(1, at=LATER), "Error"),
     "aborted peers": (ended(1, at=LATER), ended(134, at=LATER + timedelta(seconds=1)), "Error"),
 }  # fmt: skip
@@ -79,7 +74,7 @@ def test_blame_does_not_depend_on_the_order_of_the_reports(fault: str, nodes: in
 
 
 def delete(world: World) -> None:
-    world.pod(1)["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    world.pod(1)["metadata"] |= DELETING
 
 
 def lose(world: World) -> None:

@@ -11,16 +11,11 @@ from ddpjob.api.times import timestamp as iso
 from ddpjob.engine.evidence import Evidence, evidence_of, evidence_of_waiting
 from ddpjob.engine.failures import TABLE, Context
 from ddpjob.engine.judgement import judge
-from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended, failed
+from tests.builders import DELETING, NOW, World, a_job, a_running_world, a_started_world, disrupted, ended, failed
 
 Json = dict[str, Any]
-DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
 MARKED = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
-
-
-def disrupted(reason: str) -> Json:
-    return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}
 
 
 def waits(reason: str, message: str = 'secret "token" not found') -> Json:

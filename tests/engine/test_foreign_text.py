@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpjob.progress.reader import parse
-from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed
+from tests.builders import World, a_job, a_running_world, a_started_world, ended, failed, unplaced
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202ebidi\r\nfake\x00\u2066"
 SHOWN = "\\u202ebidi"
@@ -72,8 +72,7 @@ def of_a_pod_that_waits() -> World:
 
 def of_the_scheduler() -> World:
     world = a_started_world(a_job())
-    target = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": HOSTILE}
-    world.set_pod(0, {"phase": "Pending", "conditions": [target]})
+    world.set_pod(0, unplaced(HOSTILE))
     return world
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Problem
-from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended
+from tests.builders import DELETING, NOW, World, a_job, a_running_world, a_started_world, ended
 
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -127,7 +127,7 @@ def test_exit_0_within_clock_skew_of_a_deletion_is_no_success(late: int) -> None
     """The clock of the Kubernetes node may be minutes slow."""
     world = a_running_world(a_job(numNodes=1))
     pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=late)))
-    pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    pod["metadata"] |= DELETING
     world.settle()
     assert (world.status["state"] == "Succeeded") == (late < -600)
 
@@ -136,7 +136,7 @@ def test_success_that_was_seen_before_the_deletion_stays_one() -> None:
     world = a_running_world(a_job())
     pod = world.set_pod(0, ended(0))
     world.settle()
-    pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    pod["metadata"] |= DELETING
     world.show(1, ended(0))
     assert world.status["state"] == "Succeeded"
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import Change
-from tests.builders import World, a_job, a_running_world, ended, failed, is_idle, running
+from tests.builders import DELETING, World, a_job, a_running_world, ended, failed, is_idle, running
 
 PROXY = {"name": "istio-proxy", "state": {"running": {}}}
 LOG = "Traceback: bad batch"
@@ -63,7 +63,7 @@ def test_stop_of_a_sidecar_is_requested_once() -> None:
 def test_running_sidecar_does_not_delay_the_attempt_after_a_planned_loss() -> None:
     world = a_world_with_proxies()
     world.lingering = True
-    world.pod(1)["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    world.pod(1)["metadata"] |= DELETING
     world.settle()
     world.show_all(beside_a_proxy(failed(75, outcome="stopped", message="saved")))
     assert world.status["attempt"] == 2

@@ -8,7 +8,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Problem
-from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended, is_idle, running
+from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended, is_idle, running, unplaced
 
 
 def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
@@ -82,8 +82,7 @@ def test_a_name_conflict_is_shown_as_stalled() -> None:
     ("status", "condition", "reason", "text"),
     [
         (
-            {"phase": "Pending", "conditions": [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3: no gpu"}]},
+            unplaced("0/3: no gpu"),
             "Scheduled", "Unschedulable", "0/3: no gpu",
         ),
         (

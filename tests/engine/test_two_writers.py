@@ -11,12 +11,11 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.desired import Job
-from tests.builders import NOW, World, a_job, a_running_world, a_started_world, ended, running
+from tests.builders import NOW, World, a_job, a_running_world, a_started_world, disrupted, ended, running
 from tests.engine.test_kueue import Queued
 
 CHECKPOINT = {"claimName": "c", "mountPath": "/c"}
 NOT_READY = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
-EVICTED = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
 
 
 def a_saving_world(**spec: Any) -> World:
@@ -92,7 +91,7 @@ def ask_for_a_restart(world: World) -> None:
 
 
 def drain(world: World) -> None:
-    pod = world.set_pod(1, running(conditions=EVICTED))
+    pod = world.set_pod(1, running(**disrupted("EvictionByEvictionAPI")))
     deadline = timestamp(world.now + timedelta(seconds=30))
     pod["metadata"] |= {"deletionTimestamp": deadline, "deletionGracePeriodSeconds": 30}
 

@@ -150,7 +150,7 @@ def test_guide_has_every_environment_variable_of_the_trainer() -> None:
     page = text(ROOT / "docs" / "tasks" / "write-a-job.md")
     claim = {"claimName": "c"}
     spec = parse_spec({"spec": {"image": "i", "checkpoint": claim, "data": claim}})
-    job = Job("job", "default", "12345", 1, spec)
+    job = Job("job", "default", "12345", 1, spec, 1)
     for entry in trainer_environment(job, 1, EngineSettings()):
         assert f"`{entry['name']}`" in page, entry["name"]
 

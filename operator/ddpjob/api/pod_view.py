@@ -125,11 +125,6 @@ class PodView:
         return self.state in ("succeeded", "failed")
 
     @property
-    def reports_success(self) -> bool:
-        """Whether its launcher says that the training had ended before the pod was to be deleted."""
-        return self.state == "succeeded" and self.report is not None and self.report.before_stop
-
-    @property
     def holds_resources(self) -> bool:
         """Whether a container runs that nothing stops."""
         return not (self.stopped or self.deleting or self.is_told)

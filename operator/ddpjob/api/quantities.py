@@ -18,20 +18,16 @@ _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 def amount(value: str | float) -> Decimal:
     """Return the value of a quantity; JSON numbers are quantities, too. Raises ``ValueError``."""
-    number, suffix = _parts(value)
+    found = _FORM.fullmatch(str(value))
+    if found is None:
+        raise ValueError(f"{value!r} is not a quantity")
+    number, suffix = Decimal(found[1]), found[2]
     if suffix in _BINARY:
         return _EXACT.multiply(number, Decimal(1024 ** _BINARY[suffix]))
     exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
     if abs(exponent) > _MAX_EXPONENT:
         raise ValueError(f"{value!r} is not a quantity that this program can compute with")
     return _EXACT.scaleb(number, exponent)
-
-
-def _parts(value: str | float) -> tuple[Decimal, str]:
-    found = _FORM.fullmatch(str(value))
-    if found is None:
-        raise ValueError(f"{value!r} is not a quantity")
-    return Decimal(found[1]), found[2]
 
 
 def count_devices(limits: Mapping[str, int | str], requests: Mapping[str, int | str]) -> int:

@@ -119,7 +119,8 @@ class EngineSettings:
     scheduler_name: ``schedulerName`` of the pods of a gang whose template gives none; empty for that of the system.
     launcher_image, launcher_pull_policy: of the init container of ``launcher: Injected``; without an image the machine
         has ``ddprun``, as in local mode.
-    is_local: local mode: no Kubernetes node can be lost, and advice names nothing that only a cluster has.
+    is_local: local mode: no Kubernetes node can be lost, advice names nothing that only a cluster has, and
+        ``ttlSecondsAfterFinished`` deletes no job.
     """
 
     cluster_domain: str = "cluster.local"
@@ -127,8 +128,6 @@ class EngineSettings:
     """Command that shows the log of a pod, with the fields namespace, job, attempt, node_rank and pod."""
     reads_logs: bool = False
     """Whether plans may ask for the logs of failed pods."""
-    delete_finished: bool = True
-    """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
     pod_namespace: str = ""
     pod_labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     kueue: bool | None = False

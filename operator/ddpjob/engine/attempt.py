@@ -86,11 +86,6 @@ def retry_seconds(refusals: int) -> float:
     return doubling(FIRST_RETRY_SECONDS, refusals, MAX_RETRY_SECONDS)
 
 
-def retry_time(refusals: int, now: datetime) -> str:
-    """Return when to create pods again after this many refusals in a row."""
-    return whole_second_after(now, retry_seconds(refusals))
-
-
 def whole_second_after(now: datetime, seconds: float) -> str:
     """Return the first whole second that is at least ``seconds`` after ``now``."""
     return timestamp(now + timedelta(seconds=seconds, microseconds=999_999))

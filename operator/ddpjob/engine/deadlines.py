@@ -70,7 +70,7 @@ def _startup(s: JobState) -> Deadline | None:
         return Deadline(left, "attempt", "StartupDeadlineExceeded", text)
     pods = {} if s.attempt.is_closed else s.current
     waiting = [r for r in s.job.node_ranks if r not in pods or pods[r].state == "pending"]
-    text = f"{len(waiting)} of {len(s.job.node_ranks)} nodes have not started within {limit} s (startupDeadlineSeconds)"
+    text = f"{len(waiting)} of {s.job.nodes} nodes have not started within {limit} s (startupDeadlineSeconds)"
     obstacle = (s.attempt.verdict, s.attempt.message) if s.attempt.verdict else next(obstacles(s), None)
     if obstacle:
         text += f": {obstacle[0]}: {obstacle[1]}"
@@ -79,11 +79,13 @@ def _startup(s: JobState) -> Deadline | None:
 
 def _progress(s: JobState) -> Deadline | None:
     limit = s.job.spec.progress_deadline_seconds
-    if limit is None or s.attempt.phase != RUNNING or s.stalled_seconds is None:
+    stalled = s.observed.progress.stalled_seconds
+    if limit is None or s.attempt.phase != RUNNING or stalled is None or s.answer is None or not s.has_stepped:
         return None
-    step = s.answer.step if s.answer else None
-    text = f"step {step} of attempt {s.attempt.number} has been the last for {limit} s (progressDeadlineSeconds)"
-    return Deadline(limit - s.stalled_seconds, "attempt", "ProgressDeadlineExceeded", text)
+    text = (
+        f"step {s.answer.step} of attempt {s.attempt.number} has been the last for {limit} s (progressDeadlineSeconds)"
+    )
+    return Deadline(limit - stalled, "attempt", "ProgressDeadlineExceeded", text)
 
 
 def _completion(s: JobState) -> Deadline | None:

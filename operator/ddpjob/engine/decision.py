@@ -18,7 +18,7 @@ from ddpjob.engine.attempt import (
     PROVISIONAL_SECONDS,
     SETTLE_SECONDS,
     SUSPENDED,
-    retry_time,
+    retry_seconds,
     waits,
     whole_second_after,
 )
@@ -122,7 +122,7 @@ def _success(s: JobState) -> Decision | None:
         return Decision("succeed", "NodeZeroSucceeded", f"node 0 of attempt {s.attempt.number} succeeded")
     if not s.succeeded_nodes.issuperset(s.job.node_ranks):
         return None
-    text = f"all {len(s.job.node_ranks)} node(s) of attempt {s.attempt.number} succeeded"
+    text = f"all {s.job.nodes} node(s) of attempt {s.attempt.number} succeeded"
     return Decision("succeed", "AllNodesSucceeded", text)
 
 
@@ -265,7 +265,7 @@ def _conclude(s: JobState, found: Evidence, judgement: Judgement) -> Decision:
         if peers := guard.unplaced_peers(s, within):
             if (size := elastic.shrunk_after(s)) is not None:
                 return _smaller(s, size)
-            what = f"{found.where} ended while {len(peers)} of {len(s.job.node_ranks)} pods waited for Kubernetes nodes"
+            what = f"{found.where} ended while {len(peers)} of {s.job.nodes} pods waited for Kubernetes nodes"
             return _give_back(s, guard.PEERS_NOT_PLACED, f"{what}, or had just got them")
     return _wait_for_node(s, judgement) or _react(s, judgement)
 
@@ -399,7 +399,7 @@ def _shrink(s: JobState) -> Decision | None:
 def _smaller(s: JobState, size: Size) -> Decision:
     number, limit = s.attempt.number, s.job.spec.placement.partial_gang_seconds
     text = (
-        f"not all {len(s.job.node_ranks)} pods of attempt {number} got a Kubernetes node within {limit} s: the next "
+        f"not all {s.job.nodes} pods of attempt {number} got a Kubernetes node within {limit} s: the next "
         f"one has {size.nodes} nodes (minNodes is {s.job.spec.min_nodes}), and costs no restart"
     )
     return Decision("close", elastic.NODES_UNAVAILABLE, text, size=size, drain_until=s.drain_until)
@@ -409,7 +409,7 @@ def _grow(s: JobState) -> Decision | None:
     if (size := elastic.grown(s)) is None:
         return None
     text = (
-        f"there is room for {size.nodes - len(s.job.node_ranks)} more nodes: attempt {s.attempt.number} saves a "
+        f"there is room for {size.nodes - s.job.nodes} more nodes: attempt {s.attempt.number} saves a "
         f"checkpoint and ends, and the next one has {size.nodes} nodes of {s.job.spec.num_nodes} and costs no restart"
     )
     return Decision("close", elastic.NODES_AVAILABLE, text, size=size, drain_until=s.drain_until)
@@ -431,7 +431,7 @@ def _creation(s: JobState) -> Decision | None:
     # The next attempt needs the names of Service and claim again: as after a refusal, it waits.
     if refusal := next((p for p in created if p.reason != NAME_TERMINATING or p.resource is not names.PODS), None):
         refusals = (s.attempt.refusals or 0) + 1
-        until = retry_time(refusals, s.now)
+        until = whole_second_after(s.now, retry_seconds(refusals))
         return Decision("close", refusal.reason, refusal.message, refusals=refusals, until=until)
     if created:
         return _abandon(s, NAME_TERMINATING, created[0].message)
@@ -452,7 +452,7 @@ def _creation(s: JobState) -> Decision | None:
 def _abandon(s: JobState, reason: str, message: str) -> Decision:
     """End the attempt without a restart that counts; the next one starts at once, after the first time with backoff."""
     refusals = (s.attempt.refusals or 0) + 1
-    until = retry_time(refusals - 1, s.now) if refusals > 1 else timestamp(s.now)
+    until = whole_second_after(s.now, retry_seconds(refusals - 1) if refusals > 1 else 0)
     text = f"attempt {s.attempt.number} is abandoned: {message}"
     return Decision("close", reason, text, refusals=refusals, until=until)
 

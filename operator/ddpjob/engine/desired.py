@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeGuard, overload
+from typing import Any, TypeGuard
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
@@ -40,8 +40,8 @@ _ENV_OF_NODE = frozenset({names.ENV_NODE_RANK, f"PET_{names.ENV_NODE_RANK}"})
 class Job:
     """A job with its parsed spec, as rendering and planning use it.
 
+    nodes: of the attempt: numNodes, or fewer (``elastic``).
     stored_spec: the same spec as stored. created: when the job was created.
-    fewer: number of nodes of the attempt, if it is smaller than numNodes (``elastic``).
     """
 
     name: str
@@ -49,9 +49,9 @@ class Job:
     uid: str
     generation: int
     spec: DDPJobSpec
+    nodes: int
     stored_spec: Json = field(default_factory=dict, repr=False, compare=False)
     created: str | None = None
-    fewer: int | None = None
 
     @classmethod
     def of(cls, body: Json) -> "Job":
@@ -62,8 +62,8 @@ class Job:
         """
         meta, spec = body["metadata"], parse_spec(body, ignore_unknown=True)
         generation = int(meta.get("generation", 1))
-        created = meta.get("creationTimestamp")
-        return cls(meta["name"], meta["namespace"], meta["uid"], generation, spec, body["spec"], created)
+        place, created = (meta["name"], meta["namespace"], meta["uid"]), meta.get("creationTimestamp")
+        return cls(*place, generation, spec, spec.num_nodes, body["spec"], created)
 
     @cached_property
     def wire(self) -> Json:
@@ -84,12 +84,11 @@ class Job:
     @property
     def node_ranks(self) -> range:
         """The ranks of the nodes of an attempt: from 0."""
-        return range(self.spec.num_nodes if self.fewer is None else self.fewer)
+        return range(self.nodes)
 
     def of_size(self, nodes: int) -> "Job":
         """Return the job with an attempt of this number of nodes."""
-        fewer = nodes if nodes != self.spec.num_nodes else None
-        return self if fewer == self.fewer else replace(self, fewer=fewer)
+        return self if nodes == self.nodes else replace(self, nodes=nodes)
 
     @property
     def service(self) -> str:
@@ -232,13 +231,7 @@ class DesiredPods(Sequence[Create]):
     def __len__(self) -> int:
         return len(self.node_ranks) + len(self.beside)
 
-    @overload
-    def __getitem__(self, index: int) -> Create: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Create, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Create | tuple[Create, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         place = range(len(self))[index]
@@ -327,7 +320,7 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
     values: dict[str, Any] = {
         names.ENV_MASTER_ADDR: job.master_address(attempt, settings),
         names.ENV_MASTER_PORT: spec.rendezvous.port,
-        names.ENV_NNODES: len(job.node_ranks),
+        names.ENV_NNODES: job.nodes,
         names.ENV_NODE_RANK: 0,
         names.ENV_NPROC_PER_NODE: job.nproc_per_node,
     }
@@ -363,7 +356,7 @@ def process_environment(job: Job) -> dict[str, str]:
         return {}
     return {
         names.ENV_RANK: f"$({names.ENV_NODE_RANK})",  # the kubelet inserts the value
-        names.ENV_WORLD_SIZE: str(len(job.node_ranks)),
+        names.ENV_WORLD_SIZE: str(job.nodes),
         names.ENV_LOCAL_RANK: "0",
         names.ENV_LOCAL_WORLD_SIZE: "1",
     }

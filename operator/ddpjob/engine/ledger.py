@@ -161,7 +161,7 @@ def _ran(s: JobState, after: DDPJobStatus, end: int) -> int | None:
     if s.observed.round != "unknown":
         return end if is_seen else None
     started = [pod.started_at for pod in s.current.values() if pod.started_at is not None]
-    if len(started) == len(s.job.node_ranks):
+    if len(started) == s.job.nodes:
         return max(map(_second, started))
     return end if is_seen else None
 

@@ -117,7 +117,7 @@ def scheduling_obstacle(s: JobState) -> Obstacle | None:
     without = [r for r in ranks if not (r in s.current and s.current[r].node_name)]
     if not without:
         return None
-    text = f"{len(without)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
+    text = f"{len(without)} of {s.job.nodes} pods have no Kubernetes node yet"
     refused = next(_not_placed(s, (s.current[r] for r in without if r in s.current)), None)
     return guard.obstacle(s, refused[1] if refused else "") or refused or ("WaitingForScheduler", text)
 

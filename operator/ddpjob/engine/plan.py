@@ -149,7 +149,7 @@ def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
     nothing_runs = _nothing_runs(s, decision)
     rests = decision.kind in ("succeed", "fail", "suspend") or (s.suspended and nothing_runs)
     # The pods of an ended attempt stay until the next attempt starts, so that users can read their logs.
-    failure = (decision.failure if decision.begins_attempt else None) or s.last_failure
+    failure = (decision.failure if decision.begins_attempt else None) or next(reversed(s.earlier_failures), None)
     kept = {number, failure.attempt} if failure and retention == "LastAttempt" else {number}
     for pod in s.pods:
         if pod.attempt > number:
@@ -229,7 +229,7 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
             return ()
         pods = rendered(node_ranks, beside=together, token=token)
     elif decision.kind == "continue" and elastic.asks(s):
-        missing = range(len(job.node_ranks), job.spec.num_nodes)
+        missing = range(job.nodes, job.spec.num_nodes)
         pods = desired_probes(rendered((0,)).first, job, number, missing)
     phases = (first, () if beside else service, pods)
     return tuple(phase for phase in phases if phase)
@@ -255,7 +255,7 @@ def _plan_finished(s: JobState) -> Plan:
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
     left = None
-    if ttl is not None and completed is not None and s.settings.delete_finished:
+    if ttl is not None and completed is not None and not s.settings.is_local:
         left = ttl - seconds_between(completed, s.now)
     if left is not None and left <= 0:
         return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))

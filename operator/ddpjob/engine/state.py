@@ -90,9 +90,9 @@ class JobState:
     def succeeded_nodes(self) -> frozenset[int]:
         """node_ranks of this attempt that exited with 0, including those whose pods no longer exist."""
         ended = {node_rank: pod for node_rank, pod in self.current.items() if pod.state == "succeeded"}
-        # Exit code 0 after that answers the operator's own SIGTERM, unless a launcher knows better.
+        # Exit code 0 then answers the operator's own SIGTERM, unless the launcher says that the training had ended.
         if self.attempt.is_closed:
-            ended = {node_rank: pod for node_rank, pod in ended.items() if pod.reports_success}
+            ended = {rank: pod for rank, pod in ended.items() if pod.report is not None and pod.report.before_stop}
         return frozenset(self.before.succeeded_nodes or ()) | ended.keys()
 
     @cached_property
@@ -139,13 +139,6 @@ class JobState:
         return all(pod.ended or pod.deleting for pod in self.current.values())
 
     @cached_property
-    def is_fenced(self) -> bool:
-        """Whether an older attempt cannot save beside a newer one: by the spec, or else as the launcher reports."""
-        checkpoint = self.job.spec.checkpoint
-        given = checkpoint.fenced if checkpoint is not None else None
-        return self.reports_fenced if given is None else given
-
-    @cached_property
     def reports_fenced(self) -> bool:
         """Whether a launcher of this attempt has reported that its program is fenced."""
         if self.attempt.fenced or (self.answer is not None and self.answer.fenced):
@@ -154,8 +147,14 @@ class JobState:
 
     @cached_property
     def may_overwrite(self) -> bool:
-        """Whether two attempts at a time could write the same files: in local mode, any of this machine."""
-        return (self.job.writes_volume or self.settings.is_local) and not self.is_fenced
+        """Whether two attempts at a time could write the same files: in local mode, any of this machine.
+
+        An older attempt of a fenced program cannot: fenced by the spec, or else as its launcher reports.
+        """
+        checkpoint = self.job.spec.checkpoint
+        given = checkpoint.fenced if checkpoint is not None else None
+        is_fenced = self.reports_fenced if given is None else given
+        return (self.job.writes_volume or self.settings.is_local) and not is_fenced
 
     def may_save(self, pod: PodView) -> bool:
         """Whether the next attempt waits for the end of a pod of an earlier one, if it waits for any.
@@ -293,11 +292,6 @@ class JobState:
         ran = max(float(trained), seconds_running(self.attempt, self.now))
         return self.has_trained and not (is_silent and ran < LONG_RUN_SECONDS)
 
-    @property
-    def stalled_seconds(self) -> float | None:
-        """For how long rank 0 has reported the same step; None if not known, or before its first step."""
-        return self.observed.progress.stalled_seconds if self.answer is not None and self.has_stepped else None
-
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""
         job, number = self.job, self.attempt.number if attempt is None else attempt
@@ -343,10 +337,6 @@ class JobState:
     def earlier_failures(self) -> Sequence[Failure]:
         """``status.failures``, newest last."""
         return self.before.failures or ()
-
-    @property
-    def last_failure(self) -> Failure | None:
-        return self.earlier_failures[-1] if self.earlier_failures else None
 
     @property
     def active_seconds(self) -> float:

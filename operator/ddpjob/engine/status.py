@@ -234,7 +234,7 @@ def _count_nodes(s: JobState, decision: Decision) -> Nodes:
     if decision.ends_attempt or s.attempt.is_closed:
         counts["running"] = counts["pending"] = 0  # they are deleted after this status is written
     job = elastic.job_after(s, decision.begins_attempt)
-    return Nodes(desired=len(job.node_ranks), **{state: counts[state] for state in get_args(PodState)})
+    return Nodes(desired=job.nodes, **{state: counts[state] for state in get_args(PodState)})
 
 
 def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
@@ -293,7 +293,7 @@ def _world(s: JobState, decision: Decision, attempt: int) -> World:
     if s.before.world is not None and not (decision.begins_attempt or decision.ends_attempt or s.attempt.is_closed):
         return s.before.world
     job = elastic.job_after(s, decision.begins_attempt)
-    nodes, nproc = len(job.node_ranks), job.nproc_per_node
+    nodes, nproc = job.nodes, job.nproc_per_node
     address = f"{job.master_address(attempt, s.settings)}:{job.spec.rendezvous.port}"
     return World(num_nodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, master_address=address)
 

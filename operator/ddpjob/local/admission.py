@@ -30,9 +30,7 @@ from ddpjob.errors import InvalidJobError
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
 """The uid in what ``ddpjob render`` prints; a cluster would choose a random one."""
 LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
-SETTINGS = EngineSettings(
-    delete_finished=False, logs_command=LOGS_COMMAND, launcher_image="", gang_scheduler=None, kueue=None, is_local=True
-)
+SETTINGS = EngineSettings(logs_command=LOGS_COMMAND, launcher_image="", gang_scheduler=None, kueue=None, is_local=True)
 """Of all plans of local mode, where the jobs find ``ddprun`` on this machine."""
 
 
@@ -173,7 +171,7 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
             "this operator leaves the job to that controller, so no pod would start",
             "add --set managedBy=null",
         )
-    job = Job(meta.name, meta.namespace, uid or str(uuid.uuid4()), 1, spec, spec.wire())
+    job = Job(meta.name, meta.namespace, uid or str(uuid.uuid4()), 1, spec, spec.num_nodes, spec.wire())
     server = {"uid": job.uid, "creationTimestamp": timestamp(datetime.now(UTC)), "generation": job.generation}
     metadata = meta.wire() | {"namespace": meta.namespace} | server
     head = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind}

@@ -98,7 +98,7 @@ class Case:
     def num_nodes(self) -> int:
         """Number of nodes of the recorded attempt; of a spec that cannot be read, as the status has it."""
         if self.job is not None:
-            return len(self.job.node_ranks)
+            return self.job.nodes
         return self.status.world.num_nodes if self.status.world is not None else 1
 
     @property

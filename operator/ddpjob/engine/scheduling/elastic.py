@@ -128,10 +128,10 @@ def grown(s: JobState) -> Size | None:
     if size is None or not is_asking(s) or _may_not_start_again(s):
         return None
     placed = _room(s)
-    missing = s.job.spec.num_nodes - len(s.job.node_ranks)
+    missing = s.job.spec.num_nodes - s.job.nodes
     if not placed or (placed < missing and _seconds_asking(s) < PROBE_SECONDS):
         return None
-    nodes = len(s.job.node_ranks) + min(placed, missing)
+    nodes = s.job.nodes + min(placed, missing)
     since = size.smaller_since if nodes < s.job.spec.num_nodes else None
     return size.changed(nodes=nodes, smaller_since=since, grown_time=timestamp(s.now), probe_time=None)
 
@@ -188,7 +188,7 @@ def unused_probes(s: JobState, *, goes_on: bool) -> Iterator[PodView]:
 
 def obstacle(s: JobState) -> Obstacle | None:
     """Return that the attempt has fewer nodes than the spec, since when, and when it asks for more; None if not so."""
-    size, nodes, wanted = s.attempt.size, len(s.job.node_ranks), s.job.spec.num_nodes
+    size, nodes, wanted = s.attempt.size, s.job.nodes, s.job.spec.num_nodes
     if size is None or nodes >= wanted:
         return None
     then = max(parse_time(time) + timedelta(seconds=wait) for time, wait in _times_before_asking(size))
@@ -215,7 +215,7 @@ def _placeable(s: JobState, *, gave_up: bool = False) -> int | None:
 
     gave_up: pods have ended because they waited for the others; they had a Kubernetes node.
     """
-    least, current = s.job.spec.min_nodes, len(s.job.node_ranks)
+    least, current = s.job.spec.min_nodes, s.job.nodes
     if least is None or current <= least:
         return None
     there = (pod for pod in s.current.values() if not pod.deleting and not (is_on_lost_node(pod) or pod.evicted))
@@ -252,11 +252,11 @@ def _misses(s: JobState, size: Size) -> int | None:
 
 def _seconds_to_ask(s: JobState) -> float | None:
     attempt, size = s.attempt, s.attempt.size
-    if size is None or len(s.job.node_ranks) >= s.job.spec.num_nodes or _may_not_start_again(s):
+    if size is None or s.job.nodes >= s.job.spec.num_nodes or _may_not_start_again(s):
         return None
     # Not by allRunningTime: no plan follows the one that records it.
     running = sum(pod.state == "running" for pod in s.current.values())
-    if attempt.phase != RUNNING or running < len(s.job.node_ranks):
+    if attempt.phase != RUNNING or running < s.job.nodes:
         return None
     return max(remaining(wait, time, s.now) for time, wait in _times_before_asking(size))
 

@@ -109,7 +109,7 @@ class Volcano(Gang):
             "queue": annotations.get(names.ANNOTATION_VOLCANO_QUEUE),
             "priorityClassName": s.job.template_spec.get("priorityClassName"),
         }
-        return {"minMember": len(s.job.node_ranks)} | {key: value for key, value in given.items() if value}
+        return {"minMember": s.job.nodes} | {key: value for key, value in given.items() if value}
 
     def marked(self, pod: Json, group: str) -> Json:
         annotations = (pod["metadata"].get("annotations") or {}) | {"scheduling.k8s.io/group-name": group}
@@ -123,7 +123,7 @@ class Coscheduling(Gang):
     scheduler = "scheduler-plugins-scheduler"
 
     def spec(self, s: JobState, kind: Resource) -> Json:
-        return {"minMember": len(s.job.node_ranks)}
+        return {"minMember": s.job.nodes}
 
     def marked(self, pod: Json, group: str) -> Json:
         labels = pod["metadata"]["labels"] | {"scheduling.x-k8s.io/pod-group": group}
@@ -140,7 +140,7 @@ class Kubernetes(Gang):
         # Victims of a preemption are whole groups. Without its feature gate the API server drops this and the priority.
         mode = "PodGroup" if kind.api_version.endswith("/v1alpha2") else {"all": {}}
         spec: Json = {
-            "schedulingPolicy": {"gang": {"minCount": len(s.job.node_ranks)}},
+            "schedulingPolicy": {"gang": {"minCount": s.job.nodes}},
             "disruptionMode": mode,
         }
         if priority := s.job.template_spec.get("priorityClassName"):

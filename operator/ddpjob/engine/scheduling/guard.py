@@ -193,7 +193,7 @@ def _seconds_to_show(s: JobState) -> float | None:
 
 def _counted(s: JobState) -> str:
     placed = sum(pod.node_name is not None and not pod.ended for pod in s.current.values())
-    return f"{placed} of {len(s.job.node_ranks)}"
+    return f"{placed} of {s.job.nodes}"
 
 
 def _elder(s: JobState) -> str:
