@@ -55,7 +55,7 @@ def restart(name: Names = None, selector: Selector = None, *, where: Where) -> i
     return on_each(jobs, lambda client, job: client.restart(job), "restarted")
 
 
-def _labels_of(jobs: "Sequence[tuple[Client, str | DDPJob]]") -> list[str]:
+def labels_of(jobs: "Sequence[tuple[Client, str | DDPJob]]") -> list[str]:
     """Return how each job is called: by its name, with its namespace if jobs of several namespaces have this name."""
     names = [job if isinstance(job, str) else job.name for _, job in jobs]
     return [
@@ -86,7 +86,7 @@ def on_each(jobs: "Sequence[tuple[Client, str | DDPJob]]", action: Action, done:
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ddpjob-change")
     try:
         results = pool.map(carried_out, jobs)
-        for (client, _), name, result in zip(jobs, _labels_of(jobs), results, strict=True):
+        for (client, _), name, result in zip(jobs, labels_of(jobs), results, strict=True):
             if isinstance(result, DDPJobError):
                 if result not in left.values():
                     show_error(result)
