@@ -453,25 +453,6 @@ def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
     assert not any(change.value == {"active": True} for made in world.plans for change in made.changes)
 
 
-def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> None:
-    world = started()
-    labels = dict(world.workload["metadata"]["labels"])
-    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
-    assert world.settle() == 1 and world.workload["metadata"]["labels"] == labels
-    assert world.status["state"] == "Running" and len(world.pods) == 2
-
-
-def test_labels_that_cannot_be_restored_keep_no_quota() -> None:
-    world = started()
-    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
-    world.lingering = True
-    world.evicted()
-    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]  # as a policy of the cluster does
-    world.stops_pods()
-    (change,) = (each for each in world.reconcile().changes if each.resource is names.WORKLOADS)
-    assert change.part == "status" and not change.labels
-
-
 def test_a_workload_of_another_owner_is_left_alone_and_named() -> None:
     world = Queued()
     world.problems = (Problem("NameConflict", names.WORKLOADS, NAME, f"Workload {NAME} exists"),)

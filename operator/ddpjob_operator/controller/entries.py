@@ -104,7 +104,6 @@ def _workload(meta: Json, given: Json, spec: Json, status: Json) -> Json:
     """Return what plans read of a Workload. Its conditions are whole, because a patch replaces their list."""
     notes = given.get("annotations") or {}
     meta["annotations"] = {key: notes[key] for key in names.ANNOTATIONS_OF_WORKLOADS if key in notes}
-    meta["labels"] |= {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_UID}
     meta["generation"] = given.get("generation", 0)
     return {
         "metadata": meta,
