@@ -197,7 +197,7 @@ async def test_operator_has_the_time_of_its_api_server(
     operator = Operator(Settings(), connection)
     for _ in range(2):  # the first response contradicts the local clock
         await list_all(operator.cluster, names.PODS)
-    assert abs((operator.controller.reconciler.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
-    await operator.controller.reconciler.poller.close()
+    assert abs((operator.controller.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
+    await operator.controller.poller.close()
     await operator.cluster.close()
     await connection.close()

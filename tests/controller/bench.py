@@ -11,8 +11,8 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.reconcile import Controller
 from tests.builders import SETTINGS, running
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run

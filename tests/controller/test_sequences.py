@@ -401,7 +401,7 @@ async def test_job_whose_cached_status_lacked_fields_is_planned_again(bench: Ben
     job = bench.server.get(names.DDPJOBS, "default", "mnist")
     assert job["status"].pop("observedGeneration") == 2
     before = bench.reconciles()
-    bench.controllers[0].reconciler.cache.put(names.DDPJOBS, job, same_version=True)
+    bench.controllers[0].cache.put(names.DDPJOBS, job, same_version=True)
     await asyncio.sleep(10)
     assert bench.reconciles() == before + 2
 

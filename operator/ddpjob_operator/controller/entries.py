@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
-from ddpjob.api.objects import Json, owner_uid
+from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.text import shorten
 from ddpjob_operator.cluster.kubernetes import encode
@@ -114,11 +114,6 @@ def _workload(meta: Json, given: Json, spec: Json, status: Json) -> Json:
 
 def _condition(condition: Mapping[str, Any]) -> Json:
     return {key: shorten(str(condition.get(key) or ""), MAX_TEXT) for key in ("type", "status", "message")}
-
-
-def owner_of(entry: Entry) -> tuple[str, str]:
-    """Return namespace and uid of the job that owns a PodGroup."""
-    return entry.namespace, owner_uid(entry.value) or ""
 
 
 def has_lost_label(resource: Resource, meta: Json) -> bool:
