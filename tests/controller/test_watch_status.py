@@ -54,7 +54,6 @@ async def a_watch(clock: Clock) -> AsyncIterator[tuple[Server, WatchStatus, Call
     host, port = runner.addresses[0][:2]
     server.url = f"http://{host}:{port}{PATH}"
     async with aiohttp.ClientSession(middlewares=(status.middleware,)) as session:
-        status.start()
         yield server, status, lambda: session.get(server.url, params={"watch": "true"})
     await runner.cleanup()
 
