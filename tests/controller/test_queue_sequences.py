@@ -13,8 +13,7 @@ from tests.worlds.memory.faulty import Call, Fault
 
 @on_bench
 async def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_one_before(bench: Bench) -> None:
-    forbidden = Forbidden("workloads is forbidden: no such queue", code=403)
-    bench.rule = lambda call: Fault(before=forbidden) if call.resource is names.WORKLOADS else None
+    bench.refuse(Forbidden("workloads is forbidden: no such queue", code=403), "", names.WORKLOADS)
     await bench.restart(kueue=True)
     bench.submit(labels={names.LABEL_QUEUE: "wrong"})
     await asyncio.sleep(1200)
@@ -81,8 +80,7 @@ async def test_a_workload_of_another_owner_is_no_workload_of_the_job(bench: Benc
     job = await bench.run_job()
     name = names.service_name("mnist", job["metadata"]["uid"])
     bench.cluster.store.put(names.WORKLOADS, {"metadata": {"name": name, "namespace": "default", "uid": "other"}})
-    missing = Fault(before=NotFound("no class high", code=404))
-    bench.rule = lambda call: missing if call.resource is names.WORKLOAD_PRIORITIES else None
+    bench.refuse(NotFound("no class high", code=404), "", names.WORKLOAD_PRIORITIES)
     labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
     bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
     await asyncio.sleep(1)
