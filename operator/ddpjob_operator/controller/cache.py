@@ -23,7 +23,6 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.engine.observed import Elder
 from ddpjob_operator.controller.entries import (
     Entry,
-    Place,
     end_of,
     entry_of,
     has_lost_label,
@@ -88,7 +87,7 @@ class Cache:
         self._on_change = on_change
         self.on_freed: Callable[[Key, int], None] = lambda key, attempt: None
         self._on_update = on_update or on_change
-        self._objects: dict[Resource, dict[Place, Entry]] = {
+        self._objects: dict[Resource, dict[tuple[str, str], Entry]] = {
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
         }
         self._partial_jobs = PartialJobs(on_change, now)

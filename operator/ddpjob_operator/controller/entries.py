@@ -23,8 +23,6 @@ _SPEC: Mapping[Resource, tuple[str, ...]] = {
 }
 """The fields of the specs that plans read; of other kinds all."""
 _VERDICTS = frozenset({"Admitted", "Evicted"})
-Place = tuple[str, str]
-"""Namespace and name of any object."""
 
 
 class Entry(NamedTuple):

@@ -30,7 +30,7 @@ MAX_REFUSAL = 512
 
 @dataclass
 class Written:
-    """What is known of the writes of one job's status. Losing it costs a retry, but is always safe.
+    """What is known of the writes of one job's status.
 
     patched_at: monotonic time of the last status patch. conflicts: how many met a conflict since.
     unannounced: status before and after a patch whose response was lost, and its events.

@@ -63,7 +63,7 @@ class Refusals:
 
 @dataclass
 class Sent:
-    """What is known of the requests of one job. Losing it costs a retry, but is always safe.
+    """What is known of the requests of one job.
 
     may_try: the creates that were refused are sent again without a delay (``refused_jobs``).
     repairs: how many times in a row Service or policy was repaired. repair_after: when the next may follow.
