@@ -54,7 +54,7 @@ _CHANGE: Mapping[Resource, str] = {
 """How a job asks for another object than one that does not exist, or may not be read."""
 
 
-def lookups(s: JobState) -> Sequence[_Lookup]:
+def lookups(s: JobState) -> tuple[_Lookup, ...]:
     """Return kind and name of the objects of the cluster that a plan needs and that were not read yet."""
     return tuple(each for each in _wanted(s) if each not in s.observed.found)
 
