@@ -281,7 +281,7 @@ class World:
                     workload,
                     {
                         change.part: change.value,
-                        "metadata": {"annotations": change.annotations, "labels": change.labels},
+                        "metadata": {"annotations": change.annotations},
                     },
                 )
                 meta = patched["metadata"] | {"resourceVersion": str(int(meta["resourceVersion"]) + 1)}

@@ -19,6 +19,7 @@ from ddpjob_operator.controller.main import Operator
 from ddpjob_operator.controller.settings import Settings
 from tests.worlds.client import list_all
 from tests.worlds.kubeconfig import write_kubeconfig
+from tests.worlds.loopback import serving
 
 START = 1_800_000_000.0
 HOUR = 3600.0
@@ -181,11 +182,8 @@ async def server_of_another_year() -> AsyncIterator[str]:
     async def answer(request: web.BaseRequest) -> web.Response:
         return web.json_response({"items": [], "metadata": {}}, headers={"Date": "Thu, 06 Mar 2031 10:00:00 GMT"})
 
-    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(answer) as url:
+        yield url
 
 
 async def test_operator_has_the_time_of_its_api_server(
@@ -197,7 +195,7 @@ async def test_operator_has_the_time_of_its_api_server(
     operator = Operator(Settings(), connection)
     for _ in range(2):  # the first response contradicts the local clock
         await list_all(operator.cluster, names.PODS)
-    assert abs((operator.controller.reconciler.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
-    await operator.controller.reconciler.poller.close()
+    assert abs((operator.controller.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
+    await operator.controller.poller.close()
     await operator.cluster.close()
     await connection.close()

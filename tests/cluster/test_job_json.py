@@ -14,6 +14,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.spec import MAX_BYTES
 from ddpjob_operator.cluster import job_json
 from ddpjob_operator.cluster.job_json import LARGE_BYTES, read_job, read_list
+from tests.worlds.loopback import serving
 
 FORGED = {"metadata": {"name": "forged", "namespace": "other", "uid": "0"}, "status": {"state": "Forged"}, "spec": {}}
 
@@ -94,13 +95,8 @@ async def session(request: pytest.FixtureRequest) -> AsyncIterator[aiohttp.Clien
             await response.write(text[start : start + request.param])
         return response
 
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with aiohttp.ClientSession(url, middlewares=(job_json.middleware,)) as session:
+    async with serving(answer) as url, aiohttp.ClientSession(url, middlewares=(job_json.middleware,)) as session:
         yield session
-    await runner.cleanup()
 
 
 async def test_reader_of_a_session_gets_each_event_once_and_without_large_specs(session: aiohttp.ClientSession) -> None:

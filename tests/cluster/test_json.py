@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob_operator.cluster.base import NotFound, NotServed, Unavailable
+from ddpjob_operator.cluster.base import Invalid, NotFound, NotServed, Unavailable
 from ddpjob_operator.cluster.kubernetes import decode, encode, error_of
 
 NUMBERS = st.integers() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
@@ -67,15 +67,16 @@ def test_a_number_beyond_the_range_of_a_float_is_read_as_infinity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("status", "body", "expected"),
     [
-        ({"kind": "Status", "reason": "NotFound", "details": {"name": "mnist", "kind": "ddpjobs"}}, NotFound),
-        ({"kind": "Status", "reason": "NotFound", "details": {}}, NotServed),
-        ("404 page not found", NotServed),
-        ("<html>no such cluster</html>", NotServed),
+        (404, {"kind": "Status", "reason": "NotFound", "details": {"name": "mnist", "kind": "ddpjobs"}}, NotFound),
+        (404, {"kind": "Status", "reason": "NotFound", "details": {}}, NotServed),
+        (404, "404 page not found", NotServed),
+        (404, "<html>no such cluster</html>", NotServed),
+        (405, "create not allowed while custom resource definition is terminating", Invalid),
     ],
 )
-def test_404_says_that_an_object_is_gone_only_if_it_names_the_object(body: object, expected: type) -> None:
+def test_404_says_that_an_object_is_gone_only_if_it_names_the_object(status: int, body: object, expected: type) -> None:
     """The API server sends the second and third for a kind that is not installed, a proxy may send anything."""
     text = body if isinstance(body, str) else json.dumps(body)
-    assert type(error_of(404, {}, text.encode())) is expected
+    assert type(error_of(status, {}, text.encode())) is expected

@@ -109,11 +109,3 @@ async def test_missing_rights_a_wrong_token_and_an_absent_server_raise_errors_of
         async with operators_client(kubeconfig) as client:
             with pytest.raises(error, match=message):
                 await client.create(names.PODS, namespace, a_pod())
-
-
-async def test_requests_carry_the_operators_user_agent(
-    cluster: KubernetesCluster, control_plane: ControlPlane, namespace: str
-) -> None:
-    await cluster.create(names.PODS, namespace, a_pod())
-    ours = [write for write in control_plane.writes() if write["objectRef"].get("namespace") == namespace]
-    assert any(write["userAgent"].startswith("ddpjob-operator/") for write in ours), ours

@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
+from ddpjob_operator.controller.reconcile import Controller
 from tests.builders import SETTINGS, running
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
@@ -38,10 +39,14 @@ class Bench:
         self.controllers: list[Controller] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    def refuse(self, error: BaseException | None, verb: str = "", resource: Resource | None = None) -> None:
-        """Answer calls with an error from now on: of each verb and kind, or of these; None carries all calls out."""
-        fault = Fault(before=error) if error is not None else None
-        self.rule = lambda call: fault if verb in ("", call.verb) and resource in (None, call.resource) else None
+    def refuse(
+        self, error: BaseException | None, verb: str = "", resource: Resource | None = None, *, times: int = 10**9
+    ) -> None:
+        """Answer so many calls with an error: of each verb and kind, or of these; None carries all calls out."""
+        faults = itertools.repeat(Fault(before=error), times if error is not None else 0)
+        self.rule = lambda call: (
+            next(faults, None) if verb in ("", call.verb) and resource in (None, call.resource) else None
+        )
 
     def _hook(self, call: Call) -> Fault | None:
         self.calls.append(call)
@@ -81,13 +86,20 @@ class Bench:
         pods = [p for p in self.cluster.store.all(names.PODS) if "deletionTimestamp" not in p["metadata"]]
         return [p for p in pods if p["metadata"]["labels"][names.LABEL_ATTEMPT] == str(attempt)]
 
+    def pods_of(self, job: str) -> list[Json]:
+        pods = self.cluster.store.all(names.PODS)
+        return [pod for pod in pods if pod["metadata"]["labels"][names.LABEL_JOB_NAME] == job]
+
     def report(self, pod: Json, status: Json) -> None:
         self.server.patch_status(names.PODS, "default", pod["metadata"]["name"], {"status": status})
 
-    async def run_all(self, attempt: int = 1) -> None:
-        for pod in self.pods(attempt):
+    def start(self, pods: Iterable[Json]) -> None:
+        for pod in pods:
             self.server.bind("default", pod["metadata"]["name"], "worker-1")
             self.report(pod, running(podIP="192.0.2.1"))
+
+    async def run_all(self, attempt: int = 1) -> None:
+        self.start(self.pods(attempt))
         await asyncio.sleep(2)
         assert self.status()["state"] == "Running"
 

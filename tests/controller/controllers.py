@@ -9,9 +9,8 @@ from ddpjob.api.names import Resource
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.progress.poller import ProgressPoller
 from ddpjob_operator.controller.cache import WATCHED
-from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.reconcile import Reconciler
+from ddpjob_operator.controller.reconcile import Controller
 from tests.builders import SETTINGS
 from tests.worlds.memory import MemoryCluster
 
@@ -21,10 +20,10 @@ def a_controller(
 ) -> Controller:
     """Return a controller whose delays follow the time of the running loop, which may be simulated.
 
-    ``options``: of ``Reconciler``, with metrics of its own by default.
+    ``options``: of ``Controller``, with metrics of its own by default.
     """
     given: dict[str, Any] = {"metrics": Metrics(), "clock": lambda: asyncio.get_running_loop().time()} | options
-    return Controller(Reconciler(cluster, settings, lambda on_news: ProgressPoller(progress_seconds, on_news), **given))
+    return Controller(cluster, settings, lambda on_news: ProgressPoller(progress_seconds, on_news), **given)
 
 
 async def serve(controller: Controller, watch: Callable[..., AsyncIterator[Any]], scope: str | None = None) -> None:
@@ -33,7 +32,7 @@ async def serve(controller: Controller, watch: Callable[..., AsyncIterator[Any]]
     async def feed(resource: Resource) -> None:
         await controller.sweeper.filled(scope)
         async for event in watch(resource, label_selector=names.SELECTORS.get(resource)):
-            controller.reconciler.cache.take(resource, event)
+            controller.cache.take(resource, event)
 
     async with asyncio.TaskGroup() as group:
         for resource in WATCHED:

@@ -335,6 +335,7 @@ def a_workload(version: int, owner: str = "j", **labels: str) -> Json:
 
 def test_a_workload_belongs_to_its_owner_whatever_the_labels_say_and_others_are_not_kept() -> None:
     woken: list[Key] = []
+    assert names.WORKLOADS not in names.SELECTORS, "any user of a queue may edit the labels of its Workloads"
     cache = Cache(woken.append)
     label = {names.LABEL_JOB_UID: "another", names.LABEL_JOB_NAME: "another"}
     cache.put(names.WORKLOADS, a_workload(1, **label))

@@ -1,4 +1,4 @@
-"""An existing claim with the name of the job's own: adopted with an event, or a name conflict and no pods."""
+"""An existing claim with the name of the job's own is adopted with an event."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.objects import condition
 from tests.api.specs import CLAIM
 from tests.controller.bench import Bench, on_bench
 
@@ -22,25 +21,6 @@ def claim(bench: Bench, *, label: str = "", **spec: Any) -> None:
 async def submit(bench: Bench) -> None:
     bench.submit(checkpoint={"claimTemplate": CLAIM})
     await asyncio.sleep(1)
-
-
-@pytest.mark.parametrize(
-    ("label", "size", "says"),
-    [("", "1Mi", "it requests 1Mi of storage, not 1Gi"), ("other", "1Gi", "it belongs to the DDPJob other")],
-)
-@on_bench
-async def test_claim_that_does_not_fit_is_a_name_conflict_until_it_is_gone(
-    bench: Bench, label: str, size: str, says: str
-) -> None:
-    claim(bench, label=label, resources={"requests": {"storage": size}})
-    await submit(bench)
-    stalled = condition(bench.status(), "Stalled")
-    assert stalled["reason"] == "NameConflict" and says in stalled["message"]
-    assert not bench.pods(1) and "ClaimAdopted" not in bench.events()
-    bench.server.delete(names.CLAIMS, "default", CLAIM_NAME)
-    await asyncio.sleep(620)
-    assert len(bench.pods(bench.status()["attempt"])) == 2
-    assert bench.server.get(names.CLAIMS, "default", CLAIM_NAME)["metadata"]["labels"][names.LABEL_JOB_NAME]
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_nothing_is_kept_of_deleted_jobs() -> None:
 
     kept = run(scenario())
     assert len(kept) > 15, "the walk did not find the controller's containers"
-    assert kept.pop("controller.reconciler.cache._tombstones") > JOBS
+    assert kept.pop("controller.cache._tombstones") > JOBS
     left = {path: size for path, size in kept.items() if size and path not in ALLOWED}
     assert not left, left
 
@@ -123,8 +123,8 @@ def test_nothing_is_kept_of_deleted_jobs() -> None:
 SCOPED = ("scopes", "_filled", "_wanted")
 """Of the sweeper: one entry for each served scope."""
 ALLOWED = {f"controller.sweeper.{name}" for name in SCOPED} | {
-    "controller.reconciler.cache._tombstones",
-    "controller.reconciler.cache._newest",
+    "controller.cache._tombstones",
+    "controller.cache._newest",
 }
 
 

@@ -14,13 +14,7 @@ from tests.worlds.memory.faulty import Call, Fault
 
 @on_bench
 async def test_a_proxy_that_asks_for_a_day_delays_a_job_by_a_minute(bench: Bench) -> None:
-    busy = iter([TooManyRequests("busy", code=429, retry_after=86_400.0)])
-
-    def once(call: Call) -> Fault | None:
-        error = next(busy, None) if (call.verb, call.resource) == ("create", names.PODS) else None
-        return Fault(before=error) if error is not None else None
-
-    bench.rule = once
+    bench.refuse(TooManyRequests("busy", code=429, retry_after=86_400.0), "create", names.PODS, times=1)
     bench.submit()
     await asyncio.sleep(70)
     assert len(bench.pods(1)) == 2
@@ -31,20 +25,12 @@ async def test_edits_of_the_metadata_in_each_moment_do_not_delay_a_decision(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each edit between a read and a write of a job makes the write a conflict."""
-    conflicts = 0
-
-    def edited(call: Call) -> Fault | None:
-        nonlocal conflicts
-        if call.verb != "patch_status" or conflicts >= 15:
-            return None
-        conflicts += 1
-        return Fault(before=Conflict("the object has been modified", code=409))
-
     await bench.run_job()
-    bench.rule = edited
+    bench.refuse(Conflict("the object has been modified", code=409), "patch_status", times=15)
+    before = bench.sent("patch_status", names.DDPJOBS)
     bench.server.delete(names.PODS, "default", bench.pods(1)[0]["metadata"]["name"], grace_seconds=0)
     await asyncio.sleep(2)
-    assert conflicts == 15 and bench.status()["attempt"] == 2
+    assert bench.sent("patch_status", names.DDPJOBS) - before > 15 and bench.status()["attempt"] == 2
     assert "another operator" not in caplog.text
 
 
@@ -186,16 +172,11 @@ async def test_after_a_refused_status_no_pod_is_created_before_its_record_althou
 @on_bench
 async def test_the_event_of_a_decision_follows_its_requests_and_is_not_lost_when_they_fail(bench: Bench) -> None:
     await bench.run_job()
-    busy = iter([TooManyRequests("busy", code=429), Unavailable("connection reset")])
-
-    def twice(call: Call) -> Fault | None:
-        error = next(busy, None) if (call.verb, call.resource) == ("delete", names.PODS) else None
-        return Fault(before=error) if error is not None else None
-
-    bench.rule, before = twice, len(bench.calls)
+    before = len(bench.calls)
+    bench.refuse(Unavailable("connection reset"), "delete", names.PODS, times=2)
     bench.report(bench.pods(1)[0], failed(1))
     await asyncio.sleep(10)
-    assert bench.status()["attempt"] == 2 and next(busy, None) is None
+    assert bench.status()["attempt"] == 2 and bench.sent("delete", names.PODS) > 2
     writes = [(call.verb, call.resource) for call in bench.calls[before:] if call.is_write]
     event, delete = writes.index(("create", names.EVENTS)), writes.index(("delete", names.PODS))
     assert writes.index(("patch_status", names.DDPJOBS)) < delete < event

@@ -92,33 +92,23 @@ async def test_kopf_that_found_nothing_to_watch_is_replaced(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("status", "why"),
+    ("path", "status"),
     [
-        (401, "the API server answered 401 Unauthorized"),
-        (503, "the API server answered 503 Service Unavailable"),
-        (404, "the API server does not serve ddpjobs of ddpjob.dev/v1alpha1"),
+        ("/apis", "403 Forbidden"),
+        (f"/apis/{names.API_VERSION}", "401 Unauthorized"),
+        (f"/apis/{names.API_VERSION}", "503 Service Unavailable"),
+        (f"/{names.DDPJOBS.path()}", "403 Forbidden"),
     ],
 )
-async def test_watch_that_waits_for_the_kind_says_why(tmp_path: Path, status: int, why: str) -> None:
+async def test_request_of_kopf_that_is_refused_is_named(tmp_path: Path, path: str, status: str) -> None:
     async with watching(tmp_path, MemoryCluster()) as (http, watch):
-        http.status = status
+        http.path, http.status = path, int(status[:3])
         task = asyncio.create_task(watch.run())
-        await eventually_async("the reason is shown", lambda: watch.status.report()[0] == "failing")
-        assert watch.status.report()[1].endswith(why)
+        await eventually_async("it is noted", lambda: watch.status.is_failing)
+        assert watch.status.report()[1].endswith(f"the API server answered {status}")
         task.cancel()
         await asyncio.wait({task})
         assert kopf_threads() == 0
-
-
-@pytest.mark.parametrize("path", ["/apis", f"/apis/{names.API_VERSION}", f"/{names.DDPJOBS.path()}"])
-async def test_request_of_kopf_that_is_refused_is_named(tmp_path: Path, path: str) -> None:
-    async with watching(tmp_path, MemoryCluster()) as (http, watch):
-        http.path, http.status = path, 403
-        task = asyncio.create_task(watch.run())
-        await eventually_async("it is noted", lambda: watch.status.is_failing)
-        assert watch.status.report()[1].endswith("the API server answered 403 Forbidden")
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def test_kopf_whose_credentials_are_refused_reads_them_again_ever_less_often(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ async def test_exception_outside_of_the_kubelets_part_is_read_from_the_log(
     assert (found["nodeRank"], found["rank"], found["exception"]) == (1, 2, "ValueError")
     assert found["message"].endswith(VALUE_ERROR)
     assert seconds < longest and len(asked) == number
-    bench.controllers[-1].reconciler.pod_logs.follow(KEY, 2, ())
-    assert not bench.controllers[-1].reconciler.pod_logs.found(KEY), "what it says is dropped with its attempt"
+    bench.controllers[-1].pod_logs.follow(KEY, 2, ())
+    assert not bench.controllers[-1].pod_logs.found(KEY), "what it says is dropped with its attempt"
 
 
 @on_bench

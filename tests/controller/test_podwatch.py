@@ -17,6 +17,7 @@ from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.podwatch import PodWatch
 from ddpjob_operator.controller.watch_status import WatchStatus
+from tests.worlds.loopback import serving
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
 Stream = Callable[[web.StreamResponse, int], Awaitable[None]]
@@ -65,30 +66,24 @@ async def watching(
     read_token: Callable[[Configuration], None] | None = None,
 ) -> AsyncIterator[Cache]:
     """Run a watch of ``server`` and yield the cache that it fills. ``read_token`` is called before each request."""
-    runner = web.ServerRunner(web.Server(server.handle), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    configuration = Configuration(host=f"http://{host}:{port}")
-    configuration.refresh_api_key_hook = read_token
-    connection = Connection(None, configuration)
-    cluster, cache = KubernetesCluster(connection), Cache()
-    watch = PodWatch(
-        cluster=cluster,
-        connection=connection,
-        cache=cache,
-        scope=None,
-        status=status or WatchStatus(names.PODS, None),
-        silent_seconds=silent_seconds,
-    )
-    task = asyncio.create_task(watch.run())
-    try:
+    async with serving(server.handle) as url:
+        configuration = Configuration(host=url)
+        configuration.refresh_api_key_hook = read_token
+        connection = Connection(None, configuration)
+        cluster, cache = KubernetesCluster(connection), Cache()
+        watch = PodWatch(
+            cluster=cluster,
+            connection=connection,
+            cache=cache,
+            scope=None,
+            status=status or WatchStatus(names.PODS, None),
+            silent_seconds=silent_seconds,
+        )
+        task = asyncio.create_task(watch.run())
         yield cache
-    finally:
         task.cancel()
         await asyncio.wait({task})
         await cluster.close()
-        await runner.cleanup()
 
 
 async def until(holds: Callable[[], bool]) -> None:

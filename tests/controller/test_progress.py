@@ -6,7 +6,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import web
@@ -17,9 +17,9 @@ from ddpjob.engine.observed import NOT_POLLED
 from ddpjob.progress.poller import ProgressPoller
 from ddpjob.progress.reader import MAX_BYTES, UnusableAnswerError, complete_body, parse
 from tests.processes import eventually_async
+from tests.worlds.loopback import Handler, serving
 
 KEY = Key("default", "mnist")
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Trainer:
@@ -44,12 +44,9 @@ class Trainer:
 @pytest.fixture
 async def trainer() -> AsyncIterator[Trainer]:
     trainer = Trainer()
-    runner = web.ServerRunner(web.Server(trainer.handle), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    trainer.port = runner.addresses[0][1]
-    yield trainer
-    await runner.cleanup()
+    async with serving(trainer.handle) as url:
+        trainer.port = int(url.rpartition(":")[2])
+        yield trainer
 
 
 class Polling:

@@ -5,7 +5,7 @@ import asyncio
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
 from ddpjob.engine.actions import LOOKUP_SECONDS
-from ddpjob_operator.cluster.base import ClusterError, Forbidden, NotFound, NotServed, Unavailable
+from ddpjob_operator.cluster.base import Forbidden, NotFound, NotServed, Unavailable
 from ddpjob_operator.controller.workqueue import MAX_DELAY
 from tests.controller.bench import Bench, on_bench
 from tests.worlds.memory.faulty import Call, Fault
@@ -13,8 +13,7 @@ from tests.worlds.memory.faulty import Call, Fault
 
 @on_bench
 async def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_one_before(bench: Bench) -> None:
-    forbidden = Forbidden("workloads is forbidden: no such queue", code=403)
-    bench.rule = lambda call: Fault(before=forbidden) if call.resource is names.WORKLOADS else None
+    bench.refuse(Forbidden("workloads is forbidden: no such queue", code=403), "", names.WORKLOADS)
     await bench.restart(kueue=True)
     bench.submit(labels={names.LABEL_QUEUE: "wrong"})
     await asyncio.sleep(1200)
@@ -25,26 +24,6 @@ async def test_a_corrected_queue_is_tried_at_once_and_waits_for_no_delay_of_the_
     created = [call for call in bench.calls if (call.verb, call.resource) == ("create", names.WORKLOADS)]
     assert created[-1].body is not None and created[-1].body["spec"]["queueName"] == "right"
     assert len(created) < 20
-
-
-@on_bench
-async def test_a_workload_whose_definition_is_being_deleted_is_shown_with_what_to_do(bench: Bench) -> None:
-    """The API server answers 405 to a create as long as the definition has a finalizer."""
-    text = "create not allowed while custom resource definition is terminating"
-    terminating = Fault(before=ClusterError(text, code=405))
-    is_create = {("create", names.WORKLOADS)}
-    forbidden = Fault(before=Forbidden("no role", code=403))
-    bench.rule = lambda call: (
-        (terminating if (call.verb, call.resource) in is_create else forbidden)
-        if call.resource is names.WORKLOADS
-        else None
-    )
-    await bench.restart(kueue=True)
-    bench.submit(labels={names.LABEL_QUEUE: "research"})
-    await asyncio.sleep(60)
-    shown = condition(bench.status(), "Running")
-    assert shown["reason"] == "CreateRefused" and text in shown["message"] and "install" in shown["message"]
-    assert bench.sent("create", names.WORKLOADS) < 10 and bench.status()["state"] == "Queued"
 
 
 @on_bench
@@ -101,8 +80,7 @@ async def test_a_workload_of_another_owner_is_no_workload_of_the_job(bench: Benc
     job = await bench.run_job()
     name = names.service_name("mnist", job["metadata"]["uid"])
     bench.cluster.store.put(names.WORKLOADS, {"metadata": {"name": name, "namespace": "default", "uid": "other"}})
-    missing = Fault(before=NotFound("no class high", code=404))
-    bench.rule = lambda call: missing if call.resource is names.WORKLOAD_PRIORITIES else None
+    bench.refuse(NotFound("no class high", code=404), "", names.WORKLOAD_PRIORITIES)
     labels = {names.LABEL_QUEUE: "research", names.LABEL_QUEUE_PRIORITY: "high"}
     bench.server.patch(names.DDPJOBS, "default", "mnist", {"metadata": {"labels": labels}})
     await asyncio.sleep(1)

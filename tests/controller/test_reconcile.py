@@ -18,7 +18,7 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     metrics = Metrics()
-    parts = a_controller(MemoryCluster(), metrics=metrics).reconciler
+    parts = a_controller(MemoryCluster(), metrics=metrics)
     broken: dict[str, Any] = a_job()
     broken["metadata"]["generation"] = "not a number"
     parts.cache.put(names.DDPJOBS, broken)

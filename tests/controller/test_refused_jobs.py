@@ -10,7 +10,7 @@ from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import Forbidden
 from ddpjob_operator.controller.refused_jobs import PACE_SECONDS, TRIES, RefusedJobs
-from tests.builders import ended, running
+from tests.builders import ended
 from tests.controller.bench import Bench, now, on_bench
 from tests.controller.faketime import run
 
@@ -38,18 +38,6 @@ def limit_pods(bench: Bench, quota: int) -> list[str]:
     return refused
 
 
-def pods_of(bench: Bench, job: str) -> list[Json]:
-    return [
-        pod for pod in bench.cluster.store.all(names.PODS) if pod["metadata"]["labels"][names.LABEL_JOB_NAME] == job
-    ]
-
-
-def start(bench: Bench, job: str) -> None:
-    for pod in pods_of(bench, job):
-        bench.server.bind("default", pod["metadata"]["name"], "worker-1")
-        bench.report(pod, running(podIP="192.0.2.1"))
-
-
 def attempt_of(bench: Bench, job: str) -> int:
     found = bench.cluster.store.get(names.DDPJOBS, "default", job)
     return int(found["status"]["attempt"]) if found else 0
@@ -62,7 +50,7 @@ async def test_freed_quota_is_used_within_seconds(bench: Bench, end: str, restar
     limit_pods(bench, 2)
     bench.submit("first")
     await asyncio.sleep(1)
-    start(bench, "first")
+    bench.start(bench.pods_of("first"))
     for job in ("second", "third"):
         bench.submit(job)
     await asyncio.sleep(1500)
@@ -70,7 +58,7 @@ async def test_freed_quota_is_used_within_seconds(bench: Bench, end: str, restar
         await bench.restart()
         await asyncio.sleep(5)
     tries = [attempt_of(bench, job) for job in ("second", "third")]
-    for pod in pods_of(bench, "first"):
+    for pod in bench.pods_of("first"):
         if end == "succeeds":
             bench.report(pod, ended(0, at=now()))
         else:
@@ -78,8 +66,8 @@ async def test_freed_quota_is_used_within_seconds(bench: Bench, end: str, restar
     if end == "is-deleted":
         bench.server.delete(names.DDPJOBS, "default", "first")
     await asyncio.sleep(8)
-    (winner,) = (job for job in ("second", "third") if len(pods_of(bench, job)) == 2)
-    start(bench, winner)
+    (winner,) = (job for job in ("second", "third") if len(bench.pods_of(job)) == 2)
+    bench.start(bench.pods_of(winner))
     await asyncio.sleep(60)
     assert sum(attempt_of(bench, job) for job in ("second", "third")) - sum(tries) <= 2 * TRIES
 
@@ -89,12 +77,12 @@ async def test_job_gets_the_quota_of_its_own_old_pods_when_these_have_ended(benc
     limit_pods(bench, 2)
     bench.submit("mnist")
     await asyncio.sleep(1)
-    start(bench, "mnist")
+    bench.start(bench.pods_of("mnist"))
     await asyncio.sleep(10)
-    first, second = pods_of(bench, "mnist")
+    first, second = bench.pods_of("mnist")
     bench.report(first, ended(1, at=now()))
     await asyncio.sleep(500)
-    assert len(pods_of(bench, "mnist")) == 2, "a peer has not ended, so one of two new pods is refused"
+    assert len(bench.pods_of("mnist")) == 2, "a peer has not ended, so one of two new pods is refused"
     bench.server.delete(names.PODS, "default", second["metadata"]["name"], grace_seconds=0)
     await asyncio.sleep(8)
     assert len(bench.pods(attempt_of(bench, "mnist"))) == 2

@@ -73,41 +73,6 @@ def test_operator_is_alive_but_not_ready_before_its_watches_are_open(
     eventually("it is ready", operator.is_ready)
 
 
-def test_watch_error_restarts_the_watch_inside_the_process(
-    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
-) -> None:
-    """Any error of the stream except 410 stops kopf; the process continues and restarts it."""
-    operator = operator_behind_proxy
-    operator.start()
-    error = '{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'
-    struck: list[str] = []
-
-    def strike(request: web.BaseRequest) -> Fault | None:
-        if is_watch(request, "/ddpjobs") and not struck:
-            struck.append(request.path)
-            return Fault(status=200, body=error)
-        return None
-
-    proxy.rule = strike
-    proxy.cut()
-    eventually("kopf was restarted", lambda: operator.metric("ddpjob_watch_restarts_total") == 1)
-    jobs.submit()
-    (pod,) = jobs.wait_for_pods(1)
-    jobs.run(pod)
-    jobs.wait_for("Running")
-    assert operator.is_alive
-    assert operator.stop() == 0, "signals still reach the operator after a restart of kopf"
-
-
-def test_404_of_a_proxy_loses_no_job(operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs) -> None:
-    """A 404 that names no object, in place of the answer to the first status, does not mean that the job is gone."""
-    proxy.once("PATCH", "/status", Fault(status=404, body="404 page not found"))
-    operator_behind_proxy.start()
-    jobs.submit()
-    jobs.wait_for_pods(1)
-    jobs.wait_for("Pending", nodes={"desired": 1, "pending": 1, "running": 0, "succeeded": 0, "failed": 0})
-
-
 def test_missing_crd_is_reported_and_the_operator_starts_once_it_exists() -> None:
     with ControlPlane() as plane:
         operator = OperatorProcess(plane, "")

@@ -31,7 +31,6 @@ def refuse(bench: Bench) -> None:
 
 @on_bench
 async def test_refused_status_is_reported_until_it_is_written(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    schema = bench.controllers[0].reconciler.recorder.schema
     refuse(bench)
     bench.submit()
     bench.submit("deleted")
@@ -39,7 +38,7 @@ async def test_refused_status_is_reported_until_it_is_written(bench: Bench, capl
     assert not bench.pods(1)
     bench.server.delete(names.DDPJOBS, "default", "deleted")
     await asyncio.sleep(1)
-    ready, why = schema.verdict()
+    ready, why = bench.controllers[0].writes()
     assert not ready and "1 more" not in why
     for part in ("ddpjobs.ddpjob.dev", "status.currentAttempt, status.nodes.lost", "default/mnist", "crd.yaml"):
         assert part in why
@@ -54,7 +53,7 @@ async def test_refused_status_is_reported_until_it_is_written(bench: Bench, capl
     bench.refuse(None)
     await asyncio.sleep(30)
     assert bench.status()["attempt"] == 1 and len(bench.pods(1)) == 2
-    assert schema.verdict() == (True, "ok")
+    assert bench.controllers[0].writes() == (True, "ok")
 
 
 @pytest.mark.parametrize(

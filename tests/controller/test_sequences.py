@@ -70,14 +70,7 @@ async def test_conflict_of_a_delete_hides_no_live_pod(bench: Bench, conflicts: i
     """The API server, or an admission webhook, answers 409 although the pod exists with the same uid."""
     await bench.run_job()
 
-    def rule(call: Call) -> Fault | None:
-        nonlocal conflicts
-        if (call.verb, call.resource) != ("delete", names.PODS) or not conflicts:
-            return None
-        conflicts -= 1
-        return Fault(before=modified(call.resource, call.name))
-
-    bench.rule = rule
+    bench.refuse(modified(names.PODS, "mnist"), "delete", names.PODS, times=conflicts)
     lasts = conflicts > 1
     bench.report(bench.pods(1)[1], failed(1))
     await asyncio.sleep(3)
@@ -213,25 +206,13 @@ async def test_backoff_after_an_outage_ends_with_the_first_success(bench: Bench)
     """Seen: a job whose status was refused for a minute took 30 s for each later conflict."""
     bench.submit()
     await asyncio.sleep(1)
-    writes = 0
-
-    def fail(call: Call) -> Fault | None:
-        return Fault(before=Unavailable("connection refused")) if call.verb == "patch_status" else None
-
-    def fail_once(call: Call) -> Fault | None:
-        nonlocal writes
-        writes += call.verb == "patch_status"
-        return fail(call) if writes == 1 else None
-
-    bench.rule = fail
-    for pod in bench.pods(1):
-        bench.server.bind("default", pod["metadata"]["name"], "worker-1")
-        bench.report(pod, running(podIP="192.0.2.1"))
+    bench.refuse(Unavailable("connection refused"), "patch_status")
+    bench.start(bench.pods(1))
     await asyncio.sleep(300)
     bench.refuse(None)
     await asyncio.sleep(40)
     assert bench.status()["state"] == "Running"
-    bench.rule = fail_once
+    bench.refuse(Unavailable("connection refused"), "patch_status", times=1)
     bench.report(bench.pods(1)[1], failed(1))
     await asyncio.sleep(1)
     assert bench.status()["attempt"] == 2
@@ -243,12 +224,9 @@ async def test_pod_lost_during_an_outage_is_not_created_again_beside_its_peer(be
 
     def lose_reply(call: Call) -> Fault | None:
         if call.verb == "create" and call.name.endswith("-1-1"):
-            bench.rule = outage
+            bench.refuse(Unavailable("connection refused"), "patch_status")
             return lost_answer(call.verb)
         return None
-
-    def outage(call: Call) -> Fault | None:
-        return Fault(before=Unavailable("connection refused")) if call.verb == "patch_status" else None
 
     bench.rule = lose_reply
     bench.submit()
@@ -353,12 +331,8 @@ async def test_service_without_labels_completes_the_attempt_after_a_restart_of_t
 
 @on_bench
 async def test_refused_repair_of_a_service_stays_in_the_status_and_is_tried_again_after_an_edit(bench: Bench) -> None:
-    def refused(call: Call) -> Fault | None:
-        is_repair = (call.verb, call.resource) == ("patch", names.SERVICES)
-        return Fault(before=Forbidden("services is forbidden", code=403)) if is_repair else None
-
     await bench.run_job()
-    bench.rule = refused
+    bench.refuse(Forbidden("services is forbidden", code=403), "patch", names.SERVICES)
     (service,) = bench.cluster.store.all(names.SERVICES)
     edit = {"spec": {"publishNotReadyAddresses": False}}
     bench.server.patch(names.SERVICES, "default", service["metadata"]["name"], edit)
@@ -378,13 +352,8 @@ async def test_refused_repair_of_a_service_stays_in_the_status_and_is_tried_agai
 async def test_live_pods_are_listed_after_a_create_whose_effect_is_not_known(bench: Bench) -> None:
     bench.submit("first")  # before the operator has written a status, no create is sent beside one
     await asyncio.sleep(1)
-    lost = iter([Unauthorized("the token expired", code=401)])
-
-    def once(call: Call) -> Fault | None:
-        error = next(lost, None) if (call.verb, call.resource) == ("create", names.PODS) else None
-        return Fault(before=error) if error is not None else None
-
-    bench.rule, before = once, len(bench.calls)
+    before = len(bench.calls)
+    bench.refuse(Unauthorized("the token expired", code=401), "create", names.PODS, times=1)
     bench.submit(numNodes=3)
     await asyncio.sleep(5)
     assert len(bench.pods(1)) == 3 + 2
@@ -401,7 +370,7 @@ async def test_job_whose_cached_status_lacked_fields_is_planned_again(bench: Ben
     job = bench.server.get(names.DDPJOBS, "default", "mnist")
     assert job["status"].pop("observedGeneration") == 2
     before = bench.reconciles()
-    bench.controllers[0].reconciler.cache.put(names.DDPJOBS, job, same_version=True)
+    bench.controllers[0].cache.put(names.DDPJOBS, job, same_version=True)
     await asyncio.sleep(10)
     assert bench.reconciles() == before + 2
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob_operator.controller.controller import FLUSH_SECONDS, GRACE_SECONDS
+from ddpjob_operator.controller.reconcile import FLUSH_SECONDS, GRACE_SECONDS
 from ddpjob_operator.controller.slots import Slots
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run

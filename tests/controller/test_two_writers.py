@@ -7,14 +7,9 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, condition
-from tests.builders import running
 from tests.controller.bench import Bench, on_bench
 
 CHECKPOINT = {"claimName": "c", "mountPath": "/c"}
-
-
-def pods(bench: Bench, job: str) -> list[Json]:
-    return [p for p in bench.cluster.store.all(names.PODS) if p["metadata"]["labels"][names.LABEL_JOB_NAME] == job]
 
 
 def reason(bench: Bench, job: str = "mnist") -> str:
@@ -23,9 +18,7 @@ def reason(bench: Bench, job: str = "mnist") -> str:
 
 
 async def run_pods(bench: Bench, job: str) -> None:
-    for pod in pods(bench, job):
-        bench.server.bind("default", pod["metadata"]["name"], "worker-1")
-        bench.report(pod, running(podIP="192.0.2.1"))
+    bench.start(bench.pods_of(job))
     await asyncio.sleep(2)
 
 
@@ -57,7 +50,7 @@ async def test_job_waits_for_pods_of_a_deleted_one_on_the_same_claim_and_directo
     assert bool(bench.pods(1)) is not waits
     if waits:
         assert reason(bench) == "FormerPodsRun"
-    for pod in pods(bench, "first"):
+    for pod in bench.pods_of("first"):
         kill(bench, pod)
     await asyncio.sleep(0.1)
     assert len(bench.pods(1)) == 2
@@ -93,7 +86,7 @@ async def test_pod_of_one_of_many_jobs_on_a_claim_wakes_only_those_that_wait(ben
     await asyncio.sleep(5)
     assert reason(bench) == "FormerPodsRun"
     before = bench.reconciles()
-    for pod in pods(bench, "j0"):
+    for pod in bench.pods_of("j0"):
         kill(bench, pod)
     await asyncio.sleep(1)
     assert bench.status()["attempt"] == 1

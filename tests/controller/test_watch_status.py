@@ -12,6 +12,7 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob_operator.controller.watch_status import Report, WatchStatus, readiness, scope_report
 from tests.processes import eventually_async
+from tests.worlds.loopback import serving
 
 PATH = f"/{names.PODS.path('team')}"
 
@@ -28,7 +29,6 @@ class Server:
 
     def __init__(self) -> None:
         self.status = 200
-        self.url = ""
         self._streams: list[web.StreamResponse] = []
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -48,15 +48,8 @@ class Server:
 async def a_watch(clock: Clock) -> AsyncIterator[tuple[Server, WatchStatus, Callable[[], Awaitable[object]]]]:
     """Yield a server, the status of a watch of it, and a function that opens the watch once more."""
     server, status = Server(), WatchStatus(names.PODS, "team", clock=clock)
-    runner = web.ServerRunner(web.Server(server.handle), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    server.url = f"http://{host}:{port}{PATH}"
-    async with aiohttp.ClientSession(middlewares=(status.middleware,)) as session:
-        status.start()
-        yield server, status, lambda: session.get(server.url, params={"watch": "true"})
-    await runner.cleanup()
+    async with serving(server.handle) as url, aiohttp.ClientSession(middlewares=(status.middleware,)) as session:
+        yield server, status, lambda: session.get(f"{url}{PATH}", params={"watch": "true"})
 
 
 async def test_watch_is_open_while_it_receives_data() -> None:

@@ -7,7 +7,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.engine.actions import EngineSettings, Problem
-from ddpjob.engine.scheduling.adapters import GANG_SCHEDULERS
+from ddpjob.engine.scheduling.gangs import GANG_SCHEDULERS
 from tests.builders import UID, World, a_job, ended, failed, running
 
 V1BETA1, V1ALPHA2 = names.KUBERNETES_GROUPS

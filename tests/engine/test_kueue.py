@@ -192,12 +192,18 @@ def test_eviction_ends_the_attempt_uncounted_and_quota_is_released_when_all_pods
     assert world.status["time"]["queued"] >= 3600 and world.status["restartsCountedTowardsLimit"] == 0
 
 
-def test_the_wait_after_an_eviction_is_not_active_time() -> None:
+@pytest.mark.parametrize("failed_before", [False, True])
+def test_no_deadline_passes_while_a_job_waits_that_lost_its_quota(failed_before: bool) -> None:
     world = started(activeDeadlineSeconds=600)
     world.forward(100)
+    if failed_before:
+        world.set_pod(1, failed(1))
     world.evicted()
     world.later(3600)
-    assert world.status["state"] == "Queued" and world.status["activeSeconds"] == 100
+    assert (world.status["state"], world.status["activeSeconds"]) == ("Queued", 100)
+    world.admitted()
+    assert world.status["attempt"] == 2
+    assert world.status["time"]["queued"] == 3600 and world.status["restarts"] == int(failed_before)
 
 
 @pytest.mark.parametrize("reason", ["PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "Deactivated"])
@@ -205,18 +211,6 @@ def test_kueue_decides_when_a_job_is_queued_again_that_was_not_preempted(reason:
     world = started()
     world.evicted(reason)
     assert world.conditions()["Requeued"] == ("False", reason)
-
-
-def test_no_deadline_passes_while_a_job_waits_that_lost_its_quota_after_a_failure() -> None:
-    world = started(activeDeadlineSeconds=600)
-    world.forward(100)
-    world.set_pod(1, failed(1))
-    world.evicted()
-    world.later(3600)
-    assert (world.status["state"], world.status["activeSeconds"]) == ("Queued", 100)
-    world.admitted()
-    assert world.status["attempt"] == 2
-    assert world.status["time"]["queued"] == 3600 and world.status["restarts"] == 1
 
 
 def test_an_eviction_between_attempts_leaves_the_delay_before_the_next_one() -> None:
@@ -451,25 +445,6 @@ def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
     world.gives_back()
     assert world.status["attempt"] == 2
     assert not any(change.value == {"active": True} for made in world.plans for change in made.changes)
-
-
-def test_a_workload_without_the_label_that_the_watch_selects_gets_it_again() -> None:
-    world = started()
-    labels = dict(world.workload["metadata"]["labels"])
-    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
-    assert world.settle() == 1 and world.workload["metadata"]["labels"] == labels
-    assert world.status["state"] == "Running" and len(world.pods) == 2
-
-
-def test_labels_that_cannot_be_restored_keep_no_quota() -> None:
-    world = started()
-    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]
-    world.lingering = True
-    world.evicted()
-    del world.workload["metadata"]["labels"][names.LABEL_JOB_UID]  # as a policy of the cluster does
-    world.stops_pods()
-    (change,) = (each for each in world.reconcile().changes if each.resource is names.WORKLOADS)
-    assert change.part == "status" and not change.labels
 
 
 def test_a_workload_of_another_owner_is_left_alone_and_named() -> None:

@@ -368,7 +368,7 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
     """Check that each pod was created once, for the recorded attempt, and by the operator.
 
     Of two operators, one may see the new job late, and create the pods of its first attempt, which needs no record
-    (``Reconciler._begin``), after the other has abandoned that attempt. It must delete them soon. Each operator may
+    (``Controller._begin``), after the other has abandoned that attempt. It must delete them soon. Each operator may
     also create a pod again before it hears that the job is deleted; garbage collection must delete it soon.
     """
     gone: dict[str, float] = {}

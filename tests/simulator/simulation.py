@@ -21,10 +21,9 @@ from ddpjob.api.objects import Json
 from ddpjob.api.report import TrainingReport
 from ddpjob.engine.observed import NOT_POLLED, Polled
 from ddpjob_operator.cluster.base import AlreadyExists, Forbidden, NotFound, Unavailable
-from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.reconcile import Reconciler
+from ddpjob_operator.controller.reconcile import Controller
 from tests.builders import SETTINGS
 from tests.controller.controllers import serve
 from tests.simulator.faults import CRASHES, Choose, OperatorKilledError, fault
@@ -251,16 +250,17 @@ class Simulation(JobView):
             self._start_one(number)
 
     def _start_one(self, number: int) -> None:
-        reconciler = Reconciler(
+        controller = Controller(
             self.cluster,
             replace(SETTINGS, reads_logs=self.reads_logs),
             self._make_reports,  # type: ignore[arg-type]
             self._metrics,
+            scopes=(LOST, KEY.namespace),
+            sweep_seconds=self.sweep_seconds,
             concurrent_requests=16,
             clock=asyncio.get_running_loop().time,
             now=now,
         )
-        controller = Controller(reconciler, scopes=(LOST, KEY.namespace), sweep_seconds=self.sweep_seconds)
         is_restored = self.watch == "restored" and self.store.version < BEFORE_RESTORE
         watches = Watches(
             "prompt" if is_restored else self.watch,

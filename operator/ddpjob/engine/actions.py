@@ -46,7 +46,7 @@ class Delete:
 class Change:
     """PATCH a part of an object (RFC 7396), with the precondition that it still has this uid.
 
-    value: of the part. annotations, labels: of the object, in the same request; null removes one.
+    value: of the part. annotations: of the object, in the same request; null removes one.
     version: the resourceVersion that it must still have, because the patch replaces a list; empty for any.
     """
 
@@ -57,14 +57,12 @@ class Change:
     part: Literal["spec", "status"] = "spec"
     annotations: Json = field(default_factory=dict, hash=False)
     version: str = ""
-    labels: Json = field(default_factory=dict, hash=False)
 
     @property
     def body(self) -> Json:
         """The patch."""
         meta: Json = {"uid": self.uid}
         meta |= {"annotations": self.annotations} if self.annotations else {}
-        meta |= {"labels": self.labels} if self.labels else {}
         meta |= {"resourceVersion": self.version} if self.version else {}
         return {"metadata": meta, self.part: self.value}
 
@@ -114,7 +112,7 @@ class EngineSettings:
     pod_namespace, pod_labels: select the operator's own pods, which the NetworkPolicies of jobs admit; without a
         namespace they admit no operator.
     kueue: whether jobs with a queue wait for Kueue; None as for ``gang_scheduler``.
-    gang_scheduler: the system that places the pods of an attempt together (``scheduling.adapters``); "" for none; None
+    gang_scheduler: the system that places the pods of an attempt together (``scheduling.gangs``); "" for none; None
         where pods need no scheduler, as in local mode, or where the setting is not known.
     scheduler_name: ``schedulerName`` of the pods of a gang whose template gives none; empty for that of the system.
     launcher_image, launcher_pull_policy: of the init container of ``launcher: Injected``; without an image the machine

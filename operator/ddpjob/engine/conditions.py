@@ -22,9 +22,7 @@ from ddpjob.engine.obstacles import (
     stall,
     unresponsive,
 )
-from ddpjob.engine.scheduling import adapters as scheduling
-from ddpjob.engine.scheduling import elastic, guard
-from ddpjob.engine.scheduling.kueue import kept_quota
+from ddpjob.engine.scheduling import elastic, guard, kueue
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
@@ -45,7 +43,7 @@ def conditions(
             aspects = without_pods(*s.suspension, Suspended=True)
         case "continue" if s.suspended and s.job.spec.suspend:
             reason, text = s.suspension
-            aspects = without_pods(reason, "; ".join(filter(None, (text, kept_quota(s)))), Suspended=True)
+            aspects = without_pods(reason, "; ".join(filter(None, (text, kueue.kept_quota(s)))), Suspended=True)
         case "hold" if s.suspended:
             aspects = without_pods(SUSPENDED, "suspended; it cannot be resumed yet", Suspended=True)
             aspects["Stalled"] = (True, decision.reason, decision.message)
@@ -136,7 +134,7 @@ def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
         unresponsive(s),
         silence(s),
         stall(s),
-        scheduling.without_quota(s),
+        kueue.without_quota(s),
         fruitless(reached, s.logs_command()),
         shared_volume(s),
         elastic.obstacle(s),

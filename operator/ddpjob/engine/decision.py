@@ -47,7 +47,7 @@ from ddpjob.engine.evidence import (
 from ddpjob.engine.failures import Context, Judgement
 from ddpjob.engine.judgement import failure_record, failure_text, judge, judge_deadline, overrule
 from ddpjob.engine.scheduling import adapters as scheduling
-from ddpjob.engine.scheduling import elastic, guard
+from ddpjob.engine.scheduling import elastic, guard, kueue
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import failed_before
 from ddpjob.engine.token import token_is_lost
@@ -371,7 +371,7 @@ def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure,
 
 def _eviction(s: JobState) -> Decision | None:
     """End an attempt that has lost its place in the queue, after a checkpoint. A failure before it counts."""
-    if s.attempt.is_closed or not (why := scheduling.stop(s)):
+    if s.attempt.is_closed or not (why := kueue.stop(s)):
         return None
     text = f"{why}: attempt {s.attempt.number} saves a checkpoint and ends"
     return Decision("close", EVICTED, text, drain_until=s.drain_until)
@@ -385,7 +385,7 @@ def _eviction_between_attempts(s: JobState) -> Decision | None:
     attempt, ending = s.attempt, s.attempt.ending
     if ending is None or not attempt.is_closed or attempt.verdict in (SUSPENDED, EVICTED) or s.spec_changed:
         return None
-    if not (why := scheduling.stop(s) or scheduling.unavailable(s)):
+    if not (why := kueue.stop(s) or kueue.unavailable(s)):
         return None
     text = f"{why}: the attempt after {attempt.number} waits in the queue"
     return Decision("close", EVICTED, text, until=ending.until, drain_until=ending.drain_until, size=attempt.next_size)

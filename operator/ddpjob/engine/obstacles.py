@@ -15,7 +15,7 @@ from ddpjob.engine.actions import Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.attempt import seconds_running, whole_second_after
 from ddpjob.engine.scheduling import adapters as scheduling
-from ddpjob.engine.scheduling import guard
+from ddpjob.engine.scheduling import gangs, guard
 from ddpjob.engine.state import JobState
 
 PROGRESS_UNKNOWN = "ProgressUnknown"
@@ -204,7 +204,7 @@ def _gated(s: JobState) -> Iterator[Obstacle]:
 
 
 def _not_placed(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:
-    if (found := scheduling.obstacle(s)) is not None:
+    if (found := gangs.obstacle(s)) is not None:
         yield found
     yield from _gated(s)
     yield from (("Unschedulable", f"{pod.where}: {pod.unschedulable}") for pod in pods if pod.unschedulable is not None)

@@ -30,7 +30,7 @@ from ddpjob.engine.merge import template_faults
 from ddpjob.engine.network import desired_policy, desired_service, policy_change, service_change
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.scheduling import adapters as scheduling
-from ddpjob.engine.scheduling import elastic, guard
+from ddpjob.engine.scheduling import elastic, gangs, guard, kueue
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
 from ddpjob.engine.token import attempt_token, seconds_to_wait
@@ -74,8 +74,8 @@ def plan(
     if state.finished:
         return Plan() if finalizers else _from_live_pods(_plan_finished(state), observed)
     if job.spec.template is not None and (faults := template_faults(job.wire["template"])):
-        return replace(_refuse(body, before, faults, now), changes=scheduling.leave(state))
-    if lookups := scheduling.lookups(state):
+        return replace(_refuse(body, before, faults, now), changes=kueue.leave(state))
+    if lookups := kueue.lookups(state):
         # If reading takes so long that the first objects are too old, that is tried again later.
         return Plan(lookups=lookups, requeue_after=LOOKUP_SECONDS)
     decision = decide(state)
@@ -121,7 +121,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         creates=creates,
         creates_attempt=number if makes_pods else None,
         events=tuple(notes(s, decision, status)),
-        requeue_after=_earlier(_requeue_after(s, decision, status), scheduling.look_again(s)),
+        requeue_after=_earlier(_requeue_after(s, decision, status), kueue.look_again(s)),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         logs=tuple((pod.name, pod.uid) for pod in s.unread_logs) if waits_for_cause else (),
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
@@ -215,7 +215,7 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     # A scheduler that has placed all pods needs the group no more.
     needs_group = begins or (not held and s.attempt.all_running_time is None)
     after = replace(s, job=job) if job is not s.job else s
-    groups = scheduling.objects(after, number) if needs_group else ()
+    groups = gangs.objects(after, number) if needs_group else ()
     first = (*(create for create in (policy, claim) if create is not None), *groups)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
@@ -259,7 +259,7 @@ def _plan_finished(s: JobState) -> Plan:
         left = ttl - seconds_between(completed, s.now)
     if left is not None and left <= 0:
         return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
-    after = _earlier(left, scheduling.look_again(s))
+    after = _earlier(left, kueue.look_again(s))
     return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
 
 

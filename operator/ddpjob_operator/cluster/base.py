@@ -52,7 +52,7 @@ class Conflict(ClusterError):  # noqa: N818
 
 
 class Invalid(ClusterError):  # noqa: N818
-    """400, 413 or 422: the object is wrong. The same request will fail again."""
+    """400, 413 or 422: the object is wrong; 405: the definition of its kind is being deleted. It will fail again."""
 
 
 class Forbidden(ClusterError):  # noqa: N818

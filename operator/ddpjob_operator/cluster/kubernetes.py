@@ -345,6 +345,7 @@ _CLASSES: Final[Mapping[int, type[ClusterError]]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
+    405: Invalid,
     413: Invalid,
     422: Invalid,
     429: TooManyRequests,

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import TypeVar
 
 from ddpjob.api import names
@@ -48,10 +47,6 @@ from ddpjob_operator.controller.slots import Slots
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_REMOVED = (
-    "the definition of its kind is being deleted: install its system again when that has ended, or apply the job "
-    "without the label or field that asks for it"
-)
 FAILURES = 8
 """How many creates may fail before it matters that more fail than succeed."""
 DELETE_TRIES = 3
@@ -242,10 +237,6 @@ class Executor:
             # For example an admission webhook or etcd is down for a moment, or the response was lost.
             outcome.add(CREATE_FAILED, create, f"{create.resource.kind} {create.name} cannot be created: {error}")
             outcome.retry_after = max(outcome.retry_after, error.retry_after)
-        except ClusterError as error:
-            if error.code != HTTPStatus.METHOD_NOT_ALLOWED:
-                raise
-            outcome.add("CreateRefused", create, f"{create.resource.kind} {create.name}: {error}; {_REMOVED}")
 
     async def _send_create(self, job: Json, create: Create, outcome: Outcome) -> None:
         namespace = job["metadata"]["namespace"]

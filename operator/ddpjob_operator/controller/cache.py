@@ -12,32 +12,27 @@ with the key of its job and its attempt.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import PodView
 from ddpjob.engine.observed import Elder
 from ddpjob_operator.controller.entries import (
     Entry,
-    Place,
     end_of,
     entry_of,
     has_lost_label,
     is_foreign,
     is_same,
-    owner_of,
     verdicts,
     version_number,
 )
 from ddpjob_operator.controller.partial_jobs import PartialJobs
 from ddpjob_operator.controller.stored_jobs import restored
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 MAX_SHARING = 16
@@ -45,21 +40,39 @@ MAX_SHARING = 16
 WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES)
 """Kinds whose changes come as watch events, besides PodGroups; claims are only listed by the sweep."""
 
+_Group = tuple[str, str, str]
+"""What some pods or groups have in common: label of the job's uid or name, claim, owner; namespace; its value."""
 
-class _Index(dict[tuple[str, str], dict[K, V]]):
-    """Values in groups, each by its key. A group without values is not kept."""
 
-    def of(self, namespace: str, name: str) -> dict[K, V]:
-        return self.get((namespace, name), {})
+class _Index(dict[tuple[str, str, str], dict[Any, Any]]):
+    """Values by what they have in common, and there each by its key. A group without values is not kept."""
 
-    def add(self, group: tuple[str, str], key: K, value: V) -> None:
-        self.setdefault(group, {})[key] = value
+    def of(self, kind: str, namespace: str, name: str) -> dict[Any, Any]:
+        return self.get((kind, namespace, name), {})
 
-    def discard(self, group: tuple[str, str], key: K) -> None:
-        values = self.get(group, {})
-        values.pop(key, None)
-        if not values:
-            self.pop(group, None)
+    def move(self, key: Any, value: Any, before: Collection[_Group], after: Collection[_Group]) -> None:
+        """Take a value out of the groups where it was, and put the new one into those where it is."""
+        for group in before:
+            if group not in after and key in self.get(group, {}):
+                del self[group][key]
+                if not self[group]:
+                    del self[group]
+        for group in after:
+            self.setdefault(group, {})[key] = value
+
+
+def _groups(resource: Resource, entry: Entry | None) -> list[_Group]:
+    """Return where the index has an object."""
+    if entry is None:
+        return []
+    if resource in names.SCHEDULING_KINDS:
+        return [("owner", entry.namespace, owner_uid(entry.value) or "")]
+    if resource is not names.PODS:
+        return []
+    pod = entry.value
+    found = [("uid", entry.namespace, pod.job_uid)]
+    found += [("name", *entry.job)] if entry.job is not None else []
+    return found + ([("claim", entry.namespace, pod.claim)] if pod.claim else [])
 
 
 class Cache:
@@ -74,17 +87,13 @@ class Cache:
         self._on_change = on_change
         self.on_freed: Callable[[Key, int], None] = lambda key, attempt: None
         self._on_update = on_update or on_change
-        self._objects: dict[Resource, dict[Place, Entry]] = {
+        self._objects: dict[Resource, dict[tuple[str, str], Entry]] = {
             resource: {} for resource in (*WATCHED, names.CLAIMS, *names.SCHEDULING_KINDS)
         }
         self._partial_jobs = PartialJobs(on_change, now)
         self._newest = dict.fromkeys(self._objects, 0)
-        self._groups_of = _Index[tuple[Resource, str], Json]()  # by namespace and uid of the job
-        self._pods_of = _Index[Place, PodView]()
-        self._pods_named = _Index[Place, PodView]()
-        self._pods_on = _Index[Place, PodView]()  # by namespace and claim, as the next two
-        self._jobs_on = _Index[Key, None]()
-        self._claims: dict[Key, Place] = {}
+        self._index = _Index()
+        self._claims: dict[Key, _Group] = {}
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
         self.served: frozenset[str] | None = None
@@ -105,7 +114,7 @@ class Cache:
 
         A pod elsewhere is no pod of the job, although its user may have copied label and owner reference.
         """
-        return list(self._pods_of.of(namespace, uid).values())
+        return list(self._index.of("uid", namespace, uid).values())
 
     def former_pods(self, key: Key, uid: str, claim: str = "") -> list[PodView]:
         """Return the pods of other jobs that may still save where the job with this key and uid reads.
@@ -113,12 +122,12 @@ class Cache:
         They are of an attempt, and have the label of its name, or its claim (``claim_in_use``). Those of a job that
         exists run on, unless they are being deleted.
         """
-        found = self._pods_named.of(*key) | (self._pods_on.of(key.namespace, claim) if claim else {})
-        others = {place: pod for place, pod in found.items() if pod.attempt and uid not in (pod.job_uid, pod.owner_uid)}
-        return [pod for place, pod in others.items() if pod.deleting or not self._has_job(place, pod)]
+        found = self._index.of("name", *key) | (self._index.of("claim", key.namespace, claim) if claim else {})
+        others = [pod for pod in found.values() if pod.attempt and uid not in (pod.job_uid, pod.owner_uid)]
+        return [pod for pod in others if pod.deleting or not self._has_job(key.namespace, pod)]
 
-    def _has_job(self, place: Place, pod: PodView) -> bool:
-        job = self._objects[names.PODS][place].job
+    def _has_job(self, namespace: str, pod: PodView) -> bool:
+        job = self._objects[names.PODS][namespace, pod.name].job
         return job is not None and pod.owner_uid is not None and self.job_uid(job) == pod.owner_uid
 
     def sharing(self, key: Key, claim: str) -> list[str]:
@@ -126,29 +135,29 @@ class Cache:
 
         claim: ``claim_in_use`` of the job with this key.
         """
-        place = key.namespace, claim
+        place = "job", key.namespace, claim
         if self._claims.get(key) != place:
             self._leave_claim(key)
         if not claim or self.job_uid(key) is None:  # deleted while its plan was made
             return []
         self._claims[key] = place
-        self._jobs_on.add(place, key, None)
-        return sorted(other.name for other in self._jobs_on.of(*place) if other != key and self._runs(other))
+        self._index.move(key, None, (), (place,))
+        return sorted(other.name for other in self._index.of(*place) if other != key and self._runs(other))
 
     def _may_wait(self, key: Key) -> bool:
         """Whether the first attempt of a job may wait for pods of others."""
         entry = self._objects[names.DDPJOBS].get(key)
         is_new = entry is not None and entry.value.state not in ("Succeeded", "Failed", "Suspended")
-        return is_new and not self._pods_of.of(key.namespace, self.job_uid(key) or "")
+        return is_new and not self.pods(key.namespace, self.job_uid(key) or "")
 
     def _runs(self, key: Key) -> bool:
-        pods = self._pods_of.of(key.namespace, self.job_uid(key) or "")
-        return any(not (pod.ended or pod.deleting) for pod in pods.values())
+        pods = self.pods(key.namespace, self.job_uid(key) or "")
+        return any(not (pod.ended or pod.deleting) for pod in pods)
 
     def groups(self, namespace: str, uid: str) -> dict[Resource, list[Json]]:
         """Return the PodGroups by kind whose owner is the job with this uid."""
         found: dict[Resource, list[Json]] = {}
-        for (resource, _), group in self._groups_of.of(namespace, uid).items():
+        for (resource, _), group in self._index.of("owner", namespace, uid).items():
             found.setdefault(resource, []).append(group)
         return found
 
@@ -204,14 +213,11 @@ class Cache:
             known = None
         entry = self._objects[resource][place] = entry_of(resource, obj)
         self._newest[resource] = max(self._newest[resource], entry.version)
-        if resource in names.SCHEDULING_KINDS:
-            if known is not None:
-                self._groups_of.discard(owner_of(known), (resource, known.name))
-            self._groups_of.add(owner_of(entry), (resource, entry.name), entry.value)
+        self._index.move((resource, entry.name), entry.value, _groups(resource, known), _groups(resource, entry))
         if resource is names.DDPJOBS:
             self._partial_jobs.observe(Key(*place), obj)
         if resource is names.PODS:
-            self._put_pod(place, entry, known)
+            self._wake_after_step(entry, known)
         elif wake:
             self._wake_after_edit(resource, entry, known)
         return True
@@ -223,15 +229,8 @@ class Cache:
         elif entry.job is not None and not is_same(resource, entry.value, known.value):
             self._on_update(entry.job)
 
-    def _put_pod(self, place: Place, entry: Entry, known: Entry | None) -> None:
+    def _wake_after_step(self, entry: Entry, known: Entry | None) -> None:
         pod = entry.value
-        if known is not None and (known.value.job_uid, known.job) != (pod.job_uid, entry.job):
-            self._leave_job(place, known)
-        self._pods_of.add((place[0], pod.job_uid), place, pod)
-        if entry.job is not None:
-            self._pods_named.add(entry.job, place, pod)
-        if pod.claim:
-            self._pods_on.add((place[0], pod.claim), place, pod)
         if known is not None and pod.stopped and not known.value.stopped:
             self._free(entry)
         if known is None or end_of(pod) != end_of(known.value):
@@ -244,17 +243,10 @@ class Cache:
         if entry.job is not None:
             self.on_freed(entry.job, entry.value.attempt)
 
-    def _leave_job(self, place: Place, entry: Entry) -> None:
-        """Remove a pod from those of its job."""
-        self._pods_of.discard((place[0], entry.value.job_uid), place)
-        if entry.job is not None:
-            self._pods_named.discard(entry.job, place)
-        self._pods_on.discard((place[0], entry.value.claim), place)
-
     def _leave_claim(self, key: Key) -> None:
         """Remove a job from those with its claim."""
         if (used := self._claims.pop(key, None)) is not None:
-            self._jobs_on.discard(used, key)
+            self._index.move(key, None, (used,), ())
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str, *, version: int | None = None) -> bool:
         """Remove the object with this uid; return whether it was cached.
@@ -305,7 +297,7 @@ class Cache:
         if entry.job is not None:
             self._on_change(entry.job)
         claim = entry.value.claim if isinstance(entry.value, PodView) else ""
-        others = self._jobs_on.of(entry.namespace, claim) if claim else {}
+        others = self._index.of("job", entry.namespace, claim) if claim else {}
         for key in others:
             # For a job with pods this changes only the name in a message.
             if key != entry.job and (len(others) <= MAX_SHARING or self._may_wait(key)):
@@ -317,12 +309,9 @@ class Cache:
         if resource is names.DDPJOBS:
             self._partial_jobs.observe(Key(*place), None)
             self._leave_claim(Key(*place))
-        if resource is names.PODS:
-            self._leave_job(place, entry)
-            if not entry.value.stopped:
-                self._free(entry)
-        if resource in names.SCHEDULING_KINDS:
-            self._groups_of.discard(owner_of(entry), (resource, entry.name))
+        self._index.move((resource, entry.name), None, _groups(resource, entry), ())
+        if resource is names.PODS and not entry.value.stopped:
+            self._free(entry)
         self._add_tombstone(entry.uid, version)
 
     def _add_tombstone(self, uid: str, version: int | None) -> None:

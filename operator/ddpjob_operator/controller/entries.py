@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Key, Resource
-from ddpjob.api.objects import Json, owner_uid
+from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.text import shorten
 from ddpjob_operator.cluster.kubernetes import encode
@@ -23,8 +23,6 @@ _SPEC: Mapping[Resource, tuple[str, ...]] = {
 }
 """The fields of the specs that plans read; of other kinds all."""
 _VERDICTS = frozenset({"Admitted", "Evicted"})
-Place = tuple[str, str]
-"""Namespace and name of any object."""
 
 
 class Entry(NamedTuple):
@@ -104,7 +102,6 @@ def _workload(meta: Json, given: Json, spec: Json, status: Json) -> Json:
     """Return what plans read of a Workload. Its conditions are whole, because a patch replaces their list."""
     notes = given.get("annotations") or {}
     meta["annotations"] = {key: notes[key] for key in names.ANNOTATIONS_OF_WORKLOADS if key in notes}
-    meta["labels"] |= {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_UID}
     meta["generation"] = given.get("generation", 0)
     return {
         "metadata": meta,
@@ -115,11 +112,6 @@ def _workload(meta: Json, given: Json, spec: Json, status: Json) -> Json:
 
 def _condition(condition: Mapping[str, Any]) -> Json:
     return {key: shorten(str(condition.get(key) or ""), MAX_TEXT) for key in ("type", "status", "message")}
-
-
-def owner_of(entry: Entry) -> tuple[str, str]:
-    """Return namespace and uid of the job that owns a PodGroup."""
-    return entry.namespace, owner_uid(entry.value) or ""
 
 
 def has_lost_label(resource: Resource, meta: Json) -> bool:

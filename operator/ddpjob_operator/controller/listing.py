@@ -7,7 +7,7 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob_operator.cluster.base import Cluster, NotFound, Page
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.entries import Entry, Place, version_number
+from ddpjob_operator.controller.entries import Entry, version_number
 
 
 class VersionsWentBackError(Exception):
@@ -64,7 +64,7 @@ class Listing:
 
 
 async def read_into(
-    cache: Cache, cluster: Cluster, resource: Resource, place: Place, uid: str, *, wake: bool = True
+    cache: Cache, cluster: Cluster, resource: Resource, place: tuple[str, str], uid: str, *, wake: bool = True
 ) -> Json | None:
     """Apply a GET to the cache; return the object, or None if none has the name.
 

@@ -27,13 +27,12 @@ from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller import logs, watch_status
 from ddpjob_operator.controller.cache import WATCHED
-from ddpjob_operator.controller.controller import Controller
 from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
 from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
 from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.podwatch import PodWatch
-from ddpjob_operator.controller.reconcile import Reconciler
+from ddpjob_operator.controller.reconcile import Controller
 from ddpjob_operator.controller.settings import VARIABLES, Settings, SettingsError, parse
 from ddpjob_operator.controller.sweep import OPTIONAL
 from ddpjob_operator.controller.watch_status import Report, WatchStatus
@@ -63,7 +62,7 @@ class Operator:
         self._metrics = metrics = Metrics()
         requests = settings.max_concurrent_requests
         self.cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
-        self._parts = parts = Reconciler(
+        self.controller = Controller(
             self.cluster,
             settings.engine,
             lambda on_news: ProgressPoller(
@@ -72,15 +71,12 @@ class Operator:
                 on_poll=lambda result: metrics.progress_polls.labels(result).inc(),
             ),
             metrics,
+            scopes=settings.scopes,
+            sweep_seconds=settings.sweep_interval_seconds,
             workers=WORKERS,
             # The other connections are for status patches, so that no large job delays another's decision.
             concurrent_requests=max(1, requests * 7 // 8),
             now=self.cluster.clock.now,
-        )
-        self.controller = Controller(
-            parts,
-            scopes=settings.scopes,
-            sweep_seconds=settings.sweep_interval_seconds,
         )
         self._watches: dict[str | None, list[Watch]] = {}
         self._heartbeat = Heartbeat()
@@ -89,7 +85,7 @@ class Operator:
         self._leadership = None
         if settings.lease:
             namespace, name = settings.lease.split("/")
-            self._leadership = Leadership(self._lease_cluster, namespace, name, settings.identity, parts.now)
+            self._leadership = Leadership(self._lease_cluster, namespace, name, settings.identity, self.controller.now)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
@@ -107,7 +103,7 @@ class Operator:
         try:
             await self._serve()
         finally:
-            await self._parts.poller.close()
+            await self.controller.poller.close()
             await self.cluster.close()
             await self._lease_cluster.close()
             await self._connection.close()
@@ -149,7 +145,7 @@ class Operator:
         return [self._watch_of(resource, scope) for resource in (*WATCHED, *others)]
 
     def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
-        cache, connection = self._parts.cache, self._connection
+        cache, connection = self.controller.cache, self._connection
         sweep_soon = partial(self.controller.sweeper.want, scope)
         status = WatchStatus(
             resource,
@@ -179,7 +175,7 @@ class Operator:
         if self._leadership is not None and not self._is_leader:
             return self._leadership.standby()
         served, detail = watch_status.readiness(self._reports())
-        written, why = self._parts.recorder.schema.verdict()
+        written, why = self.controller.writes()
         return (served, detail) if written or not served else (written, why)
 
     @property
@@ -208,14 +204,14 @@ class Operator:
     def _add_gauges(self) -> None:
         metrics = self._metrics
         metrics.gauge(
-            "ddpjob_queue_depth", "Number of jobs that wait for a worker.", lambda: float(self._parts.queue.depth)
+            "ddpjob_queue_depth", "Number of jobs that wait for a worker.", lambda: float(self.controller.queue.depth)
         )
         metrics.gauge(
             "ddpjob_leader",
             "Whether this replica reconciles (1) or is on standby (0).",
             lambda: float(self._is_leader),
         )
-        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self._parts.cache.count_states)
+        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self.controller.cache.count_states)
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
             "Seconds since each watch that was opened last received data, by URL path.",

@@ -21,14 +21,12 @@ from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 from ddpjob_operator.cluster.kubernetes import CONNECT_SECONDS, decode, error_of
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.listing import list_into
-from ddpjob_operator.controller.watch_status import WatchStatus
+from ddpjob_operator.controller.watch_status import FIRST_RESTART_SECONDS, WatchStatus
 
 logger = logging.getLogger(__name__)
 
 SERVER_SECONDS = 300  # the server then ends the watch
 SILENT_SECONDS = 70.0  # the API server sends a bookmark every minute
-DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0)
-CALM_SECONDS = 10.0
 SLICE = 16
 """Events that are taken before other tasks run, so that a burst does not block the event loop."""
 
@@ -51,35 +49,30 @@ class PodWatch:
 
     async def run(self) -> None:
         """List and watch until cancelled; after an error again, with growing delay."""
-        loop = asyncio.get_running_loop()
-        failures = 0
-        self.status.start()
-        while True:
-            generation, started, pause = self.connection.generation, loop.time(), 0.0
-            try:
-                async with self._session() as session:
-                    while True:
-                        await self._follow(session)
-                        await asyncio.sleep(DELAYS[0])
-            except Unauthorized as error:
-                self._fail(error)
-                await self._renew(generation, error)
-            except ClusterError as error:
-                pause = error.retry_after
-                if error.code == 410:  # the server no longer has the history since the last seen version
-                    logger.debug("the watch of %s expired, listing them again", self.status.path)
-                else:
-                    self._fail(error)
-                if not isinstance(error, Unavailable | TooManyRequests):
-                    self._version = ""
-            except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
-                logger.info("the watch of %s was interrupted: %s: %s", self.status.path, type(error).__name__, error)
-            failures = 0 if loop.time() - started > CALM_SECONDS else failures
-            await asyncio.sleep(max(pause, DELAYS[min(failures, len(DELAYS) - 1)]))
-            failures += 1
+        await self.status.keep_open(self._until_error)
 
-    def _session(self) -> aiohttp.ClientSession:
-        return self.connection.session(0, middlewares=(self.status.middleware,))
+    async def _until_error(self) -> float:
+        """Watch until an error; return for how many seconds the API server wants no further request."""
+        generation = self.connection.generation
+        try:
+            async with self.connection.session(0, middlewares=(self.status.middleware,)) as session:
+                while True:
+                    await self._follow(session)
+                    await asyncio.sleep(FIRST_RESTART_SECONDS)
+        except Unauthorized as error:
+            self._fail(error)
+            await self._renew(generation, error)
+        except ClusterError as error:
+            if error.code == 410:  # the server no longer has the history since the last seen version
+                logger.debug("the watch of %s expired, listing them again", self.status.path)
+            else:
+                self._fail(error)
+            if not isinstance(error, Unavailable | TooManyRequests):
+                self._version = ""
+            return error.retry_after
+        except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
+            logger.info("the watch of %s was interrupted: %s: %s", self.status.path, type(error).__name__, error)
+        return 0.0
 
     async def _follow(self, session: aiohttp.ClientSession) -> None:
         """Watch from the last seen version, or from a new LIST, until the server ends the watch."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -22,12 +22,14 @@ from ddpjob.engine.actions import Delete, EngineSettings, Plan
 from ddpjob.engine.claims import claim_in_use, is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
+from ddpjob.engine.scheduling.adapters import families
 from ddpjob.progress.poller import ProgressPoller
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, Invalid, TooManyRequests
-from ddpjob_operator.controller import logs
+from ddpjob_operator.controller import logs, schema
 from ddpjob_operator.controller.apply import Executor, Outcome
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
+from ddpjob_operator.controller.health import Verdict
 from ddpjob_operator.controller.listing import Listing, read_into
 from ddpjob_operator.controller.lookups import Lookups
 from ddpjob_operator.controller.metrics import Metrics
@@ -36,7 +38,8 @@ from ddpjob_operator.controller.pod_logs import PodLogs
 from ddpjob_operator.controller.recorder import Recorder, Written
 from ddpjob_operator.controller.refused_jobs import RefusedJobs
 from ddpjob_operator.controller.sender import Creates, Sender, Sent
-from ddpjob_operator.controller.workloads import Workloads
+from ddpjob_operator.controller.sweep import Sweeper
+from ddpjob_operator.controller.workloads import Absence, has_workload
 from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ MAX_READS = 4
 """How many plans of one reconcile may ask for more: flavors, and the live pods."""
 RECORD_SECONDS = 0.05
 """The status of a first attempt waits no longer for the answer to its first create."""
+GRACE_SECONDS = 10.0
+FLUSH_SECONDS = 5.0
 
 
 @dataclass
@@ -52,18 +57,21 @@ class Memory:
     """State of one job in memory between reconciles. Losing it costs a retry, but is always safe.
 
     stale: a write got no response, so the job must be read again before the next plan.
+    absence: of its Workload.
     """
 
     uid: str
     sent: Sent = field(default_factory=Sent)
     written: Written = field(default_factory=Written)
+    absence: Absence = field(default_factory=Absence)
     stale: bool = False
     last_error: str = ""
 
 
-class Reconciler:
-    """Reconciles jobs; the work queue calls ``process``.
+class Controller:
+    """Reconciles every DDPJob of a cluster: ``run`` sweeps, and the work queue calls ``process``.
 
+    scopes: namespaces to list, one request each; None lists all of them at once.
     make_poller: returns the progress poller, given the function to call with the key of a job that made progress.
     concurrent_requests: how many requests that create and delete objects are sent at a time.
     clock: monotonic seconds, for delays. now: the time that is written into the status; by default ``SteadyClock``.
@@ -76,6 +84,8 @@ class Reconciler:
         make_poller: Callable[[Callable[[Key], None]], ProgressPoller],
         metrics: Metrics,
         *,
+        scopes: tuple[str | None, ...] = (None,),
+        sweep_seconds: float = 60.0,
         workers: int = 1,
         concurrent_requests: int = 64,
         clock: Callable[[], float] = time.monotonic,
@@ -89,7 +99,9 @@ class Reconciler:
         self.pod_logs = PodLogs(cluster, self.queue.add)
         self.events = EventSender(cluster)
         self.recorder = Recorder(cluster, self.cache, self.queue, self.events, metrics, clock)
-        self._workloads = Workloads(cluster, self.cache, clock, uses_kueue=bool(settings.kueue))
+        self.sweeper = Sweeper(
+            cluster=cluster, cache=self.cache, scopes=scopes, interval=sweep_seconds, families=families(settings)
+        )
         self._lookups = Lookups(cluster, clock)
         self._refused_jobs = RefusedJobs(self._let_try)
         self.cache.on_freed = self._refused_jobs.freed
@@ -98,6 +110,39 @@ class Reconciler:
         self._parsed = ParsedJobs()
         self._memories: dict[Key, Memory] = {}
         self._token_key = secrets.token_bytes(32)
+
+    async def run(self, stop: asyncio.Event, others: Iterable["asyncio.Task[None]"] = ()) -> None:
+        """Reconcile until ``stop`` is set, then let running reconciles end and send the events that wait.
+
+        others: tasks without which it does not go on.
+        If the call is cancelled, running reconciles still end, but waiting events are not sent.
+        """
+        working = asyncio.create_task(self.queue.run(self.process, stop, GRACE_SECONDS), name="work queue")
+        sweeping = asyncio.create_task(self.sweeper.run(), name="sweeper")
+        try:
+            # A task that returns before the stop has failed: its error is raised below.
+            done, _ = await asyncio.wait({working, sweeping, *others}, return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            await asyncio.wait({working})
+            try:
+                await asyncio.wait_for(self.events.flush(), FLUSH_SECONDS)
+            except TimeoutError:
+                logger.warning("some events were not sent within %g s", FLUSH_SECONDS)
+            for task in {*done, working}:
+                task.result()
+        finally:
+            stop.set()
+            await asyncio.wait({working})
+            sweeping.cancel()
+            self.events.close()
+            for key in list(self._memories):
+                self._forget(key)
+            await self.poller.close()
+
+    def writes(self) -> Verdict:
+        """Return whether the schema refuses no status. Called in another thread."""
+        memories = list(self._memories.items())
+        return schema.verdict([(key, memory.written.wrong) for key, memory in memories if memory.written.wrong])
 
     async def process(self, key: Key) -> None:
         """Reconcile one job, and retry with backoff after an error."""
@@ -157,12 +202,15 @@ class Reconciler:
             if plan.lookups:
                 found |= await self._lookups.read(plan.lookups)
             elif plan.needs_live:
-                exists, live = await asyncio.gather(self._workloads.exists(job), self._live_pods(job))
+                workload = has_workload(
+                    self.cluster, self.cache, job, memory.absence, self._clock, uses_kueue=bool(self.settings.kueue)
+                )
+                exists, live = await asyncio.gather(workload, self._live_pods(job))
                 read = {"live": True, "has_workload": exists, "pods": owned_pods(job, live)}
             else:
                 break
         if not read:
-            self._workloads.forget(job["metadata"]["uid"])  # this plan did not need to ask
+            memory.absence.end()  # this plan did not need to ask
         return plan
 
     async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
@@ -267,17 +315,8 @@ class Reconciler:
         """Drop the state of a deleted job; the API server deletes the objects that it owned."""
         if memory := self._memories.pop(key, None):
             self._parsed.forget(memory.uid)
-            self._workloads.forget(memory.uid)
-        schema, refused = self.recorder.schema, self._refused_jobs
-        for part in (self.queue, self.poller, self.pod_logs, schema, refused):
+        for part in (self.queue, self.poller, self.pod_logs, self._refused_jobs):
             part.forget(key)
-
-    async def close(self) -> None:
-        """Stop all that runs for the jobs."""
-        self.events.close()
-        for key in list(self._memories):
-            self._forget(key)
-        await self.poller.close()
 
     def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:
         """Log the traceback the first time, and one line if the error repeats."""

@@ -15,7 +15,7 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.listing import read_into
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.schema import SchemaMonitor, refused_fields
+from ddpjob_operator.controller.schema import MAX_FIELDS, explain, refused_fields
 from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -30,12 +30,13 @@ MAX_REFUSAL = 512
 
 @dataclass
 class Written:
-    """What is known of the writes of one job's status. Losing it costs a retry, but is always safe.
+    """What is known of the writes of one job's status.
 
     patched_at: monotonic time of the last status patch. conflicts: how many met a conflict since.
     unannounced: status before and after a patch whose response was lost, and its events.
     failed: the last status write failed, so nothing is done before the next one has succeeded.
     refused: the event about the status that was refused last, so that it is sent once; empty after one was written.
+    wrong: the fields of it that the CRD's schema refuses; empty if it was refused for another reason.
     rival: the log says that another operator writes the status.
     """
 
@@ -44,6 +45,7 @@ class Written:
     unannounced: tuple[Json, Json, Plan] | None = None
     failed: bool = False
     refused: str = ""
+    wrong: str = ""
     rival: bool = False
 
 
@@ -60,7 +62,6 @@ class Recorder:
     events: EventSender
     metrics: Metrics
     clock: Callable[[], float]
-    schema: SchemaMonitor = field(default_factory=SchemaMonitor, init=False)
     may_begin: bool = field(default=False, init=False)
 
     def observe(self, job: Json, written: Written) -> None:
@@ -82,7 +83,7 @@ class Recorder:
         """Write the status if it changed; return None if the job changed since the plan was made, or is gone."""
         patch = patch_between(job.get("status") or {}, plan.status) if plan.status is not None else {}
         if not patch:
-            self.schema.forget(key)
+            written.wrong = ""
             return job
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
         written.unannounced = job.get("status") or {}, dict(plan.status or {}), plan
@@ -96,9 +97,8 @@ class Recorder:
             self.cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])  # which queues the job: it is forgotten
             return None
         except (Forbidden, Invalid) as error:
-            raise self._refused(key, job, written, error) from error
-        self.schema.forget(key)
-        written.unannounced, written.failed, written.conflicts, written.refused = None, False, 0, ""
+            raise self._refused(job, written, error) from error
+        written.unannounced, written.failed, written.conflicts, written.refused, written.wrong = None, False, 0, "", ""
         written.patched_at = self.clock()
         self.may_begin = True
         return recorded if self._take(key, job, recorded, plan) else None
@@ -139,14 +139,15 @@ class Recorder:
                 "another operator writes the status of this job; two serve a namespace during an upgrade only"
             )
 
-    def _refused(self, key: Key, job: Json, written: Written, error: ClusterError) -> ClusterError:
+    def _refused(self, job: Json, written: Written, error: ClusterError) -> ClusterError:
         """Report a status that the CRD's schema or an admission plugin refuses, in an event: the status cannot show it.
 
         Returns the error, without the object in its text if it is the schema's.
         """
         self.may_begin = False
         if fields := refused_fields(error):
-            text = self.schema.note(key, fields)
+            written.wrong = ", ".join(fields[:MAX_FIELDS])
+            text = explain(written.wrong)
             error = Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
         else:
             text = f"the status cannot be written, so nothing is done for this job: {shorten(str(error), MAX_REFUSAL)}"

@@ -20,29 +20,18 @@ _REMEDY = f"apply manifests/crd.yaml of release {__version__} (Helm does so unle
 _UNKNOWN = re.compile(r'unknown field "([^"]+)"')
 
 
-class SchemaMonitor:
-    """The jobs whose status was refused. Reconciles change it, the health thread reads ``verdict``."""
+def explain(fields: str) -> str:
+    """Return what to say about a status of which these fields were refused."""
+    return f"the CustomResourceDefinition {CRD} refuses {fields}, so nothing is done for this job: {_REMEDY}"
 
-    def __init__(self) -> None:
-        self._refused: dict[Key, str] = {}
 
-    def note(self, key: Key, fields: Sequence[str]) -> str:
-        """Record a status of which these fields were refused; return what to say about it."""
-        self._refused[key] = refused = ", ".join(fields[:MAX_FIELDS])
-        return f"the CustomResourceDefinition {CRD} refuses {refused}, so nothing is done for this job: {_REMEDY}"
-
-    def forget(self, key: Key) -> None:
-        """Forget a job: its status was written, or it is gone."""
-        self._refused.pop(key, None)
-
-    def verdict(self) -> Verdict:
-        """Return whether no status is refused; if one is, the line names the CRD, the fields and the remedy."""
-        refused = list(self._refused.items())
-        if not refused:
-            return True, "ok"
-        key, fields = refused[0]
-        where = f"{key.namespace}/{key.name}" + (f" and {len(refused) - 1} more" if len(refused) > 1 else "")
-        return False, f"the CustomResourceDefinition {CRD} refuses {fields} of {where}: {_REMEDY}"
+def verdict(refused: Sequence[tuple[Key, str]]) -> Verdict:
+    """Return whether no status is refused; if one is, the line names the CRD, the fields and the remedy."""
+    if not refused:
+        return True, "ok"
+    key, fields = refused[0]
+    where = f"{key.namespace}/{key.name}" + (f" and {len(refused) - 1} more" if len(refused) > 1 else "")
+    return False, f"the CustomResourceDefinition {CRD} refuses {fields} of {where}: {_REMEDY}"
 
 
 def refused_fields(error: ClusterError) -> list[str]:

@@ -9,7 +9,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
-from ddpjob.engine.actions import Change, Plan, Problem
+from ddpjob.engine.actions import Plan, Problem
 from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob_operator.cluster.job_json import labels_in_use
 from ddpjob_operator.controller.apply import Executor, Outcome
@@ -63,10 +63,10 @@ class Refusals:
 
 @dataclass
 class Sent:
-    """What is known of the requests of one job. Losing it costs a retry, but is always safe.
+    """What is known of the requests of one job.
 
     may_try: the creates that were refused are sent again without a delay (``refused_jobs``).
-    repairs: how many times in a row Service, policy or labels were repaired. repair_after: when the next may follow.
+    repairs: how many times in a row Service or policy was repaired. repair_after: when the next may follow.
     """
 
     creates: Creates = field(default_factory=Creates)
@@ -93,7 +93,7 @@ class Sender:
         if wait <= 0 or not _repairs(plan):
             return plan
         self._queue.add_after(key, wait)
-        return replace(plan, changes=tuple(change for change in plan.changes if not _is_repair(change)))
+        return replace(plan, changes=tuple(change for change in plan.changes if change.resource not in _REPAIRED))
 
     async def act(self, key: Key, job: Json, plan: Plan, sent: Sent) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
@@ -152,9 +152,5 @@ class Sender:
 
 
 def _repairs(plan: Plan) -> bool:
-    return any(map(_is_repair, plan.changes))
-
-
-def _is_repair(change: Change) -> bool:
-    """Return whether a change restores the Service or the NetworkPolicy, or the labels of an object."""
-    return change.resource in _REPAIRED or bool(change.labels)
+    """Return whether a plan restores the Service or the NetworkPolicy."""
+    return any(change.resource in _REPAIRED for change in plan.changes)

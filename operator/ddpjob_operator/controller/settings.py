@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ddpjob.engine.actions import LAUNCHER_IMAGE, EngineSettings
-from ddpjob.engine.scheduling.adapters import GANG_SCHEDULERS
+from ddpjob.engine.scheduling.gangs import GANG_SCHEDULERS
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"

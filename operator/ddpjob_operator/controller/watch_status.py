@@ -4,14 +4,16 @@ The HTTP session of a watch records this as a middleware, because kopf reports n
 its own; others read its status.
 """
 
+import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Literal
 
 import aiohttp
 
+from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
 from ddpjob_operator.controller.health import Verdict
 
@@ -19,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 90.0
 """The API server sends a bookmark every minute, so a watch without data for this time is not one."""
+
+FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 5.0
+CALM_SECONDS = 10.0
+"""A watch that was open for so long is opened again after ``FIRST_RESTART_SECONDS``."""
 
 State = Literal["starting", "open", "failing"]
 Report = tuple[State, str]
@@ -119,9 +125,15 @@ class WatchStatus:
         if response is not None and (received := response.content.total_raw_bytes) != self._received:
             self._received, self._heard, self._is_silent = received, self._clock(), False
 
-    def start(self) -> None:
-        """Note that the watch is to be opened now; the time before does not count."""
-        self._active = self._clock()
+    async def keep_open(self, watch: Callable[[], Awaitable[float]]) -> None:
+        """Call ``watch`` again, with growing delay, whenever it ends; it returns the seconds to wait at least."""
+        clock, failures = asyncio.get_running_loop().time, 0
+        self._active = self._clock()  # the time before does not count
+        while True:
+            started = clock()
+            pause = await watch()
+            failures = 1 if clock() - started > CALM_SECONDS else failures + 1
+            await asyncio.sleep(max(pause, doubling(FIRST_RESTART_SECONDS, failures, MAX_RESTART_SECONDS)))
 
     @property
     def is_open(self) -> bool:

@@ -15,27 +15,28 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-import aiohttp
 import kopf
 import uvloop
 
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob_operator.cluster import job_json
-from ddpjob_operator.cluster.base import ClusterError
 from ddpjob_operator.cluster.connection import ConfigurationError, Connection
-from ddpjob_operator.cluster.kubernetes import CONNECT_SECONDS, JOBS_PAGE_SIZE, decode
+from ddpjob_operator.cluster.kubernetes import CONNECT_SECONDS, JOBS_PAGE_SIZE
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.watch_status import SILENT_SECONDS, WatchStatus
+from ddpjob_operator.controller.watch_status import (
+    CALM_SECONDS,
+    FIRST_RESTART_SECONDS,
+    MAX_RESTART_SECONDS,
+    SILENT_SECONDS,
+    WatchStatus,
+)
 
 logger = logging.getLogger(__name__)
 
-FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 5.0
-CALM_SECONDS = 60.0
 STALL_SECONDS = 20.0
 """kopf sends a request at least this often until its watch is open; no request takes longer."""
 CHECK_SECONDS = 1.0
-DISCOVERY_SECONDS = 0.5
 REQUEST_SECONDS = 10.0
 STOP_SECONDS = 10.0
 STACK_BYTES = 64 * 2**20
@@ -58,18 +59,15 @@ class JobWatch:
 
     async def run(self) -> None:
         """Run kopf until cancelled; start it again, with growing delay, whenever it ends or its watch is not open."""
-        loop = asyncio.get_running_loop()
-        failures = 0
-        self.status.start()
-        while True:
-            started = loop.time()
-            thread = KopfThread(self.connection, self.cache, self.scope, self.status)
-            try:
-                await self._until_broken(thread)
-            finally:
-                await thread.stop()
-            failures = 1 if loop.time() - started > CALM_SECONDS else failures + 1
-            await asyncio.sleep(doubling(FIRST_RESTART_SECONDS, failures, MAX_RESTART_SECONDS))
+        await self.status.keep_open(self._run_once)
+
+    async def _run_once(self) -> float:
+        thread = KopfThread(self.connection, self.cache, self.scope, self.status)
+        try:
+            await self._until_broken(thread)
+        finally:
+            await thread.stop()
+        return 0.0
 
     async def _until_broken(self, thread: "KopfThread") -> None:
         """Wait until kopf is to be replaced, and note why."""
@@ -163,34 +161,7 @@ class KopfThread:
         return handlers
 
     async def _start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        """Wait until the API server serves the kind. kopf reads discovery once, when this handler has returned."""
         configure(settings)
-        # kopf's own retry of a handler would log an error each time.
-        while True:
-            if await self._is_served():
-                return
-            await asyncio.sleep(DISCOVERY_SECONDS)
-
-    async def _is_served(self) -> bool:
-        url, tls_name = f"{self._connection.server}/apis/{names.API_VERSION}", self._connection.tls_server_name
-        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
-        try:
-            async with (
-                self._session() as session,
-                session.get(url, timeout=timeout, server_hostname=tls_name) as response,
-            ):
-                answer = decode(await response.read()) if response.status == 200 else {}
-        except (aiohttp.ClientError, ClusterError, OSError):  # among them every timeout
-            return False  # the session's middleware has noted why
-        if response.status not in (200, 404):
-            return False
-        if any(kind.get("name") == names.DDPJOBS.plural for kind in answer.get("resources") or ()):
-            return True
-        self._status.fail(f"the API server does not serve {names.DDPJOBS.plural} of {names.API_VERSION}")
-        return False
-
-    def _session(self) -> aiohttp.ClientSession:
-        return self._connection.session(0, middlewares=(self._status.middleware, job_json.middleware))
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         if (
@@ -203,7 +174,8 @@ class KopfThread:
             except ConfigurationError as error:
                 raise kopf.LoginError(str(error)) from error
         self._generation = self._connection.generation
-        return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=self._session())
+        session = self._connection.session(0, middlewares=(self._status.middleware, job_json.middleware))
+        return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
     def _delay_of_login(self) -> float:
         """Return the seconds to wait: none for a rotated token, ever more if the credentials are refused again."""

@@ -35,7 +35,7 @@ class WorkQueue:
 
     def __init__(self, workers: int = 8) -> None:
         self._workers = workers
-        self._process: Process = _no_process
+        self._process: Process | None = None
         self._lines: OrderedDict[str, deque[Key]] = OrderedDict()
         self._waiting: set[Key] = set()
         self._running: dict[Key, asyncio.Task[None]] = {}
@@ -123,24 +123,24 @@ class WorkQueue:
         self._lines.setdefault(key.namespace, deque()).append(key)
 
     def _has_worker_for(self, namespace: str) -> bool:
-        return self._process is not _no_process and (len(self._running) < self._workers or not self._busy[namespace])
+        return len(self._running) < self._workers or not self._busy[namespace]
 
     def _start_next(self) -> None:
         """Start the next key that has a worker, unless one has started in this pass of the event loop."""
-        if self._has_started or self._stopping:
+        if self._process is None or self._has_started or self._stopping:
             return
         # Only namespaces with a running key wait for a worker, so few are skipped.
         namespace = next(filter(self._has_worker_for, self._lines), None)
         if namespace is not None:
             self._has_started = True
             asyncio.get_running_loop().call_soon(self._on_next_pass)
-            self._start(namespace)
+            self._start(namespace, self._process)
 
     def _on_next_pass(self) -> None:
         self._has_started = False
         self._start_next()
 
-    def _start(self, namespace: str) -> None:
+    def _start(self, namespace: str, process: Process) -> None:
         """Start the first waiting key of a namespace; the namespace is then the last in turn."""
         line = self._lines.pop(namespace)
         key = line.popleft()
@@ -153,11 +153,11 @@ class WorkQueue:
             timer.cancel()
         if key in self._paced:
             self._paced[key] = False
-        self._running[key] = asyncio.create_task(self._work(key), name=f"reconcile {key.namespace}/{key.name}")
+        self._running[key] = asyncio.create_task(self._work(key, process), name=f"reconcile {key.namespace}/{key.name}")
 
-    async def _work(self, key: Key) -> None:
+    async def _work(self, key: Key, process: Process) -> None:
         try:
-            await self._process(key)
+            await process(key)
         except Exception:  # process handles its own errors; this is a bug in it
             logger.exception("processing %s failed", key)
             self.retry(key)
@@ -185,8 +185,3 @@ class WorkQueue:
     def _on_time(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.add(key)
-
-
-async def _no_process(key: Key) -> None:
-    """Stand for the function that ``run`` gets; nothing is started before."""
-    raise AssertionError(f"{key} was started before run was called")

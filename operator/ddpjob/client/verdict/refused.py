@@ -8,8 +8,7 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation, Stage
 from ddpjob.client.verdict.facts import Case, of_event
 from ddpjob.engine.actions import REFUSALS_TO_SHOW
 from ddpjob.engine.advice import BY_ADMINISTRATOR, Row, advice
-from ddpjob.engine.scheduling.adapters import UNAVAILABLE
-from ddpjob.engine.scheduling.gangs import NOT_ENFORCED
+from ddpjob.engine.scheduling.gangs import NOT_ENFORCED, UNAVAILABLE
 from ddpjob.engine.scheduling.kueue import DEACTIVATED, QUEUE_UNAVAILABLE, WAITING
 
 _NO_GANG = (UNAVAILABLE, NOT_ENFORCED)

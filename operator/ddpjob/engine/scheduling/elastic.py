@@ -27,6 +27,7 @@ from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.desired import Job
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.scheduling import adapters as scheduling
+from ddpjob.engine.scheduling import gangs
 from ddpjob.engine.state import JobState
 
 NODES_UNAVAILABLE = "NodesUnavailable"
@@ -220,7 +221,7 @@ def _placeable(s: JobState, *, gave_up: bool = False) -> int | None:
         return None
     there = (pod for pod in s.current.values() if not pod.deleting and not (is_on_lost_node(pod) or pod.evicted))
     placed = sum(pod.node_name is not None and (gave_up or not pod.ended) for pod in there)
-    if scheduling.places_all_or_none(s):
+    if gangs.places_all_or_none(s):
         placed = max(placed, least)
     return placed if least <= placed < current else None
 

@@ -15,7 +15,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_since
-from ddpjob.engine.actions import MAX_TEXT, Change, Create, Obstacle
+from ddpjob.engine.actions import LOOKUP_SECONDS, MAX_TEXT, Change, Create, Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DRAIN_MARGIN_SECONDS, seconds_to_stop
 from ddpjob.engine.evidence import is_on_lost_node
@@ -36,7 +36,6 @@ from ddpjob.engine.scheduling.workload import (
     patch,
     priority_class,
     readiness,
-    relabelled,
     release,
 )
 from ddpjob.engine.state import JobState
@@ -55,7 +54,21 @@ _CHANGE: Mapping[Resource, str] = {
 """How a job asks for another object than one that does not exist, or may not be read."""
 
 
-def lookups(s: JobState) -> Sequence[_Lookup]:
+def lookups(s: JobState) -> tuple[_Lookup, ...]:
+    """Return kind and name of the objects of the cluster that a plan needs and that were not read yet."""
+    return tuple(each for each in _wanted(s) if each not in s.observed.found)
+
+
+def look_again(s: JobState) -> float | None:
+    """Return the seconds until objects that keep the job from its queue are read again, or a pod that stops is looked
+    at because it uses quota; or None.
+    """
+    is_kept = bool(_wanted(s) and unavailable(s)) if s.attempt.is_closed else without_quota(s) is not None
+    again = LOOKUP_SECONDS if is_kept and not s.job.spec.suspend else None
+    return min((seconds for seconds in (_seconds_to_look(s), again) if seconds is not None), default=None)
+
+
+def _wanted(s: JobState) -> Sequence[_Lookup]:
     """Return the flavors of an admission, or the class of a priority that is to be written."""
     if not _is_served(s) or s.finished or not _queue(s):
         return ()
@@ -68,8 +81,15 @@ def lookups(s: JobState) -> Sequence[_Lookup]:
 
 def wait(s: JobState) -> Obstacle | None:
     """Return why no attempt may start; None if it may."""
-    if not (queue := _queue(s)):
+    queue = s.labels.get(names.LABEL_QUEUE)
+    if not queue or s.settings.kueue is None:
         return None
+    if not s.settings.kueue:
+        text = (
+            f"the label {names.LABEL_QUEUE} asks for the queue {queue}, and the operator is not configured for Kueue: "
+            "the administrator of the operator sets the chart's kueue.enabled, or remove the label"
+        )
+        return QUEUE_UNAVAILABLE, text
     if not _is_served(s):
         kind = names.WORKLOADS
         return QUEUE_UNAVAILABLE, f"the API server does not serve {kind.api_version}: install Kueue 0.15 or newer"
@@ -81,8 +101,14 @@ def wait(s: JobState) -> Obstacle | None:
     return _why_not_admitted(s, workload, queue)
 
 
+def unavailable(s: JobState) -> str:
+    """Return why the queue of the job is not available; empty if it is, or if the job is in none."""
+    reason, text = wait(s) or ("", "")
+    return text if reason == QUEUE_UNAVAILABLE else ""
+
+
 def stop(s: JobState) -> str:
-    """Return why the attempt has no quota. Without a Workload it goes on as long as one may be created."""
+    """Return why the attempt has no quota and must end. Without a Workload it goes on as long as one may be created."""
     if not (_is_served(s) and _queue(s)):
         return ""
     if (workload := _workload(s)) is None:
@@ -93,7 +119,7 @@ def stop(s: JobState) -> str:
 
 
 def without_quota(s: JobState) -> Obstacle | None:
-    """Return why the job has no Workload; None if it has one, or if Kueue is away, when its pods run on."""
+    """Return why a job that runs has no Workload; None if it has one, or if Kueue is away, when its pods run on."""
     if not (_is_served(s) and _queue(s)) or _workload(s) is not None:
         return None
     reason, text = wait(s) or (WAITING, "")
@@ -132,13 +158,11 @@ def upkeep(s: JobState, number: int, *, runs: bool) -> Sequence[Create | Change]
         change = end_of_job(s, workload) if _nothing_runs(s) else None
     else:
         change = _change(s, workload, number, runs=runs)
-    # A label that cannot be restored, or not now, must not keep the job from giving its quota back.
-    change = change or relabelled(s, workload)
     return (change,) if change is not None else ()
 
 
 def leave(s: JobState) -> tuple[Change, ...]:
-    """Return what gives back the quota of a job whose template is refused."""
+    """Return what gives back the quota of a job whose template is refused, which nothing may render."""
     workload = _workload(s) if _is_served(s) else None
     if workload is None or is_ended(workload) or not _nothing_runs(s):
         return ()
@@ -172,7 +196,7 @@ def _change(s: JobState, workload: Json, number: int, *, runs: bool) -> Change |
 
 
 def _queue(s: JobState) -> str:
-    return s.labels.get(names.LABEL_QUEUE, "")
+    return s.labels.get(names.LABEL_QUEUE, "") if s.settings.kueue else ""
 
 
 def _is_served(s: JobState) -> bool:
@@ -180,8 +204,9 @@ def _is_served(s: JobState) -> bool:
 
 
 def _workload(s: JobState) -> Json | None:
+    """Return the Workload, which a job that has left its queue keeps, and which then must hold no quota."""
     name = names.service_name(s.job.name, s.job.uid)
-    found = s.observed.objects.get(names.WORKLOADS, ())
+    found = s.observed.objects.get(names.WORKLOADS, ()) if s.settings.kueue else ()
     return next((each for each in found if each["metadata"]["name"] == name), None)
 
 
@@ -207,7 +232,7 @@ def kept_quota(s: JobState) -> str:
     return f"{what} and keeps the quota: {todo}"
 
 
-def seconds_to_look(s: JobState) -> float | None:
+def _seconds_to_look(s: JobState) -> float | None:
     """Return when pods on lost Kubernetes nodes use no quota any more, or ``kept_quota`` can name a pod; or None."""
     if _workload(s) is None:
         return None
@@ -217,7 +242,7 @@ def seconds_to_look(s: JobState) -> float | None:
 
 
 def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
-    workload = _workload(s) if s.settings.kueue and _is_served(s) else None
+    workload = _workload(s) if _is_served(s) else None
     if workload is None or not is_true(workload["status"], "QuotaReserved"):
         return
     for pod in s.pods:

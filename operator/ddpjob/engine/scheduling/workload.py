@@ -9,7 +9,7 @@ from ddpjob.api.objects import Json, condition, is_true
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import MAX_TEXT, Change, Create
-from ddpjob.engine.desired import desired_pods, job_labels, owned_object
+from ddpjob.engine.desired import desired_pods, owned_object
 from ddpjob.engine.state import JobState
 
 POD_SET = "main"
@@ -115,14 +115,6 @@ def deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
     noted = {names.ANNOTATION_SUSPENDED: str(max(s.attempt.number, s.newest_attempt))} | annotations
     version = workload["metadata"].get("resourceVersion", "")
     return patch(workload, {"active": False}, annotations=noted, version=version)
-
-
-def relabelled(s: JobState, workload: Json) -> Change | None:
-    """Return what restores the labels, by which the operator watches it."""
-    given, labels = workload["metadata"].get("labels") or {}, job_labels(s.job) | {names.LABEL_QUEUED_UID: s.job.uid}
-    if all(given.get(label) == labels[label] for label in (names.LABEL_JOB_UID, names.LABEL_JOB_NAME)):
-        return None
-    return patch(workload, {}, labels=labels)
 
 
 def end_of_job(s: JobState, workload: Json) -> Change:
