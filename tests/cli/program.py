@@ -73,6 +73,11 @@ class Terminal:
                 self.written.extend(data)
         return self.written.decode(errors="replace")
 
+    def answer(self, question: str, text: str) -> None:
+        """Wait for a question, and type a line."""
+        eventually(f"it asks {question!r}", lambda: question in self(), timeout=SECONDS)
+        os.write(self.master, f"{text}\n".encode())
+
     def ends(self) -> int:
         """Wait until the program ends, and return its exit code."""
         eventually("it ends", lambda: (self(), self.process.poll() is not None)[1], timeout=SECONDS)

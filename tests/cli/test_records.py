@@ -181,6 +181,15 @@ def test_delete_keeps_the_volume_without_the_option(ddpjob: Program) -> None:
     assert not volume.exists()
 
 
+def test_delete_asks_on_a_terminal_and_says_where_the_job_is(ddpjob: Program) -> None:
+    ddpjob("run", ddpjob.write(shell_job("one", "true")))
+    for answer, code in (("n", 1), ("y", 0)):
+        with ddpjob.on_terminal("delete", "one") as terminal:
+            terminal.answer("delete one (this machine)?", answer)
+            assert terminal.ends() == code
+        assert ddpjob("get", "one").code == (2 if code == 0 else 0)
+
+
 @pytest.mark.parametrize("part", ["jobs/default/echo", "jobs/default", "volumes/default/echo-checkpoints"])
 def test_delete_does_not_follow_links_out_of_the_state_folder(ddpjob: Program, tmp_path: Path, part: str) -> None:
     ddpjob("run", ddpjob.write(shell_job("echo", "true", **with_volume())))

@@ -443,16 +443,18 @@ def test_a_pull_replaces_only_files_that_it_wrote_and_that_are_unchanged(
     assert files_below(here) == {"a"}
 
 
-def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+def test_hidden_files_are_left_out_but_the_index_of_a_distributed_checkpoint(tmp_path: Path) -> None:
+    """Seen: without ``.metadata``, ``torch.distributed.checkpoint`` loads none of the copied parts."""
     root = tmp_path / "volume"
-    for path in (".git/config", "run/.envrc", "model.pt", f"sub/{RECORD}", RECORD, ".x.ddpjob-part"):
+    shown = ["dcp/.metadata", "dcp/__0_0.distcp", "model.pt"]
+    for path in (".git/config", "run/.envrc", f"sub/{RECORD}", RECORD, ".x.ddpjob-part", *shown):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text("of the volume")
     store = Checkpoints(root / ".git", keep=3)
     store.claim({"uid": "u"})
     store.save(1, b"content", {"time": 1.0, "worldSize": 1})
     done = pulled(root, tmp_path / "here", everything=True)
-    assert [file.path for file in done.files] == ["model.pt"]
+    assert [file.path for file in done.files] == shown
     with pytest.raises(InvalidJobError, match="holds no checkpoint"):
         pulled(root, tmp_path / "here")
 

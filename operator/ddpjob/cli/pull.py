@@ -29,12 +29,14 @@ def pull(
         bool, Option("--metrics", help="The metrics of all runs; with --step, the checkpoint as well.")
     ] = False,
     everything: Annotated[
-        bool, Option("--all", help="All files but hidden ones (a name that begins with a dot).")
+        bool, Option("--all", help="All files but hidden ones: a name that begins with a dot and is not .metadata.")
     ] = False,
     output: Form = "text",
     where: Where,
 ) -> int:
-    """Copy the newest checkpoint from the volume of a job, or other files, and compare their digests.
+    """Copy the newest checkpoint from the volume of a job, or other files, and compare digests on the way.
+
+    A checkpoint must also have the digest that the training wrote; of --all, `ddpjob checkpoints --verify` compares it.
 
     On a cluster, a pod with the image of the job sends the files; it is deleted at the end. A connection that is cut is
     made again, and after any other end the same command continues. The JSON has the schema

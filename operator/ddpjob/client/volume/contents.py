@@ -395,7 +395,7 @@ def _nothing(contents: VolumeContents, what: str) -> DDPJobError:
 def _safe(path: Any) -> str:
     """Return a path below the directory it is copied to, and not hidden. Raises ``ValueError``: no image is trusted."""
     parts = PurePosixPath(path).parts
-    is_hidden = any(part.startswith(".") for part in parts)
+    is_hidden = any(part.startswith(".") and part != ".metadata" for part in parts)
     if not parts or path.startswith("/") or is_hidden or "\0" in path or "/".join(parts) != path:
         raise ValueError(path)
     path.encode()  # a lone surrogate is no name: UnicodeEncodeError is a ValueError

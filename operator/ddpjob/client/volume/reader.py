@@ -153,7 +153,8 @@ def _time(manifest: dict[str, Any]) -> float | None:
 def _files(root: str, unlisted: list[str]) -> Iterator[str]:
     """Yield the paths below ``root``, level by level; links are not followed.
 
-    Hidden files are left out: a write that goes on, or commands for git, a shell or an editor.
+    Hidden files are left out: a write that goes on, or commands for git, a shell or an editor. ``.metadata`` is of a
+    checkpoint of ``torch.distributed.checkpoint``, which is none without it.
 
     unlisted: gets what else is left out.
     """
@@ -175,7 +176,7 @@ def _files(root: str, unlisted: list[str]) -> Iterator[str]:
             except UnicodeError:
                 unlisted.append(ascii(path)[:200] + ": its name is not UTF-8")
                 continue
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") and entry.name != ".metadata":
                 continue
             if entry.is_dir(follow_symlinks=False):
                 (first if _OF_TRAINING.match(entry.name) else others).append(path)
