@@ -4,8 +4,10 @@ The contract is that of Kueue's own jobs (pkg/controller/jobframework/reconciler
 quota over restarts; an evicted one gives it back when all pods have stopped, and is admitted again later.
 """
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
@@ -69,12 +71,14 @@ def look_again(s: JobState) -> float | None:
 
 
 def _wanted(s: JobState) -> Sequence[_Lookup]:
-    """Return the flavors of an admission, or the class of a priority that is to be written."""
+    """Return the flavors of an admission, or those that a held job waits for, or the class of a priority to write."""
     if not _is_served(s) or s.finished or not _queue(s):
         return ()
     workload = _workload(s)
     if workload is not None and is_admitted(workload):
         return [(names.FLAVORS, name) for name in flavors_of(workload)]
+    if workload is not None and (hold := _hold(s, workload)) is not None and hold.flavors:
+        return [(names.FLAVORS, name) for name in hold.flavors]
     writes = workload is None or priority_class(workload) != _kind_and_name(_wanted_class(s))
     return _wanted_class(s) if writes else ()
 
@@ -177,8 +181,8 @@ def _change(s: JobState, workload: Json, number: int, *, runs: bool) -> Change |
     is_reserved = is_true(status, "QuotaReserved")
     if rests and _queue(s) and not is_reserved and (change := _update(s, workload)) is not None:
         return change
-    if rests and (why := _why_unusable(s, workload)):
-        return deactivation(s, workload, {names.ANNOTATION_HELD: f"{_edition(s)}: {shorten(why, MAX_TEXT)}"})
+    if rests and (hold := _unusable(s, workload)) is not None:
+        return deactivation(s, workload, {names.ANNOTATION_HELD: json.dumps(hold._asdict())})
     # A job that only its user can let start again holds no quota. A label applies when the job has no quota, even
     # one with an impossible name. The job leaves its queue before its quota is free, or Kueue might admit it again.
     has_quota = is_reserved and is_active(workload) and not is_true(status, "Evicted")
@@ -374,25 +378,46 @@ def _conflict(s: JobState, workload: Json) -> Obstacle | None:
     return None
 
 
-def _why_unusable(s: JobState, workload: Json) -> str:
-    """Return why the job cannot use its admission; empty if it can, or as long as a flavor is not known."""
+class _Hold(NamedTuple):
+    """Why a job stays out of its queue: it could not use an admission.
+
+    Without it, the job would be admitted, give the quota back and be admitted again (decision 0052).
+
+    edition: of the job, which ends the hold when it changes. flavors: those that could not be read, and end the hold
+    when they can: an API server that starts may refuse a read for a moment.
+    """
+
+    edition: str
+    why: str
+    flavors: Sequence[str]
+
+
+def _unusable(s: JobState, workload: Json) -> _Hold | None:
+    """Return why the job cannot use its admission; None if it can, or as long as a flavor is not known."""
     if not (is_active(workload) and _queue(s) and is_admitted(workload)) or s.job.spec.suspend:
-        return ""
-    wanted = [(names.FLAVORS, name) for name in flavors_of(workload)]
-    problem = _unread(s, wanted, only_final=True) or _conflict(s, workload)
-    return problem[1] if problem is not None else ""
+        return None
+    unread = [name for name in flavors_of(workload) if _unread(s, [(names.FLAVORS, name)], only_final=True)]
+    problem = _unread(s, [(names.FLAVORS, name) for name in unread]) or _conflict(s, workload)
+    return _Hold(_edition(s), shorten(problem[1], MAX_TEXT), unread) if problem is not None else None
+
+
+def _hold(s: JobState, workload: Json) -> _Hold | None:
+    """Return the recorded hold of this edition of the job."""
+    try:
+        recorded = json.loads(str(annotations_of(workload).get(names.ANNOTATION_HELD)))
+        hold = _Hold(recorded["edition"], str(recorded["why"]), [str(name) for name in recorded["flavors"]])
+    except (LookupError, RecursionError, TypeError, ValueError):  # there is none, or someone has written into it
+        return None
+    return hold if hold.edition == _edition(s) and not is_active(workload) else None
 
 
 def _why_held(s: JobState, workload: Json) -> str:
-    """Return why the job stays out of its queue: it could not use an admission, and has not changed since.
-
-    Without the annotation, the job would be admitted, give the quota back and be admitted again (decision 0052).
-    """
-    edition, _, why = str(annotations_of(workload).get(names.ANNOTATION_HELD) or "").partition(": ")
-    if is_active(workload) or edition != _edition(s):
+    """Return why the job stays out of its queue; empty if it does not."""
+    hold = _hold(s, workload)
+    if hold is None or (hold.flavors and all(isinstance(s.observed.found.get(each), dict) for each in _wanted(s))):
         return ""
-    todo = "suspend and resume it, or change the label of its queue"
-    return f"{shorten(why, MAX_TEXT)}. The job has given its quota back; to let it wait again, {todo}"
+    todo = "" if hold.flavors else "; to let it wait again, suspend and resume it, or change the label of its queue"
+    return f"{hold.why}. The job has given its quota back{todo}"
 
 
 def _edition(s: JobState) -> str:
