@@ -14,8 +14,8 @@ from ddpjob.api import names
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.controller import watches
 from ddpjob_operator.controller.cache import Cache, Key
+from ddpjob_operator.controller.job_watch import JobWatch
 from ddpjob_operator.controller.watch_status import WatchStatus
-from ddpjob_operator.controller.watches import JobWatch
 from tests.processes import eventually_async
 from tests.worlds.memory import MemoryCluster
 from tests.worlds.memory.http import MemoryHttp

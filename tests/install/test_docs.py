@@ -4,6 +4,8 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,13 @@ def test_every_file_on_the_architecture_page_exists() -> None:
     assert len(named) >= 60
     for name in named:
         assert any((folder / name).exists() for folder in (ROOT, *PACKAGES.values())), f"there is no {name}"
+
+
+def test_functions_on_the_architecture_page_exist() -> None:
+    named = re.findall(r"`([\w.]+):([\w.]+)`", text(ROOT / "docs" / "develop" / "architecture.md"))
+    assert len(named) >= 20
+    for module, path in named:
+        attrgetter(path)(import_module(module))
 
 
 @pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)

@@ -28,15 +28,15 @@ from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller import logs, watch_status
 from ddpjob_operator.controller.cache import WATCHED
 from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
+from ddpjob_operator.controller.job_watch import JobWatch
 from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
 from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.podwatch import PodWatch
+from ddpjob_operator.controller.object_watch import ObjectWatch
 from ddpjob_operator.controller.reconcile import Controller
 from ddpjob_operator.controller.settings import VARIABLES, Settings, SettingsError, parse
 from ddpjob_operator.controller.sweep import OPTIONAL
 from ddpjob_operator.controller.watch_status import Report, WatchStatus
-from ddpjob_operator.controller.watches import JobWatch
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ WORKERS = 8
 """Jobs that are reconciled at the same time, and one more in each namespace that would have none."""
 
 
-Watch = PodWatch | JobWatch
+Watch = ObjectWatch | JobWatch
 
 
 class Operator:
@@ -156,7 +156,7 @@ class Operator:
         )
         if resource is names.DDPJOBS:
             return JobWatch(connection=connection, cache=cache, scope=scope, status=status)
-        return PodWatch(cluster=self.cluster, connection=connection, cache=cache, scope=scope, status=status)
+        return ObjectWatch(cluster=self.cluster, connection=connection, cache=cache, scope=scope, status=status)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

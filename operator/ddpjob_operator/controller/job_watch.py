@@ -3,7 +3,7 @@
 kopf runs in a thread with an event loop of its own, as its documentation describes for embedding. When the thread
 ends, or its watch stays closed, the thread is replaced: all tasks and connections of kopf end with its loop. kopf's
 create, update and delete handlers, timers and indices are not used, because they need annotations, finalizers and
-patches. ``podwatch`` watches the pods.
+patches. ``object_watch`` watches the pods.
 """
 
 import asyncio

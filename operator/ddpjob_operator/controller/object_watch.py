@@ -32,7 +32,7 @@ SLICE = 16
 
 
 @dataclass(kw_only=True)
-class PodWatch:
+class ObjectWatch:
     """Keeps the objects of one kind and scope up to date in the cache; ``run`` never ends by itself.
 
     scope: the namespace, or None for all. status: names the kind.

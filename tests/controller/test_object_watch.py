@@ -15,7 +15,7 @@ from ddpjob.engine.observed import owned_pods
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.podwatch import PodWatch
+from ddpjob_operator.controller.object_watch import ObjectWatch
 from ddpjob_operator.controller.watch_status import WatchStatus
 from tests.worlds.loopback import serving
 
@@ -71,7 +71,7 @@ async def watching(
         configuration.refresh_api_key_hook = read_token
         connection = Connection(None, configuration)
         cluster, cache = KubernetesCluster(connection), Cache()
-        watch = PodWatch(
+        watch = ObjectWatch(
             cluster=cluster,
             connection=connection,
             cache=cache,
