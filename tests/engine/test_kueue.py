@@ -1,5 +1,6 @@
 """Kueue: a job in a queue starts when its Workload is admitted, and gives its quota back after an eviction."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -618,6 +619,20 @@ def test_a_flavor_that_does_not_exist_holds_no_quota_and_one_that_does_not_answe
     world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
     world.settle()
     assert world.condition("Running")["reason"] == "AllNodesRunning", "it has quota"
+
+
+@pytest.mark.parametrize("flavors", [["f"] * 100_000, [str(n) for n in range(100_000)], "f" * 100_000, 1, None])
+def test_a_hold_that_someone_wrote_asks_for_few_flavors(flavors: Any) -> None:
+    world = Queued()
+    world.settle()
+    world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
+    world.admits()
+    world.gives_back()
+    annotations = world.workload["metadata"]["annotations"]
+    annotations[names.ANNOTATION_HELD] = json.dumps(
+        json.loads(annotations[names.ANNOTATION_HELD]) | {"flavors": flavors}
+    )
+    assert len(world.reconcile().lookups) <= 1
 
 
 def test_gate_of_pods_that_kueue_manages_by_itself_is_named() -> None:

@@ -452,7 +452,7 @@ def _creation(s: JobState) -> Decision | None:
 def _abandon(s: JobState, reason: str, message: str) -> Decision:
     """End the attempt without a restart that counts; the next one starts at once, after the first time with backoff."""
     refusals = (s.attempt.refusals or 0) + 1
-    until = whole_second_after(s.now, retry_seconds(refusals - 1) if refusals > 1 else 0)
+    until = whole_second_after(s.now, retry_seconds(refusals - 1)) if refusals > 1 else timestamp(s.now)
     text = f"attempt {s.attempt.number} is abandoned: {message}"
     return Decision("close", reason, text, refusals=refusals, until=until)
 

@@ -150,6 +150,7 @@ class Recorder:
             text = explain(written.wrong)
             error = Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
         else:
+            written.wrong = ""
             text = f"the status cannot be written, so nothing is done for this job: {shorten(str(error), MAX_REFUSAL)}"
         if written.refused != text:
             written.refused = text

@@ -77,10 +77,10 @@ def _wanted(s: JobState) -> Sequence[_Lookup]:
     workload = _workload(s)
     if workload is not None and is_admitted(workload):
         return [(names.FLAVORS, name) for name in flavors_of(workload)]
-    if workload is not None and (hold := _hold(s, workload)) is not None and hold.flavors:
-        return [(names.FLAVORS, name) for name in hold.flavors]
+    hold = _hold(s, workload) if workload is not None else None
+    held = [(names.FLAVORS, name) for name in hold.flavors] if hold is not None else []
     writes = workload is None or priority_class(workload) != _kind_and_name(_wanted_class(s))
-    return _wanted_class(s) if writes else ()
+    return [*held, *(_wanted_class(s) if writes else ())]
 
 
 def wait(s: JobState) -> Obstacle | None:
@@ -378,6 +378,10 @@ def _conflict(s: JobState, workload: Json) -> Obstacle | None:
     return None
 
 
+_MOST_FLAVORS = 64
+"""Of a hold; Kueue allows 64 in a ClusterQueue's group. Whoever may patch Workloads may write more."""
+
+
 class _Hold(NamedTuple):
     """Why a job stays out of its queue: it could not use an admission.
 
@@ -405,19 +409,23 @@ def _hold(s: JobState, workload: Json) -> _Hold | None:
     """Return the recorded hold of this edition of the job."""
     try:
         recorded = json.loads(str(annotations_of(workload).get(names.ANNOTATION_HELD)))
-        hold = _Hold(recorded["edition"], str(recorded["why"]), [str(name) for name in recorded["flavors"]])
+        flavors = list(dict.fromkeys(map(str, recorded["flavors"])))
+        hold = _Hold(recorded["edition"], shorten(str(recorded["why"]), MAX_TEXT), flavors)
     except (LookupError, RecursionError, TypeError, ValueError):  # there is none, or someone has written into it
         return None
-    return hold if hold.edition == _edition(s) and not is_active(workload) else None
+    is_ours = hold.edition == _edition(s) and len(flavors) <= _MOST_FLAVORS and not is_active(workload)
+    return hold if is_ours else None
 
 
 def _why_held(s: JobState, workload: Json) -> str:
     """Return why the job stays out of its queue; empty if it does not."""
     hold = _hold(s, workload)
-    if hold is None or (hold.flavors and all(isinstance(s.observed.found.get(each), dict) for each in _wanted(s))):
+    if hold is None or (
+        hold.flavors and all(isinstance(s.observed.found.get((names.FLAVORS, each)), dict) for each in hold.flavors)
+    ):
         return ""
-    todo = "" if hold.flavors else "; to let it wait again, suspend and resume it, or change the label of its queue"
-    return f"{hold.why}. The job has given its quota back{todo}"
+    todo = "suspend and resume it, or change the label of its queue"
+    return f"{hold.why}. The job has given its quota back; to let it wait again, {todo}"
 
 
 def _edition(s: JobState) -> str:
