@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob_operator.cluster.connection import Connection
-from ddpjob_operator.controller import watches
+from ddpjob_operator.controller import job_watch
 from ddpjob_operator.controller.cache import Cache, Key
 from ddpjob_operator.controller.job_watch import JobWatch
 from ddpjob_operator.controller.watch_status import WatchStatus
@@ -76,7 +76,7 @@ async def assert_job_arrives(cluster: MemoryCluster, watch: JobWatch, name: str)
 
 async def test_kopf_that_found_nothing_to_watch_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its list of groups may be older than the kind, and it reads the list only once."""
-    monkeypatch.setattr(watches, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(job_watch, "STALL_SECONDS", 2.0)
     cluster = MemoryCluster()
     async with watching(tmp_path, cluster) as (http, watch):
         http.hides_group = True
