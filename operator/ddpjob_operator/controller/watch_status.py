@@ -73,7 +73,9 @@ class WatchStatus:
         except aiohttp.SocketTimeoutError:
             raise  # a connection that gives no response explains nothing
         except Exception as error:
-            self.fail(f"{type(error).__name__}: {error}")
+            # Of this class itself only if the session was closed: the watch is replaced, and why is noted already.
+            if type(error) is not aiohttp.ClientConnectionError:
+                self.fail(f"{type(error).__name__}: {error}")
             raise
         self._active = self._clock()
         if request.url.path == self.path:
