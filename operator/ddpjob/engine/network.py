@@ -1,10 +1,14 @@
 """The Service and the NetworkPolicy of a job, which all its attempts use, and what restores them after an edit."""
 
+from functools import lru_cache
+
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
 from ddpjob.engine.desired import Job, job_labels, owner_reference
 from ddpjob.engine.template import render
+
+_SERVICES = 1024  # as many jobs are planned again without a rendered template
 
 
 def desired_service(job: Job, *, after_first: bool = False) -> Create:
@@ -21,12 +25,21 @@ def desired_service(job: Job, *, after_first: bool = False) -> Create:
     return Create(names.SERVICES, job.service, body, after_first=after_first)
 
 
+@lru_cache(_SERVICES)
+def _service_spec(uid: str, port: int) -> Json:
+    """Return the spec of a job's Service, for comparison in each plan; it must not be changed."""
+    selector = {names.LABEL_JOB_UID: uid}
+    body = render("service.yaml.j2", service="", namespace="", labels={}, owners=[], selector=selector, port=port)
+    spec: Json = body["spec"]
+    return spec
+
+
 def service_change(job: Job, service: Json) -> Change | None:
     """Return what restores the job's Service after an edit; None if nothing does, or if it belongs to another owner."""
     spec = service.get("spec") or {}
     if not _is_live_object_of(job, service):
         return None
-    wanted = desired_service(job).body["spec"]
+    wanted = _service_spec(job.uid, job.spec.rendezvous.port)
     is_whole = all(spec.get(key) == value for key, value in wanted.items() if key != "ports")
     ports = [{key: port.get(key) for key in wanted["ports"][0]} for port in spec.get("ports") or ()]
     if is_whole and ports == wanted["ports"]:
