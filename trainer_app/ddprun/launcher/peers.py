@@ -24,8 +24,8 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from ddprun.distributed.topology import Ranks, loopback_of
@@ -34,8 +34,9 @@ from ddprun.launcher.hang_detector import RankSnapshot
 from ddprun.launcher.life_messages import Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
+from ddprun.step_parts import StepSums
 
-VERSION = 1  # of all messages; raise it with each change: launchers of another version prove nothing to each other
+VERSION = 2  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
@@ -240,6 +241,7 @@ class Peers:
         self.said, self.is_over = "", False
         self.is_asked_for_ranks = False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
+        self.steps: list[tuple[int, list[StepSums]]] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
@@ -398,6 +400,10 @@ class Peers:
         self.is_asked_for_ranks = False
         self._send({"rows": rows})
 
+    def give_steps(self, records: Mapping[int, Sequence[StepSums]]) -> None:
+        """Send what ranks of this node have recorded of their steps to node 0."""
+        self._send({"steps": {rank: list(map(astuple, of_rank)) for rank, of_rank in records.items()}})
+
     def _begin(self) -> None:
         if self._missing or self.is_asked:
             return  # an inspection is under way
@@ -431,6 +437,8 @@ class Peers:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
         if "rows" in message:
             self.rank_rows[node] = (time.monotonic(), message["rows"])
+        for rank, records in message.get("steps", {}).items():
+            self.steps.append((int(rank), [StepSums(*record) for record in records]))
         if given := message.get("findings"):
             stacks = {int(rank): text for rank, text in given["stacks"].items()}
             self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)

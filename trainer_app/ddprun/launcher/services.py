@@ -41,7 +41,7 @@ class Services:
         """
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
-        table = RankTable(ranks, peers)
+        table = RankTable(ranks, peers, progress)
         agreement = Agreement(ranks, peers, grant, progress, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:

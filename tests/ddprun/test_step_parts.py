@@ -1,0 +1,144 @@
+"""Where the time of a step goes, measured in a real training of one rank."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from ddprun import step_parts
+from ddprun.step_parts import SIZE, StepParts, StepSums, power_of_two, read
+
+SLEEP = 0.01
+STEPS = 80
+
+
+@pytest.fixture
+def _group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Training:
+    """A model of which one part sleeps in each step."""
+
+    def __init__(self, part: str = "") -> None:
+        self.memory, self.waited, self._part = bytearray(SIZE), 0.0, part
+        self.parts = StepParts(memoryview(self.memory), lambda: self.waited)
+        layer = nn.Linear(4, 4)
+        layer.register_forward_hook(lambda *_: self._sleep("forward"))
+        layer.weight.register_hook(lambda _: self._sleep("backward"))
+        self.module = nn.parallel.DistributedDataParallel(layer)
+        if part == "hook":
+            self.module.register_comm_hook(None, self.parts.timed_hook(self._exchange))
+        self.parts.follow(self.module)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+
+    def _sleep(self, part: str) -> None:
+        if part == self._part:
+            time.sleep(SLEEP)
+
+    def _exchange(self, state, bucket):  # type: ignore[no-untyped-def]  # PyTorch compares annotations, if there are any
+        self._sleep("hook")
+        return allreduce_hook(state, bucket)
+
+    def step(self) -> None:
+        if self._part == "data":
+            self._sleep("data")
+            self.waited += SLEEP
+        self.module(torch.ones(2, 4)).sum().backward()
+        self._sleep("script")
+        self.parts.begin_step()
+        self._sleep("optimizer")
+        self.optimizer.step()
+        self.parts.stepped()
+
+    @property
+    def records(self) -> list[StepSums]:
+        return read(bytes(self.memory))
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "hook", "data", "optimizer"])
+@pytest.mark.usefixtures("_group")
+def test_the_part_that_takes_longest_has_the_largest_sum(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_parts, "_WINDOW", 0.2)
+    training = Training(part)
+    for _ in range(STEPS):
+        training.step()
+    first, last = training.records[0], training.records[-1]
+    iterations, samples = last.iteration - first.iteration, last.samples - first.samples
+    assert iterations >= 16
+    assert 2 <= samples <= iterations
+    per = {name: (getattr(last, name) - getattr(first, name)) / iterations for name in ("hook", "data", "optimizer")}
+    per |= {name: (getattr(last, name) - getattr(first, name)) / samples for name in ("wait", "forward", "backward")}
+    assert per[part] >= SLEEP
+    if part == "hook":
+        per["backward"] -= per["hook"]  # the reducer calls the hook in the backward pass
+    assert max(per, key=lambda name: per[name]) == part
+
+
+@pytest.mark.usefixtures("_group")
+def test_records_are_at_multiples_of_a_power_of_two_and_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_parts, "_WINDOW", 0.2)
+    training = Training()
+    for _ in range(3000):
+        training.step()
+    iterations = [sums.iteration for sums in training.records]
+    assert len(iterations) >= 2
+    assert all(iteration % 8 == 0 for iteration in iterations)
+    assert iterations[-1] > 1500
+    assert training.parts._every > 1, "a quick step is not measured each time"
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_process_that_does_not_speak_for_the_rank_records_nothing() -> None:
+    training = Training("forward")
+    training.parts._may_write = lambda: False
+    for _ in range(STEPS):
+        training.step()
+    assert training.records == []
+
+
+@pytest.mark.usefixtures("_group")
+def test_another_interface_of_the_reducer_measures_nothing_and_ends_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", lambda _: 1 / 0)
+    monkeypatch.delattr(nn.parallel.DistributedDataParallel, "_set_ddp_runtime_logging_sample_rate")
+    training = Training()
+    for _ in range(STEPS):
+        training.step()
+    assert training.records == []
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_collection_of_garbage_is_counted() -> None:
+    training = Training()
+    gc.callbacks.append(training.parts.collected)
+    try:
+        kept: list[Any] = [[] for _ in range(200_000)]
+        gc.collect()
+        assert training.parts._collection > 0
+        assert kept
+    finally:
+        gc.callbacks.remove(training.parts.collected)
+
+
+def test_a_record_that_is_being_written_is_not_read() -> None:
+    memory = bytearray(SIZE)
+    assert read(bytes(memory)) == []
+    parts = StepParts(memoryview(memory), lambda: 0.0)
+    parts._record(64, 1.0)
+    assert [sums.iteration for sums in read(bytes(memory))] == [64]
+    place = next(n for n in range(0, SIZE, 8) if memory[n : n + 8] == (64).to_bytes(8, "little"))
+    memory[place : place + 8] = bytes(8)
+    assert read(bytes(memory)) == []
+
+
+def test_powers_of_two() -> None:
+    assert [power_of_two(limit) for limit in (0.0, 0.9, 1.0, 3.9, 4.0, 1000.0)] == [1, 1, 1, 2, 4, 512]
