@@ -13,6 +13,7 @@ from ddpjob.engine.obstacles import (
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
     SHARED,
+    TRAINING_SLOW,
     TRAINING_STALLED,
     fruitless,
     obstacles,
@@ -25,7 +26,7 @@ MAX_NOTE = 1000
 RESTARTED_IN_PLACE = "RestartedInPlace"
 _SIZES = frozenset({RESIZED, NODES_AVAILABLE, NODES_UNAVAILABLE})
 _PROBLEMS = frozenset(
-    {NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE, SHARED}
+    {NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_SLOW, TRAINING_STALLED, QUEUE_UNAVAILABLE, SHARED}
 )  # of a job all of whose nodes run
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
 _NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
