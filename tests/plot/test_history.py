@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpplot.history import Failure
-from ddpplot.job import Job, with_failures
+from ddpplot.job import JobRecord, with_failures
 from ddpplot.marks import marks
 from ddpplot.page import bars
 from ddpplot.recorded import read_history
@@ -19,7 +19,7 @@ from tests.plot.rows import BEGAN, restarted, write_run
 
 KILLED = Failure("rank 1 was killed", 1, 1, reason="SIGKILL")
 RAISED = Failure("boom", 1, reason="ValueError", hint="a hint", next_step="a step", step=47, time=BEGAN + 230)
-JOB = Job("mnist", began=BEGAN + 90, ended=BEGAN + 390, failures=[RAISED, KILLED])
+JOB = JobRecord("mnist", began=BEGAN + 90, ended=BEGAN + 390, failures=[RAISED, KILLED])
 
 
 def test_marks_are_starts_lives_failures_and_saves_in_the_order_in_which_they_happened(tmp_path: Path) -> None:

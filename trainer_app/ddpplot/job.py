@@ -10,7 +10,7 @@ FORMULA = "training / (all - queued - stopped)"
 
 
 @dataclass(frozen=True)
-class Job:
+class JobRecord:
     """A job as its status shows it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Job:
     goodput: float | None = None
 
 
-def with_failures(history: History, job: Job) -> History:
+def with_failures(history: History, job: JobRecord) -> History:
     """Return the history with the failures of the job at the runs that they ended.
 
     A volume may hold runs of an earlier job whose attempts have the same numbers: they began before this job.
@@ -49,7 +49,7 @@ def with_failures(history: History, job: Job) -> History:
     return replace(history, runs=runs)
 
 
-def _is_of(run: Run, failure: Failure, job: Job) -> bool:
+def _is_of(run: Run, failure: Failure, job: JobRecord) -> bool:
     began = run.began or 0.0
     return (
         run.attempt == str(failure.attempt)

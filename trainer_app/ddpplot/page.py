@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from ddpplot import figure
 from ddpplot.history import Failure, History, Run, loss_text
-from ddpplot.job import FORMULA, Job
+from ddpplot.job import FORMULA, JobRecord
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Page:
     title: str
     program: str
     history: History
-    job: Job | None = None
+    job: JobRecord | None = None
 
     @property
     def seconds(self) -> float:
@@ -66,7 +66,7 @@ def as_html(page: Page) -> str:
     )
 
 
-def bars(history: History, job: Job | None) -> list[Bar]:
+def bars(history: History, job: JobRecord | None) -> list[Bar]:
     """Return the bars of all runs, and of the attempts and lives whose failure alone is known, in order of time."""
     first, last = span(history, job)
     whole = (last - first) or 1.0
@@ -83,7 +83,7 @@ def bars(history: History, job: Job | None) -> list[Bar]:
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
-def span(history: History, job: Job | None) -> tuple[float, float]:
+def span(history: History, job: JobRecord | None) -> tuple[float, float]:
     """Return begin and end of the axis: those of the job, else from the first row of the metrics to the last."""
     begins = [time for time in (history.began, job.began if job else None) if time is not None]
     ends = [time for time in (history.ended, job.ended if job else None) if time is not None]

@@ -17,7 +17,7 @@ from ddpjob.errors import DDPJobError, InvalidJobError
 if TYPE_CHECKING:
     from ddpjob.cli.training import Training
     from ddpplot.history import History
-    from ddpplot.job import Job
+    from ddpplot.job import JobRecord
 
 _WIDEST, _NARROWEST = 160, 40  # characters
 
@@ -116,7 +116,7 @@ def history_in(directory: Path) -> "History | None":
         return None
 
 
-def write_file(file: Path, text: str, about: "Job") -> None:
+def write_file(file: Path, text: str, about: "JobRecord") -> None:
     """Write a file about a job that the user named, and say so on standard error."""
     try:
         file.write_text(text, encoding="utf-8", errors="replace")

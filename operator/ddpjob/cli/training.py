@@ -21,7 +21,7 @@ from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, UnavailableError
 from ddpplot import recorded
 from ddpplot.history import Failure, History, Run
-from ddpplot.job import Job, with_failures
+from ddpplot.job import JobRecord, with_failures
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Training:
     """A job, and the history of its training. time: the ledger until now."""
 
     found: DDPJob
-    job: Job
+    job: JobRecord
     history: History
     time: TimeSpent | None
 
@@ -95,11 +95,11 @@ def _elsewhere(found: DDPJob, metrics: str | None) -> str:
     return f"ddpjob logs {found.name} shows how far it is; --metrics DIR names another directory"
 
 
-def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> Job:
+def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> JobRecord:
     status = found.status
     created = found.manifest["metadata"].get("creationTimestamp")
     ended = status.completion_time or (time.as_of if time is not None and found.state == INTERRUPTED else None)
-    return Job(
+    return JobRecord(
         found.name,
         found.namespace or "",
         place,
