@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpplot.history import Failure, History, Run
+from ddpplot.history import History, Run, RunFailure
 
 _CLOCKS = 60.0  # seconds by which the clocks of an operator and of a node may differ
 FORMULA = "training / (all - queued - stopped)"
@@ -31,7 +31,7 @@ class JobRecord:
     nodes: int | None = None
     restarts: int = 0
     in_place: int = 0
-    failures: Sequence[Failure] = ()
+    failures: Sequence[RunFailure] = ()
     time: Mapping[str, int] = field(default_factory=dict)
     goodput: float | None = None
 
@@ -49,7 +49,7 @@ def with_failures(history: History, job: JobRecord) -> History:
     return replace(history, runs=runs)
 
 
-def _is_of(run: Run, failure: Failure, job: JobRecord) -> bool:
+def _is_of(run: Run, failure: RunFailure, job: JobRecord) -> bool:
     began = run.began or 0.0
     return (
         run.attempt == str(failure.attempt)
@@ -59,7 +59,7 @@ def _is_of(run: Run, failure: Failure, job: JobRecord) -> bool:
     )
 
 
-def _failed(run: Run, failure: Failure, following: Sequence[Run]) -> Run:
+def _failed(run: Run, failure: RunFailure, following: Sequence[Run]) -> Run:
     """Return the run with its failure. A rank that was killed has written no row of its last second."""
     reached = max(run.reached, failure.step or 0)
     repeated = max(run.repeated, reached - following[0].resumed) if following else run.repeated

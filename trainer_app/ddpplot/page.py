@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ddpplot import figure
-from ddpplot.history import Failure, History, Run, loss_text
+from ddpplot.history import History, Run, RunFailure, loss_text
 from ddpplot.job import FORMULA, JobRecord
 
 
@@ -43,7 +43,7 @@ class Bar:
     """
 
     run: Run | None
-    failure: Failure | None
+    failure: RunFailure | None
     left: float
     width: float
 
@@ -71,13 +71,13 @@ def bars(history: History, job: JobRecord | None) -> list[Bar]:
     first, last = span(history, job)
     whole = (last - first) or 1.0
 
-    def bar(run: Run | None, failure: Failure | None, began: float | None, ended: float | None) -> Bar:
+    def bar(run: Run | None, failure: RunFailure | None, began: float | None, ended: float | None) -> Bar:
         left = 100 * min(max(0.0, (began or first) - first) / whole, 0.99)
         width = 100 * max(0.0, (ended or first) - (began or first)) / whole
         return Bar(run, failure, left, max(1.0, min(width, 100 - left)))
 
     attached = {id(run.failure) for run in history.runs}
-    others: Sequence[Failure] = [f for f in (job.failures if job else ()) if id(f) not in attached]
+    others: Sequence[RunFailure] = [f for f in (job.failures if job else ()) if id(f) not in attached]
     found = [(one.time or first, bar(None, one, one.time, one.time)) for one in others]  # before what they started
     found += [(run.began or first, bar(run, run.failure, run.began, run.ended)) for run in history.runs]
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
