@@ -11,7 +11,7 @@ from ddpplot.job import FORMULA, JobRecord
 
 
 @dataclass(frozen=True)
-class Page:
+class TrainingPage:
     """What the page shows.
 
     Attributes:
@@ -48,7 +48,7 @@ class Bar:
     width: float
 
 
-def as_html(page: Page) -> str:
+def as_html(page: TrainingPage) -> str:
     """Return the page."""
     figure.TEMPLATES.filters.update(duration=duration, loss=loss_text)
     history = page.history

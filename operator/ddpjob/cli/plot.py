@@ -83,11 +83,11 @@ def report(
     require_ddpplot()
     from ddpjob.cli.training import read_training
     from ddpjob.version import __version__
-    from ddpplot.page import Page, as_html
+    from ddpplot.page import TrainingPage, as_html
 
     with find(name, where) as client:
         training = read_training(client, name, metrics, is_needed=False)
-    page = Page(name, f"ddpjob {__version__}", training.history, training.job)
+    page = TrainingPage(name, f"ddpjob {__version__}", training.history, training.job)
     write_file(Path(file).expanduser() if file else Path(f"{name}.html"), as_html(page), training.job)
     return 0
 
