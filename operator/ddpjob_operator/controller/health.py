@@ -25,8 +25,8 @@ Verdict = tuple[bool, str]
 """Whether the check passes, and one line with the reason if not."""
 
 
-class Heartbeat:
-    """Heartbeat of the event loop. The loop writes it, the health thread reads it."""
+class LoopHeartbeat:
+    """LoopHeartbeat of the event loop. The loop writes it, the health thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -27,7 +27,7 @@ from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller import logs, watch_status
 from ddpjob_operator.controller.cache import WATCHED
-from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
+from ddpjob_operator.controller.health import HealthServer, LoopHeartbeat, Verdict
 from ddpjob_operator.controller.job_watch import JobWatch
 from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
 from ddpjob_operator.controller.listing import VersionsWentBackError
@@ -79,7 +79,7 @@ class Operator:
             now=self.cluster.clock.now,
         )
         self._watches: dict[str | None, list[Watch]] = {}
-        self._heartbeat = Heartbeat()
+        self._heartbeat = LoopHeartbeat()
         # Requests for jobs may use all connections for seconds; the Lease must be renewed meanwhile.
         self._lease_cluster = KubernetesCluster(connection, max_connections=1, observer=metrics.observe_request)
         self._leadership = None
