@@ -26,7 +26,7 @@ Verdict = tuple[bool, str]
 
 
 class LoopHeartbeat:
-    """LoopHeartbeat of the event loop. The loop writes it, the health thread reads it."""
+    """Heartbeat of the event loop. The loop writes it, the health thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -34,7 +34,7 @@ from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.object_watch import ObjectWatch
 from ddpjob_operator.controller.reconcile import Controller
-from ddpjob_operator.controller.settings import VARIABLES, Settings, SettingsError, parse
+from ddpjob_operator.controller.settings import VARIABLES, ControllerSettings, SettingsError, parse
 from ddpjob_operator.controller.sweep import OPTIONAL
 from ddpjob_operator.controller.watch_status import Report, WatchStatus
 
@@ -55,7 +55,7 @@ Watch = ObjectWatch | JobWatch
 class Operator:
     """A controller with its connection, watches and health server; ``run`` returns after a stop signal."""
 
-    def __init__(self, settings: Settings, connection: Connection) -> None:
+    def __init__(self, settings: ControllerSettings, connection: Connection) -> None:
         self._settings = settings
         self._connection = connection
         self._stop = asyncio.Event()
@@ -228,7 +228,7 @@ class Operator:
         )
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: ControllerSettings) -> None:
     """Connect and run. Raises ``ConfigurationError`` if there is no cluster to connect to."""
     connection = await Connection.open()
     await Operator(settings, connection).run()
