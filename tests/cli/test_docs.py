@@ -32,6 +32,10 @@ def test_every_command_in_the_documents_parses(line: str) -> None:
     command.make_context(verb, arguments, parent=group.make_context("ddpjob", [verb]))
 
 
+def test_the_documents_show_commands() -> None:
+    assert len(commands()) >= 6
+
+
 def test_every_option_of_run_is_in_the_guide() -> None:
     run = get_command(application()).commands["run"]  # type: ignore[attr-defined]
     options = {option for parameter in run.params for option in parameter.opts if option.startswith("--")}

@@ -9,9 +9,11 @@ from __future__ import annotations
 import pytest
 
 from ddpjob.api.objects import Json
+from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.trials import (
     STEPS,
+    WITH_RESTARTS_IN_PLACE,
     Act,
     Outcome,
     Trial,
@@ -24,6 +26,17 @@ from tests.e2e.trials import (
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 # What is done to the jobs.
+
+
+def launcher_killed(trial: Trial) -> Outcome:
+    """Kill process 1 of node 0's container: rank 0, its launcher and its report are gone at once.
+
+    No launcher leads restarts in place then.
+    """
+    trial.apply(env=WITH_RESTARTS_IN_PLACE)
+    trial.until_trained()
+    nodes.kill_first_process(trial.pods()[0])
+    return trial.until_finished()
 
 
 def rank_killed(trial: Trial) -> Outcome:
@@ -41,7 +54,18 @@ def rank_out_of_memory(trial: Trial) -> Outcome:
     return done
 
 
-TRIALS = Trials.of(2, rank_killed, soak=(rank_out_of_memory,))
+def rank_stopped(trial: Trial) -> Outcome:
+    """Stop a rank with SIGSTOP, so that only the launcher of its node can report it."""
+    trial.apply("--chaos", "stop:1:25", "--hang-timeout", "20")
+    return trial.until_finished()
+
+
+# Those that mostly wait come first, then those that take longest.
+TRIALS = Trials.of(
+    5,
+    rank_killed,
+    soak=(rank_stopped, launcher_killed, rank_out_of_memory),
+)
 
 
 # What the jobs show.
@@ -58,7 +82,14 @@ def test_undisturbed_job_has_no_restart_and_learns(undisturbed: Outcome) -> None
 @pytest.mark.parametrize(
     ("act", "found"),
     [
+        pytest.param(
+            *(launcher_killed, {"reason": "SIGKILL", "nodeRank": 0, "signal": 9, "exitCode": 137}),
+            marks=pytest.mark.soak,
+        ),
         (rank_killed, {"reason": "Killed", "nodeRank": 1, "signal": 9, "rank": 1}),
+        pytest.param(
+            rank_stopped, {"reason": "Hang", "nodeRank": 1, "exitCode": 76, "rank": 1}, marks=pytest.mark.soak
+        ),
         pytest.param(
             rank_out_of_memory, {"reason": "OOMKilled", "nodeRank": 1, "exitCode": 137}, marks=pytest.mark.soak
         ),

@@ -7,6 +7,7 @@ import pytest
 
 from ddpjob.api.objects import Json, is_true
 from ddprun.reporting.metrics import read_rows
+from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, training
 from tests.e2e.reference import ReferenceRun
 from tests.metrics import effective_rows
@@ -64,3 +65,8 @@ def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(reference: R
     path = reference.status["checkpoint"]["path"]
     assert verdict["checkpoint"]["step"] == reference.status["checkpoint"]["step"]
     assert (reference.folder / path).is_file()
+
+
+def test_operator_has_every_right_that_a_whole_job_needs(reference: ReferenceRun, operator: Installation) -> None:
+    assert reference.status["state"] == "Succeeded"
+    assert operator.refused_requests() == []

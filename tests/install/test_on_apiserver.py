@@ -9,6 +9,7 @@ import yaml
 
 from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, template
 from tests.install.test_examples import EXAMPLES, JOBS
+from tests.install.test_rights import OPERATOR
 from tests.prepared import program
 from tests.processes import eventually
 from tests.worlds.control_plane import ApiError, ControlPlane
@@ -35,6 +36,27 @@ def run_helm(plane: ControlPlane, *arguments: str) -> str:
     done = helm("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def allowed(plane: ControlPlane, namespace: str, triple: tuple[str, str, str]) -> bool:
+    """Return whether RBAC grants the operator's account one (group, resource, verb) in a namespace."""
+    group, resource, verb = triple
+    resource, _, subresource = resource.partition("/")
+    attributes = {
+        "namespace": namespace,
+        "group": group,
+        "resource": resource,
+        "subresource": subresource,
+        "verb": verb,
+    }
+    account = f"system:serviceaccount:{NAMESPACE}:ddpjob-operator"
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": account, "groups": ["system:serviceaccounts"], "resourceAttributes": attributes},
+    }
+    answer = plane.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
 
 
 def exists(plane: ControlPlane, path: str) -> bool:
@@ -101,6 +123,16 @@ def test_helm_uninstall_keeps_jobs_and_the_next_release_finds_them(empty_cluster
     assert exists(plane, f"{JOBS_PATH}/mnist-cpu")
 
 
+def test_namespace_scope_grants_nothing_in_other_namespaces(empty_cluster: ControlPlane) -> None:
+    plane = empty_cluster
+    for name in ("team-a", "team-b"):
+        plane.make_namespace(name)
+    scope = ("--set", "scope=namespace", "--set-json", 'namespaces=["team-a"]')
+    run_helm(plane, "install", "ddpjob", str(CHART), "--create-namespace", *scope)
+    assert all(allowed(plane, "team-a", triple) for triple in OPERATOR)
+    assert not any(allowed(plane, "team-b", triple) for triple in OPERATOR)
+
+
 def test_job_gets_the_defaults_of_its_namespace_where_its_spec_has_none(empty_cluster: ControlPlane) -> None:
     plane, given = empty_cluster, {"launcher": "Injected", "ttlSecondsAfterFinished": 3600, "maxRestarts": 5}
     for name in ("team-a", "team-b"):
@@ -128,12 +160,23 @@ def test_job_gets_the_defaults_of_its_namespace_where_its_spec_has_none(empty_cl
     assert own == {"launcher": "Injected", "ttlSecondsAfterFinished": 7, "maxRestarts": 0}
 
 
-def test_plain_manifests_install(empty_cluster: ControlPlane) -> None:
+def test_plain_manifests_install_and_grant_exactly_the_listed_rights(empty_cluster: ControlPlane) -> None:
     plane = empty_cluster
     # Server-side apply needs one pass: client-side apply may send objects before their namespace is ready.
     plane.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests"))
     assert exists(plane, CRD_PATH)
     assert exists(plane, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/ddpjob-operator")
+    assert all(allowed(plane, "any-namespace", triple) for triple in OPERATOR)
+    denied = [
+        ("", "secrets", "get"),
+        ("", "pods", "update"),
+        ("", "persistentvolumeclaims", "delete"),
+        ("", "services", "delete"),
+        ("ddpjob.dev", "ddpjobs", "update"),
+        ("ddpjob.dev", "ddpjobs/status", "update"),
+        ("", "pods/exec", "create"),
+    ]
+    assert not any(allowed(plane, "any-namespace", triple) for triple in denied)
 
 
 def pods_of(objects: list[Object]) -> list[Object]:
