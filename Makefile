@@ -105,7 +105,7 @@ mutants: setup  ## put about 200 errors into a copy of the code, one after the o
 soak: export DDPTRAIN_TEST_KILLS = 20
 soak: export DDPTRAIN_TEST_HANG_TIMEOUT = 60
 soak: export DDPJOB_TEST_FAULTS = all
-soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place, all faults at all writes, gangs on Kubernetes 1.36 and on coscheduling, a queue of Kueue, scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
+soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place and 1,000 forks for them, all faults at all writes, gangs on Kubernetes 1.36 and on coscheduling, a queue of Kueue, scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/simulator tests/injection tests/worlds/contract
@@ -118,7 +118,7 @@ soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restart
 	$(PY) -m tests.kind prepare all
 	$(PYTEST) -m soak tests --ignore tests/injection --ignore tests/worlds/contract --ignore tests/e2e/test_why.py
 	$(PY) -m tests.compatibility
-	$(PYTEST) tests/lessons/soak.py
+	$(PYTEST) tests/ddprun/soak.py tests/lessons/soak.py
 	$(PYTEST) tests/ddprun/resilience/test_hangs.py -k 'what_it_was_doing or polls'
 
 format: setup  ## format the code and apply ruff's fixes

@@ -19,6 +19,7 @@ from ddpjob import DDPJob
 from ddpjob.api import names
 from tests.cli.program import ROOT, Done, Program, shell_job
 from tests.client.worlds import ClusterWorld
+from tests.processes import eventually
 from tests.worlds.control_plane import ApiError, ControlPlane
 from tests.worlds.fault_proxy import Fault, FaultProxy
 from tests.worlds.kubelet import Kubelet
@@ -229,6 +230,28 @@ def test_listing_jobs_is_one_request_and_imports_no_model_but_the_status(ddpjob:
         *(f"ddpjob.client.{name}" for name in ("base", "cluster", "connection", "job", "log_lines")),
     }
     assert not {"aiohttp", "asyncio", "kubernetes.client.models.v1_pod", "numpy", "plotext"} & modules
+
+
+@pytest.mark.soak
+def test_a_shell_completes_the_jobs_of_the_cluster(ddpjob: Program, world: ClusterWorld) -> None:
+    assert ddpjob("run", ddpjob.write(shell_job("here", "true"))).code == 0
+    job = world.client.submit(DDPJob("there", image="none", command=["train"], num_nodes=2))
+    world.run(job)
+    viewer = user(ddpjob, world, "viewer")
+    asked = {"_DDPJOB_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+    def completed(line: str) -> list[str]:
+        done = viewer(env=asked | {"_TYPER_COMPLETE_ARGS": line})
+        assert done.err == ""
+        return done.out.splitlines()
+
+    def in_time(line: str, *expected: str) -> None:
+        """Wait, because a busy machine may not answer within the time that a completion has."""
+        eventually(f"{line!r} is completed", lambda: completed(line) == list(expected), timeout=300)
+
+    in_time("ddpjob logs ", "here", "there")
+    in_time("ddpjob logs --local ", "here")
+    in_time(f"ddpjob logs --context {world.namespace}-viewer ", "there")
 
 
 def _names(done: Done) -> list[str]:

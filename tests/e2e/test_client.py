@@ -1,4 +1,4 @@
-"""A package that is submitted to a real cluster.
+"""The Python API on a real cluster: the logs of pods, which a kubelet sends, and a job that the operator runs.
 
 A package of two files is submitted by the command line to pods whose image has Python and PyTorch alone, with a
 read-only root file system, in a namespace that enforces Pod Security "restricted".
@@ -19,11 +19,37 @@ import pytest
 
 from ddpjob import Client, DDPJob, LogLine
 from ddpjob.api import names
+from tests.e2e.jobs import shell_job
 from tests.e2e.kubectl import until
 from tests.e2e.trials import Trial, Trials
 from tests.kind import images
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+
+ATTEMPTS, LINES = 4, 300
+# Lines of one second, of several and without a line feed at the end. A pod lives longer than a look at it takes.
+SCRIPT = f"""
+for i in $(seq {LINES}); do echo "line $i"; [ $((i % 100)) -gt 0 ] || sleep 1; done
+printf 'the end'
+[ "$DDPJOB_ATTEMPT" -ge {ATTEMPTS} ]
+"""
+
+
+class Followed(NamedTuple):
+    lines: list[LogLine]
+    job: DDPJob
+    again: list[LogLine]
+
+
+def followed_logs(trial: Trial) -> Followed:
+    """Follow the logs of a job that restarts three times, and read those of its last attempt again."""
+    policy = {"maxRestarts": ATTEMPTS, "backoff": {"initialSeconds": 1, "maxSeconds": 1}}
+    job = DDPJob.from_manifest(shell_job(trial.name, SCRIPT, restartPolicy=policy, podRetention="All"))
+    with Client.cluster(kubeconfig=trial.cluster.kubeconfig, namespace=trial.kubectl.namespace) as client:
+        made = client.submit(job)
+        lines = list(client.logs(made, follow=True))
+        return Followed(lines, client.wait(made, timeout=60), list(client.logs(made, tail=2)))
+
 
 # In the first attempt it fails on node 1, after it has written into its working directory on both.
 PACKAGE = {
@@ -88,7 +114,17 @@ def _files(trial: Trial) -> list[Any]:
     return trial.kubectl.objects("secrets", "--selector", f"{names.LABEL_JOB_NAME}={trial.name}")
 
 
-TRIALS = Trials.of(1, submitted_package)
+TRIALS = Trials.of(2, followed_logs, submitted_package)
+
+
+def test_followed_logs_have_each_line_of_four_attempts_once(trials: Mapping[str, Future[Any]]) -> None:
+    followed: Followed = trials["followed_logs"].result()
+    assert followed.job.succeeded
+    texts = [*(f"line {number}" for number in range(1, LINES + 1)), "the end"]
+    for attempt in range(1, ATTEMPTS + 1):
+        assert [line.text for line in followed.lines if line.attempt == attempt] == texts
+    assert {line.rank for line in followed.lines} == {0}
+    assert [line.text for line in followed.again] == texts[-2:]
 
 
 def test_a_package_is_submitted_without_an_image_of_its_own(trials: Mapping[str, Future[Any]]) -> None:

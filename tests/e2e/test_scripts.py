@@ -1,22 +1,26 @@
-"""A plain script on a kind cluster that fails under torchrun: the operator reads its log.
+"""Plain scripts on a kind cluster: one ends, and of one that fails under torchrun the operator reads a log.
 
-It contains nothing of this project. How scripts may end is tested without a cluster: tests/cli/test_training.py,
-tests/ddprun/resilience/test_scripts.py, tests/engine/test_plain_scripts.py.
+Each job has two nodes of two ranks, and its script contains nothing of this project. How a script may fail is tested
+without a cluster: tests/ddprun/resilience/test_scripts.py, tests/engine/test_plain_scripts.py.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from tests.e2e.trials import Trial, Trials, Wait, apart
+from tests.e2e.trials import Trial, Trials, Wait, apart, finished
 from tests.kind.images import TRAINER_TAG
 from tests.torchrun import FAULT_LINE, SCRIPT, VALUE_ERROR
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 NODE, RANK = 1, 2
+ENDS = Path(__file__).with_name("ends.py")
 
 
 def objects(name: str, launcher: str, script: str) -> tuple[Json, Json]:
@@ -45,7 +49,18 @@ def failed_script(trial: Trial) -> Json:
     return dict(failure)
 
 
-TRIALS = Trials.of(1, failed_script)
+def ended_script(trial: Trial) -> dict[str, Any]:
+    """Run an ordinary script to its end, where it may restart in place, and return the status."""
+    trial.kubectl.apply(*objects(trial.name, "ddprun", ENDS.read_text()))
+    return dict(trial.until("the end", finished)["status"])
+
+
+TRIALS = Trials.of(2, failed_script, ended_script)
+
+
+def test_ordinary_script_ends_in_its_first_life(outcome: Wait) -> None:
+    status = outcome(ended_script)
+    assert (status["state"], status["attempt"], status.get("restarts", 0)) == ("Succeeded", 1, 0), status
 
 
 def test_failure_under_torchrun_is_read_in_the_part_of_a_log_that_the_status_of_the_pod_lacks(outcome: Wait) -> None:

@@ -22,6 +22,7 @@ from tests.e2e.trials import Trial, Trials, Wait, small_job
 from tests.json_schema import faults
 from tests.processes import end, spawn
 
+PYTORCHJOB = ROOT / "tests" / "convert" / "jobs" / "pytorchjob-torchrun.yaml"
 SCHEMAS = {path.stem: path for path in (ROOT / "docs" / "reference" / "schemas").glob("*.json")}
 PROGRAM = (sys.executable, "-m", "ddpjob.cli.main")
 OF_VERB = {"why": "explanation"}
@@ -102,7 +103,7 @@ def kubeconfig_of(trial: Trial, role: str, folder: Path) -> Path:
 
 
 def commands(trial: Trial) -> None:
-    """Use each command of a cluster on one job, which outlives them, from its submission to its deletion."""
+    """Use each command on one job, which takes longer than they do, from its submission to its deletion."""
     trial.folder.mkdir()
     trial.folder.chmod(0o777)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,17 +114,31 @@ def commands(trial: Trial) -> None:
         editor = User(kubeconfig_of(trial, "edit", here), here)
         viewer = User(kubeconfig_of(trial, "view", here), here)
         viewer.is_refused("submit", "job.yaml")
+        from_files(editor)
         editor("submit", "job.yaml")
         editor("wait", trial.name, "--for", "running", "--timeout", "300")
         viewer("wait", trial.name, "--timeout", "0", code=101)
         trial.until_trained()
         while_it_runs(trial.name, editor)
         with_the_volume(trial.name, editor)
+        drawn(trial.name, editor)
         viewer.is_refused("top", trial.name)
         with editor.follows(trial.name) as logs:
             stop_and_start(trial, editor, viewer, logs)
         editor("delete", trial.name)
         editor("get", trial.name, code=2)
+
+
+def from_files(user: User) -> None:
+    """Write and check jobs, and let the API server check what `convert` makes of a PyTorchJob."""
+    (user.folder / "started.yaml").write_text(user("init"))
+    checked = user.read("validate", "started.yaml", "job.yaml")
+    assert checked["valid"] and len(checked["files"]) == 2, checked
+    kinds = [made["kind"] for made in yaml.safe_load_all(user("render", "job.yaml")) if made]
+    assert (kinds.count("Pod"), kinds.count("Service")) == (2, 1), kinds
+    (user.folder / "converted.yaml").write_text(user("convert", str(PYTORCHJOB)))
+    assert user("submit", "converted.yaml", "--dry-run", "server", "-o", "name").strip()
+    assert user.read("get")["items"] == []
 
 
 def stop_and_start(trial: Trial, editor: User, viewer: User, logs: Path) -> None:
@@ -176,7 +191,7 @@ def context_of(user: User) -> str:
 
 
 def with_the_volume(name: str, user: User) -> None:
-    """Read the table of ranks, and copy what the volume holds."""
+    """Read the table of ranks, and copy and draw what the volume holds."""
     ranks = user.read("top", name)["ranks"]
     assert [row["rank"] for row in ranks] == [0, 1]
     assert all(row["step"] > 0 for row in ranks)
@@ -185,6 +200,13 @@ def with_the_volume(name: str, user: User) -> None:
     file = user.read("pull", name, "--to", "copy")["files"][0]
     assert (user.folder / "copy" / file["path"]).stat().st_size == file["bytes"]
     user("pull", name, "--to", "copy", "--metrics")
+
+
+def drawn(name: str, user: User) -> None:
+    """Draw the curves of a copy of the metrics."""
+    assert "loss" in user("plot", name, "--metrics", "copy")
+    user("report", name, "--metrics", "copy", "-f", "page.html")
+    assert "<svg" in (user.folder / "page.html").read_text()
 
 
 TRIALS = Trials.of(1, commands)

@@ -51,6 +51,21 @@ def test_two_nodes_train_together_and_rank_zero_serves_the_progress(
     assert len(losses(tmp_path / "checkpoints")) == 18
 
 
+@pytest.mark.soak
+def test_a_node_whose_launcher_was_killed_is_named(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--step-delay", 0.3, "--checkpoint-dir", tmp_path)
+    nodes = [ddptrain.start(*command, env=node(rank, port, nnodes=3, nproc=1)) for rank in (0, 1, 2)]
+    nodes[0].at_step(2)
+    os.killpg(nodes[1].pid, signal.SIGKILL)
+    for run in (nodes[0], nodes[2]):
+        assert run.wait() == 77, run.output()
+        assert "no report of node 1: its launcher was killed" in run.message()["message"]
+        assert "root cause: " not in run.output(), "a node that lost a peer is not the cause"
+    why = ddptrain.run("--why", tmp_path, module="ddprun").output()
+    assert why.count("no report of node 1") == 1
+
+
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_killed_rank_is_named_by_both_nodes(ddptrain: ForkServer, idx: Path, tmp_path: Path, victim: int) -> None:
     port = free_port()
