@@ -112,6 +112,17 @@ def shared_claim() -> Json:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM}, "spec": spec}
 
 
+def local_volume(name: str, claim: str, folder: str, size: str) -> tuple[Json, Json]:
+    """Return a volume in a folder of the nodes, and a claim for it."""
+    shared = {"accessModes": ["ReadWriteMany"], "storageClassName": name}
+    host = {"capacity": {"storage": size}, "hostPath": {"path": folder, "type": "Directory"}}
+    asked = {"resources": {"requests": {"storage": size}}}
+    return (
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": shared | host},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": shared | asked},
+    )
+
+
 def describe_everything(operator: Installation | None) -> str:
     """Return the state of all live namespaces and of the operator."""
     parts = [namespace.describe() for namespace in live]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, condition
 from tests.e2e.kubectl import Kubectl, until
 from tests.kind.cluster import Cluster
 from tests.kind.cluster_config import ready_nodes
@@ -39,6 +39,9 @@ done
 """
 
 LEAVING_TAINT = "ddpjob-e2e/leaves"
+_LOGIND = "/org/freedesktop/login1 org.freedesktop.login1.Manager"
+_SHUTDOWN = f"dbus-send --system {_LOGIND}.PrepareForShutdown boolean:"
+_INHIBITORS = f"dbus-send --system --print-reply --dest=org.freedesktop.login1 {_LOGIND}.ListInhibitors"
 
 
 def run_on(node: str, script: str) -> str:
@@ -69,6 +72,11 @@ def leaving(cluster: Cluster) -> str:
     return cluster.workers[-1]
 
 
+def staying(cluster: Cluster) -> tuple[str, ...]:
+    """Return the workers that no test stops."""
+    return cluster.workers[:-1]
+
+
 def move_dns_away(kubectl: Kubectl, node: str) -> None:
     """Evict the cluster's only DNS server from a node, because the jobs need it."""
     system = kubectl.within("kube-system")
@@ -77,6 +85,31 @@ def move_dns_away(kubectl: Kubectl, node: str) -> None:
         system("rollout", "status", "deployment/coredns", "--timeout=90s", timeout=120)
     finally:
         system("uncordon", node)
+
+
+def has_logind(node: str) -> bool:
+    """Return whether logind runs on the node, from which kubelet learns that its machine shuts down."""
+    return "method return" in run_on(node, f"{_INHIBITORS} 2>&1 || true")
+
+
+def announce_shutdown(node: str) -> None:
+    """Send logind's signal that the machine shuts down. Kubelet then ends the pods, in the order of their priority.
+
+    The container itself runs on, so that the test can ask what became of its pods. Kubernetes' own tests of kubelet do
+    the same (test/e2e_node/node_shutdown_linux_test.go).
+    """
+    run_on(node, f"{_SHUTDOWN}true")
+
+
+def cancel_shutdown(cluster: Cluster, node: str) -> None:
+    """Send the signal that the machine stays up, and wait until the node and its network work again."""
+    run_on(node, f"{_SHUTDOWN}false")
+    _until_all_ready(cluster, node)
+    system = Kubectl(cluster.kubeconfig, "kube-system")
+    # The controller of DaemonSets replaces refused pods after ever longer delays, but deleted ones at once.
+    system("delete", "pods", f"--field-selector=spec.nodeName={node},status.phase=Failed")
+    for daemon in system.objects("daemonsets"):
+        system("rollout", "status", f"daemonset/{daemon['metadata']['name']}", "--timeout=120s", timeout=150)
 
 
 def stop(node: str) -> None:
@@ -106,6 +139,23 @@ def broken_hook(node: str) -> Iterator[None]:
         yield
     finally:
         run_on(node, f"mv {runc}.real {runc}")
+
+
+@contextmanager
+def without_kubelet(cluster: Cluster, node: str) -> Iterator[None]:
+    """Stop the kubelet of a node, wait until the control plane notices, and start it again at the end."""
+    kubectl = Kubectl(cluster.kubeconfig)
+    run_on(node, "pkill -STOP -x kubelet")
+    try:
+
+        def is_noticed() -> bool:
+            return condition(kubectl.object("node", node).get("status"), "Ready").get("status") == "Unknown"
+
+        until(f"{node} is not Ready", is_noticed, seconds=180)
+        yield
+    finally:
+        run_on(node, "pkill -KILL -x kubelet")  # systemd, or the loop of the node's first process, starts it again
+        _until_all_ready(cluster, node)
 
 
 def _until_all_ready(cluster: Cluster, node: str) -> None:

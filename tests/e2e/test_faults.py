@@ -1,4 +1,4 @@
-"""Faults of a training with real pods: restarts, root cause, advice, and what was lost.
+"""Every fault that a kind cluster can produce, with real pods: restarts, root cause, advice, and what was lost.
 
 The jobs of this module run at the same time (tests.e2e.trials). docs/reference/failures.md has the table that they are
 checked against.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, condition
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
+from tests.e2e.namespace import local_volume
 from tests.e2e.trials import (
     STEPS,
     WITH_RESTARTS_IN_PLACE,
@@ -24,6 +25,10 @@ from tests.e2e.trials import (
 )
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
+
+ROOM = "/var/lib/ddpjob-full"
+"""A small file system on every worker that stays."""
+
 
 # What is done to the jobs.
 
@@ -60,11 +65,43 @@ def rank_stopped(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
+def volume_full(trial: Trial) -> Outcome:
+    """Give the checkpoints a real file system that is too small for one."""
+    for node in nodes.staying(trial.cluster):
+        nodes.run_on(node, f"mkdir -p {ROOM} && mount -t tmpfs -o size=600k,mode=0777 ddpjob-full {ROOM}")
+    kind = f"{trial.kubectl.namespace}-full"
+    try:
+        trial.kubectl.apply(*local_volume(kind, "full", ROOM, "1Mi"))
+        trial.apply("--step-delay", "0", numNodes=1, checkpoint={"claimName": "full"}, restartPolicy={"maxRestarts": 0})
+        return trial.until_finished()
+    finally:
+        trial.kubectl("delete", "persistentvolume", kind, "--ignore-not-found", "--wait=false")
+        for node in nodes.staying(trial.cluster):
+            nodes.run_on(node, f"umount --lazy {ROOM}")
+
+
+def refused_by_kubelet(trial: Trial) -> Outcome:
+    """Let pods that are too large for their Kubernetes node reach its kubelet without the scheduler, twice."""
+    trial.apply(
+        numNodes=1,
+        resources={"requests": {"cpu": "4000"}},
+        restartPolicy={"maxTotalRestarts": 1},
+        template={"spec": {"nodeName": trial.cluster.workers[0]}},
+    )
+    return trial.until_finished()
+
+
 # Those that mostly wait come first, then those that take longest.
 TRIALS = Trials.of(
-    5,
+    7,
     rank_killed,
-    soak=(rank_stopped, launcher_killed, rank_out_of_memory),
+    soak=(
+        rank_stopped,
+        launcher_killed,
+        rank_out_of_memory,
+        volume_full,
+        refused_by_kubelet,
+    ),
 )
 
 
@@ -108,6 +145,27 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     assert failure["nodeName"]
     assert_resumed_from_the_newest_checkpoint(done)
     assert_recovered(done, undisturbed)
+
+
+@pytest.mark.soak
+def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
+    done: Outcome = outcome(volume_full)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
+    failure = done.failure
+    assert (failure["reason"], failure["nodeRank"], failure["exitCode"]) == ("VolumeUnwritable", 0, 73)
+    assert failure["hint"]
+    assert failure["next"]
+    assert condition(done.job.get("status"), "Failed")["reason"] == "VolumeUnwritable"
+
+
+@pytest.mark.soak
+def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the_node(outcome: Wait) -> None:
+    done: Outcome = outcome(refused_by_kubelet)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 0))
+    assert condition(done.job.get("status"), "Failed")["reason"] == "MaxTotalRestartsExceeded"
+    for failure in done.status["failures"]:
+        assert (failure["reason"], failure["nodeRank"], failure["counted"]) == ("OutOfcpu", 0, False)
+        assert failure["nodeSuspected"]
 
 
 def test_operator_needed_no_right_that_it_lacks(operator: Installation, trials_ended: None) -> None:

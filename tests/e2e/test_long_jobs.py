@@ -1,14 +1,30 @@
-"""A program that saves for some time after SIGTERM: no attempt begins before it has ended."""
+"""What a long job meets: a program that saves for some time after SIGTERM, and a volume that is away for minutes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
+from tests.e2e import nodes
 from tests.e2e.jobs import shell_job
-from tests.e2e.trials import MOUNT, Outcome, Trial, Trials, Wait, apart
+from tests.e2e.namespace import local_volume
+from tests.e2e.trials import (
+    MOUNT,
+    Outcome,
+    Trial,
+    Trials,
+    Wait,
+    apart,
+)
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
+AWAY_SECONDS = 180.0
+VOLUME = "/var/lib/ddpjob-away"
+"""A file system on one worker."""
 # Each line is one append, so the lines have the order of the writes, whichever node made them.
 _SAVES_AT_THE_END = """
 import os, pathlib, signal, sys, time
@@ -53,7 +69,36 @@ def saves_after_sigterm(trial: Trial) -> tuple[list[list[str]], Outcome]:
     return [line.split() for line in (trial.folder / "log").read_text().splitlines()], done
 
 
-TRIALS = Trials.of(1, saves_after_sigterm)
+def volume_away(trial: Trial) -> Outcome:
+    """For three minutes each new pod finds the empty folder that a network file system is to be mounted on."""
+    node = nodes.staying(trial.cluster)[1]
+    with _volume(trial, node) as claim:
+        spec = {"nodeName": node}
+        trial.apply(template={"spec": spec}, checkpoint={"mountPath": MOUNT, "claimName": claim, "subPath": trial.name})
+        trial.until_trained()
+        nodes.run_on(node, f"umount --lazy {VOLUME}")  # pods that run keep it
+        trial.kill_rank(1)
+        time.sleep(AWAY_SECONDS)
+        nodes.run_on(node, f"mount --bind {VOLUME}.real {VOLUME}")
+        return trial.until_finished()
+
+
+@contextmanager
+def _volume(trial: Trial, node: str) -> Iterator[str]:
+    """Provide the name of a claim for a file system on this node."""
+    nodes.run_on(node, f"mkdir -p {VOLUME} {VOLUME}.real")
+    nodes.run_on(node, f"mount -t tmpfs -o size=64m,mode=0777 ddpjob-away {VOLUME}.real")
+    nodes.run_on(node, f"mkdir -m 0777 {VOLUME}.real/{trial.name} && mount --bind {VOLUME}.real {VOLUME}")
+    kind = f"{trial.kubectl.namespace}-away"
+    try:
+        trial.kubectl.apply(*local_volume(kind, "away", VOLUME, "64Mi"))
+        yield "away"
+    finally:
+        trial.kubectl("delete", "persistentvolume", kind, "--ignore-not-found", "--wait=false")
+        nodes.run_on(node, f"umount --lazy {VOLUME} {VOLUME}.real || umount --lazy {VOLUME}.real")
+
+
+TRIALS = Trials.of(2, saves_after_sigterm, soak=(volume_away,))
 
 
 def test_attempt_begins_when_the_pods_of_the_one_before_have_saved(outcome: Wait) -> None:
@@ -64,3 +109,10 @@ def test_attempt_begins_when_the_pods_of_the_one_before_have_saved(outcome: Wait
     attempts = [attempt for attempt, _, _ in writes]
     assert attempts == sorted(attempts), f"attempt 1 wrote beside attempt 2: {writes}"
     assert writes[attempts.index("2") - 1] == ["1", "0", "ends"], "attempt 1 was stopped before it had saved"
+
+
+@pytest.mark.soak
+def test_job_outlives_a_volume_that_is_away_for_three_minutes(outcome: Wait) -> None:
+    done: Outcome = outcome(volume_away)
+    assert done.status["state"] == "Succeeded", done.status
+    assert len(done.status["failures"]) >= 2, "no attempt failed while the volume was away"

@@ -1,4 +1,6 @@
-"""A Kubernetes node is drained, or stops without notice: the training continues, no restart counts.
+"""A Kubernetes node is drained, shuts down, or stops without notice: the training continues, no restart counts.
+
+One whose kubelet is away for a while costs no restart at all.
 
 The jobs run one after the other, beside those of other modules, on a node that only they use and on another one.
 """
@@ -10,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, condition, is_true
 from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import sleeping_pod, strictly_apart
+from tests.e2e.kubectl import until
 from tests.e2e.trials import (
     NOT_IN_PLACE,
     PATIENT,
@@ -83,6 +86,19 @@ def drained(trial: Trial) -> Outcome:
     return done
 
 
+def shut_down(trial: Trial) -> Outcome:
+    """Kubelet writes the reason into the pods of its node, and then stops their containers."""
+    node = nodes.leaving(trial.cluster)
+    if not nodes.has_logind(node):
+        pytest.skip(f"kubelet on {node} does not learn of a shutdown: logind does not run there")
+    apply(trial, {})
+    nodes.announce_shutdown(node)
+    try:
+        return trial.until_finished()
+    finally:
+        nodes.cancel_shutdown(trial.cluster, node)
+
+
 def stopped(trial: Trial) -> Outcome:
     """The peers report a lost connection at once, the control plane notices the node's silence a minute later.
 
@@ -114,7 +130,20 @@ def hook_broken(trial: Trial) -> Outcome:
         return trial.until_finished()
 
 
-TRIALS = Trials.of(1, hook_broken, stopped, soak=(drained,))
+def kubelet_stopped(trial: Trial) -> tuple[Json, Outcome]:
+    """The kubelet of a node is away for a minute: the control plane marks its pods, and their containers run on."""
+    apply(trial, {}, "--step-delay", "1.5")
+    with nodes.without_kubelet(trial.cluster, nodes.leaving(trial.cluster)):
+
+        def marked() -> Json | None:
+            pod = trial.pods()[0]
+            return pod if condition(pod.get("status"), "Ready").get("status") == "False" else None
+
+        pod = until("the pod is marked", marked, seconds=60)
+    return pod, trial.until_finished()
+
+
+TRIALS = Trials.of(1, hook_broken, stopped, soak=(kubelet_stopped, drained, shut_down))
 
 
 @pytest.mark.soak
@@ -130,6 +159,25 @@ def test_drained_node_costs_no_step_and_no_restart(
     assert (failure["hint"], failure["next"]) == (row.hint, row.next)
     assert_no_step_was_lost(done, undisturbed)
     assert operator.refused_requests() == []
+
+
+@pytest.mark.soak
+def test_node_that_shuts_down_costs_no_step_and_no_restart(
+    outcome: Wait, cluster: Cluster, undisturbed: Outcome
+) -> None:
+    done: Outcome = outcome(shut_down)
+    assert (done.status["state"], done.restarts[1]) == ("Succeeded", 0)
+    (row,) = (row for row in TABLE if row.reason == "NodeShutdown")
+    # A pod of the second attempt may reach the node before the scheduler knows of its state; kubelet refuses it.
+    failures = done.status["failures"]
+    assert 1 <= len(failures) <= 2
+    assert done.restarts[0] == done.status["attempt"] - 1 == len(failures)
+    for failure in failures:
+        where = nodes.leaving(cluster)
+        assert (failure["reason"], failure["nodeName"], failure["counted"]) == ("NodeShutdown", where, False)
+        assert (failure["hint"], failure["next"]) == (row.hint, row.next)
+    assert failures[0]["nodeRank"] == 0
+    assert_no_step_was_lost(done, undisturbed)
 
 
 def test_stopped_node_is_found_lost_and_the_restart_does_not_count(
@@ -157,3 +205,13 @@ def test_node_on_which_no_container_starts_costs_no_job(outcome: Wait, cluster: 
     assert where == {("StartError", nodes.leaving(cluster))}
     assert "hook" in done.status["failures"][1]["message"]
     assert_recovered(done, undisturbed)
+
+
+@pytest.mark.soak
+def test_kubelet_that_is_away_costs_no_attempt(outcome: Wait, undisturbed: Outcome) -> None:
+    marked: Json
+    done: Outcome
+    marked, done = outcome(kubelet_stopped)
+    assert is_true(marked["status"], "ContainersReady")
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (0, 0))
+    assert done.losses == pytest.approx(undisturbed.losses, abs=1e-6)
