@@ -96,7 +96,7 @@ def test_a_usage_error_exits_at_once_and_writes_a_termination_report(
     ("command", "said"),
     [
         ("lesson env --nproc-per-node 65", "argument --nproc-per-node: 65 is above 64"),
-        ("infer --out f --run 0", "argument --run: 0 is below 1"),
+        ("eval --run 0", "argument --run: 0 is below 1"),
         ("eval --step -1", "argument --step: -1 is below 0"),
         ("eval --step 1.5", "argument --step: '1.5' is not a whole number"),
         ("launch --max-restarts -1", "argument --max-restarts/--max_restarts: -1 is below 0"),

@@ -46,14 +46,12 @@ class Worker:
     """Runs one rank and reports how it ended.
 
     Attributes:
-        infer: what the rank does in place of a training, called with its group and the timeout.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
     config: Config
     ranks: Ranks
     stop: StopFlag
-    infer: Callable[[Group, float], str] | None = None
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
@@ -96,7 +94,7 @@ class Worker:
             dump_on_request(self.diagnostics)
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
-            report = self._train() if self.infer is None else self._infer(self.infer)
+            report = self._train()
         except BaseException as error:
             report = self._failure(error)
             if self._group:
@@ -106,8 +104,8 @@ class Worker:
         deliver(report)
         return int(report["code"])
 
-    def _join(self, next_phase: str) -> Group:
-        """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
+    def _join(self) -> Group:
+        """Set up device, threads and progress port, and join the process group."""
         config, ranks = self.config, self.ranks
         self.stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
@@ -134,19 +132,12 @@ class Worker:
             rendezvous_timeout=self._timeout, collective_timeout=config.collective_timeout, stop=self.stop,
             heartbeat=self._heartbeat, also_alone=config.backend != "auto",
         )  # fmt: skip
-        self._begin(next_phase)
         return self._group
-
-    def _infer(self, infer: Callable[[Group, float], str]) -> Report:
-        group = self._join("infer")
-        done = infer(group, self._timeout)
-        self.console.log(done)
-        group.close()
-        return termination.done(done, rank=self.ranks.rank)
 
     def _train(self) -> Report:
         config, ranks = self.config, self.ranks
-        group = self._join("data")
+        group = self._join()
+        self._begin("data")
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
         # Nodes may differ. After the data: until then ranks wait in the store, which names a rank that failed.
         bf16 = all(group.gather(uses_bf16(config, group.device), "all_gather of bfloat16"))

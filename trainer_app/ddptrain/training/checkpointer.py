@@ -196,7 +196,7 @@ class Checkpointer:
         """Rename the newest checkpoint to ``*.not-finite`` if it is that of ``step``, whose weights gave such a loss.
 
         Returns:
-            Whether it was renamed. Later starts, ``eval`` and ``infer`` then take the one before it.
+            Whether it was renamed. Later starts and ``eval`` then take the one before it.
         """
         checkpoints = self._checkpoints
         if checkpoints is None or checkpoints.last is None or checkpoints.last.step != step:

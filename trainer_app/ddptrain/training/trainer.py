@@ -21,7 +21,7 @@ from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training import gradient_sync, models, optim
 from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
-from ddptrain.training.evaluate import Evaluation, ResidentSet, evaluate
+from ddptrain.training.evaluate import Evaluation, evaluate, logits_of, test_set
 from ddptrain.training.step import ON_GPU, Step, StepResults
 
 
@@ -73,7 +73,7 @@ def train(
     )  # fmt: skip
     trainer = Trainer(
         config, group, stop, schedule, metrics, checkpointer, model, optimizer, gradients, batches,
-        test_set=ResidentSet.on(group.device, dataset.test_images, dataset.test_labels),
+        test_set=test_set(dataset, group.device),
         one_step=Step(batches, gradients, optimizer, group),
         results=StepResults(group, config.log_every or (1 if group.device.type == "cpu" else ON_GPU)),
     )  # fmt: skip
@@ -95,7 +95,7 @@ class Trainer:
     optimizer: optim.Optimizer
     gradients: gradient_sync.GradientSync
     batches: TrainingBatches
-    test_set: ResidentSet
+    test_set: tuple[torch.Tensor, torch.Tensor]
     one_step: Step
     results: StepResults
 
@@ -158,7 +158,8 @@ class Trainer:
 
     def _evaluate(self, done: int) -> Evaluation:
         self.group.heartbeat.mark("evaluate")
-        result = evaluate(self.model, self.test_set, self.group)
+        images, labels = self.test_set
+        result = evaluate(logits_of(self.model, images, self.group), labels)
         if not math.isfinite(result.loss):  # raised before the save: a later start could not use these weights
             raise self._not_finite(f"test loss is {result.loss} after step {done}", result.loss, done - 1)
         self.metrics.evaluation(done, accuracy=result.accuracy, loss=result.loss, samples=result.samples)
