@@ -20,7 +20,7 @@ from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
-from ddptrain.reporting.metrics import MetricsLogger
+from ddptrain.training.metrics import MetricsLogger
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, fault_of, numerics_changes
 from tests.ddptrain.builders import place
 from tests.ddptrain.volume import LoggedVolume, crashes, put

@@ -24,8 +24,8 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
 from ddptrain.errors import DataMismatch, WeightsDiffer
-from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
+from ddptrain.training.metrics import MetricsLogger
 from ddptrain.training.optim import Optimizer
 
 # What a training records in the manifest of a checkpoint, beside the fields of ``checkpoint_files``.
@@ -136,15 +136,8 @@ class Checkpointer:
         if self._checkpoints is None:
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
-        claimant = owner(os.environ)
-        run = self._checkpoints.claim(claimant)
-        self._metrics.open(
-            self._checkpoints.root,
-            run,
-            **{key: self.facts[key] for key in ("worldSize", "totalSteps", "data")},
-            **{name: claimant[name] for name in ("attempt", "life")},
-            resumedFrom=resumed.place if resumed else None,
-        )
+        number = self._metrics.open(self._checkpoints.root, resumed.place if resumed else None, data=self.facts["data"])
+        self._checkpoints.claim(owner(os.environ), reserved=number)
 
     def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
         """Write the metrics rows to disk, then a checkpoint of ``state()``.
@@ -168,7 +161,7 @@ class Checkpointer:
         last = step == self._schedule.total_steps
         try:
             self._heartbeat.mark("save", limit=self._config.volume_timeout)
-            flushed = self._metrics.flush(step)  # rows reach the disk before the checkpoint that makes them final
+            flushed = self._metrics.flush()  # rows reach the disk before the checkpoint that makes them final
             if self._checkpoints is None:
                 return SaveResult(None, "no --checkpoint-dir")
             if not flushed and not last:
@@ -188,7 +181,7 @@ class Checkpointer:
         except VolumeError as error:
             if last:
                 raise
-            self._metrics.volume_refused(step, error)
+            self._metrics.volume_refused(error)
             return SaveResult(None, "the volume refused")
         return SaveResult(saved.place)
 

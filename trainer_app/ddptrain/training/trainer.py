@@ -17,11 +17,11 @@ from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.errors import NotFinite
-from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training import gradient_sync, models, optim
 from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
 from ddptrain.training.evaluate import Evaluation, evaluate, logits_of, test_set
+from ddptrain.training.metrics import MetricsLogger
 from ddptrain.training.step import ON_GPU, Step, StepResults
 
 
@@ -180,7 +180,7 @@ class Trainer:
         by_flag = done == self.config.stop_after and not self.stop.requested
         reason = f"stopped by --stop-after {done}" if by_flag else f"stopped by a signal after step {done}"
         self.metrics.log("stopped", done, message=reason)
-        self.metrics.flush(done)
+        self.metrics.flush()
         result = self._from_rank_zero("stopped", saved)
         self.gradients.close()
         self.group.close()
@@ -201,7 +201,8 @@ class Trainer:
 
         def write() -> bool:
             self.group.heartbeat.mark("save", limit=self.config.volume_timeout)
-            self.metrics.not_finite(step + 1, loss=loss, learning_rate=self._learning_rate(step))
+            self.metrics.log("not finite", step + 1, loss=loss, lr=self._learning_rate(step))
+            self.metrics.flush()
             return self.checkpointer.set_aside(step)
 
         if self.group.run_on_rank_zero("not finite", write, self.config.collective_timeout, ending=True):
