@@ -115,7 +115,8 @@ def test_a_training_imports_all_of_torch_before_it_forks_and_no_compiler(tmp_pat
     program = """
 import os, sys
 from ddptrain.cli import main
-from ddptrain.program import preload
+from ddptrain.config import Config
+from ddptrain.program import Trainer
 
 class Refusal:
     def find_spec(self, name, path, target=None):
@@ -124,7 +125,7 @@ class Refusal:
             raise AssertionError(name)
 
 sys.meta_path.insert(0, Refusal())  # forked ranks inherit it
-preload(ddp=False)
+Trainer(Config()).preload()
 print("threads:", len(os.listdir("/proc/self/task")), "CUDA:", sys.modules["torch"].cuda.is_initialized(), flush=True)
 before = set(sys.modules)
 for verb in ("train", "launch --nproc-per-node 2"):

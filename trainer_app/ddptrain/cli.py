@@ -88,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
     lesson = _add_verb(
-        verbs, "lesson", "run a small program that shows and checks one subject of torch.distributed", _lesson,
+        verbs, "lesson", "run a small program that shows and checks one subject of torch.distributed",
+        lambda arguments: run_lesson(arguments.name, arguments.nproc_per_node),
         example="lesson collectives --nproc-per-node 4",
     )  # fmt: skip
     lesson.add_argument("name", metavar="NAME", choices=lesson_names(), help=", ".join(lesson_names()))
@@ -96,10 +97,6 @@ def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
         "--nproc-per-node", type=whole_number(1, 64), metavar="N",
         help="ranks to start here (default: NPROC_PER_NODE, or 4)",
     )  # fmt: skip
-
-
-def _lesson(arguments: argparse.Namespace) -> int:
-    return run_lesson(arguments.name, arguments.nproc_per_node)
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -114,7 +111,8 @@ def _train(arguments: argparse.Namespace) -> int:
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    code = Worker(config, ranks, stop).run_here()
+    worker = Worker(config, ranks, stop)
+    code = worker.run.run_here(worker.train)
     finish_output(stopped=stop.requested)
     return code
 

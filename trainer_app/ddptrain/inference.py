@@ -8,7 +8,7 @@ import torch
 from ddprun.checkpoint_files import read_newest
 from ddprun.distributed.process_group import alone
 from ddprun.distributed.topology import Ranks
-from ddprun.errors import ConfigMismatch
+from ddprun.errors import ConfigMismatch, UsageError
 from ddprun.files import dumps_json, write_result
 from ddprun.resources import threads_per_rank
 from ddptrain.config import Config
@@ -31,7 +31,11 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None, ou
         Mismatch: another program, or a newer version of ddptrain, trained it, or the data differ.
         VolumeError: the file cannot be written.
     """
-    saved, content = read_newest(config.checkpoint_root(), run=run, step=step)
+    if not config.checkpoint_dir:
+        raise UsageError(
+            "no checkpoint directory given", next_step="add --checkpoint-dir DIR, or set DDPJOB_CHECKPOINT_DIR"
+        )
+    saved, content = read_newest(Path(config.checkpoint_dir), run=run, step=step)
     if fault := fault_of(saved.manifest):
         raise ConfigMismatch(
             f"{saved.path} is not a checkpoint of ddptrain: {fault}", next_step="name the directory of such a training"
@@ -56,6 +60,6 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None, ou
         lines = [f"{index},{label},{digit},{certainty:.6f}\n" for index, (label, digit, certainty) in enumerate(rows)]
         write_result(Path(out), ("index,label,predicted,probability\n" + "".join(lines)).encode())
     result = evaluate(logits, labels)
-    found = result.as_dict() | {"accuracy": round(result.accuracy, 8), "checkpoint": saved.place, "data": config.data}
-    print(dumps_json(found))
+    shown = {"accuracy": round(result["accuracy"], 8), "checkpoint": saved.place, "data": config.data}
+    print(dumps_json(result | shown))
     return 0

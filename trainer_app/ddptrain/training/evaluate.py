@@ -7,7 +7,6 @@ number of ranks (with the same number of threads).
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,27 +20,6 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import shard
 
 CHUNK = 250
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Sums over the whole set, from which accuracy and loss are computed once."""
-
-    correct: int
-    samples: int
-    loss_sum: float
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
-
-    @property
-    def loss(self) -> float:
-        return self.loss_sum / self.samples
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields that manifests and termination reports record."""
-        return {"accuracy": self.accuracy, "loss": self.loss, "correct": self.correct, "samples": self.samples}
 
 
 def test_set(dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +56,9 @@ def logits_of(model: nn.Module, images: torch.Tensor, group: Group) -> torch.Ten
     return table[:, :10]
 
 
-def evaluate(logits: torch.Tensor, labels: torch.Tensor) -> Evaluation:
-    """Return the evaluation of what ``logits_of`` returned for the images of the labels."""
+def evaluate(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    """Return accuracy, loss, correct and samples, as manifests record them, from what ``logits_of`` has returned."""
     losses = functional.cross_entropy(logits, labels, reduction="none")
-    return Evaluation(int((logits.argmax(1) == labels).sum()), len(labels), math.fsum(losses.tolist()))
+    correct, samples = int((logits.argmax(1) == labels).sum()), len(labels)
+    loss = math.fsum(losses.tolist()) / samples
+    return {"accuracy": correct / samples, "loss": loss, "correct": correct, "samples": samples}
