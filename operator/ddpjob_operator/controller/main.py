@@ -106,7 +106,6 @@ class Operator:
             await self.controller.poller.close()
             await self.cluster.close()
             await self._lease_cluster.close()
-            await self._connection.close()
             health.close()
             logger.info("stopped")
 
