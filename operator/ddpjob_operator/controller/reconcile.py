@@ -30,7 +30,7 @@ from ddpjob_operator.controller.apply import Executor, Outcome
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.health import Verdict
-from ddpjob_operator.controller.listing import Listing, read_into
+from ddpjob_operator.controller.listing import list_into, read_into
 from ddpjob_operator.controller.lookups import Lookups
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.parsed_jobs import ParsedJobs
@@ -205,7 +205,7 @@ class Controller:
                 workload = has_workload(
                     self.cluster, self.cache, job, memory.absence, self._clock, uses_kueue=bool(self.settings.kueue)
                 )
-                exists, live = await asyncio.gather(workload, self._live_pods(job))
+                exists, live = await asyncio.gather(workload, self._live_pods(key, memory.uid))
                 read = {"live": True, "has_workload": exists, "pods": owned_pods(job, live)}
             else:
                 break
@@ -285,19 +285,10 @@ class Controller:
             token_key=self._token_key,
         )
 
-    async def _live_pods(self, job: Json) -> Sequence[PodView]:
-        """Return the job's pods from a LIST, which also updates the cache."""
-        meta = job["metadata"]
-        uid, namespace = meta["uid"], meta["namespace"]
-        mine = (namespace, uid)
-        # After a restore of etcd a version may be of another state than the cached one.
-        listing = Listing(
-            self.cache, names.PODS, lambda entry: (entry.namespace, entry.value.job_uid) == mine, same_version=True
-        )
-        async for page in self.cluster.pages(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}"):
-            listing.take(page)
-        listing.finish()
-        return self.cache.pods(*mine)
+    async def _live_pods(self, key: Key, uid: str) -> Sequence[PodView]:
+        """Return the pods of the job with this uid from a LIST, which also updates the cache."""
+        await list_into(self.cache, self.cluster, names.PODS, key.namespace, job_uid=uid)
+        return self.cache.pods(key.namespace, uid)
 
     def _let_try(self, key: Key) -> None:
         self._memory(key).sent.may_try = True
