@@ -2,7 +2,7 @@
 
 Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
 wins, and a deleted object stays deleted if an older response arrives later. Of pods it keeps the views, of jobs their
-encoded form (``stored_jobs``), of other objects the fields that plans read.
+encoded form, of other objects the fields that plans read.
 
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
@@ -28,11 +28,11 @@ from ddpjob_operator.controller.entries import (
     has_lost_label,
     is_foreign,
     is_same,
+    restored,
     verdicts,
     version_number,
 )
 from ddpjob_operator.controller.partial_jobs import PartialJobs
-from ddpjob_operator.controller.stored_jobs import restored
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 MAX_SHARING = 16

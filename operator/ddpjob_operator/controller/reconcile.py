@@ -25,7 +25,7 @@ from ddpjob.engine.plan import plan as make_plan
 from ddpjob.engine.scheduling.adapters import families
 from ddpjob.progress.poller import ProgressPoller
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, Invalid, TooManyRequests
-from ddpjob_operator.controller import logs, schema
+from ddpjob_operator.controller import logs
 from ddpjob_operator.controller.apply import Executor, Outcome
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
@@ -35,7 +35,7 @@ from ddpjob_operator.controller.lookups import Lookups
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.parsed_jobs import ParsedJobs
 from ddpjob_operator.controller.pod_logs import PodLogs
-from ddpjob_operator.controller.recorder import Recorder, Written
+from ddpjob_operator.controller.recorder import Recorder, Written, readiness
 from ddpjob_operator.controller.refused_jobs import RefusedJobs
 from ddpjob_operator.controller.sender import Creates, Sender, Sent
 from ddpjob_operator.controller.sweep import Sweeper
@@ -142,7 +142,7 @@ class Controller:
     def writes(self) -> Verdict:
         """Return whether the schema refuses no status. Called in another thread."""
         memories = list(self._memories.items())
-        return schema.verdict([(key, memory.written.wrong) for key, memory in memories if memory.written.wrong])
+        return readiness([(key, memory.written.wrong) for key, memory in memories if memory.written.wrong])
 
     async def process(self, key: Key) -> None:
         """Reconcile one job, and retry with backoff after an error."""
@@ -177,7 +177,7 @@ class Controller:
         self.pod_logs.follow(key, _attempt_of(job), plan.logs)
         if plan.requeue_after is not None:
             self.queue.add_after(key, plan.requeue_after)
-        acts = (plan.deletes or plan.changes or plan.creates) and memory.sent.refusals.hold_until <= self._clock()
+        acts = (plan.deletes or plan.changes or plan.creates) and memory.sent.hold_until <= self._clock()
         # Also while creates are held: two operators would otherwise overwrite each other's problems without a pause.
         if not acts and (wait := self.recorder.wait(plan, memory.written)) > 0:
             self.queue.add_after(key, wait)
@@ -273,7 +273,7 @@ class Controller:
             service=self.cache.get(names.SERVICES, key.namespace, name),
             policy=self.cache.get(names.NETWORK_POLICIES, key.namespace, name),
             claim=claim if is_claim_of(claim, key.name) else None,
-            problems=memory.sent.refusals.problems,
+            problems=memory.sent.problems,
             round=memory.sent.creates.round(attempt),
             created=memory.sent.creates.names if memory.sent.creates.begun == attempt else frozenset(),
             progress=self.poller.polled(key),
