@@ -106,7 +106,11 @@ class PodLogs:
             try:
                 return log_failure(await self._end_of(namespace, name))
             except (Forbidden, Invalid, NotFound) as error:
-                self._report(error)
+                if isinstance(error, Forbidden) and not self._is_refused:
+                    self._is_refused = True
+                    logger.warning(
+                        "logs cannot be read: %s; grant get on pods/log, or set DDPJOB_OPERATOR_READ_LOGS", error
+                    )
                 return None
             except ClusterError as error:
                 problems.append(str(error))
@@ -123,8 +127,3 @@ class PodLogs:
             if len(text.encode()) < MAX_BYTES:
                 break
         return text
-
-    def _report(self, error: ClusterError) -> None:
-        if isinstance(error, Forbidden) and not self._is_refused:
-            self._is_refused = True
-            logger.warning("logs cannot be read: %s; grant get on pods/log, or set DDPJOB_OPERATOR_READ_LOGS", error)

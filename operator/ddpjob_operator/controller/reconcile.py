@@ -31,7 +31,7 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.health import Verdict
 from ddpjob_operator.controller.listing import list_into, read_into
-from ddpjob_operator.controller.lookups import Lookups
+from ddpjob_operator.controller.lookups import Absence, Lookups, has_workload
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.parsed_jobs import ParsedJobs
 from ddpjob_operator.controller.pod_logs import PodLogs
@@ -39,7 +39,6 @@ from ddpjob_operator.controller.recorder import Recorder, Written, readiness
 from ddpjob_operator.controller.refused_jobs import RefusedJobs
 from ddpjob_operator.controller.sender import Creates, Sender, Sent
 from ddpjob_operator.controller.sweep import Sweeper
-from ddpjob_operator.controller.workloads import Absence, has_workload
 from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
