@@ -155,9 +155,12 @@ class KubernetesCluster:
         return await self.patch(resource, namespace, f"{name}/status", body)
 
     async def _request(self, verb: str, resource: Resource, *args: str | None, **sent: Any) -> Json:
-        """Return the object or list of a response. args, sent: of ``_send``."""
+        """Return the object or list of a response, without large specs (``job_json``). args, sent: of ``_send``."""
         answer = await self._send(verb, resource, *args, **sent)
-        return decode(answer) if resource is not names.DDPJOBS else _decode_jobs(verb, answer)
+        slim = None
+        if resource is names.DDPJOBS:
+            slim = job_json.read_list(answer) if verb == "list" else job_json.read_job(answer)
+        return decode(answer) if slim is None else slim
 
     async def _send(
         self,
@@ -257,12 +260,6 @@ async def _read_page(response: aiohttp.ClientResponse) -> bytes:
         if size > MAX_PAGE_BYTES:
             raise _PageTooLargeError
     return b"".join(chunks)
-
-
-def _decode_jobs(verb: str, body: bytes) -> Json:
-    """Return a job or a list of jobs; large specs are not decoded (``job_json``)."""
-    slim = job_json.read_list(body) if verb == "list" else job_json.read_job(body)
-    return decode(body) if slim is None else slim
 
 
 def _pause(error: ClusterError, delay: float | None) -> float | None:

@@ -26,8 +26,8 @@ from ddpjob_operator.controller.entries import (
     end_of,
     entry_of,
     has_lost_label,
-    is_foreign,
     is_same,
+    owning_job,
     restored,
     verdicts,
     version_number,
@@ -198,8 +198,8 @@ class Cache:
         meta = obj["metadata"]
         uid, place = meta["uid"], (meta["namespace"], meta["name"])
         known = self._objects[resource].get(place)
-        if known is None and resource is names.WORKLOADS and is_foreign(meta):
-            return False
+        if known is None and resource is names.WORKLOADS and owning_job(meta) is None:
+            return False  # of another kind of job
         oldest = known.version + (not same_version) if known is not None else 0
         version = version_number(meta.get("resourceVersion", ""))
         is_deleted = self._is_deleted(uid, version)

@@ -93,9 +93,9 @@ def entry_of(resource: Resource, obj: Json) -> Entry:
     """Return what is cached of an object."""
     meta = obj["metadata"]
     namespace, name, labels = intern(meta["namespace"]), meta["name"], meta.get("labels") or {}
-    job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or _owning_job(meta)
+    job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or owning_job(meta)
     if resource in names.SCHEDULING_KINDS:  # any user of a queue may have the right to edit the labels
-        job = _owning_job(meta) or job
+        job = owning_job(meta) or job
     return Entry(
         namespace,
         name,
@@ -167,12 +167,8 @@ def has_lost_label(resource: Resource, meta: Json) -> bool:
     return selector is not None and selector not in (meta.get("labels") or {})
 
 
-def is_foreign(meta: Json) -> bool:
-    """Return whether a Workload is of another kind of job."""
-    return _owning_job(meta) is None
-
-
-def _owning_job(meta: Mapping[str, Any]) -> str | None:
+def owning_job(meta: Mapping[str, Any]) -> str | None:
+    """Return the name of the DDPJob that owns an object, or None."""
     owners = meta.get("ownerReferences") or ()
     return next((owner.get("name") for owner in owners if owner.get("kind") == names.DDPJOBS.kind), None)
 

@@ -30,6 +30,28 @@ MAX_GAP_SECONDS = 2 * LOOKUP_SECONDS
 Lookup = tuple[Resource, str]
 
 
+@dataclass
+class Absence:
+    """The GETs in a row that showed no Workload of a job: monotonic times of the first and the last."""
+
+    first: float = -math.inf
+    last: float = -math.inf
+
+    def lasts(self, now: float) -> bool:
+        """Take one more GET; return whether they show that there is none.
+
+        While Kueue is being removed, the API server says for a moment that neither Workloads nor classes exist.
+        """
+        if now - self.last > MAX_GAP_SECONDS:
+            self.first = now
+        self.last = now
+        return now - self.first >= LOOKUP_SECONDS
+
+    def end(self) -> None:
+        """Begin a new row."""
+        self.first = self.last = -math.inf
+
+
 class Lookups:
     """Reads objects by kind and name, and keeps them. clock: monotonic seconds."""
 
@@ -69,51 +91,26 @@ class Lookups:
             self._found[kind, name] = self._clock(), value
         return {each: self._found[each][1] for each in wanted}
 
+    async def has_workload(self, cache: Cache, job: Json, absence: Absence, *, uses_kueue: bool) -> bool | None:
+        """Read the Workload again: an old one may show an admission that has ended, or not yet begun.
 
-@dataclass
-class Absence:
-    """The GETs in a row that showed no Workload of a job: monotonic times of the first and the last."""
+        uses_kueue: jobs with a queue wait for Kueue.
 
-    first: float = -math.inf
-    last: float = -math.inf
-
-    def lasts(self, now: float) -> bool:
-        """Take one more GET; return whether they show that there is none.
-
-        While Kueue is being removed, the API server says for a moment that neither Workloads nor classes exist.
+        Returns: ``Observed.has_workload``.
         """
-        if now - self.last > MAX_GAP_SECONDS:
-            self.first = now
-        self.last = now
-        return now - self.first >= LOOKUP_SECONDS
-
-    def end(self) -> None:
-        """Begin a new row."""
-        self.first = self.last = -math.inf
-
-
-async def has_workload(
-    cluster: Cluster, cache: Cache, job: Json, absence: Absence, clock: Callable[[], float], *, uses_kueue: bool
-) -> bool | None:
-    """Read the Workload again: an old one may show an admission that has ended, or not yet begun.
-
-    clock: monotonic seconds. uses_kueue: jobs with a queue wait for Kueue.
-
-    Returns: ``Observed.has_workload``.
-    """
-    meta = job["metadata"]
-    place = meta["namespace"], names.service_name(meta["name"], meta["uid"])
-    known = cache.get(names.WORKLOADS, *place)
-    is_queued = uses_kueue and bool((meta.get("labels") or {}).get(names.LABEL_QUEUE))
-    exists: bool | None = None
-    if known is not None or is_queued:
-        uid = known["metadata"]["uid"] if known is not None else ""
-        try:
-            found = await read_into(cache, cluster, names.WORKLOADS, place, uid, wake=False)
-            exists = found is not None and owner_uid(found) == meta["uid"]
-        except ClusterError as error:  # Kueue is away, which must keep no job from ending
-            logger.info("Workload %s cannot be read: %s", place[1], error)
-    if exists is False:
-        return False if absence.lasts(clock()) else None
-    absence.end()
-    return exists
+        meta = job["metadata"]
+        place = meta["namespace"], names.service_name(meta["name"], meta["uid"])
+        known = cache.get(names.WORKLOADS, *place)
+        is_queued = uses_kueue and bool((meta.get("labels") or {}).get(names.LABEL_QUEUE))
+        exists: bool | None = None
+        if known is not None or is_queued:
+            uid = known["metadata"]["uid"] if known is not None else ""
+            try:
+                found = await read_into(cache, self._cluster, names.WORKLOADS, place, uid, wake=False)
+                exists = found is not None and owner_uid(found) == meta["uid"]
+            except ClusterError as error:  # Kueue is away, which must keep no job from ending
+                logger.info("Workload %s cannot be read: %s", place[1], error)
+        if exists is False:
+            return False if absence.lasts(self._clock()) else None
+        absence.end()
+        return exists

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,11 +16,12 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, levels
 from ddpjob.api.pod_view import PodView
 from ddpjob.clock import SteadyClock
 from ddpjob.engine.actions import Delete, EngineSettings, Plan
 from ddpjob.engine.claims import claim_in_use, is_claim_of
+from ddpjob.engine.desired import Job
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
 from ddpjob.engine.scheduling.adapters import families
@@ -31,9 +33,8 @@ from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.health import Verdict
 from ddpjob_operator.controller.listing import list_into, read_into
-from ddpjob_operator.controller.lookups import Absence, Lookups, has_workload
+from ddpjob_operator.controller.lookups import Absence, Lookups
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.parsed_jobs import ParsedJobs
 from ddpjob_operator.controller.pod_logs import PodLogs
 from ddpjob_operator.controller.recorder import Recorder, Written, readiness
 from ddpjob_operator.controller.refused_jobs import RefusedJobs
@@ -47,6 +48,8 @@ MAX_READS = 4
 """How many plans of one reconcile may ask for more: flavors, and the live pods."""
 RECORD_SECONDS = 0.05
 """The status of a first attempt waits no longer for the answer to its first create."""
+MAX_VALUES = 50_000
+"""JSON values of all kept parsed specs together: about 500 ordinary jobs, and at most some 30 MB."""
 GRACE_SECONDS = 10.0
 FLUSH_SECONDS = 5.0
 
@@ -65,6 +68,36 @@ class Memory:
     absence: Absence = field(default_factory=Absence)
     stale: bool = False
     last_error: str = ""
+
+
+class ParsedJobs:
+    """Parses jobs, and keeps the last ones: a plan of an unchanged spec neither validates nor hashes it again."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, tuple[Job, int]] = OrderedDict()
+        self._values = 0
+
+    def parse(self, body: Json) -> Job:
+        """Return ``Job.of(body)``, perhaps an earlier result for the same spec."""
+        uid = body["metadata"]["uid"]
+        known, _ = self._jobs.get(uid, (None, 0))
+        # The generation does not count the defaults that a new CustomResourceDefinition adds to a stored spec.
+        if known and known.generation == body["metadata"].get("generation") and known.stored_spec == body["spec"]:
+            self._jobs.move_to_end(uid)
+            return known
+        self.forget(uid)
+        job = Job.of(body)
+        values = sum(map(len, levels(job.stored_spec)))
+        self._jobs[uid] = job, values
+        self._values += values
+        while self._values > MAX_VALUES:
+            self.forget(next(iter(self._jobs)))
+        return job
+
+    def forget(self, uid: str) -> None:
+        """Drop the job with this uid."""
+        _, values = self._jobs.pop(uid, (None, 0))
+        self._values -= values
 
 
 class Controller:
@@ -201,9 +234,7 @@ class Controller:
             if plan.lookups:
                 found |= await self._lookups.read(plan.lookups)
             elif plan.needs_live:
-                workload = has_workload(
-                    self.cluster, self.cache, job, memory.absence, self._clock, uses_kueue=bool(self.settings.kueue)
-                )
+                workload = self._lookups.has_workload(self.cache, job, memory.absence, uses_kueue=self.settings.kueue)
                 exists, live = await asyncio.gather(workload, self._live_pods(key, memory.uid))
                 read = {"live": True, "has_workload": exists, "pods": owned_pods(job, live)}
             else:
