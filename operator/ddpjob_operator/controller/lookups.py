@@ -91,7 +91,7 @@ class Lookups:
             self._found[kind, name] = self._clock(), value
         return {each: self._found[each][1] for each in wanted}
 
-    async def has_workload(self, cache: Cache, job: Json, absence: Absence, *, uses_kueue: bool) -> bool | None:
+    async def has_workload(self, cache: Cache, job: Json, absence: Absence, *, uses_kueue: bool | None) -> bool | None:
         """Read the Workload again: an old one may show an admission that has ended, or not yet begun.
 
         uses_kueue: jobs with a queue wait for Kueue.
@@ -101,7 +101,7 @@ class Lookups:
         meta = job["metadata"]
         place = meta["namespace"], names.service_name(meta["name"], meta["uid"])
         known = cache.get(names.WORKLOADS, *place)
-        is_queued = uses_kueue and bool((meta.get("labels") or {}).get(names.LABEL_QUEUE))
+        is_queued = bool(uses_kueue and (meta.get("labels") or {}).get(names.LABEL_QUEUE))
         exists: bool | None = None
         if known is not None or is_queued:
             uid = known["metadata"]["uid"] if known is not None else ""
