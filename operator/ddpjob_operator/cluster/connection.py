@@ -132,21 +132,17 @@ def _kubeconfig_path(explicit: str | None) -> str | None:
 
 
 def _environment_proxy(server: str) -> str | None:
-    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY define for a URL."""
-    url = urllib.parse.urlsplit(server)
-    proxies = urllib.request.getproxies()
-    if url.hostname and (urllib.request.proxy_bypass(url.hostname) or _is_in(url.hostname, proxies.get("no", ""))):
-        return None
-    return proxies.get(url.scheme)
+    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY define for a URL.
 
-
-def _is_in(host: str, no_proxy: str) -> bool:
-    """Return whether an address is in one of the networks of NO_PROXY.
-
-    Python compares names only. In a pod the API server has an address, for which clusters usually list its network.
+    Of NO_PROXY Python compares names only. In a pod the API server has an address, for which clusters usually list its
+    network.
     """
-    for name in no_proxy.split(","):
+    url = urllib.parse.urlsplit(server)
+    host, proxies = url.hostname or "", urllib.request.getproxies()
+    if urllib.request.proxy_bypass(host):
+        return None
+    for name in proxies.get("no", "").split(","):
         with contextlib.suppress(ValueError):  # a name
             if ipaddress.ip_address(host) in ipaddress.ip_network(name.strip(), strict=False):
-                return True
-    return False
+                return None
+    return proxies.get(url.scheme)

@@ -131,11 +131,7 @@ class KopfThread:
         except (Exception, asyncio.CancelledError) as error:  # kopf raises what its tasks raised
             why = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):  # the process ends
-            self._main.call_soon_threadsafe(self._end, why)
-
-    def _end(self, why: str) -> None:
-        if not self.ended.done():
-            self.ended.set_result(why)
+            self._main.call_soon_threadsafe(self.ended.set_result, why)
 
     async def _serve(self) -> None:
         flag = asyncio.Event()

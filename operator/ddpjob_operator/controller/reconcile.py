@@ -28,7 +28,7 @@ from ddpjob.engine.scheduling.adapters import families
 from ddpjob.progress.poller import ProgressPoller
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, Invalid, TooManyRequests
 from ddpjob_operator.controller import logs
-from ddpjob_operator.controller.apply import Executor, Outcome
+from ddpjob_operator.controller.apply import Executor
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.health import Verdict
@@ -261,11 +261,11 @@ class Controller:
             acting.cancel()
             raise
         except (Forbidden, Invalid):  # perhaps for days
-            await _end_of(acting)
+            await asyncio.gather(acting, return_exceptions=True)
             await self._remove_unrecorded(job, memory)
             raise
         finally:
-            await _end_of(acting)
+            await asyncio.gather(acting, return_exceptions=True)  # which a cancellation ends, too
         if recorded is not None:
             self.recorder.announce(recorded, plan)
         self._sender.settle(key, acting.result(), memory.sent)
@@ -351,13 +351,3 @@ class Controller:
 
 def _attempt_of(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 0)
-
-
-async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:
-    """Wait until a task has ended. It does not outlive the caller: if the caller is cancelled, so is the task."""
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        raise
