@@ -5,7 +5,7 @@ quota over restarts; an evicted one gives it back when all pods have stopped, an
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
@@ -61,8 +61,7 @@ def look_again(s: JobState) -> float | None:
     """
     is_kept = bool(_wanted(s) and unavailable(s)) if s.attempt.is_closed else without_quota(s) is not None
     times = [LOOKUP_SECONDS] if is_kept and not s.job.spec.suspend else []
-    if _workload(s) is not None:
-        times += [*(_seconds_of_quota(s, pod) for pod in s.pods), *(left for left, _ in _stopping(s))]
+    times += [seconds_to_stop(pod, s.now) for pod in s.pods] if _workload(s) is not None else []
     return min((seconds for seconds in times if 0 < seconds < math.inf), default=None)
 
 
@@ -211,21 +210,15 @@ def _seconds_of_quota(s: JobState, pod: PodView) -> float:
 
 def kept_quota(s: JobState) -> str:
     """Return which pod keeps the quota although its time to stop is over; empty if none does."""
-    left, pod = min(_stopping(s), key=lambda each: each[0], default=(0.0, None))
-    if pod is None or left > 0:
-        return ""
-    todo = f"look at the kubelet of {pod.node_name}; if its processes have ended, kubectl delete pod {pod.name} --force"
-    what = f"pod {pod.name} on Kubernetes node {pod.node_name} should have stopped at {pod.deletion_deadline}"
-    return f"{what} and keeps the quota: {todo}"
-
-
-def _stopping(s: JobState) -> Iterator[tuple[float, PodView]]:
     workload = _workload(s)
-    if workload is None or not workload.has("QuotaReserved"):
-        return
-    for pod in s.pods:
-        if pod.deletion_deadline and not (pod.stopped or is_on_lost_node(pod)):
-            yield DRAIN_MARGIN_SECONDS - seconds_since(pod.deletion_deadline, s.now), pod
+    for pod in s.pods if workload is not None and workload.has("QuotaReserved") else ():
+        until = pod.deletion_deadline
+        if until is None or pod.stopped or is_on_lost_node(pod) or seconds_since(until, s.now) < DRAIN_MARGIN_SECONDS:
+            continue
+        what = f"pod {pod.name} on Kubernetes node {pod.node_name} should have stopped at {until} and keeps the quota"
+        todo = f"look at the kubelet of {pod.node_name}; if its processes have ended, kubectl delete pod {pod.name}"
+        return f"{what}: {todo} --force"
+    return ""
 
 
 def _is_unused(s: JobState, workload: Workload, number: int, *, runs: bool) -> bool:
