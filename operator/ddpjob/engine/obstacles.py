@@ -181,11 +181,10 @@ def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:
     return NO_PROGRESS, f"{restarts} restarts {what}: {todo}, and look for the cause of the failures: {logs_command}"
 
 
-def waits(s: JobState) -> list[float]:
-    """Return the seconds after which further obstacles are shown."""
-    left = [_seconds_to_prepare(s, pod) for pod in s.current.values()]
+def waits(s: JobState) -> list[float | None]:
+    """Return the seconds after which further obstacles are shown; None for never."""
     earlier = _seconds_to_earlier_pods(s) if s.stopping else None
-    return [wait for wait in (*left, _seconds_to_silence(s), earlier) if wait is not None and wait > 0]
+    return [*(_seconds_to_prepare(s, pod) for pod in s.current.values()), _seconds_to_silence(s), earlier]
 
 
 def _not_placed(s: JobState, pods: Iterable[PodView]) -> list[Obstacle]:

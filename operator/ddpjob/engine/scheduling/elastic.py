@@ -182,14 +182,13 @@ def obstacle(s: JobState) -> Obstacle | None:
     return RUNNING_SMALLER, text
 
 
-def waits(s: JobState) -> list[float]:
-    """Return the seconds until the size may change, or until probes are created or have waited."""
+def waits(s: JobState) -> list[float | None]:
+    """Return the seconds until the size may change, or until probes are created or have waited; None for never."""
     asking = PROBE_SECONDS - _seconds_asking(s) if is_asking(s) else None
     over = asking + PROBE_SECONDS / 2 if asking is not None else None
     # No event follows from a probe that is not created.
     asked = PROBE_SECONDS if asks(s) else None
-    found = (_seconds_to_shrink(s), _seconds_to_ask(s), asked, asking, over)
-    return [left for left in found if left is not None and left > 0]
+    return [_seconds_to_shrink(s), _seconds_to_ask(s), asked, asking, over]
 
 
 def _placeable(s: JobState, *, gave_up: bool = False) -> int | None:
