@@ -71,7 +71,7 @@ _SHUTDOWN = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PodEvidence:
     """What is known about the failure of one node.
 
     pod: None if it no longer exists.
@@ -195,7 +195,7 @@ def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
     return seconds_between(pod.started_at, parse_time(pod.finished_at)) < START_SECONDS
 
 
-def start_contradicts(other: PodView, evidence: Evidence) -> bool:
+def start_contradicts(other: PodView, evidence: PodEvidence) -> bool:
     """Return whether another pod of the attempt started, and the Kubernetes node of this one could not start it.
 
     A shell that does not find the command runs for some time, so another shell that runs contradicts nothing yet.
@@ -207,7 +207,7 @@ def start_contradicts(other: PodView, evidence: Evidence) -> bool:
     return other.ended and not _could_not_start(other, other.exit_code) and _is_elsewhere(other, evidence)
 
 
-def shows_the_same(other: PodView, evidence: Evidence) -> bool:
+def shows_the_same(other: PodView, evidence: PodEvidence) -> bool:
     """Return whether a pod on another Kubernetes node shows that the spec, and not the node, is the cause."""
     if evidence.exit_code is None:
         is_same = is_refused(other) and other.waiting is not None and other.waiting[0] == evidence.reason
@@ -218,7 +218,7 @@ def shows_the_same(other: PodView, evidence: Evidence) -> bool:
     return is_same and _is_elsewhere(other, evidence)
 
 
-def _is_elsewhere(other: PodView, evidence: Evidence) -> bool:
+def _is_elsewhere(other: PodView, evidence: PodEvidence) -> bool:
     here = evidence.pod.node_name if evidence.pod else None
     return None not in (here, other.node_name) and other.node_name != here
 
@@ -264,12 +264,12 @@ def obeyed_sigterm(pod: PodView) -> bool:
     return is_told and not (pod.deleted or pod.evicted)
 
 
-def evidence_of(pod: PodView) -> Evidence:
+def evidence_of(pod: PodView) -> PodEvidence:
     """Return the facts of a failed pod."""
     return _evidence(pod, pod.report or _NO_REPORT, pod.exit_code)
 
 
-def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | None:
+def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> PodEvidence | None:
     """Return the facts that a pod which lost a peer reports about the pod that failed first; None if it names none.
 
     pods: those of the attempt by node_rank. What a pod that has ended shows itself is not replaced.
@@ -283,7 +283,7 @@ def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | 
     return _evidence(named, replace(root, cause="own"), root.code)
 
 
-def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> Evidence | None:
+def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> PodEvidence | None:
     """Return the facts of the node that first ended with exit code 0, if a node lost a peer and none failed by itself.
 
     peer: the root cause. pods: those of the attempt by node_rank; a pod that no longer exists ended first.
@@ -293,11 +293,11 @@ def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping
     first = min(nodes, key=lambda node: (pods[node].finished_at or "" if node in pods else "", node))
     message = f"its script ended with exit code 0, and {peer.where} then lost a peer"
     report = EndReport(kind=EXITED_EARLY, exception=EXITED_EARLY, message=message)
-    return Evidence(first, "own", pod=pods.get(first), report=report, exit_code=0)
+    return PodEvidence(first, "own", pod=pods.get(first), report=report, exit_code=0)
 
 
-def _evidence(pod: PodView, report: EndReport, exit_code: int | None) -> Evidence:
-    return Evidence(
+def _evidence(pod: PodView, report: EndReport, exit_code: int | None) -> PodEvidence:
+    return PodEvidence(
         node_rank=pod.node_rank,
         whose=_whose(pod, report, exit_code),
         pod=pod,
@@ -315,10 +315,10 @@ def _evidence(pod: PodView, report: EndReport, exit_code: int | None) -> Evidenc
     )
 
 
-def evidence_of_waiting(pod: PodView) -> Evidence:
+def evidence_of_waiting(pod: PodView) -> PodEvidence:
     """Return the facts of a pod whose container cannot start."""
     reason = pod.waiting[0] if pod.waiting else ""
-    return Evidence(pod.node_rank, "own", pod=pod, reason=reason, message=pod.waiting_text)
+    return PodEvidence(pod.node_rank, "own", pod=pod, reason=reason, message=pod.waiting_text)
 
 
 def is_refused(pod: PodView) -> bool:
@@ -332,7 +332,7 @@ def is_refused(pod: PodView) -> bool:
     return reason in REFUSALS and not message.startswith(FAILED_TO_SYNC)
 
 
-def may_have_waited(evidence: Evidence) -> bool:
+def may_have_waited(evidence: PodEvidence) -> bool:
     """Return whether a failure before all pods ran may only show that the peers did not come.
 
     Without a report, a program that ended in the first minute probably did not get as far as its rendezvous.
