@@ -18,7 +18,7 @@ import pytest
 
 from ddpjob.api.backoff import Patience
 from ddpjob.client.volume import reader
-from ddpjob.client.volume.contents import RECORD, Choice, Pulled, Volume, VolumeContents, listing, read_contents
+from ddpjob.client.volume.contents import RECORD, Choice, Pulled, Volume, VolumeContents, read_contents
 from ddpjob.client.volume.receive import pull
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints, all_manifests, seal, verify
@@ -94,7 +94,7 @@ def contents_of(root: Path, *, verify: bool = True) -> VolumeContents:
 
 
 def listed(reader: Lines) -> VolumeContents:
-    return listing(of(reader), of(reader).messages("list"))[0]
+    return read_contents(of(reader), verify=False)
 
 
 def pulled(source: ProcessReader | Path, to: Path, **wanted: Any) -> Pulled:
@@ -294,7 +294,7 @@ def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path
     assert "--all copies the other files (1)" in raised.value.next_step
 
 
-A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0, "inode": 1}}
+A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0}}
 ALL = {"end": {}}
 
 
@@ -309,7 +309,6 @@ def a_file(**values: object) -> dict[str, Any]:
         a_file(path="\udc80"),
         a_file(path="a" * 5000),
         a_file(bytes=-1),
-        a_file(inode=2**64),
         a_file(modified="yesterday"),
         {"checkpoint": {"path": "a.pt", "saved": None, "run": 1, "step": 1, "state": "Perfect"}},
         {"data": -1},
@@ -343,8 +342,8 @@ def test_an_impossible_time_of_a_manifest_is_left_out(time: object, volume: Path
     "reader",
     [
         Lines({"working": "a"}, A_FILE),
-        Lines(A_FILE, ALL, sent=[{"begin": "a"}, {"working": "a"}]),
-        Lines(A_FILE, ALL, sent=[{"begin": "a"}, {"end": {}}]),
+        Lines(A_FILE, ALL, sent=[{"working": "a"}]),
+        Lines(A_FILE, ALL, sent=[{"end": {}}]),
     ],
     ids=["list", "send", "nothing-sent"],
 )
@@ -409,7 +408,7 @@ def test_a_file_that_a_larger_one_replaces_is_copied_whole(tmp_path: Path) -> No
     done = pulled(Replacing(root), tmp_path / "here", everything=True)
     assert done.complete
     assert (tmp_path / "here" / "model.pt").read_bytes() == b"the second, which is longer"
-    assert (tmp_path / "here" / "metrics.jsonl").read_text() == "first\n", "what is appended is left to the next pull"
+    assert (tmp_path / "here" / "metrics.jsonl").read_text() == "first\nadded\n"
 
 
 def test_a_kill_before_a_file_is_replaced_lets_the_next_pull_replace_it(tmp_path: Path) -> None:

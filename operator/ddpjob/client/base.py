@@ -253,7 +253,7 @@ class Client(ABC):
         from ddpjob.client.volume.contents import read_contents
 
         with self._volume(job, on_progress) as volume:
-            return read_contents(volume, on_progress, verify=verify)
+            return read_contents(volume, verify=verify)
 
     def pull(
         self,
@@ -286,7 +286,7 @@ class Client(ABC):
         from ddpjob.client.volume.receive import pull
 
         with self._volume(job, on_progress) as volume:
-            return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)
+            return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything))
 
     def ranks(self, job: str | DDPJob) -> "RankTable":
         """Return what each rank does now: step, time of a step, wait for data, memory, last heartbeat.

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
@@ -42,12 +42,6 @@ class VolumeFile(WireModel):
     """Size when it was listed."""
     modified: str
     """When it was last written."""
-
-
-class ListedFile(VolumeFile):
-    """A file as the reader lists it, with its inode, which a file of the same name may replace."""
-
-    inode: int = Field(ge=0, lt=2**64)
 
 
 class CheckpointFile(WireModel):
@@ -145,11 +139,16 @@ class PullProgress:
 OnProgress = Callable[[PullProgress], None]
 
 
+def ignore(_progress: PullProgress) -> None:
+    """Show nothing."""
+
+
 @dataclass(frozen=True)
 class Volume:
     """The volume of a job: fields of ``VolumeContents``, and what runs ``reader`` beside it.
 
-    output: yields the output of ``list`` or ``send`` and their arguments; it may raise ``CutError``.
+    output: yields the output of ``list`` or ``send`` and their arguments; it may raise ``CutError``. patience: is reset
+    by each message that brings something new.
     """
 
     job: str
@@ -157,8 +156,10 @@ class Volume:
     claim: str
     directory: str
     output: Callable[..., Generator[bytes, None, None]]
+    on_progress: OnProgress = ignore
+    patience: Patience = field(default_factory=Patience)
 
-    def messages(self, *command: str) -> Iterator[Json | bytes]:
+    def messages(self, *command: str) -> Generator[Json | bytes, None, None]:
         """Yield the objects that a command sends, and the bytes of files as they arrive, up to ``end``.
 
         Raises:
@@ -168,35 +169,43 @@ class Volume:
         with contextlib.closing(self.output(*command)) as output:
             yield from _messages(output)
 
+    def wait_after(self, cut: CutError) -> None:
+        """Wait before the next try. Raises ``UnavailableError`` if there is none."""
+        self.on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
+        if (delay := self.patience.delay(time.monotonic())) is None:
+            raise UnavailableError(
+                f"the volume could not be read for {self.patience.seconds:g} s: {cut}",
+                "the API server, the kubelet of the pod or the volume does not answer",
+                "run the same command again: it continues where it ended",
+            ) from cut
+        time.sleep(delay)
+
 
 def _messages(output: Iterable[bytes]) -> Iterator[Json | bytes]:
-    line, left = b"", 0
+    rest, left = b"", 0  # left: bytes of a file that are still to come
     for piece in output:
-        at = 0
-        while at < len(piece):
+        rest += piece
+        while rest:
             if left:
-                part = piece[at : at + left]
-                at, left = at + len(part), left - len(part)
+                part, rest = rest[:left], rest[left:]
+                left -= len(part)
                 yield part
                 continue
-            end = piece.find(b"\n", at) + 1
-            line += piece[at : end or len(piece)]
-            at = end or len(piece)
+            line, end, after = rest.partition(b"\n")
             if len(line) > _LONGEST_LINE:
                 raise _not_of_reader(line)
-            if end:
-                try:
-                    message = json.loads(line)
-                    left = message.get("data", 0)
-                    is_valid = isinstance(left, int) and left >= 0
-                except (ValueError, AttributeError):
-                    is_valid = False
-                if not is_valid:
-                    raise _not_of_reader(line)
-                yield message
-                line = b""
-                if "end" in message:
-                    return
+            if not end:
+                break
+            rest = after
+            try:
+                message = json.loads(line)
+                if (left := int(message.get("data", 0))) < 0:
+                    raise ValueError(left)
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+                raise _not_of_reader(line) from error
+            yield message
+            if "end" in message:
+                return
     raise CutError("the output ended early")
 
 
@@ -209,27 +218,51 @@ def _not_of_reader(output: object) -> UnavailableError:
     )
 
 
-Files = dict[str, ListedFile]
+Files = dict[str, VolumeFile]
 """All files of a volume, by path."""
 
 
-def listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeContents, Files]:
-    """Return what a volume holds, and all its files, from the messages of ``list``.
+def read_contents(volume: Volume, *, verify: bool) -> VolumeContents:
+    """Return what the volume holds. verify: read the checkpoints and compare their digests."""
+    return list_volume(volume, *(["verify"] if verify else []))[0]
+
+
+def list_volume(volume: Volume, *arguments: str) -> tuple[VolumeContents, Files]:
+    """Return what a volume holds, and all its files; a cut connection is made again.
 
     Raises:
-        CutError: they ended early.
-        UnavailableError: they are wrong.
+        UnavailableError: it could not be read for too long, or this is not the output of the reader.
     """
+    known = 0
+
+    def shown() -> Iterator[Json | bytes]:
+        nonlocal known
+        for number, message in enumerate(volume.messages("list", *arguments), 1):
+            if number > known:
+                known = number
+                volume.patience.reset()
+            yield message
+
+    while True:
+        try:
+            return _listing(volume, shown())
+        except CutError as cut:
+            volume.wait_after(cut)
+
+
+def _listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeContents, Files]:
     files: Files = {}
     checkpoints: list[CheckpointFile] = []
     end: Json = {}
     for message in found:
         try:
             match message:
+                case {"working": path}:
+                    volume.on_progress(PullProgress(path=path))
                 case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
                     raise ValueError("too many")
                 case {"file": {"path": path, "modified": modified, **fields}}:
-                    files[path] = ListedFile.model_validate(fields | {"path": _safe(path), "modified": _time(modified)})
+                    files[path] = VolumeFile.model_validate(fields | {"path": _safe(path), "modified": _time(modified)})
                 case {"checkpoint": {"path": path, "saved": saved, **fields}}:
                     known = fields | {"path": _safe(path), "saved": _time(saved)}
                     checkpoints.append(CheckpointFile.model_validate(known))
@@ -255,54 +288,6 @@ def listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeConten
     return contents, files
 
 
-def read_contents(volume: Volume, on_progress: OnProgress | None = None, *, verify: bool) -> VolumeContents:
-    """Return what the volume holds. verify: read the checkpoints and compare their digests."""
-    return list_volume(volume, on_progress or ignore, Patience(), *(["verify"] if verify else []))[0]
-
-
-def list_volume(
-    volume: Volume, on_progress: OnProgress, patience: Patience, *arguments: str
-) -> tuple[VolumeContents, Files]:
-    """Return what the volume holds, and show which file is read; a cut connection is made again."""
-    seen: set[str] = set()
-
-    def shown() -> Iterator[Json | bytes]:
-        for message in volume.messages("list", *arguments):
-            match message:
-                case {"working": path}:
-                    on_progress(PullProgress(path=path))
-                    continue
-                case {"file": {"path": str(path)}} if path not in seen:
-                    seen.add(path)
-                    patience.reset()
-            yield message
-
-    while True:
-        try:
-            return listing(volume, shown())
-        except CutError as cut:
-            on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
-            wait_after(cut, patience)
-
-
-def ignore(_progress: PullProgress) -> None:
-    """Show nothing."""
-
-
-def wait_after(cut: CutError, patience: Patience) -> None:
-    """Wait before the next try. Raises ``UnavailableError`` if there is none.
-
-    ``patience`` is reset after each new byte that has arrived.
-    """
-    if (delay := patience.delay(time.monotonic())) is None:
-        raise UnavailableError(
-            f"the volume could not be read for {patience.seconds:g} s: {cut}",
-            "the API server, the kubelet of the pod or the volume does not answer",
-            "run the same command again: it continues where it ended",
-        ) from cut
-    time.sleep(delay)
-
-
 class Choice(NamedTuple):
     """What to copy: the arguments of ``Client.pull``; without any, the newest checkpoint."""
 
@@ -314,7 +299,7 @@ class Choice(NamedTuple):
 class Wanted(NamedTuple):
     """One file to copy. sha256: the digest that its content must have."""
 
-    file: ListedFile
+    file: VolumeFile
     sha256: str | None = None
 
 
@@ -331,34 +316,34 @@ def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list
         if not files:
             raise _nothing(contents, "no files but hidden ones")
         return [Wanted(files[path]) for path in sorted(files, key=lambda path: (path.endswith(".json"), path))]
-    metrics = [Wanted(files[file.path]) for file in contents.metrics]
     chosen: list[Wanted] = []
     if choice.steps or not choice.metrics:
-        newest = next((found for found in contents.checkpoints if found.problem is None), None)
-        if not choice.steps and newest is None:
-            raise _nothing(contents, "no checkpoint")
-        of_steps = [_of_step(contents, step) for step in sorted(set(choice.steps))]
-        for found in of_steps or filter(None, [newest]):
+        for step in sorted(set(choice.steps)) or (None,):
+            found = _checkpoint(contents, step)
             content, manifest = found.pair
             chosen += Wanted(files[content], found.sha256), Wanted(files[manifest])
-    if choice.metrics and not metrics:
-        raise _nothing(contents, "no metrics")
-    return chosen + (metrics if choice.metrics else [])
+    if choice.metrics:
+        if not contents.metrics:
+            raise _nothing(contents, "no metrics")
+        chosen += map(Wanted, contents.metrics)
+    return chosen
 
 
-def _of_step(contents: VolumeContents, step: int) -> CheckpointFile:
-    of_step = [found for found in contents.checkpoints if found.step == step]
-    if not of_step:
-        known = ", ".join(str(found.step) for found in contents.checkpoints[:10]) or "none"
-        raise InvalidJobError(
-            f"the volume of {contents.job} holds no checkpoint of step {step}",
-            f"there are checkpoints of the steps {known}; older ones are deleted by the training",
-            f"ddpjob checkpoints {contents.job}",
-        )
-    best = next((found for found in of_step if found.problem is None), of_step[0])
-    if best.problem is not None:
-        raise damaged(contents.job, best.path, best.problem)
-    return best
+def _checkpoint(contents: VolumeContents, step: int | None) -> CheckpointFile:
+    """Return the newest checkpoint without a problem; of a step if one is given."""
+    found = [checkpoint for checkpoint in contents.checkpoints if step in (None, checkpoint.step)]
+    if best := next((checkpoint for checkpoint in found if checkpoint.problem is None), None):
+        return best
+    if step is None:
+        raise _nothing(contents, "no checkpoint")
+    if found:
+        raise damaged(contents.job, found[0].path, str(found[0].problem))
+    known = ", ".join(str(found.step) for found in contents.checkpoints[:10]) or "none"
+    raise InvalidJobError(
+        f"the volume of {contents.job} holds no checkpoint of step {step}",
+        f"there are checkpoints of the steps {known}; older ones are deleted by the training",
+        f"ddpjob checkpoints {contents.job}",
+    )
 
 
 def no_volume(job: str) -> InvalidJobError:
