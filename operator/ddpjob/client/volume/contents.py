@@ -222,78 +222,64 @@ Files = dict[str, VolumeFile]
 """All files of a volume, by path."""
 
 
-def read_contents(volume: Volume, *, verify: bool) -> VolumeContents:
-    """Return what the volume holds. verify: read the checkpoints and compare their digests."""
-    return list_volume(volume, *(["verify"] if verify else []))[0]
-
-
-def list_volume(volume: Volume, *arguments: str) -> tuple[VolumeContents, Files]:
+def list_volume(volume: Volume, *, verify: bool = False) -> tuple[VolumeContents, Files]:
     """Return what a volume holds, and all its files; a cut connection is made again.
+
+    verify: read the checkpoints and compare their digests.
 
     Raises:
         UnavailableError: it could not be read for too long, or this is not the output of the reader.
     """
     known = 0
-
-    def shown() -> Iterator[Json | bytes]:
-        nonlocal known
-        for number, message in enumerate(volume.messages("list", *arguments), 1):
-            if number > known:
-                known = number
-                volume.patience.reset()
-            yield message
-
     while True:
+        files: Files = {}
+        checkpoints: list[CheckpointFile] = []
+        unlisted: list[str] = []
         try:
-            return _listing(volume, shown())
+            for number, message in enumerate(volume.messages("list", *(["verify"] if verify else [])), 1):
+                if number > known:
+                    known = number
+                    volume.patience.reset()
+                if isinstance(message, dict) and "working" in message:
+                    volume.on_progress(PullProgress(path=str(message["working"])))
+                _add(message, files, checkpoints, unlisted)
+            return _contents(volume, files, checkpoints, unlisted), files
         except CutError as cut:
             volume.wait_after(cut)
 
 
-def _listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeContents, Files]:
-    files: Files = {}
-    checkpoints: list[CheckpointFile] = []
-    end: Json = {}
-    for message in found:
-        try:
-            match message:
-                case {"working": path}:
-                    volume.on_progress(PullProgress(path=path))
-                case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
-                    raise ValueError("too many")
-                case {"file": {"path": path, "modified": modified, **fields}}:
-                    files[path] = VolumeFile.model_validate(fields | {"path": _safe(path), "modified": _time(modified)})
-                case {"checkpoint": {"path": path, "saved": saved, **fields}}:
-                    known = fields | {"path": _safe(path), "saved": _time(saved)}
-                    checkpoints.append(CheckpointFile.model_validate(known))
-                case {"end": end}:
-                    pass
-        except (ValueError, TypeError, OverflowError, OSError) as error:  # of pydantic, too
-            raise _not_of_reader(message) from error
+def _add(message: Json | bytes, files: Files, checkpoints: list[CheckpointFile], unlisted: list[str]) -> None:
+    """Add what a message of ``list`` says. Raises ``UnavailableError`` if it is wrong."""
+    try:
+        match message:
+            case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
+                raise ValueError("too many")
+            case {"file": {"path": path, "modified": modified, **fields}}:
+                files[path] = VolumeFile.model_validate(fields | {"path": _safe(path), "modified": _time(modified)})
+            case {"checkpoint": {"path": path, "saved": saved, **fields}}:
+                known = fields | {"path": _safe(path), "saved": _time(saved)}
+                checkpoints.append(CheckpointFile.model_validate(known))
+            case {"end": end}:
+                unlisted += map(str, end.get("unlisted") or ())
+    except (ValueError, TypeError, AttributeError, OverflowError, OSError) as error:  # of pydantic, too
+        raise _not_of_reader(message) from error
+
+
+def _contents(volume: Volume, files: Files, checkpoints: list[CheckpointFile], unlisted: list[str]) -> VolumeContents:
     # A training that goes on may have deleted the file since the manifest was read.
-    checkpoints = [found for found in checkpoints if found.problem or all(path in files for path in found.pair)]
-    checkpoints.sort(key=lambda checkpoint: (-checkpoint.run, -checkpoint.step, checkpoint.path))
-    of_checkpoints = {path for checkpoint in checkpoints for path in checkpoint.pair}
+    found = [each for each in checkpoints if each.problem or all(path in files for path in each.pair)]
+    of_checkpoints = {path for checkpoint in found for path in checkpoint.pair}
     rest = [file for path, file in files.items() if path not in of_checkpoints]
-    contents = VolumeContents(
+    return VolumeContents(
         job=volume.job,
         namespace=volume.namespace,
         claim=volume.claim,
         directory=volume.directory,
-        checkpoints=checkpoints,
+        checkpoints=sorted(found, key=lambda checkpoint: (-checkpoint.run, -checkpoint.step, checkpoint.path)),
         metrics=[file for file in rest if _METRICS.search(file.path)],
         others=[file for file in rest if not _METRICS.search(file.path)],
-        unlisted=[str(text) for text in end.get("unlisted") or ()],
+        unlisted=unlisted,
     )
-    return contents, files
-
-
-class Choice(NamedTuple):
-    """What to copy: the arguments of ``Client.pull``; without any, the newest checkpoint."""
-
-    steps: Collection[int] = ()
-    metrics: bool = False
-    everything: bool = False
 
 
 class Wanted(NamedTuple):
@@ -303,8 +289,10 @@ class Wanted(NamedTuple):
     sha256: str | None = None
 
 
-def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list[Wanted]:
-    """Return the files to copy.
+def wanted_files(
+    contents: VolumeContents, files: Files, steps: Collection[int], *, metrics: bool, everything: bool
+) -> list[Wanted]:
+    """Return the files to copy; for the other arguments see ``Client.pull``.
 
     The file of a checkpoint comes before its manifest: a checkpoint exists once its manifest does.
 
@@ -312,21 +300,19 @@ def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list
         InvalidJobError: there is nothing of the kind.
         DamagedFileError: a checkpoint that was asked for is damaged.
     """
-    if choice.everything:
+    if everything:
         if not files:
             raise _nothing(contents, "no files but hidden ones")
         return [Wanted(files[path]) for path in sorted(files, key=lambda path: (path.endswith(".json"), path))]
     chosen: list[Wanted] = []
-    if choice.steps or not choice.metrics:
-        for step in sorted(set(choice.steps)) or (None,):
+    if steps or not metrics:
+        for step in sorted(set(steps)) or (None,):
             found = _checkpoint(contents, step)
             content, manifest = found.pair
             chosen += Wanted(files[content], found.sha256), Wanted(files[manifest])
-    if choice.metrics:
-        if not contents.metrics:
-            raise _nothing(contents, "no metrics")
-        chosen += map(Wanted, contents.metrics)
-    return chosen
+    if metrics and not contents.metrics:
+        raise _nothing(contents, "no metrics")
+    return chosen + [Wanted(file) for file in contents.metrics if metrics]
 
 
 def _checkpoint(contents: VolumeContents, step: int | None) -> CheckpointFile:
@@ -365,15 +351,12 @@ def damaged(job: str, path: str, problem: str) -> DamagedFileError:
 
 
 def _nothing(contents: VolumeContents, what: str) -> DDPJobError:
-    unlisted, others = "; ".join(contents.unlisted[:3]), len(contents.others)
+    job, unlisted, others = contents.job, "; ".join(contents.unlisted[:3]), len(contents.others)
+    writers = "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step"
     return InvalidJobError(
-        f"the volume of {contents.job} holds {what}, in {contents.directory}",
-        f"not listed: {unlisted}"
-        if unlisted
-        else "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step",
-        f"ddpjob pull {contents.job} --all copies the other files ({others})"
-        if others
-        else f"ddpjob logs {contents.job}",
+        f"the volume of {job} holds {what}, in {contents.directory}",
+        f"not listed: {unlisted}" if unlisted else writers,
+        f"ddpjob pull {job} --all copies the other files ({others})" if others else f"ddpjob logs {job}",
     )
 
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from io import FileIO
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import NoReturn
 from ddpjob.api.objects import Json
 from ddpjob.client.volume.contents import (
     RECORD,
-    Choice,
     CutError,
     Pulled,
     PulledFile,
@@ -41,12 +40,13 @@ from ddpjob.errors import DamagedFileError, TransferError
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
 _ROUNDS = 5  # of listing and copying, before a training is faster than the copy
 _LONGEST_NAME = 240  # bytes that leave room for the suffix
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _GONE = (errno.ENOENT, errno.ESTALE)
 
 
-def pull(volume: Volume, to: Path, choice: Choice) -> Pulled:
-    """Copy what is wanted of the volume into ``to``.
+def pull(
+    volume: Volume, to: Path, *, steps: Collection[int] = (), metrics: bool = False, everything: bool = False
+) -> Pulled:
+    """Copy what is wanted of the volume into ``to``; for the arguments see ``Client.pull``.
 
     Raises:
         InvalidJobError: the volume holds nothing of the kind.
@@ -57,7 +57,7 @@ def pull(volume: Volume, to: Path, choice: Choice) -> Pulled:
     done: dict[str, PulledFile] = {}
     for _ in range(_ROUNDS):  # a training that goes on deletes checkpoints: list again what is there now
         contents, files = list_volume(volume)
-        wanted = wanted_files(contents, files, choice)
+        wanted = wanted_files(contents, files, steps, metrics=metrics, everything=everything)
         try:
             transfer = _Transfer(volume, _Directory(to), [one for one in wanted if one.file.path not in done])
             transfer.run()
@@ -66,14 +66,14 @@ def pull(volume: Volume, to: Path, choice: Choice) -> Pulled:
         done |= transfer.done
         if not transfer.gone:
             break
-    if transfer.gone and not choice.everything:
+    if transfer.gone and not everything:
         raise _gone(volume.job, transfer.gone[0])
     return Pulled(
         job=volume.job,
         namespace=volume.namespace,
         to=str(to.absolute()),
-        files=[*done.values()] if choice.everything else [done[one.file.path] for one in wanted],
-        complete=not choice.everything or not (contents.unlisted or transfer.gone),
+        files=[*done.values()] if everything else [done[one.file.path] for one in wanted],
+        complete=not everything or not (contents.unlisted or transfer.gone),
     )
 
 
@@ -282,14 +282,8 @@ def _unreadable(job: str, path: str, reason: str) -> TransferError:
 
 
 def _disk_error(error: OSError, to: Path) -> TransferError:
-    if error.errno in _FULL:
-        return TransferError(
-            f"the disk of {to} is full",
-            "what has arrived is kept",
-            "make room, then run the same command again: it continues",
-        )
     return TransferError(
-        f"cannot write {error.filename or to}: {error.strerror or error}",
-        "it belongs to another user, or a file or a symbolic link has the name of a directory",
-        "check it, or name another directory with --to",
+        f"cannot write {error.filename or to}: {error.strerror or error}; what has arrived is kept",
+        "the disk is full, it belongs to another user, or a file or a symbolic link has the name of a directory",
+        "make room, or name another directory with --to; then the same command continues",
     )
