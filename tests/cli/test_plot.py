@@ -12,7 +12,7 @@ import pytest
 from ddpjob import DDPJob
 from ddpjob.cli.main import main
 from ddpjob.client.connection import ApiConnection
-from ddpjob.client.volume import cluster as volume_cluster
+from ddpjob.client.volume import reader_pod
 from ddpjob.client.volume.contents import Volume
 from ddpjob.client.volume.reader import output_of_folder
 from tests.cli.program import Program, shell_job, with_volume
@@ -163,7 +163,7 @@ def test_metrics_of_a_cluster_are_read_through_the_pod_of_its_volume(
         output = partial(output_of_folder, str(tmp_path / "volume"))  # instead of a pod, which needs a kubelet
         return nullcontext(Volume(job.name, str(job.namespace), "claim", "/checkpoints", output))
 
-    monkeypatch.setattr(volume_cluster, "PodReader", reader)
+    monkeypatch.setattr(reader_pod, "PodReader", reader)
     monkeypatch.chdir(tmp_path)
     with ScriptedApi(tmp_path, lambda *_: None) as api:
         monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))

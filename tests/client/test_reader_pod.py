@@ -18,8 +18,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
 from ddpjob.client.connection import ApiConnection
-from ddpjob.client.volume.cluster import PodReader
-from ddpjob.client.volume.reader_pod import LABEL_READER_OF, hopeless, node_for, reader_pod
+from ddpjob.client.volume.reader_pod import LABEL_READER_OF, PodReader, hopeless, node_for, reader_pod
 from ddpjob.engine.desired import Job
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 from tests.builders import a_job

@@ -59,7 +59,7 @@ _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"
 _VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
-_MODULES = {"suspend": "change", "resume": "change", "restart": "change", "report": "plot"}
+_MODULES = {"checkpoints": "pull", "suspend": "change", "resume": "change", "restart": "change", "report": "plot"}
 """Modules that have another name than their command."""
 
 

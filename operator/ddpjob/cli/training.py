@@ -14,8 +14,8 @@ from ddpjob.api.text import attributed
 from ddpjob.api.time_spent import TimeSpent
 from ddpjob.api.times import parse_time
 from ddpjob.cli.place import is_of_this_machine
+from ddpjob.cli.pull import shown_transfer
 from ddpjob.cli.text import one_line
-from ddpjob.cli.transfer import shown_transfer
 from ddpjob.client.base import INTERRUPTED, Client, no_metrics
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, UnavailableError

@@ -131,7 +131,7 @@ class ClusterClient(Client):
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
     ) -> "AbstractContextManager[Volume]":
-        from ddpjob.client.volume.cluster import PodReader
+        from ddpjob.client.volume.reader_pod import PodReader
 
         return PodReader(self.connection, self._same(job), on_progress)
 
