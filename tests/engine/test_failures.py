@@ -140,7 +140,7 @@ def test_every_row_of_the_table_is_reached_by_a_case() -> None:
         view = pod_view(pod)
         facts = evidence_of_waiting(view) if view.waiting else evidence_of(view)
         seen.add(next(i for i, row in enumerate(TABLE) if row.matches(facts, context)))
-    seen.add(next(i for i, row in enumerate(TABLE) if row.matches(Evidence(0, "own"), Context())))
+    seen.add(next(i for i, row in enumerate(TABLE) if row.matches(Evidence(0), Context())))
     assert [row.when for i, row in enumerate(TABLE) if i not in seen] == []
 
 

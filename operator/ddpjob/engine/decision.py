@@ -240,7 +240,7 @@ def _failure(s: JobState) -> Decision | None:
         early = evidence_of_early_end(cause, s.succeeded_nodes, s.current)
         found = evidence_named_by(cause, s.current) or early or evidence_of(cause)
     else:  # a lost pod precedes one that only perhaps failed by itself
-        found = Evidence(lost[0], "own")
+        found = Evidence(lost[0])
     judgement = _judged(s, found)
     if creating and s.missing_nodes and (found.whose != "own" or found.report.code == RENDEZVOUS):
         # The API server does not accept its peers: this pod waited for them, and perhaps ended for no other reason.

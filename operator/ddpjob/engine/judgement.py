@@ -121,7 +121,7 @@ def _may_be_of_node(row: Judgement, evidence: Evidence, context: Context) -> boo
 
 def suspects_at_start(failure: Failure) -> bool:
     """Return whether the row of a failure suspects the Kubernetes node of a job that has never trained."""
-    reported = Evidence(0, "own", report=EndReport(code=failure.exit_code))
+    reported = Evidence(0, report=EndReport(code=failure.exit_code))
     rows = [row for row in TABLE if row.action == "FailAtStart" and row.node_suspected]
     return any(failure.reason == row.reason or row.matches(reported, Context()) for row in rows)
 
