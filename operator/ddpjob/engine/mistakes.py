@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job, overridden_fields
-from ddpjob.engine.injection import PROGRAM, PYTHON, WRAPPERS, launched, python_options
+from ddpjob.engine.injection import PROGRAM, PYTHON, launched, program_at, python_options
 
 LAUNCHERS = frozenset(
     {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
@@ -58,7 +58,7 @@ def launch_warning(job: Job) -> str | None:
     The entrypoint of an image, a shell script and a command that contains ``$(VAR)`` cannot be judged.
     """
     words = trainer_command(job)
-    if job.nproc_per_node == 1 or not words or any("$(" in word for word in words) or not _is_unlaunched(iter(words)):
+    if job.nproc_per_node == 1 or not words or any("$(" in word for word in words) or not _is_unlaunched(words):
         return None
     command = shorten(" ".join(words[:3]), _MAX_COMMAND)
     return (
@@ -89,17 +89,14 @@ def trainer_command(job: Job) -> list[str]:
     return [*command, *(args or ())] if command else []
 
 
-def _is_unlaunched(words: Iterator[str]) -> bool:
-    """Return whether the first program of a command is neither a launcher nor something that cannot be judged."""
-    for word in words:
-        program = PurePosixPath(word).name
-        if program in LAUNCHERS or program in SHELLS or program.endswith(".sh"):
-            return False
-        if PYTHON.fullmatch(program):
-            return _is_plain_python([*words])
-        if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
-            return True
-    return False
+def _is_unlaunched(words: Sequence[str]) -> bool:
+    """Return whether the program of a command is neither a launcher nor something that cannot be judged."""
+    if (place := program_at(words)) is None:
+        return False
+    programs = [PurePosixPath(word).name for word in words[: place + 1]]
+    if any(program in LAUNCHERS | SHELLS or program.endswith(".sh") for program in programs):
+        return False
+    return not PYTHON.fullmatch(programs[-1]) or _is_plain_python(words[place + 1 :])
 
 
 def _is_plain_python(words: Sequence[str]) -> bool:
