@@ -4,7 +4,7 @@
 has passed is not restarted. A rule returns None if it does not apply.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api import names
@@ -65,9 +65,7 @@ class Decision:
     gives_back: the attempt is closed because not all its pods have Kubernetes nodes (``scheduling.guard``).
     until: when the next attempt starts after "close", or until when a "settle" waits; None if that depends on the user.
     drain_until: until when the next attempt probably waits for the pods of this one (``JobState.stopping``).
-    restarted_at: the spec.restartedAt that the decision carries out.
     size: of the next attempt, if it differs (``elastic``).
-    forgets_nodes: the nodes in ``status.avoidNodes`` are used again.
     is_free: after a planned loss: the restart counts towards no limit.
     """
 
@@ -79,9 +77,7 @@ class Decision:
     gives_back: bool = False
     until: str | None = None
     drain_until: str | None = None
-    restarted_at: str | None = None
     size: Size | None = None
-    forgets_nodes: bool = False
     is_free: bool = False
 
     @property
@@ -158,7 +154,7 @@ def _restart_request(s: JobState) -> Decision | None:
     if s.spec_changed:  # no attempt could follow
         return None
     text = f"spec.restartedAt is {asked}: attempt {s.attempt.number} saves a checkpoint and ends"
-    return Decision("close", RESTART_REQUESTED, text, drain_until=s.drain_until, restarted_at=asked)
+    return Decision("close", RESTART_REQUESTED, text, drain_until=s.drain_until)
 
 
 def _attempt_deadline(s: JobState) -> Decision | None:
@@ -166,22 +162,12 @@ def _attempt_deadline(s: JobState) -> Decision | None:
     if passed is None or s.attempt.is_closed:
         return None
     if passed.ends == "abandons":
-        return replace(_abandon(s, passed.reason, passed.message), forgets_nodes=True)
+        return _abandon(s, passed.reason, passed.message)
     if passed.refused is not None:
         return _react(s, _judged(s, evidence_of_waiting(passed.refused)))
     stall = s.answer.stall if s.answer is not None else None
     judgement = judge_deadline(passed.reason, passed.message, s.logs_command(), stall)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
-
-
-def _first_attempt(s: JobState) -> Decision | None:
-    if s.attempt.number or s.number_of_next > 1:  # pods without a status are of an unknown attempt
-        return None
-    if s.spec_changed:
-        return _held(s)
-    if s.stopping or scheduling.wait(s) is not None:
-        return CONTINUE
-    return Decision("start", "Started", f"attempt {s.number_of_next} starts")
 
 
 def _unknown_attempt(s: JobState) -> Decision | None:
@@ -200,7 +186,8 @@ def _unknown_attempt(s: JobState) -> Decision | None:
 
 
 def _next_attempt(s: JobState) -> Decision | None:
-    if not s.attempt.is_closed:
+    number = s.number_of_next
+    if not s.attempt.is_closed or number > 1 > s.attempt.number:  # pods without a status are of an unknown attempt
         return None
     if s.spec_changed:
         return _held(s)
@@ -208,7 +195,8 @@ def _next_attempt(s: JobState) -> Decision | None:
         return CONTINUE
     if s.stopping or scheduling.wait(s) is not None:
         return CONTINUE
-    number = s.number_of_next
+    if not s.attempt.number:
+        return Decision("start", "Started", f"attempt {number} starts")
     if s.suspended:
         return Decision("start", "Resumed", f"resumed after suspension: attempt {number} starts")
     refusals = 0 if s.spec_edited else s.attempt.refusals or 0
@@ -483,9 +471,8 @@ _RULES = (
     _suspension,
     _eviction_between_attempts,
     _job_deadline,
-    _first_attempt,
-    _unknown_attempt,
     _next_attempt,
+    _unknown_attempt,
     _completion,
     _failure,
     _resize,

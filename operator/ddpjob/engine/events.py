@@ -6,7 +6,7 @@ from typing import Literal
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
-from ddpjob.engine.decision import RESIZED, Decision
+from ddpjob.engine.decision import RESIZED, RESTART_REQUESTED, Decision
 from ddpjob.engine.mistakes import mistakes
 from ddpjob.engine.obstacles import (
     CONTAINER_CREATING,
@@ -23,7 +23,7 @@ from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
 RESTARTED_IN_PLACE = "RestartedInPlace"
-_SIZES = frozenset({RESIZED, NODES_AVAILABLE, NODES_UNAVAILABLE})
+_AS_ASKED = frozenset({RESIZED, RESTART_REQUESTED, NODES_AVAILABLE, NODES_UNAVAILABLE})
 _PROBLEMS = frozenset(
     {NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_STALLED, QUEUE_UNAVAILABLE, SHARED}
 )  # of a job all of whose nodes run
@@ -44,7 +44,7 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
             yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
-        case "close" if decision.restarted_at is not None or decision.reason in _SIZES:
+        case "close" if decision.reason in _AS_ASKED:
             yield Note("Normal", decision.reason, decision.message)
         case "close" if not s.attempt.refusals and decision.reason != "NameConflict":
             yield Note("Warning", decision.reason, shorten(decision.message, MAX_NOTE))
