@@ -4,15 +4,11 @@ That of a ``checkpoint.claimTemplate`` outlives the job, so a job that is create
 claim of that name that another program or user made is not used.
 """
 
-from collections.abc import Sequence
-
 from ddpjob.api import names
-from ddpjob.api.objects import Json, event_time
-from ddpjob.api.text import clean, shorten
+from ddpjob.api.objects import Json
 from ddpjob.engine.actions import Note
 
 ADOPTED = "ClaimAdopted"
-_MAX_TEXT = 500
 
 
 def claim_of_checkpoints(job: Json) -> str:
@@ -28,25 +24,6 @@ def claim_in_use(job: Json) -> str:
     """Return claim and directory of the checkpoints of a stored job, as ``PodView.claim``; empty without any."""
     claim = claim_of_checkpoints(job)
     return names.claim_place(claim, job["spec"]["checkpoint"].get("subPath")) if claim else ""
-
-
-def unbound_claim(name: str, claim: Json | None, events: Sequence[Json]) -> str:
-    """Return why a claim is not bound; empty if it is.
-
-    Args:
-        claim: None if it does not exist.
-        events: of the claim. The newest says why, for example that its storage class does not exist, that nothing
-            provisions it, or that it waits for its first pod.
-    """
-    if claim is None:
-        return f"claim {name} does not exist"
-    phase = (claim.get("status") or {}).get("phase", "Pending")
-    if phase == "Bound":
-        return ""
-    if not events:
-        return f"claim {name} is {phase}"
-    last = max(events, key=event_time)
-    return shorten(clean(f"claim {name} is {phase}: {last.get('reason')}: {last.get('message')}"), _MAX_TEXT)
 
 
 def is_claim_of(claim: Json, job: str) -> bool:

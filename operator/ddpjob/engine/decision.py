@@ -11,6 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.exit_codes import RENDEZVOUS
 from ddpjob.api.status import RUNNING, Failure, Size
 from ddpjob.api.times import parse_time, seconds_since, timestamp
+from ddpjob.engine import budget
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
 from ddpjob.engine.attempt import (
     EVICTED,
@@ -22,20 +23,12 @@ from ddpjob.engine.attempt import (
     waits,
     whole_second_after,
 )
-from ddpjob.engine.budget import (
-    counted_restarts,
-    exceeded_limit,
-    max_restarts,
-    reasons_since_progress,
-    seconds_to_next,
-)
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
     Evidence,
     evidence_named_by,
     evidence_of,
     evidence_of_early_end,
-    evidence_of_waiting,
     failed_pods,
     may_have_waited,
     obeyed_sigterm,
@@ -164,7 +157,7 @@ def _attempt_deadline(s: JobState) -> Decision | None:
     if passed.ends == "abandons":
         return _abandon(s, passed.reason, passed.message)
     if passed.refused is not None:
-        return _react(s, _judged(s, evidence_of_waiting(passed.refused)))
+        return _react(s, _judged(s, evidence_of(passed.refused)))
     stall = s.answer.stall if s.answer is not None else None
     judgement = judge_deadline(passed.reason, passed.message, s.logs_command(), stall)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
@@ -277,7 +270,7 @@ def _settling_until(s: JobState, found: Evidence) -> str | None:
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
     context = Context(
         earlier=s.earlier_failures,
-        repeated=reasons_since_progress(s),
+        repeated=budget.reasons_since_progress(s),
         has_trained=s.has_trained,
         is_proved=s.is_proved,
         starts_elsewhere=any(start_contradicts(pod, evidence) for pod in s.current.values()),
@@ -296,7 +289,7 @@ def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
     """
     if s.all_stopped or s.settings.is_local or judgement.action == "Fail" or not judgement.provisional:
         return None
-    if exceeded_limit(s, judgement) is None:
+    if budget.exhausted(s, judgement) is None:
         return None
     ending = s.attempt.ending
     since = ending.since if ending else timestamp(s.now)
@@ -320,7 +313,7 @@ def _unconfirmed(s: JobState) -> Decision | None:
 def _react(s: JobState, judgement: Judgement) -> Decision:
     """Return the reaction to a failure: a restart as far as the judgement and the budget allow it."""
     number, is_free = s.attempt.number, judgement.is_free
-    exceeded = exceeded_limit(s, judgement)
+    exceeded = budget.exhausted(s, judgement)
     fails = judgement.action == "Fail" or exceeded is not None
     record = failure_record(
         number,
@@ -333,28 +326,18 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     if judgement.action == "Fail":
         return Decision("fail", record.reason, f"attempt {number} failed: {failure_text(record)}", record)
     if exceeded is not None:
-        return _exhausted(s, exceeded, record, max_restarts(s, judgement))
+        reason, why = exceeded
+        return Decision("fail", reason, f"attempt {number} failed and {why}: {failure_text(record)}", record)
     follows = "a restart follows that does not count"
     if judgement.counted:
-        follows = f"restart {counted_restarts(s) + 1} of {max_restarts(s, judgement)} follows"
+        follows = f"restart {budget.counted_restarts(s) + 1} of {budget.max_restarts(s, judgement)} follows"
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
     drain_until = s.drain_until if judgement.planned or s.may_overwrite else None
-    delay = seconds_to_next(s, is_free=is_free)
+    delay = budget.seconds_to_next(s, is_free=is_free)
     if not (s.spec_changed or delay or drain_until) and scheduling.wait(s) is None:
         return Decision("restart", record.reason, message, record, is_free=is_free)
     until = whole_second_after(s.now, delay) if delay else None
     return Decision("close", record.reason, message, record, until=until, drain_until=drain_until, is_free=is_free)
-
-
-def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure, most: int) -> Decision:
-    text = f"attempt {s.attempt.number} failed and"
-    if limit == "total":
-        total = s.job.spec.restart_policy.max_total_restarts
-        message = f"{text} all {total} restarts (maxTotalRestarts) are used: {failure_text(record)}"
-        return Decision("fail", "MaxTotalRestartsExceeded", message, record)
-    used = f"all {most} restarts are used" if most else "maxRestarts allows no restart"
-    message = f"{text} {used}: {failure_text(record)}"
-    return Decision("fail", "MaxRestartsExceeded" if most else record.reason, message, record)
 
 
 def _eviction(s: JobState) -> Decision | None:

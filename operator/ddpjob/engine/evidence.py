@@ -277,7 +277,9 @@ def obeyed_sigterm(pod: PodView) -> bool:
 
 
 def evidence_of(pod: PodView) -> Evidence:
-    """Return the facts of a failed pod."""
+    """Return the facts of a pod that failed, or whose container cannot start."""
+    if pod.waiting and pod.state == "pending" and not pod.deleting:
+        return Evidence(pod.node_rank, pod, reason=pod.waiting[0], message=pod.waiting_text)
     return Evidence(pod.node_rank, pod, pod.report or _NO_REPORT, pod.exit_code, pod.reason, pod.message)
 
 
@@ -309,12 +311,6 @@ def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping
     if pod is not None:  # what happened to it or its Kubernetes node later is not the cause
         pod = replace(pod, evicted=False, disruption="", unready_since=None, reason="")
     return Evidence(first, pod, report, exit_code=0)
-
-
-def evidence_of_waiting(pod: PodView) -> Evidence:
-    """Return the facts of a pod whose container cannot start."""
-    reason = pod.waiting[0] if pod.waiting else ""
-    return Evidence(pod.node_rank, pod, reason=reason, message=pod.waiting_text)
 
 
 def is_refused(pod: PodView) -> bool:

@@ -199,12 +199,6 @@ def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
     return reason, f"{e.where} ended with exit code {e.exit_code}{_kubelet_message(e)}"
 
 
-def place_first(failure: Failure) -> str:
-    """Return the message of a failure with the place in the user's code before the pod."""
-    who, is_found, what = failure.message.partition(f", {failure.where}: ")
-    return f"{failure.where}: {what} ({who})" if is_found else failure.message
-
-
 def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:
     exception = e.report.exception or e.report.kind or "Error"
     place = _place(rank=e.report.rank, step=e.report.step, where=e.report.where)
