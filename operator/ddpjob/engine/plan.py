@@ -15,16 +15,17 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import STOP_SECONDS, PodView
 from ddpjob.api.spec import explain
-from ddpjob.api.status import DDPJobStatus, recorded_status
+from ddpjob.api.status import Condition, DDPJobStatus, recorded_status
+from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import obstacles
-from ddpjob.engine.actions import LOOKUP_SECONDS, Change, Create, Delete, EngineSettings, Note, Plan
+from ddpjob.engine.actions import LOOKUP_SECONDS, REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_probes
-from ddpjob.engine.events import notes
+from ddpjob.engine.events import MAX_NOTE, notes
 from ddpjob.engine.merge import template_faults
 from ddpjob.engine.network import desired_policy, desired_service, policy_change, service_change
 from ddpjob.engine.observed import Observed
@@ -250,6 +251,7 @@ def _plan_finished(s: JobState) -> Plan:
     changes = tuple(end for end in ends if isinstance(end, Change))
     built = finished(s.before.conditions or (), s.observed.problems, s.now) or None
     status = _changed(s.before, s.before.changed(observed_generation=s.job.generation, conditions=built))
+    events = tuple(_refusals(s.before, built or ())) if status is not None else ()
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
     left = None
@@ -258,7 +260,14 @@ def _plan_finished(s: JobState) -> Plan:
     if left is not None and left <= 0:
         return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
     after = _earlier(left, kueue.look_again(s))
-    return Plan(status=status, deletes=deletes, changes=changes, requeue_after=after)
+    return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
+
+
+def _refusals(before: DDPJobStatus, built: Sequence[Condition]) -> Iterable[Note]:
+    known = {condition.type: condition.reason for condition in before.conditions or ()}
+    for condition in built:
+        if condition.reason in REFUSALS_TO_SHOW and known.get(condition.type) != condition.reason:
+            yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
 
 
 def _refuse(body: Json, before: DDPJobStatus, lines: list[str], now: datetime) -> Plan:
