@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.client.connection import Connection
+from ddpjob.client.connection import ApiConnection
 from ddpjob.client.volume.contents import Choice, CutError, Volume
 from ddpjob.client.volume.pod_exec import output_of
 from ddpjob.client.volume.reader_pod import command
@@ -25,7 +25,7 @@ class ExecReader:
     def __init__(self, server: ExecServer, folder: Path) -> None:
         file = folder / "kubeconfig"
         file.write_text(json.dumps(server.kubeconfig))
-        self._connection = Connection(None, file, 20)
+        self._connection = ApiConnection(None, file, 20)
 
     def output(self, name: str, *arguments: str) -> Generator[bytes, None, None]:
         return output_of(self._connection, "team", "pod-1", "trainer", command(name, "/checkpoints", *arguments))

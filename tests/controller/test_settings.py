@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.controller.settings import ENV_PREFIX, Settings, SettingsError, parse
+from ddpjob_operator.controller.settings import ENV_PREFIX, ControllerSettings, SettingsError, parse
 
 
-def settings(**given: str) -> Settings:
+def settings(**given: str) -> ControllerSettings:
     return parse({ENV_PREFIX + name.upper(): text for name, text in given.items()})
 
 
 def test_settings_without_variables_are_the_defaults() -> None:
-    assert settings() == Settings()
+    assert settings() == ControllerSettings()
 
 
 def test_every_setting_can_be_given() -> None:
@@ -32,7 +32,7 @@ def test_every_setting_can_be_given() -> None:
         "launcher_image": ("reg.example:5000/t:1", "reg.example:5000/t:1"),
         "launcher_pull_policy": ("always", "Always"),
     }
-    expected = Settings(**{name: value for name, (_, value) in wanted.items()})
+    expected = ControllerSettings(**{name: value for name, (_, value) in wanted.items()})
     assert settings(**{name: text for name, (text, _) in wanted.items()}) == expected
 
 

@@ -11,7 +11,7 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.rank_table import MOST_RANKS, RankTable, _Pace
+from ddprun.launcher.rank_table import MOST_RANKS, NodeRanks, _Pace
 from ddprun.reporting.http_port import ProgressPort
 from tests.processes import free_port
 
@@ -21,10 +21,10 @@ ROW = {
 }  # fmt: skip
 
 
-def a_table(nodes: int) -> tuple[RankTable, Peers]:
+def a_table(nodes: int) -> tuple[NodeRanks, Peers]:
     ranks = Ranks(nnodes=nodes, nproc_per_node=8, world_size=8 * nodes)
     peers = Peers(ranks, None)
-    return RankTable(ranks, peers), peers
+    return NodeRanks(ranks, peers), peers
 
 
 def test_rows_of_other_nodes_grow_older() -> None:

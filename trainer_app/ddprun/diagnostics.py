@@ -71,7 +71,7 @@ class Diagnostics:
         return SharedText(memoryview(mmap.mmap(self.progress, shared_text.SIZE)))
 
     def last_progress(self) -> str:
-        """Return the newest progress report as ``Progress`` wrote it; empty for none."""
+        """Return the newest progress report as ``ProgressRecord`` wrote it; empty for none."""
         return shared_text.read(os.pread(self.progress, shared_text.SIZE, 0))
 
     def dumps(self) -> tuple[str, str]:

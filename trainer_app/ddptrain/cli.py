@@ -28,7 +28,7 @@ from ddprun.signals import StopFlag
 from ddptrain import __version__
 from ddptrain.config import SETTINGS, Config, resolve
 from ddptrain.lesson import lesson_names, run_lesson
-from ddptrain.program import Trainer
+from ddptrain.program import TrainerProgram
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 Handler = Callable[[argparse.Namespace], int]
@@ -136,7 +136,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
     start, log_dir, restarts = (given.get(name) for name in ("start", "log_dir", "max_restarts"))
-    options = LaunchOptions(Trainer(config), start or "auto", log_dir or "", restarts or 0)
+    options = LaunchOptions(TrainerProgram(config), start or "auto", log_dir or "", restarts or 0)
     report = launch(config, ranks, stop, options)
     finish_output(stopped=report.get("outcome") == "stopped")
     return int(report["code"])

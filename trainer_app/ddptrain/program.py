@@ -9,7 +9,7 @@ from ddptrain.config import Config
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainerProgram:
     """The program whose ranks run ``worker``."""
 
     config: Config

@@ -28,7 +28,7 @@ from ddprun.heartbeat import Heartbeat
 from ddprun.program import RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.reporting.termination import Report
 from ddprun.resources import keep_freed_memory, threads_per_rank
 from ddprun.self_watchdog import SelfWatchdog
@@ -60,7 +60,7 @@ class Worker:
         self.console = Console(self.ranks.rank)
         shared = self.diagnostics.progress_text() if self.diagnostics else None
         own = {"fenced": True, "accuracy": None, "data": self.config.data}
-        self._progress = Progress(self.ranks.world_size, shared, own=own)
+        self._progress = ProgressRecord(self.ranks.world_size, shared, own=own)
         memory = self.diagnostics.memory() if self.diagnostics else None
         self._fault = fault_injection.planned(self.config, self.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(memory, self._fault)

@@ -25,7 +25,7 @@ from ddpjob.engine.attempt import (
 )
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
-    Evidence,
+    PodEvidence,
     evidence_named_by,
     evidence_of,
     evidence_of_early_end,
@@ -221,7 +221,7 @@ def _failure(s: JobState) -> Decision | None:
         early = evidence_of_early_end(cause, s.succeeded_nodes, s.current)
         found = evidence_named_by(cause, s.current) or early or evidence_of(cause)
     else:  # a lost pod precedes one that only perhaps failed by itself
-        found = Evidence(lost[0])
+        found = PodEvidence(lost[0])
     judgement = _judged(s, found)
     if creating and s.missing_nodes and (found.whose != "own" or found.report.code == RENDEZVOUS):
         # The API server does not accept its peers: this pod waited for them, and perhaps ended for no other reason.
@@ -239,7 +239,7 @@ def _failure(s: JobState) -> Decision | None:
     return CONTINUE if is_open else _conclude(s, found, judgement)
 
 
-def _conclude(s: JobState, found: Evidence, judgement: Judgement) -> Decision:
+def _conclude(s: JobState, found: PodEvidence, judgement: Judgement) -> Decision:
     """End the attempt after a failure whose cause is known. It is no failure to wait for pods that were not placed."""
     if judgement.action != "Fail" and may_have_waited(found):
         within = s.job.spec.rendezvous.timeout_seconds if found.report.code == RENDEZVOUS else 0
@@ -251,7 +251,7 @@ def _conclude(s: JobState, found: Evidence, judgement: Judgement) -> Decision:
     return _wait_for_node(s, judgement) or _react(s, judgement)
 
 
-def _settling_until(s: JobState, found: Evidence) -> str | None:
+def _settling_until(s: JobState, found: PodEvidence) -> str | None:
     """Return until when to wait for the cause; None if the recorded wait is long enough.
 
     It is longer while the pod that failed first may still end, and its log with it: alone, or as a peer names it. So it
@@ -267,7 +267,7 @@ def _settling_until(s: JobState, found: Evidence) -> str | None:
     return until if is_late and is_longer and seconds_since(until, s.now) < 0 else None
 
 
-def _judged(s: JobState, evidence: Evidence) -> Judgement:
+def _judged(s: JobState, evidence: PodEvidence) -> Judgement:
     context = Context(
         earlier=s.earlier_failures,
         repeated=budget.reasons_since_progress(s),

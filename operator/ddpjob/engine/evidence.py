@@ -71,7 +71,7 @@ _SHUTDOWN = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PodEvidence:
     """What is known about the failure of one node.
 
     pod: None if it no longer exists.
@@ -207,7 +207,7 @@ def whose_failure(pod: PodView) -> Whose:
     return evidence_of(pod).whose
 
 
-def start_contradicts(other: PodView, evidence: Evidence) -> bool:
+def start_contradicts(other: PodView, evidence: PodEvidence) -> bool:
     """Return whether another pod of the attempt started, and the Kubernetes node of this one could not start it.
 
     A shell that does not find the command runs for some time, so another shell that runs contradicts nothing yet.
@@ -219,7 +219,7 @@ def start_contradicts(other: PodView, evidence: Evidence) -> bool:
     return other.ended and not evidence_of(other).not_started and _is_elsewhere(other, evidence)
 
 
-def shows_the_same(other: PodView, evidence: Evidence) -> bool:
+def shows_the_same(other: PodView, evidence: PodEvidence) -> bool:
     """Return whether a pod on another Kubernetes node shows that the spec, and not the node, is the cause."""
     if evidence.exit_code is None:
         is_same = is_refused(other) and other.waiting is not None and other.waiting[0] == evidence.reason
@@ -230,7 +230,7 @@ def shows_the_same(other: PodView, evidence: Evidence) -> bool:
     return is_same and _is_elsewhere(other, evidence)
 
 
-def _is_elsewhere(other: PodView, evidence: Evidence) -> bool:
+def _is_elsewhere(other: PodView, evidence: PodEvidence) -> bool:
     here = evidence.pod.node_name if evidence.pod else None
     return None not in (here, other.node_name) and other.node_name != here
 
@@ -276,14 +276,14 @@ def obeyed_sigterm(pod: PodView) -> bool:
     return is_told and not (pod.deleted or pod.evicted)
 
 
-def evidence_of(pod: PodView) -> Evidence:
+def evidence_of(pod: PodView) -> PodEvidence:
     """Return the facts of a pod that failed, or whose container cannot start."""
     if pod.waiting and pod.state == "pending" and not pod.deleting:
-        return Evidence(pod.node_rank, pod, reason=pod.waiting[0], message=pod.waiting_text)
-    return Evidence(pod.node_rank, pod, pod.report or _NO_REPORT, pod.exit_code, pod.reason, pod.message)
+        return PodEvidence(pod.node_rank, pod, reason=pod.waiting[0], message=pod.waiting_text)
+    return PodEvidence(pod.node_rank, pod, pod.report or _NO_REPORT, pod.exit_code, pod.reason, pod.message)
 
 
-def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | None:
+def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> PodEvidence | None:
     """Return the facts that a pod which lost a peer reports about the pod that failed first; None if it names none.
 
     pods: those of the attempt by node_rank. What a pod that has ended shows itself is not replaced.
@@ -297,7 +297,7 @@ def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | 
     return replace(evidence_of(named), report=replace(root, cause="own"), exit_code=root.code)
 
 
-def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> Evidence | None:
+def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> PodEvidence | None:
     """Return the facts of the node that first ended with exit code 0, if a node lost a peer and none failed by itself.
 
     peer: the root cause. pods: those of the attempt by node_rank; a pod that no longer exists ended first.
@@ -310,7 +310,7 @@ def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping
     pod = pods.get(first)
     if pod is not None:  # what happened to it or its Kubernetes node later is not the cause
         pod = replace(pod, evicted=False, disruption="", unready_since=None, reason="")
-    return Evidence(first, pod, report, exit_code=0)
+    return PodEvidence(first, pod, report, exit_code=0)
 
 
 def is_refused(pod: PodView) -> bool:
@@ -324,7 +324,7 @@ def is_refused(pod: PodView) -> bool:
     return reason in REFUSALS and not message.startswith(FAILED_TO_SYNC)
 
 
-def may_have_waited(evidence: Evidence) -> bool:
+def may_have_waited(evidence: PodEvidence) -> bool:
     """Return whether a failure before all pods ran may only show that the peers did not come.
 
     Without a report, a program that ended in the first minute probably did not get as far as its rendezvous.

@@ -28,7 +28,7 @@ from ddpjob.engine.evidence import (
     INVALID_IMAGE,
     OOM_KILLED,
     START_SECONDS,
-    Evidence,
+    PodEvidence,
 )
 from ddpjob.engine.raised import DEVICE_FAILED, has_failed_device, is_of_program, text_of
 
@@ -91,7 +91,7 @@ class Judgement:
 
     reason: str
     when: str = ""
-    matches: Callable[[Evidence, Context], bool] = lambda evidence, context: False
+    matches: Callable[[PodEvidence, Context], bool] = lambda evidence, context: False
     action: Action = "Restart"
     counted: bool = True
     planned: bool = False
@@ -103,7 +103,7 @@ class Judgement:
     local: str = ""
     texts: Sequence[Row] = ()
     message: str = ""
-    evidence: Evidence | None = None
+    evidence: PodEvidence | None = None
     stall: Stall | None = None
 
     @property
@@ -117,12 +117,12 @@ class Judgement:
         return self.planned and not self.counted
 
 
-def _reports(code: int) -> Callable[[Evidence, Context], bool]:
+def _reports(code: int) -> Callable[[PodEvidence, Context], bool]:
     """Match an exit code in a report. In a container's status it means nothing: other programs use it otherwise."""
     return lambda e, _: e.report.code == code
 
 
-def _repeats(e: Evidence, context: Context) -> bool:
+def _repeats(e: PodEvidence, context: Context) -> bool:
     """Whether the program failed at the same place in the attempt before.
 
     Of a program that is proved, also at the same step. The last report of a program that reports each 100th step says
@@ -136,7 +136,7 @@ def _repeats(e: Evidence, context: Context) -> bool:
     return not context.is_proved or (e.report.exact and bool(e.report.step) and e.report.step == before.step)
 
 
-def _is_deterministic(e: Evidence, context: Context) -> bool:
+def _is_deterministic(e: PodEvidence, context: Context) -> bool:
     if not _repeats(e, context):
         return False
     nodes = {e.pod.node_name if e.pod else None, context.earlier[-1].node_name}

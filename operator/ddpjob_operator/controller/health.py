@@ -25,7 +25,7 @@ Verdict = tuple[bool, str]
 """Whether the check passes, and one line with the reason if not."""
 
 
-class Heartbeat:
+class LoopHeartbeat:
     """Heartbeat of the event loop. The loop writes it, the health thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -27,14 +27,14 @@ from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller import logs, watch_status
 from ddpjob_operator.controller.cache import WATCHED
-from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
+from ddpjob_operator.controller.health import HealthServer, LoopHeartbeat, Verdict
 from ddpjob_operator.controller.job_watch import JobWatch
 from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
 from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.object_watch import ObjectWatch
 from ddpjob_operator.controller.reconcile import Controller
-from ddpjob_operator.controller.settings import VARIABLES, Settings, SettingsError, parse
+from ddpjob_operator.controller.settings import VARIABLES, ControllerSettings, SettingsError, parse
 from ddpjob_operator.controller.sweep import OPTIONAL
 from ddpjob_operator.controller.watch_status import Report, WatchStatus
 
@@ -55,7 +55,7 @@ Watch = ObjectWatch | JobWatch
 class Operator:
     """A controller with its connection, watches and health server; ``run`` returns after a stop signal."""
 
-    def __init__(self, settings: Settings, connection: Connection) -> None:
+    def __init__(self, settings: ControllerSettings, connection: Connection) -> None:
         self._settings = settings
         self._connection = connection
         self._stop = asyncio.Event()
@@ -79,7 +79,7 @@ class Operator:
             now=self.cluster.clock.now,
         )
         self._watches: dict[str | None, list[Watch]] = {}
-        self._heartbeat = Heartbeat()
+        self._heartbeat = LoopHeartbeat()
         # Requests for jobs may use all connections for seconds; the Lease must be renewed meanwhile.
         self._lease_cluster = KubernetesCluster(connection, max_connections=1, observer=metrics.observe_request)
         self._leadership = None
@@ -228,7 +228,7 @@ class Operator:
         )
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: ControllerSettings) -> None:
     """Connect and run. Raises ``ConfigurationError`` if there is no cluster to connect to."""
     connection = await Connection.open()
     await Operator(settings, connection).run()

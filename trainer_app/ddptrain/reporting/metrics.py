@@ -10,7 +10,7 @@ from ddprun.errors import VolumeError, volume_errors
 from ddprun.files import BackgroundWrite
 from ddprun.reporting.console import Console
 from ddprun.reporting.metrics import FOLDER, RowsFile
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 
 _FLUSH_INTERVAL = 1.0  # seconds between writes of buffered rows, for readers that follow the file
 _SPEED_SMOOTHING = 0.9  # weight of the past in the moving average of the speed
@@ -25,7 +25,7 @@ class MetricsLogger:
     refusal is printed, and the progress report shows it as ``checkpointProblem``.
     """
 
-    def __init__(self, progress: Progress, console: Console, *, epochs: int, steps_per_epoch: int) -> None:
+    def __init__(self, progress: ProgressRecord, console: Console, *, epochs: int, steps_per_epoch: int) -> None:
         self._progress, self._console = progress, console
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._file: RowsFile | None = None

@@ -10,7 +10,7 @@ from torch import nn
 from ddprun.distributed.process_group import Group
 from ddprun.errors import Stopped
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
@@ -41,7 +41,7 @@ def train(
     group: Group,
     *,
     bf16: bool,
-    progress: Progress,
+    progress: ProgressRecord,
     console: Console,
     stop: StopFlag,
 ) -> Result:

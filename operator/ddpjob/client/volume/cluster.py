@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
-from ddpjob.client.connection import Connection, is_absent, path_of
+from ddpjob.client.connection import ApiConnection, is_absent, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.client.volume import reader_pod
 from ddpjob.client.volume.contents import CutError, OnProgress, PullProgress, Volume, ignore, no_volume
@@ -31,7 +31,7 @@ class PodReader:
         InvalidJobError: the job has no volume.
     """
 
-    def __init__(self, connection: Connection, job: DDPJob, on_progress: OnProgress | None) -> None:
+    def __init__(self, connection: ApiConnection, job: DDPJob, on_progress: OnProgress | None) -> None:
         try:
             self._job = Job.of(job.manifest)
         except ValidationError as error:

@@ -14,7 +14,7 @@ from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketExc
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.connection import Connection, path_of
+from ddpjob.client.connection import ApiConnection, path_of
 from ddpjob.client.volume.contents import CutError
 from ddpjob.errors import NotAllowedError, UnavailableError
 
@@ -27,7 +27,7 @@ _STDERR_BYTES = 4000
 
 
 def output_of(
-    connection: Connection, namespace: str, pod: str, container: str, command: list[str]
+    connection: ApiConnection, namespace: str, pod: str, container: str, command: list[str]
 ) -> Generator[bytes, None, None]:
     """Yield the standard output of a program in a pod.
 
@@ -63,7 +63,7 @@ def _frames(socket: Any) -> Generator[tuple[int, bytes], None, None]:
         socket.shutdown()
 
 
-def _opened(connection: Connection, namespace: str, pod: str, container: str, command: list[str]) -> Any:
+def _opened(connection: ApiConnection, namespace: str, pod: str, container: str, command: list[str]) -> Any:
     configuration = connection.api.configuration
     query = [*(("command", word) for word in command), ("container", container), ("stdout", "true"), ("stderr", "true")]
     _, url, headers, *_ = connection.api.param_serialize(
@@ -101,7 +101,7 @@ def _tls(configuration: Any) -> Json:
     return options | {key: value for key, value in given.items() if value}
 
 
-def _refused(connection: Connection, error: WebSocketBadStatusException, pod: str) -> Exception:
+def _refused(connection: ApiConnection, error: WebSocketBadStatusException, pod: str) -> Exception:
     body = error.resp_body or b""
     try:
         answer = json.loads(body)
