@@ -198,4 +198,3 @@ async def test_operator_has_the_time_of_its_api_server(
     assert abs((operator.controller.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
     await operator.controller.poller.close()
     await operator.cluster.close()
-    await connection.close()

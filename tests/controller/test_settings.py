@@ -54,7 +54,7 @@ def test_default_launcher_image_is_never_pulled() -> None:
         ("namespaces", "team-*", "patterns are not supported"),
         ("namespaces", "A", "is not a valid namespace name"),
         ("lease", "operator", "must be NAMESPACE/NAME"),
-        ("read_logs", "yes", "must be true or false"),
+        ("read_logs", "yes", "must be one of true, false"),
         ("lease", "a/b/c", "must be NAMESPACE/NAME"),
         ("pod_namespace", "a.b", "must be the name of a namespace"),
         ("pod_labels", "a", "must be KEY=VALUE"),

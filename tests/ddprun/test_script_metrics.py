@@ -241,6 +241,6 @@ def test_last_rows_are_written_when_the_process_ends(tmp_path: Path) -> None:
 
 
 def test_file_of_another_attempt_is_never_taken(tmp_path: Path) -> None:
-    RowsFile(tmp_path, 1, exclusive=True)
+    RowsFile(tmp_path, 1)
     with pytest.raises(FileExistsError):
-        RowsFile(tmp_path, 1, exclusive=True)
+        RowsFile(tmp_path, 1)

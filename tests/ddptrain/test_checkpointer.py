@@ -20,8 +20,8 @@ from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
-from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, fault_of, numerics_changes
+from ddptrain.training.metrics import MetricsLogger
 from tests.ddptrain.builders import place
 from tests.ddptrain.volume import LoggedVolume, crashes, put
 from tests.metrics import effective_rows

@@ -244,7 +244,7 @@ def _conclude(s: JobState, found: PodEvidence, judgement: Judgement) -> Decision
     if judgement.action != "Fail" and may_have_waited(found):
         within = s.job.spec.rendezvous.timeout_seconds if found.report.code == RENDEZVOUS else 0
         if peers := guard.unplaced_peers(s, within):
-            if (size := elastic.shrunk_after(s)) is not None:
+            if (size := elastic.shrunk(s, gave_up=True)) is not None:
                 return _smaller(s, size)
             what = f"{found.where} ended while {len(peers)} of {s.job.nodes} pods waited for Kubernetes nodes"
             return _give_back(s, guard.PEERS_NOT_PLACED, f"{what}, or had just got them")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job, overridden_fields
-from ddpjob.engine.injection import PROGRAM, PYTHON, launched, program_at, python_options
+from ddpjob.engine.injection import PROGRAM, PYTHON, WRAPPERS, launched
 
 LAUNCHERS = frozenset(
     {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
@@ -90,22 +90,16 @@ def trainer_command(job: Job) -> list[str]:
 
 
 def _is_unlaunched(words: Sequence[str]) -> bool:
-    """Return whether the program of a command is neither a launcher nor something that cannot be judged."""
-    if (place := program_at(words)) is None:
-        return False
-    programs = [PurePosixPath(word).name for word in words[: place + 1]]
-    if any(program in LAUNCHERS | SHELLS or program.endswith(".sh") for program in programs):
-        return False
-    return not PYTHON.fullmatch(programs[-1]) or _is_plain_python(words[place + 1 :])
+    """Return whether a command has a program or script before its arguments, and none that may start several processes.
 
-
-def _is_plain_python(words: Sequence[str]) -> bool:
-    """Return whether Python runs a script or module that is no launcher; ``words``: what follows the interpreter."""
-    match words[python_options(words) :]:
-        case ["-m", *module]:
-            return not LAUNCHER_MODULES.issuperset(module[:1])
-        case [] | ["-c" | "-", *_]:
-            return False
-        case [path, *_]:
-            return PurePosixPath(path).name not in LAUNCHERS
-    return False
+    What follows a script of Python are its arguments. The code of ``python -c`` cannot be judged.
+    """
+    script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
+    names = {PurePosixPath(word).name: word for word in words[: script + 1]}
+    has_code = any(map(PYTHON.fullmatch, names)) and not {"-c", "-"}.isdisjoint(names)
+    if has_code or not (LAUNCHERS | LAUNCHER_MODULES | SHELLS).isdisjoint(names):
+        return False
+    if any(name.endswith(".sh") for name in names):
+        return False
+    others = (name for name in names if name not in WRAPPERS and not PYTHON.fullmatch(name))
+    return any(not (name.startswith("-") or "=" in names[name] or name.isdecimal()) for name in others)

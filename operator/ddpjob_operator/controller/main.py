@@ -90,7 +90,8 @@ class Operator:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
         self._catch_signals()
-        self._watches = {scope: self._watches_of(scope) for scope in self._settings.scopes}
+        kinds = (*WATCHED, *(kind for family in families(self._settings.engine) for kind in family))
+        self._watches = {scope: [self._watch_of(kind, scope) for kind in kinds] for scope in self._settings.scopes}
         self._add_gauges()
         health = HealthServer(
             self._settings.health_port,
@@ -106,7 +107,6 @@ class Operator:
             await self.controller.poller.close()
             await self.cluster.close()
             await self._lease_cluster.close()
-            await self._connection.close()
             health.close()
             logger.info("stopped")
 
@@ -139,10 +139,6 @@ class Operator:
         if watch.status.resource in names.SCHEDULING_KINDS:
             await self.controller.sweeper.serves(watch.status.resource)
         await watch.run()
-
-    def _watches_of(self, scope: str | None) -> list[Watch]:
-        others = (kind for family in families(self._settings.engine) for kind in family)
-        return [self._watch_of(resource, scope) for resource in (*WATCHED, *others)]
 
     def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
         cache, connection = self.controller.cache, self._connection

@@ -46,12 +46,6 @@ def _namespaces(text: str) -> tuple[str, ...]:
     return names
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text.lower() == "true"
-
-
 def _labels(text: str) -> tuple[tuple[str, str], ...]:
     labels = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     for key, _, value in labels:
@@ -81,6 +75,10 @@ def _choice(*allowed: str) -> Check:
         return found
 
     return check
+
+
+def _flag(text: str) -> bool:
+    return bool(_choice("true", "false")(text) == "true")
 
 
 def _setting(default: Any, check: Check) -> Any:

@@ -1,6 +1,6 @@
 """One rank's membership in the process group: joining it, agreement between the ranks, and leaving it together.
 
-``worker`` joins; the training and infer exchange data through ``Group``. The store through which the ranks
+``worker`` joins; the training exchanges data through ``Group``. The store through which the ranks
 find each other is in ``rendezvous``.
 """
 

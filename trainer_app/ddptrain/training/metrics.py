@@ -1,53 +1,48 @@
-"""What the trainer logs: rows of the metrics (``ddprun.reporting.metrics``), the progress and the console's lines."""
+"""What the trainer logs: rows of the metrics (``ddprun.script_metrics``), the progress and the console's lines."""
 
 import contextlib
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddprun.errors import VolumeError, volume_errors
-from ddprun.files import BackgroundWrite
+from ddprun.errors import VolumeError
+from ddprun.files import Json
 from ddprun.reporting.console import Console
-from ddprun.reporting.metrics import FOLDER, RowsFile
 from ddprun.reporting.progress import ProgressRecord
+from ddprun.script_metrics import ScriptMetrics
 
-_FLUSH_INTERVAL = 1.0  # seconds between writes of buffered rows, for readers that follow the file
 _SPEED_SMOOTHING = 0.9  # weight of the past in the moving average of the speed
 
 
 class MetricsLogger:
     """Logs one rank's completed work: to the progress report, the console, and the run's metrics once these are open.
 
-    Only rank 0 of a training with a checkpoint directory opens them. The rows are buffered and written about once a
-    second, by a thread, and before each checkpoint: that save is a phase with the volume's limit, while a step must not
-    wait for the volume. A volume that refuses them does not stop the training: the rows stay buffered, the first
-    refusal is printed, and the progress report shows it as ``checkpointProblem``.
+    Only rank 0 of a training with a checkpoint directory opens them. A volume that refuses rows does not stop the
+    training: the first refusal is printed, and the progress report shows it as ``checkpointProblem``.
     """
 
     def __init__(self, progress: ProgressRecord, console: Console, *, epochs: int, steps_per_epoch: int) -> None:
         self._progress, self._console = progress, console
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
-        self._file: RowsFile | None = None
-        self._flushed, self._refusals = time.monotonic(), 0
-        self._background = BackgroundWrite(self._flush_in_background)
-        self._step = 0  # of the newest row, when a write was requested
+        self._rows: ScriptMetrics | None = None
+        self._step, self._refusals = 0, 0
         self._speed = 0.0  # samples per second, smoothed
         progress.update(phase="setup", totalEpochs=epochs, totalSteps=epochs * steps_per_epoch)
 
-    def open(self, folder: Path, run: int, **start: Any) -> None:
-        """Open ``folder/metrics/run-N.jsonl``, and write the ``start`` row to disk.
+    def open(self, folder: Path, resumed_from: Json | None, **facts: Any) -> int:
+        """Make the file of the metrics in ``folder``, with its row of the start, and return the number of the run.
 
         Args:
-            run: the number N, which is also in every row.
-            start: further fields of the ``start`` row.
+            facts: further fields of that row.
         Raises:
-            VolumeError: the file cannot be opened or written.
+            VolumeError: the file cannot be made.
         """
-        with volume_errors(folder / FOLDER):
-            self._file = RowsFile(folder, run)
-        self._append("start", start)
-        self._write(durable=True)
+        self._rows = ScriptMetrics(folder, facts=facts, on_refused=self.volume_refused)
+        self._rows.total_steps = self._epochs * self._steps_per_epoch
+        self._rows.resumed(resumed_from)
+        number = self._rows.reserve()
+        self._rows.flush()
+        return number
 
     def resumed(self, checkpoint: Mapping[str, int], accuracy: float | None) -> None:
         """Report that training continues from ``checkpoint``, with its test accuracy if one was measured."""
@@ -77,11 +72,6 @@ class MetricsLogger:
         epoch = step // self._steps_per_epoch
         self._console.log(f"epoch {epoch}/{self._epochs}: test accuracy {accuracy:.4f}, loss {loss:.4f}")
 
-    def not_finite(self, step: int, *, loss: float, learning_rate: float) -> None:
-        """Log a loss that is not finite."""
-        self.log("not finite", step, loss=loss, lr=learning_rate)
-        self.flush(step)
-
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for a save, for which all ranks wait: the next report has its time."""
         return self._progress.saving()
@@ -91,43 +81,20 @@ class MetricsLogger:
         self._refusals = 0
         self._progress.update(checkpoint=checkpoint, checkpointProblem=None)
 
-    def volume_refused(self, step: int, error: VolumeError) -> None:
+    def volume_refused(self, error: VolumeError) -> None:
         """Report that the volume refused rows or a checkpoint. Training continues."""
         self._refusals += 1
         if self._refusals == 1:
             self._console.log(f"warning: {error}; training continues without saving")
-            self._append("refused", {"message": str(error)}, step=step)
+            self.log("refused", self._step, message=str(error))
         self._progress.update(checkpointProblem=f"{error} ({self._refusals} in a row)")
 
     def log(self, event: str, step: int, **values: Any) -> None:
-        """Buffer one row, and write the buffer if the last write was more than a second ago."""
-        self._append(event, values, step=step)
-        if self._file is not None and time.monotonic() - self._flushed > _FLUSH_INTERVAL:
-            self._flushed, self._step = time.monotonic(), step
-            self._background.request()
+        """Add one row, which a thread writes within about a second."""
+        self._step = step
+        if self._rows is not None:
+            self._rows.log(event, {"step": step, "epoch": step // self._steps_per_epoch, **values})
 
-    def _flush_in_background(self) -> None:
-        self.flush(self._step, durable=False)
-
-    def flush(self, step: int, *, durable: bool = True) -> bool:
-        """Write all buffered rows. Returns False, after a report, if the volume refused.
-
-        Args:
-            durable: also sync the file, so that a checkpoint renamed later never lacks its rows.
-        """
-        try:
-            self._write(durable=durable)
-        except VolumeError as error:
-            self.volume_refused(step, error)
-            return False
-        return True
-
-    def _append(self, event: str, values: Mapping[str, Any], *, step: int | None = None) -> None:
-        if self._file is not None:
-            place = {} if step is None else {"step": step, "epoch": step // self._steps_per_epoch}
-            self._file.append(event, {**place, **values})
-
-    def _write(self, *, durable: bool) -> None:
-        if self._file is not None:
-            with volume_errors(self._file.path):
-                self._file.write(durable=durable)
+    def flush(self) -> bool:
+        """Write all rows to the disk. Returns False, after a report, if the volume refused."""
+        return self._rows is None or self._rows.flush()
