@@ -14,7 +14,7 @@ from typing import Any
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import DAY
 from ddpjob.convert.fields import Difference
-from ddpjob.engine.injection import PYTHON, WRAPPERS, python_options
+from ddpjob.engine.injection import PYTHON, program_at, python_options
 from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
 _LEAST_SECONDS = 10  # of a rendezvous of a DDPJob
@@ -133,20 +133,18 @@ def _of_shell(command: Sequence[str], args: Sequence[str], text: str, path: str,
 
 def _after_launcher(words: Sequence[str]) -> int | None:
     """Return the index after torchrun, or after the module that is torchrun; None if the command runs none."""
-    for index, word in enumerate(words):
-        program = PurePosixPath(word).name
-        if program == "torchrun":
-            return index + 1
-        if PYTHON.fullmatch(program):
-            after = index + 1 + python_options(words[index + 1 :])
-            match words[after : after + 2]:
-                case ["-m", module] if module in _MODULES:
-                    return after + 2
-                case [script, *_] if PurePosixPath(script).name == "torchrun":
-                    return after + 1
-            return None
-        if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
-            return None
+    if (index := program_at(words)) is None:
+        return None
+    if PurePosixPath(words[index]).name == "torchrun":
+        return index + 1
+    if not PYTHON.fullmatch(PurePosixPath(words[index]).name):
+        return None
+    after = index + 1 + python_options(words[index + 1 :])
+    match words[after : after + 2]:
+        case ["-m", module] if module in _MODULES:
+            return after + 2
+        case [script, *_] if PurePosixPath(script).name == "torchrun":
+            return after + 1
     return None
 
 

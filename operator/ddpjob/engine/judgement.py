@@ -121,7 +121,7 @@ def _may_be_of_node(row: Judgement, evidence: PodEvidence, context: Context) -> 
 
 def suspects_at_start(failure: Failure) -> bool:
     """Return whether the row of a failure suspects the Kubernetes node of a job that has never trained."""
-    reported = PodEvidence(0, "own", report=EndReport(code=failure.exit_code))
+    reported = PodEvidence(0, report=EndReport(code=failure.exit_code))
     rows = [row for row in TABLE if row.action == "FailAtStart" and row.node_suspected]
     return any(failure.reason == row.reason or row.matches(reported, Context()) for row in rows)
 
@@ -197,12 +197,6 @@ def _reason_and_message(e: PodEvidence, row: Judgement) -> tuple[str, str]:
         return row.reason or camel_case(e.reason or "PodFailed"), f"{e.where} failed{_kubelet_message(e)}"
     reason = row.reason or camel_case(e.reason or "Error")
     return reason, f"{e.where} ended with exit code {e.exit_code}{_kubelet_message(e)}"
-
-
-def place_first(failure: Failure) -> str:
-    """Return the message of a failure with the place in the user's code before the pod."""
-    who, is_found, what = failure.message.partition(f", {failure.where}: ")
-    return f"{failure.where}: {what} ({who})" if is_found else failure.message
 
 
 def _reported(e: PodEvidence, row: Judgement) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from ddpjob.engine.actions import (
     Problem,
     ProblemReason,
 )
-from ddpjob.engine.claims import adoption, claim_conflict
+from ddpjob.engine.claims import adoption, is_claim_of
 from ddpjob_operator.cluster.base import (
     AlreadyExists,
     Cluster,
@@ -261,24 +261,19 @@ class Executor:
     async def _adopt(self, job: Json, create: Create, found: Json, outcome: Outcome) -> None:
         """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
         meta = job["metadata"]
-        ours = owner_uid(found) == meta["uid"]
         is_collected = create.shared and _of_another_ddpjob(found, meta["uid"])
         is_terminating = "deletionTimestamp" in found["metadata"] or is_collected
         if is_terminating:
             outcome.add(NAME_TERMINATING, create, f"{create.resource.kind} {create.name} is being deleted")
             return
-        message: str | None = (
-            f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob: "
-            f"delete or rename it, or give the DDPJob another name"
-        )
-        if create.shared:
-            message = claim_conflict(found, create.body, meta["name"])
-        if ours or message is None:
+        if owner_uid(found) == meta["uid"] or (create.shared and is_claim_of(found, meta["name"])):
             await self._take(job, create, found, outcome)
-            if create.shared and not ours and (note := adoption(found, job)):
+            if create.shared and (note := adoption(found, job)):
                 self._announce(job, note)
             return
-        outcome.add("NameConflict", create, message)
+        what = f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob"
+        todo = "delete or rename it, name it in checkpoint.claimName" if create.shared else "delete or rename it"
+        outcome.add("NameConflict", create, f"{what}: {todo}, or give the DDPJob another name")
 
 
 def _changed_field(sent: Json, found: Json) -> str | None:

@@ -302,7 +302,7 @@ class Controller:
             sharing=self.cache.sharing(key, used),
             service=self.cache.get(names.SERVICES, key.namespace, name),
             policy=self.cache.get(names.NETWORK_POLICIES, key.namespace, name),
-            claim=claim if is_claim_of(claim, key.name) else None,
+            claim=claim if claim is not None and is_claim_of(claim, key.name) else None,
             problems=memory.sent.problems,
             round=memory.sent.creates.round(attempt),
             created=memory.sent.creates.names if memory.sent.creates.begun == attempt else frozenset(),
