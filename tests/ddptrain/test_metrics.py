@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddptrain.training.metrics import MetricsLogger
 from tests.metrics import effective_rows
 
@@ -23,7 +23,7 @@ def write(path: Path, run: int, resumed: int | None, steps: range, *, origin: in
 
 
 def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
-    logger = MetricsLogger(Progress(1), Console(0), epochs=2, steps_per_epoch=9)
+    logger = MetricsLogger(ProgressRecord(1), Console(0), epochs=2, steps_per_epoch=9)
     assert logger.open(path, resumed_from) == run
     return logger
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from ddpjob.api import limits, names
-from ddpjob.api.crd import Dumper, openapi
 from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.spec import Location, field_path
+from ddpjob.client.crd import Dumper, openapi
 from ddpjob.convert import KINDS
 from ddpjob.errors import DDPJobError, InvalidJobError, did_you_mean
 

@@ -1,6 +1,6 @@
 """Watch pods, Services and NetworkPolicies of jobs: a LIST, then a watch that continues where the one before ended.
 
-kopf watches the jobs (``watches``). For pods it is too slow: a thousand pods cause four thousand events within seconds,
+kopf watches the jobs (``job_watch``). It is too slow for pods: a thousand pods cause four thousand events in seconds,
 and kopf starts a task for each pod and makes a logger, a copy and the arguments of a handler for each event.
 """
 

@@ -18,7 +18,7 @@ from ddprun.launcher import node_reports
 from ddprun.launcher.node_reports import NodeReports, read
 from ddprun.launcher.processes import WorkerProcess, run_with_timeout
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddptrain.training.metrics import MetricsLogger
 from tests.ddptrain.builders import SMALL, node
 from tests.ddptrain.runs import ForkServer, wait_until
@@ -118,7 +118,7 @@ def test_old_attempts_keep_their_reports_longer_than_their_dumps(
 
 
 def test_refused_metrics_are_a_checkpoint_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(1)
+    progress = ProgressRecord(1)
     metrics = MetricsLogger(progress, Console(0), epochs=2, steps_per_epoch=9)
     assert metrics.open(tmp_path, None) == 1
     replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")

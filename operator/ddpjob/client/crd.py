@@ -1,4 +1,4 @@
-"""Print the CustomResourceDefinition: ``python -m ddpjob.api.crd > manifests/crd.yaml``.
+"""Print the CustomResourceDefinition: ``python -m ddpjob.client.crd > manifests/crd.yaml``.
 
 A test fails if manifests/crd.yaml or the chart's copy differs from the output.
 """
@@ -175,7 +175,7 @@ class Dumper(yaml.SafeDumper):
 def as_yaml() -> str:
     """Return the CRD as the YAML text that is committed."""
     text: str = yaml.dump(custom_resource_definition(), Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
-    return f"# Printed by `python -m ddpjob.api.crd`; do not edit.\n---\n{text}"
+    return f"# Printed by `python -m ddpjob.client.crd`; do not edit.\n---\n{text}"
 
 
 if __name__ == "__main__":
